@@ -29,34 +29,36 @@ class Command(Settings):
 
     configurable: ClassVar[bool] = True
     inputs: Annotated[str | None, Option(shown="I", path="place")] = None
-    """`f.py:func`, `x.pt`, `x.safetensors`, `x.npz`, `prompts.txt`, or shapes: `'x:float32[1,3,224,224] ids:int64[1,16]<1000'`"""
+    """the model's inputs: `f.py:func`, `x.pt`, `x.safetensors`, `x.npz`, `prompts.txt`, or shapes such as
+    `'x:float32[1,3,224,224] ids:int64[1,16]<1000'`"""
     weights: Annotated[str | None, Option(shown="F", path="path")] = None
-    """a checkpoint: safetensors, the index of a sharded one, or a torch file of plain tensors"""
+    """a checkpoint: a safetensors file, the index of a sharded checkpoint, or a torch file with only tensors"""
     loss: Annotated[str | None, Option(shown="L", path="place")] = None
     """the loss function of [training](training.md): `f.py:name`, or a name in the target's file"""
     out: Directory = None
-    """directory to write to; by default `audits/<name>`"""
+    """output directory; by default `audits/<name>`"""
     fail_on: Annotated[str, Option(choices=lambda: LEVELS)] = "error"
-    """exit with 1 if there is a finding of this severity or a higher one"""
+    """exit with code 1 if a finding has this severity or a higher one"""
     format: Annotated[str, Option(choices=lambda: FORMATS)] = "text"
-    """format of the summary on stdout; `github`: annotations and a job summary, `md`: text for a pull request"""
+    """format of the result on stdout; `github`: annotations and a job summary for GitHub Actions; `md`: Markdown for a
+    pull request"""
     baseline: Annotated[Directory, Option("the path of a plan.json", "PLAN")] = None
-    """a `plan.json`, or the directory of an earlier audit: findings that it contains do not make this one fail"""
+    """the `plan.json` or directory of an earlier audit: its findings do not affect the exit code of this audit"""
     explain_layer: Annotated[str | None, Option(shown="NAME")] = None
-    """also show the format of this module or operation under each plan, and why it is not lower"""
+    """also show the precision of this module or operation under each plan, with the reason if it stays FP32"""
     model_explorer: Flag = False
-    """also write the graph and its measures for [Model Explorer](#model-explorer)"""
+    """also write the graph and its measured errors as files for Google's [Model Explorer](#model-explorer)"""
     onnx: Annotated[str | None, Option(choices=lambda: ("fp32", "low"))] = None
-    """also make a plan of strategy `graph` for each format and export it as an ONNX model, checked and run by
-    onnxruntime; its inputs and outputs are FP32, or with `--onnx=low` in the plan's format"""
+    """also make a plan of strategy `graph` for each format, and export each as an ONNX model; onnxruntime checks and
+    runs it. Its inputs and outputs are FP32, or with `--onnx=low` in the plan's format"""
     open: Flag = False
     """open the report in the browser"""
     dry_run: Flag = False
-    """show which model and inputs an audit would use, and exit"""
+    """show which model, inputs and plans an audit would use, and exit"""
     quiet: Flag = False
-    """no progress on stderr"""
+    """show no progress on stderr"""
     debug: Flag = False
-    """tracebacks and the model's own warnings"""
+    """show tracebacks of errors, and warnings that the model's code issues"""
 
     @model_validator(mode="after")
     def _in_order(self) -> Command:
@@ -65,7 +67,7 @@ class Command(Settings):
         if self.onnx and not {*GRAPHS} & {*self.strategies}:
             if self.quick:
                 raise bad(
-                    f"--onnx needs strategy {GRAPHS[0]}, and --quick audits {self.strategies[0]} alone: leave "
+                    f"--onnx needs strategy {GRAPHS[0]}, and --quick audits only {self.strategies[0]}: leave "
                     f"--quick out, or add --strategies {GRAPHS[0]}"
                 )
             self.__dict__.update(strategies=(*self.strategies, *GRAPHS))

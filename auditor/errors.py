@@ -16,11 +16,11 @@ _NO_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _FULL_DEVICE = re.compile(r"CU(DA|BLAS|DNN)[^\n]*(out of memory|ALLOC_FAILED)", re.IGNORECASE)
-"""Messages of CUDA libraries that allocate memory outside torch, when it is exhausted."""
+"""Messages of CUDA libraries that fail to allocate device memory outside torch's allocator."""
 
 
 class AuditorError(Exception):
-    """An error that the user can act on; `slug` names it in errors.md, the message says what to do next."""
+    """An error that the user can act on: the message says what to do next, and `slug` is its name in errors.md."""
 
     def __init__(self, message: str, slug: str) -> None:
         super().__init__(message, slug)
@@ -31,11 +31,11 @@ class AuditorError(Exception):
 
 
 class LoadError(AuditorError):
-    """The target, its inputs or its weights could not be turned into a Subject."""
+    """The target, its inputs or its weights cannot be loaded."""
 
 
 class CaptureError(AuditorError):
-    """A run of the model could not be recorded."""
+    """A run of the model cannot be recorded."""
 
 
 class MeasureError(AuditorError):
@@ -51,7 +51,7 @@ class CallbackError(AuditorError):
 
 
 class DiskError(AuditorError):
-    """The disk for offloaded tensors is full, which says nothing about the operation that ran."""
+    """The disk for offloaded tensors is full; the operation that was running is not the cause."""
 
 
 def first_line(error: BaseException) -> str:
@@ -82,7 +82,7 @@ def printable(text: str) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the error reports exhausted memory, in the words of Python, the linker, CUDA or torch's allocators."""
+    """Whether the error says that memory is exhausted: an error of Python, the linker, CUDA or torch's allocators."""
     worded = isinstance(error, RuntimeError | OSError | ImportError) and bool(_NO_MEMORY.search(str(error)))
     return worded or _is_called(error, "OutOfMemoryError") or isinstance(error, MemoryError)
 
@@ -96,12 +96,12 @@ def device_is_full(error: BaseException) -> bool:
 
 
 def device_failed(error: BaseException) -> bool:
-    """Whether a GPU failed, as after an assertion in a kernel: this process cannot use it any more."""
+    """Whether a GPU failed, for example at an assertion in a kernel, so that this process cannot use the GPU again."""
     return any(_is_called(one, "AcceleratorError") for one in _raised_from(error)) and not device_is_full(error)
 
 
 def caused_by(error: BaseException, kind: type[E]) -> E | None:
-    """The first error of a kind in a chain of causes: a TimeoutError is the caller's own time limit."""
+    """The first error of a kind in the chain of causes, such as the TimeoutError of a caller's time limit."""
     return next((one for one in _raised_from(error) if isinstance(one, kind)), None)
 
 
@@ -112,7 +112,7 @@ def origin_of(error: BaseException) -> BaseException:
 
 
 def let_through(error: BaseException, *, memory: bool = True) -> None:
-    """Raise the error again if it is unrelated to the operation: a time limit, the caller's own function, or, with
+    """Raise the error again if the operation is not its cause: a time limit, an error in the caller's function or, with
     `memory`, exhausted memory or disk space, or a failed GPU."""
     if isinstance(error, CallbackError) or caused_by(error, TimeoutError):
         raise error
@@ -121,7 +121,7 @@ def let_through(error: BaseException, *, memory: bool = True) -> None:
 
 
 def from_outside(error: BaseException) -> bool:
-    """Whether code outside this package raised it: torch, a library, the user's model."""
+    """Whether code outside this package raised the error: torch, a library or the user's model."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = Path(__file__).resolve().parent
     return bool(frames) and ours not in Path(frames[-1].filename).resolve().parents

@@ -155,9 +155,10 @@ def _without_a_word(code: int | None, where: str, timeout: float | None) -> Audi
         return AuditorError(
             f"no progress within {timeout:g} seconds{where}: raise --timeout, or fix the code that hangs", "timed-out"
         )
-    ended = f"the process {how_ended(code)}{where}, and nothing was written"
     if code == NO_THREAD:
-        return AuditorError(f"{ended}: the C library does this when memory for a thread runs out", "out-of-memory")
+        why = "the C library ended it, since no memory for a thread was left"
+        return AuditorError(f"the process ran out of memory{where}, and nothing was written: {why}", "out-of-memory")
+    ended = f"the process {how_ended(code)}{where}, and nothing was written"
     why = "native code (outside Python) crashed"
     if code >= 0:
         why = "the model's code did this: let it raise an exception instead"

@@ -128,19 +128,19 @@ class Settings(BaseModel):
     )
 
     kwargs: Annotated[dict[str, Any] | None, Option("a dict of keyword arguments", flag="")] = None
-    """keyword arguments of every call"""
+    """keyword arguments for every call of the model"""
     formats: Annotated[Names, Option(choices=auditable)] = DEFAULT
-    """formats to audit; those that torch cannot compute in, [such as FP8](api.md#other-formats), are emulated by
-    rounding"""
+    """number formats to audit; formats in which torch cannot compute, [such as FP8](api.md#other-formats), are emulated
+    by rounding"""
     strategies: Annotated[Names, Option(choices=all_strategies)] = SHIPPED
-    """`autocast` (weights stay FP32; also trains), `cast` (weights stored low; for inference), `graph` (a
-    [program](method.md#plans-that-are-programs), each operation with its precision), or
-    [others](api.md#other-strategies)"""
+    """how to lower the precision: `autocast` (weights stay FP32; also for training), `cast` (weights stored in low
+    precision; for inference), `graph` (a [program](method.md#plans-that-are-programs) with a precision for each
+    operation), or [your own](api.md#other-strategies)"""
     max_error: Annotated[Number, Field(gt=0), Option("a positive number", "X")] = 0.01
-    """the error budget: relative L2 error of the outputs, or the value of your own `metric`"""
+    """the error budget: largest acceptable relative L2 error of the outputs, or value of your own `metric`"""
     criteria: Annotated[Any, Option(shown="'OUTPUT: KIND <= X'", flag="--criterion")] = None
-    """a limit for one output, `'logits: kl <= 0.01'` ([criteria](criteria.md)); may be repeated. The error budget
-    covers all other outputs"""
+    """a limit for one output, such as `'logits: kl <= 0.01'` ([criteria](criteria.md)); may be repeated. For all other
+    outputs the error budget applies"""
     metric: Annotated[Function, Option("a function: metric(reference, candidate) -> a number", flag="")] = None
     """`metric(reference, candidate) -> float` over two lists of output tensors; smaller is better"""
     device: Annotated[
@@ -151,51 +151,52 @@ class Settings(BaseModel):
     """`auto` (the model's own GPUs, else the current GPU, else the CPU, which emulates a GPU), `cpu`, `cuda`,
     `cuda:N`"""
     gpu: Annotated[str | None, Option(choices=lambda: table("plan/devices"))] = None
-    """the GPU to predict times and memory for; by default the one that the audit runs on, else A100"""
+    """the GPU for which times and memory are predicted; by default the GPU that the audit runs on, else A100"""
     mode: Annotated[str, Option(choices=lambda: MODES)] = "inference"
-    """`training` audits a [training step](training.md) too"""
+    """`training` also audits a [training step](training.md)"""
     use: Annotated[str, Option(choices=lambda: MODES)] = ""
     """purpose of the recommended plan; by default the same as `mode`"""
     objective: Annotated[str, Option(choices=lambda: OBJECTIVES)] = "time"
     """what to minimize within the error budget"""
     quick: Flag = False
-    """audit only the first format and the first strategy, and skip the search for the best plan: the first plan that
-    is predicted to meet the error budget is verified"""
+    """audit only the first format and the first strategy, and do not search for the best plan: verify the first plan
+    that is predicted to meet the error budget"""
     measure_time: Annotated[StrictBool | None, Option("True or False")] = None
     """measure the [time](method.md#measured-time-and-memory) and peak memory of one forward, in FP32 and under every
     plan; by default on a GPU only"""
     evaluate: Annotated[Any, Option(shown="F", path="place")] = None
-    """your own score, `func(model)`, computed in FP32 and under every verified plan ([scores](scores.md)): a
-    function in Python; on the command line `f.py:func`, or a name in the target's file"""
+    """your own scoring function, `func(model)`, called on the model in FP32 and under every verified plan
+    ([scores](scores.md)). On the command line: `f.py:func`, or a name in the target's file"""
     max_drop: Annotated[Number | None, Field(ge=0), Option("a number from 0 on", "X")] = None
-    """largest acceptable loss in the score of `evaluate`; without it, scores are shown but reject no plan"""
+    """largest acceptable loss in the score of `evaluate`; without this option, scores are shown but reject no plan"""
     better: Annotated[str | None, Option(choices=lambda: DIRECTIONS)] = None
-    """whether higher or lower scores are better; by default lower if the function has `lower_is_better = True`, else higher"""
+    """whether higher or lower scores are better; by default `lower` if the function of `evaluate` has
+    `lower_is_better = True`, else `higher`"""
     generate: Annotated[int | None, BeforeValidator(_no_flag), Field(ge=1), Option("a whole number of tokens", "N")] = (
         None
     )
-    """[generate](generation.md) this many tokens after the inputs, which are prompts; every verified plan then
-    decodes the same tokens with its own cache"""
+    """[generate](generation.md) this many tokens, with the inputs as prompts. Every verified plan decodes the same
+    tokens with its own cache, and is compared with FP32"""
     temperature: Annotated[Number, Field(ge=0), Option("a number from 0 on", "T")] = 0.0
-    """sampling temperature of `generate`, with random numbers from `seed`; 0 takes the likeliest token"""
+    """sampling temperature of `generate`, with random numbers from `seed`; 0: always the likeliest token"""
     loss_fn: Annotated[Function, Option("a function: loss_fn(outputs, *targets) -> a scalar", flag="")] = None
-    """in training, `loss_fn(outputs, *targets) -> scalar`; without it, the loss that the model returns
+    """the loss of a training step, `loss_fn(outputs, *targets) -> scalar`; by default the loss that the model returns
     ([training](training.md))"""
     rules: Directory = None
     """a directory of your own rules, in addition to the built-in ones"""
     select: Codes = ()
-    """rules to report: codes, or the letters of rule families; all by default"""
+    """rules to report, by code such as NRM001 or family such as NRM; by default all"""
     ignore: Ignores = ()
-    """rules to suppress: codes, or the letters of rule families"""
+    """rules to suppress, by code such as NRM001 or family such as NRM"""
     per_module_ignores: Annotated[
         tuple[Annotated[Ignore, AfterValidator(_require_reason)], ...],
         Option("a list of tables: module, code and reason, each a string", flag="", typed="Iterable[dict[str, str]]"),
     ] = ()
-    """rules to suppress in some modules: tables of `module` (a glob), `code` and `reason`"""
+    """rules to suppress in some modules: one table each with `module` (a glob pattern), `code` and `reason`"""
     memory: Annotated[
         ByteSize | None, Field(gt=0), Option("a size such as 4GB or 512MiB", "SIZE", typed="str | int | None")
     ] = None
-    """memory limit of each process, e.g. `4GB` or `512MiB`: larger tensors, weights included, go to disk
+    """memory limit of each process, e.g. `4GB` or `512MiB`. Large tensors, weights included, are stored on disk
     ([larger than memory](memory.md)); the results are the same. Linux only"""
     seed: Annotated[
         int,
@@ -205,8 +206,8 @@ class Settings(BaseModel):
     ] = 0
     """seed of every random choice"""
     timeout: Seconds = None
-    """abort after this many seconds without progress (default: never); a plan whose run or score takes longer counts
-    as failed (default: half an hour)"""
+    """abort after this many seconds without progress (default: never). A plan counts as failed if its run or score
+    takes longer (default: half an hour)"""
     progress: Annotated[StrictBool | Function, Option("True, False or a function of four arguments", flag="")] = None
     """called as `progress(stage, detail, done, total)`; `total` is 0 if unknown. An exception in it ends the audit
     with [an error](errors.md#bad-callback) and is its `__cause__`. `True` shows a progress line; notebooks show one

@@ -57,7 +57,7 @@ function GraphView(table, shape, show, changed) {
     if (item.child) return `${item.child.path} ${table.classOf(item.child)}`.trim();
     const told = table.dtypes(item.op);
     const why = table.why(item.op);
-    const runs = told ? `reads ${told.reads || "nothing"}, computes in ${told.computes}, gives ${told.gives}${why ? `: ${why}` : ""}` : "";
+    const runs = told ? `reads ${told.reads || "no tensor"}, computes in ${told.computes}, returns ${told.gives}${why ? `: ${why}` : ""}` : "";
     return [`${table.owner(item.op) || "(whole model)"} ${table.op(item.op)}`, table.type(item.op), runs].filter(Boolean).join("\n");
   }
 
@@ -66,7 +66,7 @@ function GraphView(table, shape, show, changed) {
     if (item.under) words.push(make("text", { x: SIZE.width / 2, y: 34, class: "under" }, clip(item.under, 30)));
     return make("g", { class: "end", transform: `translate(${at.x[k].toFixed(1)} ${at.y[k].toFixed(1)})` },
       make("rect", { width: SIZE.width, height: SIZE.height, rx: SIZE.height / 2 }), ...words,
-      make("title", {}, `${item.end === "in" ? "comes in" : "goes out"}: ${item.label} ${item.under}`.trim()));
+      make("title", {}, `${item.end === "in" ? "input" : "output"}: ${item.label} ${item.under}`.trim()));
   }
 
   function nodeElement(item, k, at, m, top) {
@@ -127,7 +127,7 @@ function GraphView(table, shape, show, changed) {
     const bar = document.createElement("span");
     bar.className = "ramp";
     bar.setAttribute("aria-hidden", "true");
-    const [low, high] = m.kind === "effect" ? ["a ten-thousandth of the budget", "the budget and beyond"] : ["little", "the most of any operation"];
+    const [low, high] = m.kind === "effect" ? ["1/10,000 of the error budget", "the error budget or more"] : ["small", "the largest value of any operation"];
     holder.replaceChildren(low, bar, high);
   }
 
@@ -150,13 +150,13 @@ function GraphView(table, shape, show, changed) {
     const at = ModuleGraph.layout(table, path[path.length - 1]);
     const values = table.data.name.map((_, i) => Measures.op(table, m, i)).filter((v) => typeof v === "number" && Number.isFinite(v));
     const top = m.kind === "total" ? Math.max(1, ...at.shown.map((item) => Measures.all(table, m, item.ops) ?? 0)) : values.reduce((a, b) => Math.max(a, b), 0);
-    const drawing = make("svg", { width: at.width, height: at.height, viewBox: `0 0 ${at.width} ${at.height}`, role: "group", "aria-label": `What is inside ${path[path.length - 1].path || "the model"}` },
+    const drawing = make("svg", { width: at.width, height: at.height, viewBox: `0 0 ${at.width} ${at.height}`, role: "group", "aria-label": `Contents of ${path[path.length - 1].path || "the model"}` },
       ...at.edges.map((edge) => edgeElement(edge, at)),
       ...at.shown.map((item, k) => (item.end ? endElement(item, k, at) : nodeElement(item, k, at, m, top))));
     box.replaceChildren(drawing);
     size();
     box.scrollLeft = (drawing.clientWidth - box.clientWidth) / 2;
-    tell(at.left ? `${at.left.toLocaleString("en")} more are in the table.` : "");
+    tell(at.left ? `${at.left.toLocaleString("en")} more boxes are not drawn: see the layer table.` : "");
     legend(m);
     crumbs();
     search();
@@ -168,7 +168,7 @@ function GraphView(table, shape, show, changed) {
     const known = (i) => [table.owner(i), table.data.name[i], table.op(i), table.source(i)].join(" ").toLowerCase().includes(wanted);
     const hits = new Set(wanted ? table.data.name.map((_, i) => i).filter(known) : []);
     for (const node of box.querySelectorAll(".node")) node.classList.toggle("hit", node.holds.some((i) => hits.has(i)));
-    if (wanted) tell(`${hits.size.toLocaleString("en")} operations found: the boxes that hold one are outlined.`);
+    if (wanted) tell(`${hits.size.toLocaleString("en")} matching operations: the boxes that contain them are outlined.`);
   }
 
   function size() {

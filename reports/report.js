@@ -53,13 +53,13 @@
     area.select();
     const done = document.execCommand("copy");
     area.remove();
-    return done ? Promise.resolve() : Promise.reject(new Error("copying was refused"));
+    return done ? Promise.resolve() : Promise.reject(new Error("the browser refused to copy"));
   }
   for (const button of document.querySelectorAll(".copy")) {
     button.hidden = false;
     button.addEventListener("click", () => {
       const say = (text) => { button.textContent = text; setTimeout(() => { button.textContent = "Copy"; }, 1600); };
-      copyText(button.parentElement.querySelector("code").textContent).then(() => say("Copied"), () => say("Select and copy"));
+      copyText(button.parentElement.querySelector("code").textContent).then(() => say("Copied"), () => say("Copying failed: select the code"));
     });
   }
 
@@ -157,7 +157,7 @@
       for (const format of table.formats) {
         const cell = total ? total.formats[format] : { verdict: table.verdict(format, row.op), effect: table.effect(format, row.op) };
         const unsupported = !total && (data.cells[format].events[row.op] || [])[3];
-        cells.push(verdictCell(cell.verdict, cell.effect, unsupported ? either("does not run", "refused") : []));
+        cells.push(verdictCell(cell.verdict, cell.effect, unsupported ? either("not supported", "n/a") : []));
       }
       const plans = total ? [...total.plans] : [data.plan[row.op]];
       const rules = total ? (total.rules ? String(total.rules) : "") : table.rules(row.op).join(" ");
@@ -222,7 +222,7 @@
     function bars(i) {
       const parsed = LayerTable.histogram(data.histogram[i]);
       if (!parsed) return null;
-      const drawing = svg("svg", { viewBox: "0 0 300 70", role: "img", "aria-label": "Exponents of the values, logarithmic counts" });
+      const drawing = svg("svg", { viewBox: "0 0 300 70", role: "img", "aria-label": "Histogram of the values by power of two; counts are logarithmic" });
       const step = 300 / parsed.heights.length;
       parsed.heights.forEach((h, k) => {
         drawing.append(svg("rect", { class: "value", x: (k * step).toFixed(1), y: (52 - 50 * h).toFixed(1), width: Math.max(1, step - 1).toFixed(1), height: (50 * h).toFixed(1) }));
@@ -234,12 +234,12 @@
 
     function measured(i) {
       const rows = [["Verdict", (f) => data.verdicts[table.verdict(f, i)]]];
-      const fields = { effect: "Moves output", own: "Own rounding", local: "Local error", propagated: "Error carried" };
+      const fields = { effect: "Moves output", own: "Own rounding", local: "Local error", propagated: "Accumulated error" };
       const said = (f, field) => (field === "effect" && data.cells[f].predicted[i] === "1" ? ", predicted" : "");
       for (const [field, title] of Object.entries(fields)) rows.push([title, (f) => ratio(data.cells[f][field][i]) + said(f, field)]);
       const event = (f, k) => (data.cells[f].events[i] || [0, 0, 0, 0])[k];
       rows.push(["Overflow", (f) => String(event(f, 0))], ["NaN", (f) => String(event(f, 1))]);
-      rows.push(["Lost to zero", (f) => `${Number((100 * (event(f, 2) || 0)).toPrecision(2))}%`]);
+      rows.push(["Underflow to zero", (f) => `${Number((100 * (event(f, 2) || 0)).toPrecision(2))}%`]);
       const largest = LayerTable.number(data.max[i]);
       rows.push(["Headroom", (f) => {
         const format = data.formats.find((known) => known.key === f);
@@ -253,7 +253,7 @@
     function ran(i) {
       const told = table.dtypes(i);
       if (!told) return [];
-      const list = [["Reads", told.reads || "no tensor"], ["Computes in", told.computes], ["Gives", told.gives]];
+      const list = [["Reads", told.reads || "no tensor"], ["Computes in", told.computes], ["Returns", told.gives]];
       const why = table.why(i);
       return [
         make("h4", {}, "Under the recommended plan"),

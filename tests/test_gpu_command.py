@@ -51,7 +51,8 @@ def test_every_step_runs_small_and_not_again(tmp_path: Path) -> None:
     (text,) = (file.read_text() for file in tmp_path.glob("*/summary.md"))
     assert "Known failures: 4 of 4 happen natively; 0 of their twins fail." in text
     assert result_of(tmp_path, "one_thread")["rows"]["07_vae_decoder.py"]["threads"] == 1
-    assert result_of(tmp_path, "tests")["rows"]["nodes"]["passed"] == 51
+    tests = result_of(tmp_path, "tests")["rows"]["nodes"]
+    assert tests["passed"] > 30 and not tests.get("failed") and not tests.get("error")
     example = result_of(tmp_path, "examples")["rows"]["07_vae_decoder.py"]
     assert example["execution"] == "native" and example["differences"] == [] and example["verdicts"] == []
     assert all(row["agree"] for row in result_of(tmp_path, "operations")["rows"].values())

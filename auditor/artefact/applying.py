@@ -36,8 +36,8 @@ FUSING = {
 
 
 def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """The `forward` of a wrapped module. functools.partial binds it, since that pickles, deep-copies, exports and
-    compiles."""
+    """The `forward` of a wrapped module. It is bound by functools.partial, which can be pickled, deep-copied, exported
+    and compiled."""
     if how["raises"]:
         args, kwargs = convert((args, kwargs), torch.float32)
     if how["keep"] is not None or how["region"] is not None:
@@ -53,10 +53,10 @@ def unwrap(module: nn.Module) -> None:
 
 
 def call_modules(model: nn.Module) -> None:
-    """Make PyTorch's transformer layers call their submodules where a plan wraps one of them.
+    """Make PyTorch's transformer layers call their submodules if a plan wraps one of them.
 
-    In eval mode without gradients, PyTorch's fused path reads their weights and skips the submodules' forwards. Setting
-    one of its attributes prevents that. The old value is stored beside it, for `unwrap`.
+    In eval mode without gradients, PyTorch's fused path reads the submodules' weights and skips their forwards. Setting
+    one of the layer's attributes prevents that. The old value is stored in `_fusing`, to be restored later.
     """
     for module in modules_of(model):
         for name, value in module.__dict__.pop("_fusing", {}).items():
@@ -74,10 +74,11 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     """Patch `model` in place so that it follows `plan`: convert its weights and wrap its scopes, as the strategy
     requires.
 
-    Class, signature, state_dict keys, hooks and train/eval mode stay. Applying another plan replaces this one. Where
-    the audited model was stored in FP16 or BF16, the plan says so: weights that it does not store in low precision
+    Class, signature, state_dict keys, hooks and train/eval mode stay. Applying another plan replaces this one. If the
+    audited model was stored in FP16 or BF16, the plan says so: weights that the plan does not store in low precision
     become FP32, as do the inputs of a call. Under autocast that doubles the memory of all weights. Raises: ValueError
-    where a scope is missing from the model, or weights are no longer FP32; the model is then unchanged.
+    if the plan is an exported program or does not fit the model: a scope is missing, `forward` is a property, weights
+    are no longer FP32, or torch lacks a kept function. The model is then unchanged.
     """
     inner, runtime, raised = unwrap_model(model), runtime_of(plan["strategy"]), plan.get("raised", "none")
     names = names_of_modules(inner)
@@ -107,21 +108,21 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
             raises = names[module][0] == "" and not stored and raised not in ("none", "kept")
             how = {"runtime": runtime, "raises": raises, **choice, **keeping[module]}
             scope = functools.partial(run_scope, module, module.__dict__.get("forward"), how)
-            # Past the module's own __setattr__; what wraps the scope keeps the signature.
+            # Bypasses the module's own __setattr__; the scope keeps the forward's signature.
             module.__dict__["forward"] = functools.update_wrapper(scope, module.forward)
     call_modules(inner)
     return model
 
 
 def refuse_other_model(paths: set[str], scopes: dict[str, Any]) -> None:
-    """Raise ValueError where the model lacks a scope of the plan: another model was audited."""
+    """Raise ValueError if the model lacks a scope of the plan: another model was audited."""
     missing = next((path for path in scopes if path not in paths), None)
     if missing is not None:
-        raise ValueError(f"the plan names the scope {missing!r}, which this model does not have: audit it again")
+        raise ValueError(f"the plan names the scope {missing!r}, which this model does not have: audit this model")
 
 
 def refuse_fixed_forwards(modules: list[tuple[str, nn.Module]]) -> None:
-    """Raise ValueError where a class computes `forward` as a property: a scope could not replace it."""
+    """Raise ValueError if a class computes `forward` as a property: a scope could not replace it."""
     for path, module in modules:
         own = next((vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind)), None)
         if hasattr(own, "__set__"):
@@ -138,9 +139,9 @@ def names_of_modules(model: nn.Module) -> dict[nn.Module, list[str]]:
 
 
 def refuse_lost_weights(model: nn.Module, stored: dict[int, str], audited: dict[str, int]) -> None:
-    """Raise ValueError where the plan wants FP32 weights that the model already stores rounded.
+    """Raise ValueError if the plan needs FP32 weights that the model already stores rounded.
 
-    audited: {dtype: how many numbers of the audited model's parameters were stored in it}; these lose nothing.
+    audited: {dtype: number of parameters that the audited model stored in that dtype}; these lose nothing.
     """
     result = dict.fromkeys(LOW, 0)
     for parameter in parameters_of(model):
@@ -164,4 +165,4 @@ def store_weights(model: nn.Module, stored: dict[int, str]) -> None:
             if buffer is not None and id(buffer) in stored:
                 module._buffers[key] = convert(buffer, DTYPES[stored[id(buffer)]])
         if stored and isinstance(module, nn.RNNBase):
-            module.flatten_parameters()  # cuDNN wants them in one piece; elsewhere this does nothing
+            module.flatten_parameters()  # cuDNN needs contiguous weights; elsewhere this does nothing

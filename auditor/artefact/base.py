@@ -1,4 +1,4 @@
-"""The interface of a strategy: what planning, replay, patching and reports need to know of it."""
+"""The interface of a strategy, for planning, replay, patching and reports."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from .runtime import Runtime, device_type
 
 
 class Strategy:
-    """One way to run a model in low precision. Subclasses override what differs; `strategies.register` adds an
-    instance.
+    """One way to run a model in low precision. Subclasses override its members; `strategies.register` adds an instance.
 
     A plan gives every scope a precision; the strategy decides what is converted for it. name: an identifier, the first
     part of its plans' names. title: follows a format in reports, "under autocast". purpose: its use in a few words.
@@ -27,11 +26,12 @@ class Strategy:
     runtime: type[Runtime]
     rank = 2
     trains = False
-    """Whether its plans can be used for training: weights and gradients stay FP32."""
+    """Whether the strategy's plans can be used for training: weights and gradients stay FP32."""
     regional = False
-    """Whether low scopes run in autocast regions, which override the user's own regions around them."""
+    """Whether low scopes run in autocast regions, which override regions that the user's code opens around them."""
     per_operation = False
-    """Whether its plans set the precision of single operations of an exported graph, which is saved as a program."""
+    """Whether the strategy's plans set the precision of single operations of an exported graph, which is saved as a
+    program."""
     stores: frozenset[str] = frozenset()
     """Kinds of placeholders stored in their scope's precision; "input" means the root's precision."""
     raises_weights = False
@@ -44,24 +44,24 @@ class Strategy:
         return precision
 
     def boundary(self, precision: str, above: str | None, keeps: bool) -> tuple[str | None, str | None]:
-        """Return the precision of a wrapped scope's inputs and of its result; None means no conversion.
+        """The precisions of a wrapped scope's inputs and of its result; None means no conversion.
 
-        above: precision around the scope; "input" where it differs between calls, None for the root. keeps: whether no
-        low operation reads the result of an FP32 scope. Must agree with the runtime.
+        above: precision around the scope; "input" if it differs between calls, None for the root. keeps: whether no low
+        operation reads the result of an FP32 scope. Must agree with the runtime.
         """
         return None, None
 
     def literals(self, node: Node) -> Mapping[str, Literals]:
-        """{format: numbers that Python derives from a dtype at this node, when the model runs in the format}."""
+        """{format: constants that Python derives from a dtype at this node, if the model runs in the format}."""
         return {}
 
     def gains(self, plan: Plan) -> bool:
-        """Whether a plan improves on FP32: matrix products run in low precision, or less memory is read and written."""
+        """Whether a plan improves on FP32: some FLOPs are in low precision, or the predicted speedup exceeds 1."""
         return plan.low_precision_flops > 0 or plan.predicted_speedup > 1
 
 
 def autocast_type(module: nn.Module, inputs: Any) -> str:
-    """Device type for autocast around a whole model: "cuda" also where a CPU emulates a GPU."""
+    """Device type for autocast around a whole model; "cuda" also on a CPU, which emulates a GPU."""
     kind = device_type(module, inputs)
     return "cuda" if kind == "cpu" else kind
 

@@ -1,4 +1,5 @@
-"""Writes `patched_model.py`: it builds the user's model and patches it, with torch and the user's source alone."""
+"""Writes `patched_model.py`, which builds the user's model and patches it; it needs only torch and the user's
+source."""
 
 from __future__ import annotations
 
@@ -32,13 +33,13 @@ _HEADER = '''"""A PyTorch model in mixed precision: the original model, patched 
     model = patched_model.apply(model)        # or: patch one in hand
     model = patched_model.build(plan="...")   # one of PLANS
 
-Needs torch and the model's own source; safetensors, where its weights are in that format. Names of layers are data.
+Needs torch and the model's own source, and safetensors if its weights are in that format.
 
-Reading PLANS: a scope is a module; what lies inside it has its precision unless it is listed itself. `because` has the
-codes of the rules that fired and what was measured; `cost` is the predicted time that it would save if it alone ran
-low. `keep` names functions of torch that stay FP32 in a low scope and in the modules in it, however they are
-called ("pow": torch.pow, x.pow, x ** 2), unless in place. Products of what they give run low again. Errors are relative
-to FP32.
+Reading PLANS: a scope is a module; modules inside it have the same precision unless they are listed themselves.
+`because` has the codes of the rules that fired and the measured reasons; `cost` is the predicted time that low
+precision in this scope would save, as a share. `keep` names functions of torch that stay FP32 in a low scope and in the
+modules inside it, in any spelling ("pow": torch.pow, x.pow, x ** 2), unless in place. Matrix products of their results
+run low again. Errors are relative to FP32.
 """
 
 from __future__ import annotations
@@ -73,25 +74,25 @@ from torch.utils import _pytree as pytree
 _BUILD = '''
 
 def build(*args: Any, plan: str | None = None, **kwargs: Any) -> nn.Module:
-    """Make the model as its source does (arguments, if any, go to its factory or class) and patch it."""
+    """Build the model from its source (arguments, if any, go to its factory or class) and patch it."""
     return apply(original(*args, **kwargs), plan)
 
 
 def apply(model: nn.Module, plan: str | None = None) -> nn.Module:
-    """Patch a model in hand, in place. plan: a key of PLANS; the recommended one if left out."""
+    """Patch an existing model in place. plan: a key of PLANS, by default the recommended plan."""
     name = RECOMMENDED if plan is None else plan
     if name not in PLANS:
         raise ValueError(f"no plan {name!r}: choose one of {', '.join(PLANS)}")
     found = size_of(model)
     if found != PARAMETERS:
-        raise ValueError(f"the plan was made for {PARAMETERS} parameters, this model has {found}: audit it again")
+        raise ValueError(f"the plan was made for {PARAMETERS} parameters, this model has {found}: audit this model")
     if STRUCTURE and structure_of(model) != STRUCTURE:
         raise ValueError("the plan was made for another model: other names, classes or shapes. Audit this one")
     return apply_plan(model, PLANS[name])
 
 
 def original(*args: Any, **kwargs: Any) -> nn.Module:
-    """The model as its own source makes it, in FP32."""
+    """The model as built by its own source, in FP32."""
     if SOURCE is None:
         raise ValueError("this plan was made for a model in memory, without a source: use apply(model)")
     return make_original(SOURCE, __file__, args, kwargs)
@@ -99,7 +100,7 @@ def original(*args: Any, **kwargs: Any) -> nn.Module:
 
 
 _FIND = '''def runtime_of(strategy: str) -> type[Runtime]:
-    """What the strategy of a plan does to a live module."""
+    """The class that patches a live module for a strategy."""
     return RUNTIMES[strategy]
 '''
 
@@ -115,9 +116,9 @@ def emit(
     directory: Path,
     structure: str = "",
 ) -> str:
-    """Return the text of `patched_model.py`, to be saved in `directory`. Everything from the model is written as data.
+    """Return the text of `patched_model.py`, to be saved in `directory`. All data of the model is written as literals.
 
-    structure: the model's digest from `structure_of`; "" accepts any model. recommended: None where no plan meets the
+    structure: the model's digest from `structure_of`; "" accepts any model. recommended: None if no plan meets the
     error budget; the caller must then pass `plan=`. Plans that torch cannot compute, and exported programs, are only
     named in a comment.
     """
@@ -132,7 +133,7 @@ def emit(
         f"PLANS: dict[str, dict[str, Any]] = {_literal({name: _table(plan) for name, plan in runnable.items()})}\n",
         *(_left_out(name, plan) for name, plan in plans.items() if name not in runnable),
         _BUILD if runnable else _BUILD.replace(_CHOOSE, "no plan of this audit can be applied to a module"),
-        "\n\n# What follows comes with the strategies, whatever the model: first, where the original comes from.\n\n",
+        "\n\n# From here on the code is the same for every model. First: how the original model is built.\n\n",
         _text_from(members, "WRAPPERS = "),
         _SEPARATED,
         _text_from(importer, "_digests: "),
@@ -140,7 +141,7 @@ def emit(
         _text_from(statedicts, "PREFIXES = "),
         _SEPARATED,
         _text_from(source, "def make_original"),
-        "\n\n# What is stored low, and how a scope runs.\n\n",
+        "\n\n# How weights are stored, and how a scope runs.\n\n",
         _text_from(functions, "def function_name"),
         _SEPARATED,
         _text_from(strategies_runtime, "DTYPES = "),
@@ -153,7 +154,7 @@ def emit(
 def _runtimes(used: Set[str]) -> str:
     """Source of the runtimes that the plans use, and of the function that looks them up."""
     runtimes = {name: strategy_of(name).runtime for name in strategies.names() if name in used}
-    lines = (reversed(runtime.__mro__) for runtime in runtimes.values())  # a runtime may build on another one
+    lines = (reversed(runtime.__mro__) for runtime in runtimes.values())  # a runtime may inherit from another one
     classes = dict.fromkeys(kind for line in lines for kind in line if kind not in (object, Runtime))
     table = "".join(f'    "{name}": {runtime.__name__},\n' for name, runtime in runtimes.items())
     return _SEPARATED.join(
@@ -174,7 +175,7 @@ def _left_out(name: str, plan: Plan) -> str:
 
 
 def _table(plan: Plan) -> dict[str, Any]:
-    """One plan as Python source: figures for a reader, and the data that applies it."""
+    """One plan as Python source: numbers for a reader, and the data that applies it."""
     keys = ("strategy", "format", "predicted_error", "measured_error", "is_verified", "predicted_speedup")
     table = plan_table(plan)
     for path, entry in table["scopes"].items():
@@ -211,12 +212,12 @@ def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
 
 
 def _place(path: str | None, directory: Path) -> str | None:
-    """Relative path from the directory to a file."""
+    """Path of a file relative to the directory."""
     return None if path is None else Path(os.path.relpath(Path(path).resolve(), directory.resolve())).as_posix()
 
 
 def _literal(value: Any, indent: str = "") -> str:
-    """A value as Python source: on one line where it fits and contains no dicts, else one entry a line."""
+    """A value as Python source: on one line if it fits and contains no dicts, otherwise one entry per line."""
     short, inner = repr(value), indent + "    "
     flat = not (isinstance(value, dict) and (not indent or any(isinstance(item, dict) for item in value.values())))
     if not value or not isinstance(value, (dict, list)) or (flat and len(indent) + len(short) <= FITTING):

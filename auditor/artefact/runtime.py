@@ -1,4 +1,4 @@
-"""What a strategy's runtime does to a live module. Everything from DTYPES on is copied into `patched_model.py`."""
+"""How a strategy's runtime patches a live module. Everything from DTYPES on is copied into `patched_model.py`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def convert(tree: Any, dtype: torch.dtype) -> Any:
     """Convert the floating-point tensors in `tree` to `dtype`; float64, complex and integer tensors stay."""
     if isinstance(tree, torch.Tensor):
         return tree.to(dtype) if tree.dtype in MOVABLE else tree
-    if type(tree) in (tuple, list):  # what nearly every call consists of, without the price of a general traversal
+    if type(tree) in (tuple, list):  # the usual case, faster than a general traversal
         return type(tree)([convert(item, dtype) for item in tree])
     if type(tree) is dict:
         return {key: convert(item, dtype) for key, item in tree.items()}
@@ -37,7 +37,7 @@ def call(module: nn.Module, inner: Any, args: Any, kwargs: Any) -> Any:
     """Call the wrapped forward: the instance's own, or that of its class."""
     if inner is not None:
         return inner(*args, **kwargs)
-    if isinstance(module, torch.jit.ScriptModule):  # whose class has none
+    if isinstance(module, torch.jit.ScriptModule):  # its class has no forward
         return module.__getattr__("forward")(*args, **kwargs)
     return type(module).forward(module, *args, **kwargs)
 
@@ -72,7 +72,9 @@ class KeptFunctions:
         known = functions_by_name()
         unknown = next((name for name in names if name not in known), None)
         if unknown is not None:
-            raise ValueError(f"the plan keeps {unknown!r} in FP32, which this version of torch does not have")
+            raise ValueError(
+                f"the plan keeps the function {unknown!r} in FP32, which this version of torch does not have"
+            )
         self.names, self.functions = names, {function for name in names for function in known[name]}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,7 +82,7 @@ class KeptFunctions:
 
 
 class KeepFunctions(TorchFunctionMode):
-    """Runs calls of these functions in FP32, outside autocast, except for calls that write in place or to `out=`."""
+    """Runs calls of the kept functions in FP32, outside autocast, except for calls that write in place or to `out=`."""
 
     def __init__(self, kept: KeptFunctions, device: str) -> None:
         super().__init__()
@@ -97,7 +99,7 @@ class KeepFunctions(TorchFunctionMode):
 
 
 def inside(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Call the forward that a scope wraps: in its autocast region, with its kept functions in FP32."""
+    """Call the forward of a wrapped scope: in its autocast region, with its kept functions in FP32."""
     device = device_type(module, (args, kwargs))
     run = functools.partial(call, module, inner, args, kwargs)
     if how["keep"] is not None:
@@ -110,7 +112,7 @@ def inside(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwa
 
 
 def precision_of(path: str, scopes: dict[str, Any]) -> str:
-    """Precision of a module path: its own entry, or that of the nearest parent with one."""
+    """Precision of a module path: that of its own entry, or of the nearest parent with an entry; FP32 without any."""
     while path and path not in scopes:
         path = path.rpartition(".")[0]
     return scopes[path]["precision"] if path in scopes else "fp32"
@@ -126,21 +128,21 @@ class Runtime:
 
     @staticmethod
     def run(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
-        """One call of a wrapped module; `call` runs the original forward. output: as `wrapping` returns it."""
+        """One call of a wrapped module; `call` runs the original forward. output: as `wrapper_of` returns it."""
         raise NotImplementedError
 
     @staticmethod
     def storage_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
-        """{id of a parameter or buffer: precision it is stored in}; others are not converted."""
+        """{id of a parameter or buffer: the precision in which it is stored}; others are not converted."""
         return {}
 
     @staticmethod
     def wrapper_of(
         module: nn.Module, paths: list[str], scopes: dict[str, Any], stored: dict[int, str]
     ) -> dict[str, Any] | None:
-        """The precision and output of the wrapper for a module; None where its caller's precision is the same.
+        """The precision and output of the wrapper for a module; None if its caller's precision is the same.
 
-        If its paths disagree, FP32 wins, as for weights, and the result gets the dtype of the inputs.
+        If the precisions of its paths differ, FP32 wins, as for weights, and the result gets the dtype of the inputs.
         """
         precisions = {precision_of(path, scopes) for path in paths} | (
             {"fp32"} if holds_fp32(module, stored) else set()
@@ -155,9 +157,9 @@ class Runtime:
 
     @classmethod
     def kept_functions(cls, paths: list[str], precision: str, scopes: dict[str, Any]) -> dict[str, Any]:
-        """Functions that a scope keeps in FP32; the precision of an extra autocast region around it, if any.
+        """Functions that a scope keeps in FP32, and the precision of an extra autocast region around it, if any.
 
-        That region casts FP32 results of kept functions where they meet low weights. It excludes FP32 scopes inside.
+        That region casts FP32 results of kept functions when they meet low weights. It excludes FP32 scopes inside.
         """
         names = {name for path in paths if path in scopes for name in scopes[path].get("keep", ())}
         keep = KeptFunctions(tuple(sorted(names))) if names and precision != "fp32" else None
@@ -167,7 +169,7 @@ class Runtime:
 
 
 def by_scope(tensors: list[tuple[str, torch.Tensor]], scopes: dict[str, Any]) -> dict[int, str]:
-    """{id of a named parameter or buffer: precision it is stored in}; FP32 if any of its owners is FP32."""
+    """{id of a named parameter or buffer: the precision in which it is stored}; FP32 if any of its owners is FP32."""
     wanted: dict[int, str] = {}
     for name, tensor in tensors:
         if wanted.get(id(tensor)) != "fp32":
@@ -177,5 +179,5 @@ def by_scope(tensors: list[tuple[str, torch.Tensor]], scopes: dict[str, Any]) ->
 
 def holds_fp32(module: nn.Module, stored: dict[int, str]) -> bool:
     """Whether a layer's weight is stored in FP32: a low layer may share its weight with an FP32 one."""
-    own = [x for _, x in module._parameters.items() if x is not None]  # a script's cannot be asked for its values alone
+    own = [x for _, x in module._parameters.items() if x is not None]  # TorchScript's dict lacks values()
     return not module._modules and any(stored.get(id(x)) == "fp32" for x in own)

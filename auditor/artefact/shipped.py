@@ -55,12 +55,12 @@ class Autocast(Strategy):
         return None, "fp32" if above == "fp32" else None
 
     def literals(self, node: Node) -> Mapping[str, Literals]:
-        """Numbers that Python code derives from the dtypes that autocast returns."""
+        """Constants that Python code derives from the dtypes that autocast returns."""
         return node.autocast_literals
 
 
 class CastRuntime(Runtime):
-    """Stores every parameter and buffer in its scope's precision, and converts the inputs of a scope to it."""
+    """Stores every parameter and buffer in its scope's precision, and converts a scope's inputs to that precision."""
 
     @staticmethod
     def run(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
@@ -91,11 +91,11 @@ class Cast(Strategy):
     stores = frozenset({"parameter", "buffer", "constant", "input"})
 
     def boundary(self, precision: str, above: str | None, keeps: bool) -> tuple[str | None, str | None]:
-        """Values are converted at every scope boundary, except where an FP32 scope may return FP32."""
+        """Convert values at every scope boundary, except the result of an FP32 scope that may stay FP32."""
         return precision, None if keeps else above
 
     def literals(self, node: Node) -> Mapping[str, Literals]:
-        """Numbers that Python code derives from the dtype of a model stored in the format."""
+        """Constants that Python code derives from the dtype of a model stored in the format."""
         return node.literals
 
 

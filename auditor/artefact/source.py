@@ -1,4 +1,4 @@
-"""How `patched_model.py`, which contains a copy of this module, locates the user's source and checkpoint."""
+"""Locates the user's source and checkpoint, and builds the model; `patched_model.py` contains a copy of this module."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..loading.statedicts import load_state, read_checkpoint
 def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
     """Build the model from its own source. file: the path of patched_model.py.
 
-    Raises: ValueError or FileNotFoundError where the source or the checkpoint has changed.
+    Raises: ValueError or FileNotFoundError if the source or the checkpoint has changed.
     """
     with user_module(source, file) as made:
         for part in source["symbol"].split("."):
             if not hasattr(made, part):
                 where = source["path"] or source["module"]
                 raise ValueError(
-                    f"{where} no longer defines {source['symbol']!r}: audit it again, or edit SOURCE in {file}"
+                    f"{where} no longer defines {source['symbol']!r}: audit the model again, or edit SOURCE in {file}"
                 )
             made = getattr(made, part)
         if source["kind"] != "instance":
@@ -41,7 +41,8 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """A copy of a model that its source module also references, so that it can be built again; else itself."""
+    """A copy of a model that its source module also references, for building it again; the model if it cannot be
+    copied."""
     try:
         return copy.deepcopy(model)
     except Exception:

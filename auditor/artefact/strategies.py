@@ -1,4 +1,4 @@
-"""The registry of strategies by name: objects that say how a model runs in low precision. Needs no torch."""
+"""The registry of strategies by name; a strategy defines how a model runs in low precision. Needs no torch."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def strategy_of(name: str) -> Strategy:
 def register(strategy: Strategy) -> None:
     """Make a strategy available to `auditor.audit`, `--strategies` and plan.json, under its name.
 
-    Raises: AuditorError(slug="bad-strategy") where name, title or runtime is missing, or the name is taken or not a
-    lower-case identifier. The source of the runtime must be readable, since `patched_model.py` contains a copy.
+    Raises: AuditorError(slug="bad-strategy") if name, title or runtime is missing, if the name is taken or not a
+    lower-case identifier, or if the runtime's source cannot be read: `patched_model.py` contains a copy.
     """
     problem = _problem(strategy)
     if problem is not None:
@@ -56,9 +56,9 @@ def register(strategy: Strategy) -> None:
 def _problem(strategy: Strategy) -> str | None:
     for wanted in ("name", "title"):
         if not isinstance(getattr(strategy, wanted, None), str):
-            return f"it lacks the text {wanted}"
+            return f"its attribute `{wanted}` must be a string"
     if not isinstance(getattr(strategy, "runtime", None), type):
-        return "it lacks the class `runtime`"
+        return "its attribute `runtime` must be a class"
     if not (strategy.name.isidentifier() and strategy.name.islower()):
         return "a name must be a lower-case identifier, since plan names begin with it"
     if strategy.name in all_strategies():

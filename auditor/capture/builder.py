@@ -1,4 +1,5 @@
-"""Builds the graph of a recording, node by node; and collects its inputs: the model's tensors, a batch's, and constants."""
+"""Builds the graph of a recording node by node, and collects the graph's inputs: tensors of the model and the batch,
+and constants."""
 
 from __future__ import annotations
 
@@ -19,14 +20,16 @@ from .source import SourceLine
 
 _aten = torch.ops.aten
 _GRADIENT = "gradient"
-"""Whether a replay of a node would hand gradients on to a parameter: they end at `detach`, and behind `no_grad`."""
+"""Key in node.meta: whether gradients flow from the node to a parameter in a replay. They end at `detach` and in
+`no_grad`."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Facts about an operation that the graph lacks. depth: of its region; in_place: the operation it replaces.
+    """Facts about an operation that the graph lacks. depth: of its autocast region; in_place: the in-place operation
+    that the node replaces.
 
-    function: the torch function call that it belongs to.
+    function: the torch function call that the operation belongs to.
     """
 
     calls: tuple[Call, ...]
@@ -39,12 +42,12 @@ class Mark:
 
 @dataclass
 class Recording:
-    """One run. names: {placeholder: state-dict name}. constants: {placeholder: value}.
+    """One run of a model. names: {placeholder: state-dict name}. constants: {placeholder: value}.
 
     marks: {node: its Mark}. reads: whether Python read values that depend on the inputs, so that the path is valid for
     these inputs only. asked: whether Python read a dtype. elsewhere: whether modules ran in another thread, which is
-    not recorded. operations: how many ran, including those that no output depends on. returned: {node: keys of the
-    module calls that returned it}.
+    not recorded. operations: number of operations run, including those that no output depends on. returned: {node: keys
+    of the module calls that returned it}.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -61,7 +64,8 @@ class Recording:
 
 
 class Builder:
-    """Adds nodes, each with `mark`. exact: nodes that rounding cannot change. fed: nodes that depend on an input."""
+    """Adds nodes to a recording, each with the current `mark`. exact: nodes that rounding cannot change. fed: nodes
+    that depend on an input."""
 
     def __init__(self, recording: Recording, mark: Mark) -> None:
         self.recording, self.mark = recording, mark
@@ -73,9 +77,9 @@ class Builder:
         """Add an operation whose result is `value`."""
         row = operation_of(target)
         written = row.known_as or op_name(target)
-        target = _aten.reshape.default if target is _aten.view.default else target  # other kernels have other strides
+        target = _aten.reshape.default if target is _aten.view.default else target  # strides may differ in a replay
         node = self.recording.graph.create_node("call_function", target, name=row.name)
-        node.args = tuple(args)  # told of them before, fx would walk through them for symbolic numbers
+        node.args = tuple(args)  # set afterwards: create_node would search them for symbolic numbers
         if kwargs:
             node.kwargs = dict(kwargs)
         self._describe_value(node, value)
@@ -159,7 +163,7 @@ def _outline(x: torch.Tensor) -> torch.Tensor:
 
 
 def ends(node: fx.Node, x: torch.Tensor) -> bool:
-    """Whether a tensor carries no gradient although its node would.
+    """Whether a tensor carries no gradient although its node in a replay would.
 
     False inside `no_grad`: an autograd.Function runs its forward there, and its result has a gradient.
     """
@@ -174,7 +178,7 @@ class RecordedModule(fx.GraphModule):
     """A GraphModule that is interpreted and generates no Python, so that arguments may be of any type."""
 
     def recompile(self) -> Any:
-        """Does nothing."""
+        """Does nothing, as no code is generated."""
         return None
 
     def forward(self, *args: Any) -> Any:
@@ -184,7 +188,8 @@ class RecordedModule(fx.GraphModule):
 
 @dataclass(frozen=True)
 class Binder:
-    """Collects a graph's inputs for a model and a batch: {placeholder: state-dict name | constant}, in order."""
+    """Collects a graph's inputs from a model and a batch, in placeholder order. names: {placeholder: state-dict name}.
+    constants: {placeholder: value}. keywords: keyword arguments of the recorded batch."""
 
     order: tuple[str, ...]
     names: Mapping[str, str]
@@ -192,7 +197,7 @@ class Binder:
     keywords: tuple[str, ...]
 
     def __call__(self, model: nn.Module, batch: Batch) -> list[Any]:
-        """Tensors in placeholder order; parameters and buffers are the model's own, not copies."""
+        """The graph's inputs in placeholder order; parameters and buffers are the model's own, not copies."""
         args, kwargs = batch
         keywords = (*(k for k in self.keywords if k in kwargs), *(k for k in kwargs if k not in self.keywords))
         inputs = iter({id(x): x for x in tensors_of((args, {key: kwargs[key] for key in keywords}))}.values())
@@ -218,7 +223,7 @@ def tensor_at(model: nn.Module, path: str) -> torch.Tensor:
 
 
 def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
-    """{id of a tensor: its name in the forward}; tensors inside an argument are numbered."""
+    """{id of an input tensor: its name in the forward}; several tensors inside one argument are numbered."""
     args, kwargs = batch
     try:
         bound: dict[str, Any] = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)

@@ -28,16 +28,16 @@ TELLING: frozenset[Any] = frozenset(
         torch.result_type,
     }
 )
-"""Functions, as a mode of torch sees them, that say what dtype a tensor has, or make another in it."""
+"""Torch functions that tell Python a tensor's dtype, or create another tensor in that dtype."""
 
 _READING: frozenset[Any] = frozenset(
     getattr(torch.Tensor, name) for name in ("tolist", "numpy", "__array__", "__repr__", "__format__")
 )
-"""Methods of tensors that hand their values to Python past the dispatcher."""
+"""Methods of tensors that pass values to Python without the dispatcher."""
 
 
 class Calls:
-    """The open calls of a model's modules, the root's first. An unlisted module counts as its caller.
+    """The open calls of a model's modules, the root's first. A module outside the model counts as its caller.
 
     elsewhere: whether modules were called in another thread, whose operations are not recorded.
     """
@@ -63,7 +63,7 @@ class Calls:
         path = self._paths.get(id(module), [""])[0]
         if path:
             self._count += 1
-            # Hooks for all modules are told the positional arguments alone.
+            # Global hooks receive only the positional arguments.
             given = (*args, *sys._getframe(1).f_locals.get("kwargs", {}).values())
             handed = any(isinstance(x, torch.dtype) and x.is_floating_point for x in given)
             self.open = (*self.open, Call(path, len(self.open), f"{path}#{self._count}", handed))
@@ -76,7 +76,7 @@ class Calls:
 
     @contextmanager
     def watch(self, returned: Callable[[Call, Any], None]) -> Iterator[None]:
-        """In the body open calls are tracked, and `returned(call, result)` is called as each one ends."""
+        """In the body, open calls are tracked, and `returned(call, result)` is called when a call ends."""
         self._returned = returned
         handles = [
             register_module_forward_pre_hook(self._enter),
@@ -85,7 +85,7 @@ class Calls:
         try:
             yield
         finally:
-            self._returned = None  # which knows all that was recorded
+            self._returned = None  # it references the whole recording
             for handle in handles:
                 handle.remove()
 
@@ -99,7 +99,7 @@ def paths_of(model: nn.Module) -> dict[int, list[str]]:
 
 
 class Functions(TorchFunctionMode):
-    """Observes the outermost calls of torch functions; nested calls belong to them.
+    """Observes the outermost calls of torch functions; nested calls count as part of these.
 
     tell: called with every tensor whose values Python reads without the dispatcher. asked: whether Python read a dtype.
     """

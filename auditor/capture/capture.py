@@ -1,4 +1,4 @@
-"""Records a Subject's first batch as a graph."""
+"""Records a Subject's first batch as a graph, and checks that a replay of the graph reproduces the run."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ from .record import record
 from .source import line_of
 
 AGREEMENT = 1e-6
-"""Relative L2 difference up to which two answers are one: a kernel may take another path on other memory."""
+"""Relative L2 difference up to which two runs count as equal: a kernel may round differently at other memory
+addresses."""
 
 REPEATS = 1e-4
-"""The same of a model and its graph, whose values lie elsewhere: what a kernel rounds otherwise, a model may magnify."""
+"""Relative L2 difference up to which a replay equals the run: addresses differ, and a model may magnify other
+rounding."""
 
 NOISE = 8.0
-"""How many times as far from the run as from itself a graph may be whose operations are not deterministic."""
+"""How many times further from the recorded run than from its own repetition a non-deterministic replay may be."""
 
 _PATH = "The model's Python, or the shape of a result, depends on values; the audit covers the path these inputs take."
 _THREADS = (
@@ -48,7 +50,7 @@ _HANDLING = (
 
 
 def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Capture:
-    """The graph from `recorded`."""
+    """Record the subject's first batch; returns the graph of `record_path`."""
     return record_path(subject, formats, seed).capture
 
 
@@ -56,13 +58,14 @@ def record_path(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) 
     """Record the subject's run on its first batch, then replay the graph once and compare the outputs.
 
     formats: literals that Python derives from a dtype (`torch.finfo(x.dtype).min`) are determined for each. The path
-    lists all batches known to take it. Raises: CaptureError(slug="capture-failed") where the model does not run, or the
-    replay gives other outputs.
+    lists all batches known to take it. Raises: CaptureError(slug="capture-failed") if the model does not run, or if the
+    replay fails or has other outputs; CaptureError(slug="nothing-to-audit") if no operation could run in another
+    precision.
     """
     batch: Batch = subject.batches[0]
 
     def run() -> tuple[Recording, NamedTensors, str | None]:
-        with isolate(batch):  # what the run does to its inputs is no state of the model
+        with isolate(batch):  # changes to the inputs are no state of the model
             recording, answer = record(subject.model, batch)
         return recording, answer, history_matters(subject.model, batch, answer, seed)
 
@@ -90,23 +93,23 @@ def record_path(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) 
 
 
 def _check_floating(found: Capture, name: str, answer: NamedTensors) -> None:
-    """Raises CaptureError(slug="nothing-to-audit") where no recorded operation could run in another precision."""
+    """Raises CaptureError(slug="nothing-to-audit") if no recorded operation could run in another precision."""
     floating = [node.dtype for node in found.nodes.values() if node.floating]
     if not answer:
         said = (
-            f"{name} returns no tensor, so there is no output to compare. Let it return tensors: a number (.item()), an array "
-            "or a text made of one cannot be followed back to the operations that it came from."
+            f"{name} returns no tensor, so there is no output to compare. Return tensors from its forward: the operations "
+            "behind a number (.item()), an array or a text cannot be determined."
         )
     elif not floating:
         said = (
-            f"no floating-point operation leads to the tensors that {name} returns, so there is no precision to audit. A number "
-            "(.item()), an array or a text cannot be followed back, nor can entries that choose a shape. Pass a model that "
-            "computes its outputs from floating-point tensors."
+            f"no floating-point operation leads to the tensors that {name} returns, so there is no precision to audit. Pass a "
+            "model that computes its outputs from floating-point tensors. The operations behind a number (.item()), an array, "
+            "a text, or entries that determine a shape cannot be determined."
         )
     elif set(floating) <= {"float64", "complex128"}:
         said = (
-            f"{name} computes in FP64 alone, which is kept as it is. Pass model.float(), and inputs in FP32, to see "
-            "what lower precision does to it."
+            f"{name} computes only in FP64, which an audit does not lower. Pass model.float() and inputs in FP32 to audit "
+            "lower precisions."
         )
     else:
         return
@@ -114,8 +117,8 @@ def _check_floating(found: Capture, name: str, answer: NamedTensors) -> None:
 
 
 def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Sequence[torch.Tensor]) -> None:
-    """Raises CaptureError(slug="capture-failed") where the replay differs from the recorded run more than two replays
-    differ: the noise of non-deterministic operations is not an error of the recording."""
+    """Raises CaptureError(slug="capture-failed") if the replay fails, or differs from the recorded run much more than
+    two replays differ: the noise of non-deterministic operations is not an error of the recording."""
 
     def replay_outputs() -> list[torch.Tensor]:
         with torch.no_grad():
@@ -126,16 +129,16 @@ def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Seque
     except Exception as error:
         let_through(error)
         raise CaptureError(
-            f"{subject.name} runs, but its recorded operations do not run again: {describe(error)}. Does it use an "
-            "operation that only works within a context, or handles that are freed after the run?",
+            f"{subject.name} runs, but a replay of its recorded operations fails: {describe(error)}. Check whether the model "
+            "uses an operation that works only inside a context manager, or handles that are freed after the run.",
             slug="capture-failed",
         ) from error
     answer = _unnest(answer)
     apart = output_error(answer, again) if len(again) == len(answer) else math.inf
     if not apart <= REPEATS and not (math.isfinite(apart) and apart <= NOISE * output_error(again, replay_outputs())):
         raise CaptureError(
-            f"{subject.name} answers differently when its recorded operations are run again: does it keep state outside "
-            "of its modules, or use an operation that is not deterministic?",
+            f"{subject.name} returns other outputs than a replay of its recorded operations. Check whether the model keeps "
+            "state outside its modules, or uses a non-deterministic operation.",
             slug="capture-failed",
         )
 
@@ -145,7 +148,8 @@ def _unnest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tensor], seed: int) -> str | None:
-    """How a later call differs, given the state that earlier calls left and the same random numbers.
+    """How a later call differs because of the state that earlier calls left, with the same random numbers; None if it
+    does not.
 
     The caller has just run the model and restores its state. answer: the outputs of that run. A call on other values
     comes in between, since some state shows only then. A cache that is filled once makes no difference; growing
@@ -164,7 +168,7 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
 
     try:
         call_model(tree_map_only(torch.Tensor, roll, batch))
-    except Exception as problem:  # these values need not be any that the model takes
+    except Exception as problem:  # the model may not accept these values
         let_through(problem)
     try:
         error = output_error(answer, call_model(batch))
@@ -180,9 +184,9 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
 
 
 def assemble(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
-    """The recording as a Capture, as the stages read it."""
+    """Converts a recording to the Capture that the stages read."""
     placeholders, paths = list[Placeholder](), paths_of(model)
-    holders: dict[int, dict[str, None]] = {}  # of a parameter or buffer: first paths of the modules that own it
+    holders: dict[int, dict[str, None]] = {}  # {id of a parameter or buffer: first paths of its modules}
     for module in modules_of(model):
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             holders.setdefault(id(tensor), {})[paths[id(module)][0]] = None
@@ -209,7 +213,7 @@ def assemble(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
 
 
 def _describe(node: fx.Node, recording: Recording, types: dict[str, str]) -> Node:
-    """The operation in the user's terms: module, source line and ATen name."""
+    """The operation as a Node: its module, source line and ATen name."""
     mark = recording.marks[node.name]
     owner, written = mark.calls[-1].path, mark.written
     place, caller = (written.place, written.caller) if written else (None, None)
@@ -232,7 +236,7 @@ def _describe(node: fx.Node, recording: Recording, types: dict[str, str]) -> Nod
         calls=mark.calls,
         returned=tuple(recording.returned.get(node.name, ())),
         region=AutocastRegion(mark.region.enabled, mark.region.dtype, mark.depth) if mark.region is not None else None,
-        # What the author wrote in place, and not one that tells others of what was written.
+        # Only the in-place operation itself, not nodes that update views of the written tensor.
         in_place=mark.in_place is not None and row_of(node).name in (mark.in_place, mark.in_place.removesuffix("_")),
         function=mark.function,
         called_from=f"{line_of(caller)} in {written.function}" if written and caller else None,

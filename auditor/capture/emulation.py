@@ -28,10 +28,10 @@ class Endless(RuntimeError):
 
 
 class Emulation(Handler):
-    """Runs operations as CUDA does.
+    """Runs operations on a CPU as CUDA does.
 
-    lenient: compute in FP32 and round where CUDA has no half kernel, and for slow recurrent layers. most: maximum
-    number of operations, since a loop until two numbers agree may never end in half precision. seen: the number so far,
+    lenient: compute in FP32 and round if CUDA has no half kernel, and for slow recurrent layers. most: maximum number
+    of operations, since a loop until two numbers agree may never end in half precision. seen: the number so far,
     without casts, since plans add casts at scope boundaries.
     """
 
@@ -46,11 +46,11 @@ class Emulation(Handler):
     def enter(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments after CUDA's autocast."""
+        """The arguments after the casts of CUDA's autocast."""
         if not region.enabled or region.dtype == "float32":
             return args, kwargs
         row = format_of(getattr(torch, region.dtype))
-        writes = not isinstance(op, torch._ops.OpOverload) or mutates(op)  # autocast ignores what does
+        writes = not isinstance(op, torch._ops.OpOverload) or mutates(op)  # autocast ignores those that do
         how = "none" if writes else operation_of(op).autocast
         if how == "none" or row is None:
             return args, kwargs
@@ -72,7 +72,7 @@ class Emulation(Handler):
         self.seen += plain or not operation_of(op).cast
         if self.most is not None and self.seen > self.most:
             raise Endless(
-                f"ended after {self.most} operations, many more than FP32 takes: a loop goes on for longer in this format, or for ever"
+                f"stopped after {self.most} operations, many more than in FP32: in this format a loop takes longer or never ends"
             )
         if plain:
             return op(*args, **kwargs)
@@ -87,7 +87,7 @@ class Emulation(Handler):
 
 
 def _draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the operation only draws random numbers. Recurrent layers draw between layers, and need their half
+    """Whether the operation only draws random numbers. Recurrent layers draw between layers, but need their half
     kernels; dropout outside training returns its input."""
     row = operation_of(op)
     idle = row.thins and (args[2] if len(args) > 2 else kwargs.get("train")) is False
@@ -95,12 +95,12 @@ def _draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 _emulating: set[int] = set()
-"""Threads that do."""
+"""Ids of the threads inside `emulate`."""
 
 
 @contextmanager
 def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
-    """Run what the body runs on a CPU as it would run on `device`, forwards and backwards.
+    """Run the body on a CPU as it would run on `device`, forwards and backwards.
 
     Example:
 
@@ -109,19 +109,22 @@ def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
                 loss = loss_fn(model(inputs), targets)
             loss.backward()
 
-    Inside, `torch.autocast` of any device type follows CUDA's lists; matrix products of half-precision tensors sum in
-    FP32 and round once, and so do their gradients; other operations run in half; what CUDA lacks in half raises
-    RuntimeError; random numbers are drawn in FP32 and rounded; `GradScaler("cuda")` scales. Tensors stay on the CPU.
-    Compiled functions run eagerly. Afterwards nothing is switched on, however the body ends.
-    `torch.autocast("cuda")` and `GradScaler("cuda")` must be made inside: made outside, without CUDA, torch switches
-    them off. `backward()` must be called inside as well. Threads that the body starts are not emulated. Nested in the
-    same thread, the inner one changes nothing. Tensors on a GPU run natively.
-    most: operations after which the body ends with a RuntimeError, for loops that need not end in half.
-    Raises: MeasureError(slug="unknown-device"); MeasureError(slug="emulation-busy") where another run, in this thread
-    or another, is being recorded or emulated; MeasureError(slug="emulation-ended") where the body traced a model.
+    In the body, `torch.autocast` of any device type follows CUDA's lists; matrix products of half-precision tensors,
+    and their gradients, accumulate in FP32 and round once; other operations run in half precision; an operation that
+    CUDA lacks in half precision raises RuntimeError; random numbers are drawn in FP32 and rounded; `GradScaler("cuda")`
+    scales. Tensors stay on the CPU. Compiled functions run eagerly. The emulation ends with the body, even if the body
+    raises.
+    Create `torch.autocast("cuda")` and `GradScaler("cuda")` in the body: outside, without CUDA, torch disables them.
+    Call `backward()` in the body as well. Threads that the body starts are not emulated. A nested call in the same
+    thread changes nothing. Tensors on a GPU run natively.
+    most: number of operations after which the body ends with a RuntimeError, for loops that may not end in half
+    precision.
+    Raises: MeasureError(slug="unknown-device") if `device` is not "cuda"; MeasureError(slug="emulation-busy") if
+    another run, in this thread or another, is being recorded or emulated; MeasureError(slug="emulation-ended") if the
+    body traced a model.
     """
     if str(device) != "cuda":
-        raise MeasureError(f"there is no emulation of {str(device)!r}: known are 'cuda'.", slug="unknown-device")
+        raise MeasureError(f"there is no emulation of {str(device)!r}: use emulate('cuda').", slug="unknown-device")
     thread = threading.get_ident()
     if thread in _emulating:
         yield
@@ -136,7 +139,7 @@ def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def as_on(device: str, most: int | None = None) -> Iterator[None]:
-    """In the body run as on CUDA: natively on a GPU, emulated elsewhere with at most this many operations."""
+    """In the body, operations run as on CUDA: natively on a GPU, otherwise emulated, with at most `most` operations."""
     with nullcontext() if is_native(device) else emulate("cuda", most=most):
         yield
 

@@ -19,7 +19,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 @cache
 def written_arguments(op: Any) -> tuple[int | str, ...]:
-    """Positions of the arguments that an operation writes; names for keyword-only ones."""
+    """Positions of the arguments that an operation writes to; names for keyword-only arguments."""
     arguments = [
         (i, a) for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
     ]
@@ -27,7 +27,7 @@ def written_arguments(op: Any) -> tuple[int | str, ...]:
 
 
 def positional(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Convert keyword arguments to positional ones where possible, since Python's callers may use either."""
+    """Convert keyword arguments to positional ones if possible, since callers may use either."""
     if not kwargs:
         return args, kwargs
     kwargs, result = dict(kwargs), list(args)
@@ -41,14 +41,16 @@ def positional(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
 
 
 def with_defaults(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Add omitted defaults, since the functional variant may lack them, as `bernoulli.p` beside `bernoulli_`."""
+    """Append omitted defaults, since the functional variant may lack them: `bernoulli_` has a default p, `bernoulli.p`
+    none."""
     rest = op._schema.arguments[len(args) :]
     values = [a.default_value for a in rest if not a.kwarg_only and a.has_default_value()]
     return (*args, *values)
 
 
 def promotes(op: Any, x: torch.Tensor, given: Sequence[torch.Tensor]) -> bool:
-    """Whether the functional variant may return another dtype than `x`, which the operation itself writes."""
+    """Whether the functional variant may return another dtype than `x`, the tensor that the operation itself writes
+    to."""
     if operation_of(op).truth:
         return x.dtype is not torch.bool
     rank = _rank(x.dtype)
@@ -61,7 +63,7 @@ def _rank(dtype: torch.dtype) -> int:
 
 @cache
 def twin_of(op: Any) -> Any:
-    """The functional overload of an in-place operation `op`, with the same arguments; None where torch has none.
+    """The functional overload of an in-place operation `op`, with the same arguments; None if torch has none.
 
     Examples: `add_.Tensor` -> `add.Tensor`, `copy_` -> `copy`, `add.out` -> `add.Tensor`.
     """
@@ -76,7 +78,7 @@ def twin_of(op: Any) -> Any:
         return None
 
     def outline(arguments: Sequence[Any]) -> tuple[list[str], list[str]]:
-        """Types and names; the first may be `self` in one and `input` in the other."""
+        """Types and names; the first argument may be `self` in one overload and `input` in the other."""
         return [str(a.type) for a in arguments], [a.name for a in arguments[1:]]
 
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
@@ -94,7 +96,7 @@ copy.stands_for = _aten.copy.default  # type: ignore[attr-defined]
 
 
 class WritesOnCopies:
-    """An operation that writes its arguments and has no functional variant; it runs on copies.
+    """An operation that writes to its arguments and has no functional variant; it runs on copies of these arguments.
 
     A call returns (the operation's result, the written copies).
     """
@@ -153,8 +155,8 @@ def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
 
 
 def is_no_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> bool:
-    """Whether an operation that kept its input's dtype was not written as a cast, such as `x.to(device)`, which torch
-    records with x's dtype."""
+    """Whether an operation that kept its input's dtype was not written as a cast: torch records `x.to(device)` with x's
+    dtype."""
     dtype = cast_to(op, given, args, kwargs)
     return dtype is None or (op is _aten.to.dtype_layout and dtype is given[0].dtype)
 
@@ -162,7 +164,7 @@ def is_no_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> bo
 def shape_from(op: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
     """Arguments whose entries determine the shape of the result."""
     how = operation_of(op).shape_from
-    if how == "masks":  # where one number is put under them, it fits whatever they choose
+    if how == "masks":  # a single number fits any selection
         single = len(args) > 2 and args[2].numel() == 1
         chosen = [] if single else [x for x in args[1] if isinstance(x, torch.Tensor) and x.dtype in _MASKS]
     elif how == "classes":

@@ -1,4 +1,4 @@
-"""Intercepts whole operations, before autograd and autocast; the only module that uses torch's private functions.
+"""Intercepts whole operations, before autograd and autocast, with private functions of torch.
 
 Tested on torch 2.11, the oldest version in pyproject.toml, and 2.13.
 """
@@ -29,15 +29,16 @@ _KEY = torch._C.DispatchKey.PreDispatch
 _AUTOCAST_KEYS = map(torch._C._dispatch_key_parse, ("AutocastCPU", "AutocastCUDA", "AutocastPrivateUse1"))
 _AUTOCAST = reduce(or_, map(torch._C.DispatchKeySet, _AUTOCAST_KEYS))
 _KEY_BELOW = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
-"""An autocast key without kernels and tensors of its own: functorch hands operations to ours there, as to CUDA's."""
+"""An autocast key that has no kernels and no tensors: functorch passes operations to our kernels there, as to
+CUDA's."""
 _BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")
-"""Included in `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap is older than functorch."""
+"""Active in `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap is older than functorch."""
 
 _RUNNING = threading.Lock()
 
 
 class Handler:
-    """Runs a model's operations instead of torch; this base class does what torch does outside autocast."""
+    """Runs a model's operations in place of torch; this base class does what torch does outside autocast."""
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """Run one operation as the user's code called it, with autocast disabled."""
@@ -46,11 +47,12 @@ class Handler:
     def enter(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of an operation on CUDA's autocast lists, after functorch's transforms; `part` runs it."""
+        """The arguments of an operation on CUDA's autocast lists, below functorch's transforms; `part` runs the
+        operation."""
         return args, kwargs
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        """Run one of the operations that a transformed one consists of, on plain tensors."""
+        """Run one of the operations into which functorch splits another, on plain tensors."""
         return op(*args, **kwargs)
 
 
@@ -58,16 +60,17 @@ class Handler:
 def intercept(
     handler: Handler, depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | None = None
 ) -> Iterator[None]:
-    """In the body every operation of this thread goes through `handler`. around: the region around it, see `one_stack`.
+    """In the body, every operation of this thread goes through `handler`. around: dtype of a region around it, see
+    `one_stack`.
 
     Autocast regions of every device type share one stack; PyTorch's fused transformer path is off, since it bypasses
-    modules; compiled functions run eagerly. Raises: MeasureError(slug="emulation-busy"), in another thread or in the
-    body of another one; MeasureError(slug="emulation-ended") where the body traced a model.
+    modules; compiled functions run eagerly. Raises: MeasureError(slug="emulation-busy") if another body is open, in any
+    thread; MeasureError(slug="emulation-ended") if the body traced a model.
     """
     if not _RUNNING.acquire(blocking=False):
         raise MeasureError(
-            "another run is being recorded or emulated, and torch allows one at a time in a process: "
-            "let it end before this one begins.",
+            "another run is being recorded or emulated, and torch allows only one at a time in a process: "
+            "start this run after the other has ended.",
             slug="emulation-busy",
         )
     with ExitStack() as stack:
@@ -83,7 +86,7 @@ def intercept(
 
 
 class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that sees operations before autograd and autocast; its slot requires this base class."""
+    """A dispatch mode that sees operations before autograd and autocast; torch requires this base class for it."""
 
     def __init__(self, handler: Handler) -> None:
         TorchDispatchMode.__init__(self, _KEY)  # type: ignore[no-untyped-call]
@@ -96,8 +99,8 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if taken_off:
             raise MeasureError(
-                "a tracer such as torch.export ran inside the model and switched off the recording of its operations: trace the "
-                "model before or after.",
+                "a tracer such as torch.export ran inside the model and switched off the recording of operations: "
+                "trace the model before or after this run, not during it.",
                 slug="emulation-ended",
             )
 
@@ -111,8 +114,8 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
         if operation_of(func).unfolds:
             with self:
                 return func._op_dk(_kernel_of_parts(func), *args, **kwargs)
-        region = region_now()  # inside the guards below autocast always looks closed
-        # Without the first guard RNNs take Python's decomposition, step by step.
+        region = region_now()  # before the guards below, inside which autocast looks disabled
+        # Without the first guard, RNNs run as Python's decomposition, step by step.
         with torch._C._DisablePythonDispatcher(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             if not _is_transformed(tensors_in((args, kwargs))):
                 return self.handler.whole(func, args, kwargs, region)
@@ -122,14 +125,14 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
 
 @cache
 def _kernel_of_parts(op: Any) -> Any:
-    """The dispatch key of the kernel that calls other operations."""
+    """The dispatch key of the kernel that consists of calls of other operations."""
     keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return torch._C._dispatch_key_parse(next(key for key in keys if has(op.name(), key)))
 
 
 class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode below functorch; it sees the operations that the first mode passed on."""
+    """A dispatch mode below functorch, for the operations that the first mode passed on."""
 
     supports_higher_order_operators = True
     _should_skip_dynamo = _Whole._should_skip_dynamo
@@ -149,12 +152,12 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _below: list[_Parts] = []
-"""The modes of the transformed operations that the run is in."""
+"""The modes of the transformed operations that are running."""
 
 
 @contextmanager
 def _cast_below(parts: _Parts) -> Iterator[None]:
-    """In the body operations on CUDA's lists are observed where autocast acts: below functorch, above autograd."""
+    """In the body, operations on CUDA's lists are observed where autocast acts: below functorch, above autograd."""
     if not parts.region.enabled:
         yield
         return
@@ -216,7 +219,7 @@ _BODIES: dict[str, Callable[..., Any]] = {
     "cond": lambda pred, true_fn, false_fn, operands=(): (true_fn if pred else false_fn)(*operands),
     "while_loop": _while_loop,
 }
-"""Operators whose own kernels refuse to run while a mode is active."""
+"""Replacements for operators whose own kernels refuse to run while a mode is active."""
 
 
 def _is_transformed(tensors: list[torch.Tensor]) -> bool:

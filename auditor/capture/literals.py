@@ -28,20 +28,22 @@ T = TypeVar("T")
 
 _FP16 = FORMATS["fp16"]
 _LEAST, _TIMES = 1_000, 2
-"""A low run that takes more operations, for each of the FP32 run, is on a path of its own: solvers halve their steps."""
+"""Operation limit of a low run: this many, plus this many per operation in FP32. A longer run is on another path, as
+when a solver halves its steps."""
 
 _JUST_BELOW_ONE = 1 - torch.finfo(torch.float32).eps
 _LEAST_ORDINARY, _MOST_ORDINARY = 1 / 512, 8
-"""Numbers between these are at home in every format: smaller ones keep from a division by 0, e to a larger one may overflow."""
+"""Literals between these limits exist in every format. A smaller one may prevent a division by 0; exp of a larger one
+may overflow."""
 
 
 def compare_literals(
     captured: Capture, recording: Recording, model: nn.Module, batch: Batch, formats: tuple[str, ...], seed: int
 ) -> Capture:
-    """Add to the capture how its literals and constants change when the model runs in low precision.
+    """Add to the capture how its literals and constants change if the model runs in low precision.
 
-    If a run fails in the format, the FP32 literals stay, and the measurements name the failure. For a format that torch
-    cannot compute in, FP16 replaces it, since FP16's limits all differ from FP32's.
+    If a run fails in the format, the FP32 literals stay, and the measurements report the failure. A format that torch
+    cannot compute in is replaced by FP16, since all of FP16's limits differ from FP32's.
     """
     leaves = tree_leaves([(node.args, node.kwargs) for node in recording.graph.nodes])
     numbers = {abs(x) for x in leaves if isinstance(x, float)}  # some may depend on a dtype, such as a limit of float32
@@ -77,14 +79,14 @@ def compare_literals(
 
 
 def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
-    """The changes in each format, for one node or placeholder."""
+    """{format: changes in that format}, for one node or placeholder."""
     return {fmt: by_name[name] for fmt, by_name in found.items() if name in by_name}
 
 
 def _low_run(
     recording: Recording, model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int, *, stored: bool
 ) -> Recording | None:
-    """The recording of the model stored in the format, or under autocast; None where it fails."""
+    """The recording of the model stored in the format, or under autocast; None if the run fails."""
     handler = Emulation(lenient=True, most=_LEAST + _TIMES * recording.operations)
     around = None if stored else Region(True, str(dtype).removeprefix("torch."))
     batch = lowered_batch(batch, dtype) if stored else batch
@@ -105,10 +107,10 @@ def _constants(recording: Recording) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _differences(ours: Recording, theirs: Recording, row: Format) -> ByNode:
-    """The differences of a low run, in terms of the format."""
+    """{node: literals of the low run that differ}, translated to `row` if torch cannot compute in it."""
     result: ByNode = {}
     twins = {other: node for node, other in align(_operations(ours), _operations(theirs))}
-    kinds = ({float}, {float, int}, {torch.dtype})  # two integers are sizes, or places
+    kinds = ({float}, {float, int}, {torch.dtype})  # two integers are sizes or indices
     for other, node in twins.items():
         pairs: list[tuple[int | str, Any, Any]] = [
             *((index, a, b) for index, (a, b) in enumerate(zip(node.args, other.args, strict=False))),
@@ -150,6 +152,6 @@ def translate(found: Literals, row: Format) -> Literals:
 
 
 def _limits(row: Format) -> tuple[float, ...]:
-    """The values of `torch.finfo` for a format: max, tiny, eps, resolution, and 1 - eps, a common clamp."""
+    """The values of `torch.finfo` for a format (max, tiny, eps, resolution), and 1 - eps, a common clamp."""
     resolution = 10.0 ** -math.floor(row.mantissa * math.log10(2))
     return row.largest, row.smallest_normal, row.epsilon, resolution, 1 - row.epsilon

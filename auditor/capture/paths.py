@@ -1,4 +1,5 @@
-"""Determines for which batches a recorded graph is valid, walks it, and matches the operations of two graphs."""
+"""Determines for which batches a recorded graph is valid; traverses graphs, and matches the operations of two
+graphs."""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ T = TypeVar("T")
 
 
 def key_of(batch: Batch) -> tuple[int, ...]:
-    """The key of a batch: its tensors."""
+    """The key of a batch: the ids of its tensors."""
     return tuple(id(x) for x in tensors_of(batch))
 
 
 def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[tuple[int, ...]]:
-    """Keys of the other batches whose runs have the same operations and numbers as the first; each shape is run
-    once."""
+    """Keys of the batches with the first one's shapes whose runs have the same operations and constants as the first
+    run."""
     first, *others = (*subject.batches, *subject.held_out)
     result = set[tuple[int, ...]]()
     for batch in (batch for batch in others if _shapes(batch) == _shapes(first)):
@@ -48,14 +49,14 @@ def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[
 
 
 def usable(capture: Capture, subject: Subject, batches: Sequence[Batch] | None = None) -> list[Batch]:
-    """The batches, by default the audited ones, for which the captured graph is valid: same shapes and path as a
+    """The batches, by default the calibration inputs, for which the recorded graph is valid: same shapes and path as a
     recorded batch."""
     chosen = subject.batches if batches is None else batches
     return [batch for batch in chosen if path_of(capture, subject, batch) is not None]
 
 
 def path_of(capture: Capture, subject: Subject, batch: Batch) -> Capture | None:
-    """The recorded path that a batch takes; None if it is not recorded."""
+    """The recorded path that a batch takes; None if that path is not recorded."""
     for path in capture.paths or (ModelPath(capture, subject.batches),):
         first, result = path.batches[0], path.capture
         known = result.method == "run" or key_of(batch) == key_of(first) or key_of(batch) in result.same_path
@@ -84,7 +85,7 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def reach(starts: Iterable[H], following: Callable[[H], Iterable[H]]) -> list[H]:
-    """These items and all that follows from them, each once."""
+    """`starts` and all items that follow from them, each once."""
     waiting, result = list(starts), dict[H, None]()
     while waiting:
         item = waiting.pop()
@@ -95,12 +96,12 @@ def reach(starts: Iterable[H], following: Callable[[H], Iterable[H]]) -> list[H]
 
 
 def align(ours: Iterable[tuple[str, Hashable, S]], theirs: Iterable[tuple[str, Hashable, T]]) -> Iterator[tuple[S, T]]:
-    """Match items of two runs, given as (module, key, item): in every module, items with equal keys in the same
+    """Match items of two runs, given as (module, key, item): within a module, items with equal keys in the same
     order."""
     others = _by_module(theirs)
     for module, (keys, items) in _by_module(ours).items():
         their_keys, their_items = others.get(module, ([], []))
-        if keys == their_keys:  # nearly always; the general way takes the square of the length
+        if keys == their_keys:  # the usual case; the general one takes quadratic time
             yield from zip(items, their_items, strict=True)
             continue
         for a, b, size in SequenceMatcher(None, keys, their_keys, autojunk=False).get_matching_blocks():
@@ -108,7 +109,7 @@ def align(ours: Iterable[tuple[str, Hashable, S]], theirs: Iterable[tuple[str, H
 
 
 def same_operations(ours: Capture, theirs: Capture) -> dict[str, str]:
-    """{operation of one graph: the same operation of the other}: by module, name and line."""
+    """{operation of one graph: the same operation in the other}, matched by module, name and line."""
     return dict(align(_operations(ours), _operations(theirs)))
 
 

@@ -48,11 +48,11 @@ def record(
     handler: Handler | None = None,
     around: Region | None = _FP32,
 ) -> tuple[Recording, NamedTensors]:
-    """Run the model once on a batch and record its operations; also returns its output tensors.
+    """Run the model once on a batch and record its operations; also returns the model's output tensors.
 
     handler: runs the operations, by default as torch does. around: the autocast region of the run. A float32 region
-    casts nothing, but reveals which regions the user's code switches off. The batch's tensors are copied; the caller
-    restores the model's.
+    casts nothing, but shows which regions the user's code disables. The batch's tensors are copied; the caller restores
+    the model's.
     """
     recording, calls = Recording(), Calls(model)
     recorder = _Recorder(recording, calls, handler or Handler(), around)
@@ -109,8 +109,9 @@ class _Recorder(Handler):
         return result
 
     def note_returned(self, call: Call, result: Any) -> None:
-        """A module call ends: a plan's wrapper converts its returned tensors, but not those in attributes."""
-        with torch._C.DisableTorchFunction():  # where its tensors lie is no question of the model's
+        """Called when a module call ends: a plan's wrapper converts the returned tensors, but not those in
+        attributes."""
+        with torch._C.DisableTorchFunction():  # these are not the model's own calls
             for x in tensors_of(result):
                 while torch._C._functorch.is_functorch_wrapped_tensor(x):
                     x = torch._C._functorch.get_unwrapped(x)
@@ -118,7 +119,7 @@ class _Recorder(Handler):
                     self.recording.returned.setdefault(self.values.node_of(x).name, []).append(call.key)
 
     def notice_reads(self, *given: torch.Tensor) -> None:
-        """Record that Python reads tensor values, or that a shape depends on them."""
+        """Record that Python reads the values of these tensors, or that a shape depends on them."""
         nodes = [self.values.node_of(x) for x in given]
         self.recording.reads |= any(node in self.builder.fed for node in nodes)
 
@@ -158,9 +159,9 @@ class _Recorder(Handler):
         known, apart = {id(x) for x in given}, set[int]()
 
         def own(x: torch.Tensor) -> torch.Tensor:
-            """A cast that changes nothing returns its input: give the result a separate name and node."""
+            """A cast without effect returns its input: give the result a separate name and node."""
             if id(x) in known:
-                with suppress(RuntimeError, NotImplementedError):  # layouts that know no views
+                with suppress(RuntimeError, NotImplementedError):  # layouts without views
                     x = _aten.alias.default(x)
                 apart.add(id(x))
             return x
@@ -174,9 +175,10 @@ class _Recorder(Handler):
         return result
 
     def _arguments(self, op: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], bool]:
-        """The arguments with nodes for tensors, and copies of unknown ones; and whether results must be stored.
+        """The arguments, with nodes for tensors; and whether the result must be stored as a constant.
 
-        Values that determine the shape of a result are stored where rounding could change them.
+        Values that determine the shape of a result are stored if rounding could change them. Unknown tensors become
+        constants.
         """
         choosing = shape_from(op, args)
         chosen = {id(x) for x in choosing if self.values.node_of(x) not in self.builder.exact}
@@ -197,7 +199,8 @@ class _Recorder(Handler):
         return tree, floating
 
     def _ragged_size(self, size: torch.SymInt, ragged: list[torch.Tensor]) -> Any:
-        """The length of a ragged dimension, a symbol that belongs to one tensor and differs in a replay."""
+        """The length of a ragged dimension as a node: torch's symbol for it belongs to one tensor and differs in a
+        replay."""
         sizes: list[tuple[torch.Tensor, int, Any]] = [(x, dim, x.size(dim)) for x in ragged for dim in range(x.dim())]
         for x, dim, own in sizes:
             if isinstance(own, torch.SymInt) and own == size:
@@ -213,7 +216,7 @@ class _Recorder(Handler):
         args, kwargs = before
         unchanged = op.namespace == "aten" and isinstance(result, torch.Tensor) and id(result) in apart
         if unchanged and is_no_cast(op, given, *before):
-            self.values.same(result, given[0])  # dropout outside of training, what is contiguous already
+            self.values.same(result, given[0])  # dropout outside training, contiguous() without effect
             return
         if operation_of(op).writes_statistics and args[5] and args[3] is not None:
             self._by_batch(op, given, args, result)
@@ -222,7 +225,7 @@ class _Recorder(Handler):
         if draw is not None:
             target, kwargs = PinnedDraw(op, draw), _without_generator(kwargs)
         found = list(_places_of(result))
-        if not found and op.namespace != "aten":  # a number or a truth
+        if not found and op.namespace != "aten":  # a number or a bool
             self.notice_reads(*given)
         moved = target is _aten.to.dtype and given and result.device != given[0].device
         node = args[0] if moved and is_no_cast(op, given, *before) else self._emit(target, args, kwargs, result)
@@ -249,7 +252,7 @@ class _Recorder(Handler):
         return node
 
     def _by_batch(self, op: Any, given: list[torch.Tensor], args: Any, result: torch.Tensor) -> None:
-        """A batch norm over the batch writes its running statistics, which its schema does not declare."""
+        """Record a batch norm in training mode, which writes running statistics that its schema does not declare."""
         by_node = {self.values.node_of(x): x for x in given}
         running = [by_node[args[3]], by_node[args[4]]]
         if op is _aten.batch_norm.default:
@@ -260,7 +263,7 @@ class _Recorder(Handler):
             for index, x in enumerate(running):
                 self.values.write(x, self._emit(operator.getitem, (node, 3 + index), {}, x))
         else:
-            apart = (*args[:3], None, None, *args[5:])  # by the batch's statistics: the result depends on no others
+            apart = (*args[:3], None, None, *args[5:])  # the result depends only on the batch's statistics
             self.values.bind(result, self._emit(op, apart, {}, result))
             self._record_on_copies(op, (3, 4), args, {}, running, None, None)
 
@@ -293,10 +296,10 @@ class _Recorder(Handler):
         out = {a.name for a in op._schema.arguments if a.is_out}
         value = result if isinstance(result, (torch.Tensor, tuple, list)) else changed[0]
         node = self._emit(target, node_args, {k: v for k, v in node_kwargs.items() if k not in out}, value)
-        single = len(written) == 1 and isinstance(result, torch.Tensor)  # no list of its own
+        single = len(written) == 1 and isinstance(result, torch.Tensor)  # not a list
         for index, x in enumerate(written):
             own = node if single else self._emit(operator.getitem, (node, index), {}, x)
-            if promotes(op, x, tensors_of((args, kwargs)) if single else [x]):  # what is written keeps its dtype
+            if promotes(op, x, tensors_of((args, kwargs)) if single else [x]):  # the written tensor keeps its dtype
                 own = self._emit(_aten.to.dtype, (own, x.dtype), {}, x)
             self.values.write(x, own)
 
@@ -331,5 +334,5 @@ def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the generator, which the draw contains. None stays: some overloads require it."""
+    """Remove the generator, whose state the draw contains. None stays: some overloads require it."""
     return {key: value for key, value in kwargs.items() if key != "generator" or value is None}

@@ -1,4 +1,4 @@
-"""Emulates a GPU's autocast regions: one stack for every device type, and no region that disables itself."""
+"""Emulates a GPU's autocast regions: one stack for every device type, and no region disables itself without a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Region(NamedTuple):
 
 
 class _OpenRegion(NamedTuple):
-    """An open region, with the state before it. depth: number of open module calls."""
+    """An open region, with torch's autocast state before it. depth: number of open module calls on entry."""
 
     region: Any
     flags: _Flags
@@ -62,13 +62,14 @@ def region_now() -> Region:
 
 
 def entered_at() -> int:
-    """Number of open module calls where the innermost region was entered."""
+    """Number of open module calls on entry of the innermost open region; 0 if none is open."""
     stack = _STATE.stack
     return stack.entered[-1].depth if stack is not None and stack.entered else 0
 
 
 def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast `x` to `dtype`; inside a region a weight is cast once, so gradients of its uses are summed low."""
+    """Cast `x` to `dtype`; inside a region a weight is cast once, so that the gradients of its uses are summed in low
+    precision."""
     stack = _STATE.stack
     kept = x.requires_grad and x.is_leaf and x.dtype is torch.float32 and not x._is_view()
     if not kept or stack is None or not stack.entered or not torch.is_autocast_cache_enabled():
@@ -85,15 +86,15 @@ def one_stack(depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | Non
     """In the body, in this thread, `torch.autocast` of every device type opens and closes the same region.
 
     Queries of the autocast state, for any device, return that region. depth_of: returns the number of open module
-    calls, at each entry of a region. around: the dtype of a region around the body; float32 casts nothing, but reveals
-    where autocast is switched off. Other threads are unaffected, and this thread is restored afterwards, whatever the
-    body left open.
+    calls, called on each entry of a region. around: the dtype of a region around the body; float32 casts nothing, but
+    shows where autocast is disabled. Other threads are unaffected, and this thread is restored afterwards, even if the
+    body left regions open.
     """
     outer, before, cached, nesting = _STATE.stack, _flags(), torch.is_autocast_cache_enabled(), _nesting_depth()
     with written_as_meant():
         _STATE.stack = _Stack(depth_of)
         try:
-            # The region that is open already, CUDA's before the CPU's; else what CUDA's are in by default.
+            # Start with the open region, CUDA's before the CPU's; if none is open: disabled, with CUDA's default dtype.
             opened = next((flag[1:] for flag in reversed(before) if flag[1]), (False, before[-1][2]))
             _mirror(*(opened if around is None else (True, around)))
             yield
@@ -109,7 +110,7 @@ def one_stack(depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | Non
 
 @contextmanager
 def written_as_meant() -> Iterator[None]:
-    """In the body `torch.autocast("cuda")` keeps its settings without CUDA, which would disable it."""
+    """In the body, `torch.autocast("cuda")` keeps its settings without CUDA; torch itself would disable it."""
     with ExitStack() as stack:
         for name, method in (("__init__", _init), ("__enter__", _enter), ("__exit__", _exit)):
             stack.enter_context(swap_attribute(_Autocast, name, method))
@@ -139,9 +140,7 @@ def _enter(self: Any) -> Any:
 def _exit(self: Any, *exception: Any) -> Any:
     stack = _STATE.stack
     entered = [one for one in stack.entered if one.region is self] if stack is not None else []
-    if (
-        stack is None or not entered
-    ):  # of another thread, or of a generator that outlives its body: then all was put back
+    if stack is None or not entered:  # of another thread, or of a generator that outlived the body: restored already
         return _ORIGINAL["__exit__"](self, *exception) if hasattr(self, "prev") else False
     stack.entered.remove(entered[-1])
     if torch.autocast_decrement_nesting() == 0:
@@ -154,7 +153,7 @@ def _exit(self: Any, *exception: Any) -> Any:
 
 
 def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-    """The cast of `custom_fwd`: tensors of its device type, which CPU tensors stand for."""
+    """The cast of `custom_fwd`, which converts tensors of its device type; CPU tensors count as such."""
     value = _ORIGINAL_CAST(value, device_type, dtype)
     return value if _STATE.stack is None or device_type == "cpu" else _ORIGINAL_CAST(value, "cpu", dtype)
 

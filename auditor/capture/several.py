@@ -14,7 +14,7 @@ from .capture import record_path
 from .paths import same_operations
 
 MOST_PATHS = 8
-"""Paths that are recorded: each costs a recording, and the measuring of its batches."""
+"""Maximum number of recorded paths: each costs a recording, and measurements on its batches."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class RecordedPaths:
 
 
 def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> RecordedPaths:
-    """Record the first batch, and each later one with other shapes or another branch.
+    """Record the first batch, and each later batch with other shapes or another branch.
 
-    Raises: CaptureError where the first batch cannot be recorded; for others there is a warning.
+    Raises: CaptureError if the first batch cannot be recorded; for later batches there is a warning.
     """
     first = record_path(subject, formats, seed)
     each, unjudged = [first], list[str]()
@@ -77,7 +77,7 @@ def number_of(subject: Subject, batch: Batch) -> int:
 
 
 def join_paths(paths: Sequence[ModelPath], warnings: Sequence[str] = ()) -> Capture:
-    """One graph with all paths side by side; of paths with the same operations, only the first.
+    """One graph that contains all paths; of paths with the same operations, only the first.
 
     Paths share parameters and buffers, and nothing else.
     """
@@ -119,7 +119,7 @@ def _without(batches: Sequence[Batch], others: Sequence[Batch]) -> list[Batch]:
 
 
 def _operations_in(capture: Capture) -> list[object]:
-    """Everything the stages read of a recording except numbers that depend on shapes: equal for equal operations."""
+    """All that the stages read of a recording, except numbers that depend on shapes: equal for equal operations."""
     nodes = [
         (n.name, n.op, n.owner, n.source, n.inputs, n.dtype, n.region, n.in_place, n.function, n.calls, n.returned)
         for n in capture.nodes.values()
@@ -129,8 +129,8 @@ def _operations_in(capture: Capture) -> list[object]:
 
 
 def _named_apart(capture: Capture, number: int, taken: Collection[str]) -> Capture:
-    """Rename the nodes of a recording that clash with others, except for the model's tensors; the first batch's stay.
-    number: of the first batch recorded on this path."""
+    """Rename nodes of a recording whose names are `taken`, except the model's tensors; the first batch's keep their
+    names. number: of the first batch recorded on this path."""
     if number == 1:
         return capture
     bind, shared = capture.bind, {place.name for place in capture.placeholders if place.fqn is not None}
@@ -174,7 +174,7 @@ def _named_apart(capture: Capture, number: int, taken: Collection[str]) -> Captu
 
 
 def _beside_each_other(captures: Sequence[Capture]) -> fx.Graph:
-    """One graph of all, placeholders first and without duplicates."""
+    """One graph with all recordings, placeholders first and without duplicates."""
     graph, ends, placed = fx.Graph(), list[fx.Node](), dict[str, fx.Node]()
     graphs = [capture.graph_module.graph for capture in captures]
     for node in (node for own in graphs for node in own.find_nodes(op="placeholder")):

@@ -24,16 +24,16 @@ _INSTALLED = tuple({f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("purel
 _STANDARD = f"{sysconfig.get_paths()['stdlib']}{os.sep}"
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 _GENERATED = "<eval_with_key>"
-"""What torch.fx calls the code that it writes."""
+"""File name of the code that torch.fx generates."""
 _MODULE = nn.Module.__call__.__code__.co_filename
 _AUTOGRAD = torch.autograd.function.__file__
 _PASSING_ON = frozenset({"__torch_function__", "__torch_dispatch__"})
-"""Methods that hand on an operation which another line wrote."""
+"""Methods that only pass on an operation from another line."""
 _INLINE = re.compile(r"\.<locals>\.<(?:list|set|dict)comp>|\.<locals>\.<genexpr>")
 
 
 class Place(NamedTuple):
-    """The position of an expression; column: in characters from 1, None where Python does not record it."""
+    """The position of an expression; column: in characters from 1, None if Python does not record it."""
 
     file: str
     line: int
@@ -50,10 +50,10 @@ class SourceLine:
 
 
 def written_at(outermost: CodeType) -> SourceLine | None:
-    """The innermost line outside torch, and a call that led to it.
+    """The innermost source line outside torch, and a call that led to it; None if all code is torch's.
 
-    For a library's line, the call is the user's line that called the library. Otherwise it is the caller's line in a
-    `forward`, or else in the outermost function. None if that is the same function.
+    For a line of a library, the call is the user's line that called the library. Otherwise it is the caller's line in a
+    `forward`, or else in the outermost function. There is no call if that is the same line.
 
     outermost: the function whose frame ends the search, since its callers are not the model's code.
     """

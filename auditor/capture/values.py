@@ -30,7 +30,7 @@ class Memory:
 
 @dataclass(eq=False)
 class Entry:
-    """One tensor: its node since `version` of its root, and for a view, how it was made."""
+    """One tensor: its node, current since `version` of its root; and for a view, how it was made."""
 
     node: fx.Node
     geometry: Geometry
@@ -49,7 +49,7 @@ class Entry:
 
 
 class Values:
-    """All tensors of a run. constant(tensor) -> node adds a tensor of unknown origin."""
+    """All tensors of a run, with their nodes. constant(tensor) -> node adds a tensor of unknown origin."""
 
     def __init__(self, emit: Emit, constant: Constant) -> None:
         self._emit, self._constant = emit, constant
@@ -57,7 +57,7 @@ class Values:
         self._memories: dict[int, Memory] = {}
 
     def node_of(self, x: torch.Tensor) -> fx.Node:
-        """The node with this tensor's current entries; an unknown tensor becomes a constant, with a copy."""
+        """The node with this tensor's current entries; an unknown tensor becomes a constant with copied entries."""
         return self._current(self._entry(x))
 
     def knows(self, x: torch.Tensor) -> bool:
@@ -77,11 +77,11 @@ class Values:
         if view is None or view.op is _aten.as_strided.default:
             views = ((entry, find_view(geometry, entry.geometry)) for entry in parent.chain)
             within = next(((entry, view) for entry, view in views if view is not None), None)
-            if within is None:  # neither in the source nor in what that is a view of
+            if within is None:  # not a view of any tensor in the chain
                 self.bind(x, node)
                 return
             parent, view = within
-            if parent.chain[-1].version:  # what has been written to lies differently in a replay
+            if parent.chain[-1].version:  # a written tensor has another layout in a replay
                 node = read(self._emit, self._constant, view, geometry, parent.geometry, self._current(parent))
         above = parent.source
         same = above is not None and parent.view.reshapes(parent.geometry, above.geometry)
@@ -121,7 +121,7 @@ class Values:
         for other in root.memory.roots if root.memory is not None else ():
             pairs = (other.node, other.geometry), (root.node, root.geometry)
             seen = overwrite(self._emit, self._constant, *pairs) if other is not root else None
-            if seen is not None:  # a view made out of sight sees what was written
+            if seen is not None:  # a view made by an unseen operation shows the new entries
                 other.node, other.version = seen, other.version + 1
 
     def _entry_of(self, x: torch.Tensor) -> Entry | None:

@@ -13,7 +13,8 @@ from torch import fx
 from ..numerics.nodes import operation_of
 
 Emit = Callable[..., fx.Node]
-"""emit(target, args, kwargs, val) -> node: puts an operation in the recording. val: a tensor of the result's shape."""
+"""emit(target, args, kwargs, val) -> node: adds an operation to the recording. val: a tensor with the result's
+shape."""
 
 Constant = Callable[[torch.Tensor], fx.Node]
 
@@ -35,7 +36,7 @@ class Geometry(NamedTuple):
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
 
     def places(self) -> torch.Tensor:
-        """Positions of the entries in the storage, in their own order."""
+        """Positions of the tensor's entries in the storage, in the tensor's order."""
         assert self.stride is not None
         places = torch.full(self.shape, self.offset)
         for dim, (size, step) in enumerate(zip(self.shape, self.stride, strict=True)):
@@ -53,7 +54,7 @@ class View:
     index: int | None = None
 
     def reshapes(self, geometry: Geometry, source: Geometry) -> bool:
-        """Whether it has the same entries in the same order, possibly in another shape."""
+        """Whether the view has all entries of its source in the same order, possibly in another shape."""
         same = geometry.dtype == source.dtype and _count(geometry.shape) == _count(source.shape)
         return same and operation_of(self.op).entries == "same"
 
@@ -62,7 +63,7 @@ ALIAS = View(_aten.alias.default)
 
 
 class Selection:
-    """A view made by an unknown operation: entries at some positions of its source, in the source's order."""
+    """A view made by an unknown operation: entries at some positions of the source, in the source's order."""
 
     def __init__(self, places: torch.Tensor, shape: tuple[int, ...]) -> None:
         self.places, self.shape = places, shape
@@ -70,7 +71,7 @@ class Selection:
 
 
 def find_view(own: Geometry, source: Geometry) -> View | None:
-    """The view with the layout `own`; None if it is not inside the source."""
+    """The view of `source` that has the layout `own`; None if `own` does not lie inside the source."""
     if own.dtype != source.dtype or own.stride is None or source.stride is None:
         return None
     if own == source:
@@ -94,7 +95,7 @@ def read(emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geom
         return _take(emit, constant, whole, view.op, value)
     if view.index is None:
         return emit(view.op, (whole, *view.args), view.kwargs, value)
-    if operation_of(view.op).packet == "unbind":  # one of many results: the others are of no use here
+    if operation_of(view.op).packet == "unbind":  # one of many results: the others are not needed
         return emit(_aten.select.int, (whole, _dim_of(view), view.index), {}, value)
     along = _slice_of(own, parent)
     if along is not None:
@@ -106,7 +107,7 @@ def read(emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geom
 def scatter(
     emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geometry, whole: fx.Node, part: fx.Node
 ) -> fx.Node:
-    """The parent's entries after its view was set to `part`."""
+    """The parent's entries after one of its views was set to `part`."""
     if view.op is _aten.alias.default:
         return part
     value, row = parent.outline(), operation_of(view.op)
@@ -148,7 +149,7 @@ def put(
 def overwrite(
     emit: Emit, constant: Constant, other: tuple[fx.Node, Geometry], written: tuple[fx.Node, Geometry]
 ) -> fx.Node | None:
-    """Entries of a tensor after a write to another tensor in its storage; None if unaffected."""
+    """A tensor's entries after a write to another tensor in the same storage; None if they are unaffected."""
     (whole, own), (node, source) = other, written
     if own.dtype != source.dtype or own.stride is None or source.stride is None:
         return None
@@ -215,7 +216,7 @@ def _slice_of(own: Geometry, parent: Geometry) -> tuple[int, int, int] | None:
 
 
 def _indices_of(among: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:
-    """Indices of `places` in `among`; None where one is missing."""
+    """Indices of `places` in `among`; None if one is missing."""
     order = among.argsort()
     at = torch.searchsorted(among[order], places).clamp(max=max(0, len(among) - 1))
     if not len(among):
@@ -229,12 +230,12 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def address(x: torch.Tensor) -> int | None:
-    """A key for a tensor's storage, unique among live ones; None without a storage."""
+    """A key for a tensor's storage, unique among live storages; None if the tensor has no storage."""
     if x.layout is not torch.strided or x.is_quantized or x.is_nested:
         return None
     try:
         return int(x.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # tensors that wrap others have no storage of their own
+    except (RuntimeError, NotImplementedError):  # wrapper tensors have no storage
         return None
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 class AuditTarget(Verb):
-    """Which layers of a PyTorch model can run in FP16 or BF16, which must stay FP32, why, and what it costs. The word
-    `audit` may be left out: `python -m auditor TARGET`."""
+    """Report which layers of a PyTorch model can run in FP16 or BF16, which must stay FP32, and why. The word `audit`
+    may be left out: `python -m auditor TARGET`."""
 
     configurable = True
     takes = ("target", *(name for name, option in OPTIONS.items() if option.flag))

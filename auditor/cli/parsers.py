@@ -20,8 +20,8 @@ from .verbs import Apply, Diff, Explain, ExplainLayer, Fleet, Rehearse, Rules, S
 
 EPILOG = """\
 TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments: model.py:Net(width=8).
-or timm:NAME, or hf:NAME_OR_PATH, where those packages are installed.
-exit code: 0 clean, 1 findings at or above --fail-on or no plan within --max-drop, 2 error,
+TARGET can also be timm:NAME or hf:NAME_OR_PATH, if timm or transformers is installed.
+exit code: 0 success; 1 a finding at or above --fail-on, or no plan within --max-drop; 2 error;
   130 interrupted
 """
 PATHS = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}

@@ -1,4 +1,4 @@
-"""The verbs beside `audit`: they print or convert rules, errors, plans and past audits, audit many models, or rehearse."""
+"""All verbs except `audit`: they print or convert rules, errors, plans and past audits, audit many models, or rehearse."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ PATCHED, INDEX = "patched_model.py", "index.html"
 BATCHES = ("batches", "get_batches", "train_loader", "loader")
 
 PlanFile = Annotated[Location, Option(shown="PLAN"), Field(description="a plan.json, or the directory of an audit")]
-Target = Annotated[str, Option(shown="TARGET"), Field(description="the file or module that holds the model")]
+Target = Annotated[str, Option(shown="TARGET"), Field(description="the model's file or module, such as model.py:Net")]
 PlanName = Annotated[str | None, Option(shown="NAME")]
 Count = Annotated[int, Field(ge=0, lt=10_000)]
 Level = Annotated[str, Option(choices=lambda: LEVELS)]
 
 
 class Explain(Verb):
-    """Explain a rule (what it looks for, why that matters, what to do) or an error."""
+    """Explain a rule (the code it reports, the risk and the remedy) or an error."""
 
     takes = ("code", "rules")
     code: Annotated[str, Option(shown="CODE")]
-    """a rule's code, such as SFT001, or the name of an error, such as bad-plan"""
+    """the code of a rule, such as SFT001, or the name of an error, such as bad-plan"""
 
     def run(self) -> int:
         """Print the explanation of one rule or error. Raises: AuditorError(slug="no-rule")."""
@@ -88,7 +88,7 @@ class Apply(Verb):
     plan_file: PlanFile
     target: Target
     plan: PlanName = None
-    """name of the plan; by default the recommended one"""
+    """name of the plan; by default the recommended plan"""
 
     def run(self) -> int:
         return watch(self, self._write, Display())
@@ -120,9 +120,9 @@ class Snippet(Verb):
     takes = ("plan_file", "tool", "plan")
     plan_file: PlanFile
     tool: Annotated[str | None, Option(flag="--for", choices=lambda: TOOLS)] = None
-    """the tool; by default all of them"""
+    """the tool; by default the snippets for all tools"""
     plan: PlanName = None
-    """name of the plan; by default the recommended one, or the closest that this tool can use"""
+    """name of the plan; by default the recommended plan, or the most similar plan that the tool can use"""
 
     def run(self) -> int:
         from ..snippets import snippet, snippets
@@ -133,12 +133,12 @@ class Snippet(Verb):
 
 
 class ExplainLayer(Verb):
-    """Show the precision of a module or operation under each plan, and why it is not lower."""
+    """Show the precision of a module or operation under each plan, with the reason if it stays FP32."""
 
     takes = ("plan_file", "name")
     plan_file: PlanFile
     name: Annotated[str, Option(shown="NAME")]
-    """a module path such as blocks.0.norm, or an operation's name"""
+    """path of a module, such as blocks.0.norm, or name of an operation"""
 
     def run(self) -> int:
         """Print the precision of one layer and the reason. Raises: PlanError; AuditorError(slug="no-such-layer")."""
@@ -150,18 +150,18 @@ class ExplainLayer(Verb):
 
 
 class Diff(Verb):
-    """Compare two audits: findings, verdicts, plans."""
+    """Compare the findings, verdicts and plans of two audits."""
 
     takes = ("before", "after", "html", "format", "fail_on")
     before: Annotated[PlanFile, Option(shown="A")]
     after: Annotated[Location, Option(shown="B")]
-    """the later audit, to be compared with the first"""
+    """the later audit: its plan.json or directory"""
     html: Annotated[Path | None, Option("the path of a file", "FILE", path="path")] = None
-    """also write the comparison as one HTML file"""
+    """also write the comparison to this HTML file"""
     format: Annotated[str, Option(choices=lambda: ("text", "json"))] = "text"
     """format of the output"""
     fail_on: Level = "never"
-    """exit with 1 if there is a new finding of this severity or a higher one"""
+    """exit with code 1 if a new finding has this severity or a higher one"""
 
     def run(self) -> int:
         """Print the differences. Raises: PlanError for an unreadable file, AuditorError(slug="bad-output")."""
@@ -200,25 +200,25 @@ def _as_data(changes: Comparison, files: tuple[str, str]) -> dict[str, Any]:
 
 
 class Fleet(Verb):
-    """Audit many models, each in its own process; DIR/index.html sums up all of them."""
+    """Audit many models, each in its own process; DIR/index.html summarizes all audits."""
 
     takes = ("targets", "out", "jobs", "timeout", "retries", "force", "baseline", "address", "quiet")
     targets: Annotated[Location, Option(shown="TARGETS")]
-    """a TOML file with a [[target]] table for each model: name, target and audit options"""
+    """a TOML file with one [[target]] table per model, which has its name, target and audit options"""
     out: Annotated[Location, Option(flag="--out")]
-    """output directory: a folder for each audit, and the summary page"""
+    """output directory DIR, with a folder for each audit and the summary page"""
     jobs: Annotated[Count | None, Option("a whole number", "N")] = None
     """number of audits to run in parallel; by default half the number of processors"""
     timeout: Seconds = None
     """time limit of one audit in seconds (default: none)"""
     retries: Annotated[Count, Option("a whole number", "N")] = 1
-    """number of retries after a signal, such as a crash or lack of memory, ended an audit"""
+    """number of retries if an audit's process crashes or is killed, for example for lack of memory"""
     force: Flag = False
-    """repeat all audits, even those that have not changed since the last run"""
+    """repeat all audits, even those whose target and options have not changed since the last run"""
     baseline: Directory = None
-    """directory of an earlier fleet: list regressions since then, and exit with 1 if there are any"""
+    """directory of an earlier fleet run: list regressions since that run, and exit with code 1 if there are any"""
     address: Annotated[str | None, Option(shown="ADDRESS")] = None
-    """address of a Ray cluster that runs the audits; `auto` for the cluster of this machine"""
+    """address of a Ray cluster on which to run the audits; `auto`: the cluster of this machine"""
 
     def run(self) -> int:
         from ..fleet import cluster, index, running, targets
@@ -275,12 +275,12 @@ class Rehearse(Verb):
     steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number", "N")] = 200
     """number of training steps in each recipe"""
     batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
-    """arguments of the step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
+    """arguments of the training step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
     `get_batches()`, `train_loader` or `loader`"""
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
-    """a plan.json, or the directory of an audit: its plan is rehearsed too"""
+    """the plan.json or directory of an audit; its plan is rehearsed too"""
     remedies: Flag = True
-    """also run repaired variants of recipes that have a problem"""
+    """if a recipe has a problem, also run repaired variants of the recipe"""
 
     def run(self) -> int:
         return watch(self, self._rehearse, reporter(self.quiet))
@@ -345,7 +345,7 @@ def default_directory(subject: Subject) -> Path:
 
 
 def _audited_file(plan: Path) -> str | None:
-    """The source file of the model in a plan.json, where it is recorded."""
+    """The source file of the model in a plan.json, if it is recorded."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         return str(json.loads(plan.read_text(encoding="utf-8"))["subject"]["file"] or "") or None
     return None

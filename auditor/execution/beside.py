@@ -1,4 +1,5 @@
-"""Replays the graph under a plan beside the FP32 run: errors and dtypes of operations, and the first Inf or NaN."""
+"""Replays the graph under a plan together with the FP32 run: errors, dtypes, and the first operation with Inf or
+NaN."""
 
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ from .resolve import resolve
 
 @dataclass(frozen=True)
 class UnderPlan:
-    """Results of a run under a plan, by node. errors: relative L2 of floating-point outputs, in execution order."""
+    """Results of a replay under a plan, by node. errors: relative L2 of floating-point results, in execution order."""
 
     errors: Mapping[str, float] = field(default_factory=dict)
     dtypes: Mapping[str, Dtypes] = field(default_factory=dict)
 
 
 def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> UnderPlan:
-    """Error and dtypes of each node under the plan, on one batch; of several paths, on the first batch of each.
+    """Error and dtypes of each node under the plan, on one batch, or on the first batch of each path.
 
-    A node whose shape changes has no error. Empty without a plan, for exported programs, and where an operation raises,
+    A node whose shape changes has no error. Empty without a plan, for exported programs, and if an operation raises,
     for example because it does not support the format.
     """
     if plan is None or plan.program is not None:
@@ -48,11 +49,13 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
             with torch.no_grad():
                 for n, result, expected in beside(low, reference, path.capture.bind(model, path.batches[0])):
                     if given := tensors_of(result):
-                        before = FORMATS[kernels[n.name]].dtype if n.name in kernels else None  # the author's own cast
+                        before = (
+                            FORMATS[kernels[n.name]].dtype if n.name in kernels else None
+                        )  # before the author's cast
                         dtypes[n.name] = _dtypes(n, policy, low.value_of, before or given[0].dtype)
                     both = isinstance(expected, torch.Tensor) and isinstance(result, torch.Tensor)
                     if both and expected.is_floating_point() and result.is_floating_point():
-                        with suppress(MeasureError):  # another shape: there is no error to speak of
+                        with suppress(MeasureError):  # shapes differ: no error is defined
                             errors[n.name] = relative_l2(expected, result)
         except Exception as error:
             let_through(error)
@@ -67,7 +70,7 @@ def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
 
 def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, output: torch.dtype) -> Dtypes:
     """The dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
-    tensors, in which scalars give way. Discrete dtypes count only if all inputs are discrete."""
+    tensors, without scalars if there are others. Discrete dtypes count only if all inputs are discrete."""
     read, handed = (
         tensors_of(policy.converted_arguments(n, (n.args, n.kwargs), value_of)),
         tensors_of(policy.kernel_arguments(n, value_of)),
@@ -84,7 +87,7 @@ def _word(dtype: torch.dtype) -> str:
 
 
 Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Entries that are finite, but invalid for a root, logarithm or division. Arguments: the values in FP32, and low."""
+"""Marks entries that are finite, but invalid for a root, logarithm or division. Arguments: FP32 values, low values."""
 
 WRONG: Mapping[str, Wrong] = {
     "vanished": lambda expected, low: (low == 0) & (expected != 0),
@@ -97,10 +100,10 @@ _Beginning = tuple[str, str]
 
 
 def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> NonFinite | None:
-    """The first operation that produces Inf or NaN where FP32 has a finite value, in a replay of the graph.
+    """The first operation in a replay of the graph that returns Inf or NaN where FP32 is finite; None if there is none.
 
-    If the outputs are finite, any such operation counts; otherwise only one from which the outputs got their Inf or
-    NaN. An exception in an operation ends the run; the values up to it count.
+    If the outputs are finite, any such operation counts; otherwise only one that caused Inf or NaN in the outputs. If
+    an operation raises, only results before it are compared.
     """
     turning = _NonFiniteTrace(capture, policy)
     try:
@@ -113,7 +116,7 @@ def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: P
 
 
 class _NonFiniteTrace:
-    """Follows entries that are wrong, and later Inf or NaN, through the FP32 run and the low run."""
+    """Tracks wrong entries, and the Inf or NaN that follow from them, through the FP32 run and the low run."""
 
     def __init__(self, capture: Capture, policy: Policy) -> None:
         self.capture, self._policy, self._row = capture, policy, FORMATS[policy.format]
@@ -123,13 +126,14 @@ class _NonFiniteTrace:
 
     @property
     def first(self) -> NonFinite | None:
-        """The operation that made the outputs Inf or NaN; if these are finite, the first operation with any."""
+        """The operation that made an output Inf or NaN; if the outputs are finite, the first operation with Inf or
+        NaN."""
         outputs = self.capture.graph_module.graph.output_node().all_input_nodes
         reaching = (self._turned[n] for n in outputs if n in self._turned)
         return next(reaching, next(iter(self._turned.values()), None))
 
     def compare(self, n: fx.Node, result: Any, expected: Any) -> None:
-        """Compare a node's result in both runs, and remember entries that became non-finite or wrong."""
+        """Compare a node's results in both runs, and record entries that became non-finite or wrong."""
         for low, ours in _pairs(result, expected):
             turned = ours.isfinite() & ~low.isfinite()
             if turned.any():
@@ -151,7 +155,7 @@ class _NonFiniteTrace:
     def _handed_down(
         self, n: fx.Node, kind: str, where: torch.Tensor, sources: Collection[fx.Node]
     ) -> _Beginning | None:
-        """Where an input's entries became wrong that these entries depend on; None where the inputs were right."""
+        """Where and why the input entries became wrong on which these entries depend; None if no input was wrong."""
         for source in sources:
             result = self._beginnings.get(source, {}).get(kind)
             if result is not None and self._reaches(n, source, WRONG[kind], where):
@@ -159,7 +163,7 @@ class _NonFiniteTrace:
         return None
 
     def _reaches(self, n: fx.Node, source: fx.Node, wrong: Wrong, where: torch.Tensor) -> bool:
-        """Whether these entries of a node depend on a wrong entry of one of its inputs."""
+        """Whether these entries of a node depend on a wrong entry of the input `source`."""
         if view_source(n) is not None or row_of(n).exact or row_of(n).reduces:
             return True
         if row_of(n).product or row_of(n).attention:
@@ -168,7 +172,7 @@ class _NonFiniteTrace:
             try:
                 if (wrong(ours, low) & where).any():
                     return True
-            except RuntimeError:  # other shapes, that do not broadcast
+            except RuntimeError:  # shapes that do not broadcast
                 return True
         return False
 
@@ -181,7 +185,8 @@ class _NonFiniteTrace:
         return "underflow" if kind == "vanished" and largest < self._row.smallest_normal else "rounding"
 
     def _upstream(self, n: fx.Node, expected: torch.Tensor, turned: torch.Tensor) -> _Beginning:
-        """The operation where the cause lies: upstream if the node's inputs were wrong, else the node itself."""
+        """The operation where the cause lies, and the cause: upstream if the node's inputs were wrong, else the
+        node."""
         if float(expected[turned].abs().max()) > self._row.largest:
             return n.name, "overflow"
         place = row_of(n).singular
@@ -196,12 +201,12 @@ class _NonFiniteTrace:
         except Exception as error:
             let_through(error)
             wide = []
-        # Where they give Inf or NaN in FP32 too, rounding moved the arguments out of the domain.
+        # If the same arguments give Inf or NaN in FP32, rounding moved them out of the domain.
         outside = any(x.is_floating_point() and not entries(x).isfinite().all() for x in wide)
         return n.name, "rounding" if outside else "overflow"
 
 
 def _pairs(low: Any, expected: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Floating-point tensors of two results with equal shapes, as float32."""
+    """Floating-point tensors of two results that have equal shapes, as pairs in float32."""
     pairs = zip(tensors_of(widen(low)), tensors_of(widen(expected)), strict=False)
     return [(a, b) for a, b in pairs if b.is_floating_point() and is_plain(a) and is_plain(b) and a.shape == b.shape]

@@ -1,4 +1,4 @@
-"""The interpreter of recorded graphs: as recorded, under a policy, with operations low, or from an earlier run."""
+"""The interpreter of recorded graphs: as recorded, under a policy, with some operations low, or from an earlier run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ValueOf = Callable[[fx.Node], Any]
 
 
 class Semantics:
-    """How the nodes of a graph compute their results: as recorded, in FP32; subclasses override that."""
+    """How the nodes of a graph compute their results: as recorded, in FP32. Subclasses change this."""
 
     def placeholder_value(self, n: fx.Node, value: Any) -> Any:
         """The value of a placeholder, from the caller's argument."""
         return value
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
-        """Compute an operation, or the output. value_of: returns the result of an input node."""
+        """Compute an operation, or the graph's output. value_of: returns the result of an input node."""
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), value_of)
         return args[0] if n.op == "output" else wait_for_result(target_of(n), target_of(n)(*args, **kwargs))
 
@@ -36,7 +36,7 @@ class Semantics:
     """Names of nodes that do not compute as recorded."""
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
-        """Names of nodes that compute differently than under the other semantics, even on equal inputs."""
+        """Names of nodes that compute differently than under the semantics `then`, even on equal inputs."""
         return self.changed
 
     def same(self, result: Any, other: Any) -> bool:
@@ -55,19 +55,20 @@ RECORDED = Semantics()
 
 
 class SeparateResults(Semantics):
-    """Computes as recorded, but each result is a separate tensor, which has its own gradient."""
+    """Computes as recorded, but returns each result as a separate tensor, with its own gradient."""
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
-        """Compute the node; a result that is one of its inputs becomes a new tensor of the same value."""
+        """Compute the node; if the result is one of its inputs, return a new tensor with the same value."""
         return separate_tensors(super().compute(n, value_of), [value_of(source) for source in n.all_input_nodes])
 
 
 class SomeLow(Semantics):
     """Computes some operations in a format and the others in FP32, for one run.
 
-    inside: names of the operations. Their inputs are rounded with `round`, and their results converted to FP32 once, in
-    `left`. Raises: UnsupportedInFormat, and what an operation raises.
-    held: {operation that decides something: its result in another run}, whose decisions replace its own.
+    inside: names of the operations that run in low precision. `round` rounds their inputs; `left` has their results in
+    FP32 for other operations. held: {operation that decides something: its result in another run}, whose decisions are
+    used instead.
+    `compute` raises UnsupportedInFormat, and whatever an operation raises.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class SomeLow(Semantics):
         self.left: dict[fx.Node, Any] = {}
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
-        """Compute the node, in the format if it is one of these operations."""
+        """Compute the node, in the format if its name is in `inside`."""
         arrived = self.receive(n, value_of)
         if n.name in self._held:
             return hold_decisions(n, self._held[n.name], arrived)
@@ -98,7 +99,7 @@ class SomeLow(Semantics):
         return result
 
     def receive(self, n: fx.Node, value_of: ValueOf) -> ValueOf:
-        """How a node, or the output, receives the results of other nodes."""
+        """The function with which a node, or the output, reads the results of other nodes."""
 
         def inside(source: fx.Node) -> Any:
             return value_of(source) if source.name in self.changed else self._round(value_of(source))
@@ -110,9 +111,10 @@ class SomeLow(Semantics):
 
 
 def hold_decisions(n: fx.Node, decided: Any, value_of: ValueOf) -> Any:
-    """What an operation gives where its decisions are those of another run: what is discrete, and what leaps, as it was there.
+    """An operation's result with the decisions of another run: discrete results, and those of step functions, are taken
+    from there.
 
-    What it picks out of the values that it reads now lies where it lay then; what else it gives is computed of them.
+    Values that an index selects are read from the current inputs at the other run's indices; all else is computed.
     """
     if isinstance(decided, torch.Tensor):
         return decided
@@ -128,7 +130,7 @@ def hold_decisions(n: fx.Node, decided: Any, value_of: ValueOf) -> Any:
 
 @dataclass(frozen=True)
 class Run:
-    """Results of a run by node name, and the semantics it used. stale: nodes with an input that has changed since."""
+    """Results of a run by node name, and the run's semantics. stale: nodes of which an input has changed since."""
 
     values: Mapping[str, Any]
     semantics: Semantics = RECORDED
@@ -136,7 +138,7 @@ class Run:
 
 
 class Executor(fx.Interpreter):
-    """Runs a graph node by node; observer(node, result) is called after each node.
+    """Runs a graph node by node, and calls observer(node, result) after each node.
 
     before: an earlier run on the same inputs. A node is computed again only if its semantics differ, its result is
     missing or stale, or one of its inputs changed; other results are reused. at: the current node.
@@ -190,8 +192,8 @@ class Executor(fx.Interpreter):
 
 
 def beside(low: Executor, reference: Executor, inputs: Sequence[Any]) -> Iterator[tuple[fx.Node, Any, Any]]:
-    """Run twice on the same inputs, node by node, and yield each operation with both results. Only live values of both
-    runs are kept."""
+    """Run two executors node by node on the same inputs, and yield each operation with both results. Only live values
+    of both runs are kept."""
     for (n, result), (_, expected) in zip(low.steps(*inputs), reference.steps(*inputs), strict=True):
         if n.op == "call_function":
             yield n, result, expected
@@ -204,16 +206,16 @@ def separate_tensors(result: Any, inputs: Sequence[Any]) -> Any:
     def another(x: torch.Tensor) -> torch.Tensor:
         if id(x) not in own:
             return x
-        return torch.ops.aten.alias.default(x) if is_plain(x) else x.clone()  # sparse and nested ones know no views
+        return torch.ops.aten.alias.default(x) if is_plain(x) else x.clone()  # sparse and nested tensors have no views
 
     return pytree.tree_map_only(torch.Tensor, another, result)
 
 
 def low_literals(node: Node, format: str) -> Literals | None:
-    """The numbers that Python writes at an operation when it runs in the format, under any strategy.
+    """Constants at an operation that Python derives from a dtype, if it runs in the format, under any strategy.
 
-    A model stored low may still compute an operation in FP32, if it reads FP32 tables. The number seen there is then
-    irrelevant, and the one seen under autocast is used.
+    Even in a model stored in low precision, an operation may compute in FP32, because it reads FP32 tables. No constant
+    is recorded for it then, and the one recorded under autocast is used.
     """
     stored, regional = node.literals.get(format), node.autocast_literals.get(format)
     numbers = {key: x for key, x in regional.arguments.items() if isinstance(x, (int, float))} if regional else {}
@@ -225,7 +227,7 @@ def low_literals(node: Node, format: str) -> Literals | None:
 def with_literals(
     args: tuple[Any, ...], kwargs: dict[str, Any], literals: Literals | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replace the literals that depend on a dtype in the arguments."""
+    """The arguments with those literals replaced that depend on a dtype."""
     if literals is None or not literals.arguments:
         return args, kwargs
     changed = literals.arguments

@@ -1,4 +1,4 @@
-"""Where casts occur when a recorded graph runs under an assignment of precisions; every other module asks this one."""
+"""Decides where casts occur when a recorded graph runs under a choice of precisions; all other modules use this one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ..records import AutocastRegion, Call, Capture, Literals, Node, ScopeChoice
 from .execute import Semantics, ValueOf, with_literals
 
 KEPT = function_in("", "")
-"""The path that stands for calls of kept functions."""
+"""Path that stands for calls of functions kept in FP32."""
 
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """Precision of any module path. keep: {low module: functions that stay FP32 in it and its submodules}."""
+    """A precision for every module. keep: {low module: functions that stay FP32 in it and its submodules}."""
 
     precision: Callable[[str], str]
     keep: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class PrecisionChoice:
 
 
 def choice_keeping(high: Collection[str], format: str) -> PrecisionChoice:
-    """Everything in a format, except these modules and these functions in modules."""
+    """Everything in `format`, except the modules and functions in `high`, which are FP32."""
     keep: dict[str, set[str]] = {}
     for owner, name in filter(None, map(of_function, high)):
         if owner not in high:
@@ -53,7 +53,7 @@ def choice_keeping(high: Collection[str], format: str) -> PrecisionChoice:
 
 
 def choice_from_scopes(scopes: Mapping[str, ScopeChoice]) -> PrecisionChoice:
-    """A plan's precisions; a module that the plan does not list has that of its nearest listed parent."""
+    """A plan's precisions; a module that the plan does not list has the precision of its nearest listed parent."""
 
     def precision(path: str) -> str:
         listed = nearest(path, scopes)
@@ -63,22 +63,21 @@ def choice_from_scopes(scopes: Mapping[str, ScopeChoice]) -> PrecisionChoice:
 
 
 def plain(format: str) -> Callable[[str], str]:
-    """Everything in one format: all low, without a plan."""
+    """The same precision for every module, as without a plan."""
     return lambda owner: format
 
 
 class Layout:
-    """What all policies of one capture under one strategy share."""
+    """Properties that all policies of one capture and strategy share."""
 
     def __init__(self, capture: Capture, how: Strategy) -> None:
         self.capture, self.how = capture, how
 
     @cached_property
     def owners(self) -> tuple[str, ...]:
-        """Modules that a plan gives a precision: the root, modules with operations, and those with a stored tied
-        weight.
+        """Modules to which a plan gives a precision: the root, and modules with operations or stored tied weights.
 
-        Some of the latter may never be called: their precision still decides how the shared weight is stored.
+        The latter may never be called: their precision still decides how the tied weight is stored.
         """
         capture, stores = self.capture, self.how.stores
         tied = (
@@ -88,12 +87,12 @@ class Layout:
 
     @cached_property
     def outermost(self) -> tuple[str, ...]:
-        """The owners, those above others first."""
+        """The owners, outer modules before inner ones."""
         return tuple(sorted(self.owners, key=lambda path: (path.count(".") + bool(path), path)))
 
     @cached_property
     def exited_modules(self) -> Mapping[str, frozenset[str]]:
-        """{owner: modules that the inputs of its nodes have been returned from}, without itself and its parents."""
+        """{owner: modules whose calls returned inputs of the owner's nodes}, without modules that contain the owner."""
         nodes, result = self.capture.nodes, dict[str, set[str]]()
         read = {(nodes[source].owner, n.owner) for n in nodes.values() for source in n.inputs if source in nodes}
         for producer, reader in read:
@@ -111,7 +110,7 @@ class Layout:
 
     @cached_property
     def low(self) -> frozenset[str]:
-        """Parameters and buffers that were low in the user's own model; no plan converts them."""
+        """Parameters and buffers in low precision in the user's model; no plan converts them."""
         state = {place.name for place in self.capture.placeholders if place.kind in ("parameter", "buffer")}
         nodes = (node for node in self.capture.graph_module.graph.nodes if node.name in state)
         return frozenset(node.name for node in nodes if (held := dtype(node)) is not None and is_low(held))
@@ -123,7 +122,7 @@ class Layout:
 
     @cached_property
     def around(self) -> Mapping[str, frozenset[str]]:
-        """{module: nodes that run inside a call of it, and nodes that read their results}."""
+        """{module: nodes that run inside one of its calls, and nodes that read the results of these nodes}."""
         result: dict[str, set[str]] = {}
         for n in self.capture.graph_module.graph.nodes:
             for name in (n.name, *(source.name for source in n.all_input_nodes)):
@@ -143,9 +142,10 @@ def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Boundary:
-    """A wrapped module. entry, exit: precision that its inputs and its result are converted to.
+    """Conversions at a wrapped module. entry, exit: precisions of its inputs and its result; None: no conversion.
 
-    exit "input": the dtype of the caller, since its callers differ. keep: functions that stay FP32 in a low module.
+    exit "input": the caller's precision, since callers differ. keeps: whether the FP32 result stays FP32. keep:
+    functions that stay FP32 in a low module.
     """
 
     precision: str
@@ -159,8 +159,8 @@ class Boundary:
 class Setting:
     """Precision of a node's scope. autocast: whether the node runs in an enabled autocast region.
 
-    kept: whether it belongs to a function that a low scope keeps in FP32. wins: the scope lies inside the user's own
-    autocast region, and overrides it.
+    kept: whether the node belongs to a function that a low scope keeps in FP32. wins: the scope lies inside an autocast
+    region that the author wrote, and overrides it.
     """
 
     precision: str
@@ -169,7 +169,7 @@ class Setting:
     kept: bool = False
 
     def in_region(self, region: AutocastRegion | None) -> Setting:
-        """The setting of a node in the user's own autocast region: the region's, unless the scope lies inside it."""
+        """Setting in an autocast region that the author wrote: the region's, unless the scope lies inside it."""
         if region is None or self.wins:
             return self
         named = format_of(getattr(torch, region.dtype))
@@ -180,8 +180,9 @@ class Setting:
 class Casts:
     """Conversions of the arguments and the result of one operation, apart from those at scope boundaries.
 
-    autocast: what autocast does to the arguments; "none" outside autocast, and for in-place operations. precision: the
-    format it casts them to. literals: numbers that Python writes differently in low precision.
+    autocast: how autocast treats the arguments; "none" outside autocast, and for in-place operations. precision: the
+    format to which autocast casts. literals: constants that Python derives from a dtype, so that they differ in low
+    precision.
     """
 
     autocast: Treatment
@@ -192,8 +193,9 @@ class Casts:
 class Policy(Semantics):
     """How a recorded graph runs under a strategy, when a plan gives every owner a precision.
 
-    wrapped: the root, and every owner whose precision differs from its parent owner's. stored: precision of every
-    placeholder that the strategy stores. layout: shared with other policies, where it is already computed.
+    wrapped: the root, every owner whose precision differs from its parent owner's, and low owners with kept functions.
+    stored: precision of every placeholder that the strategy stores. layout: shared with other policies, if already
+    computed.
     """
 
     def __init__(
@@ -208,7 +210,7 @@ class Policy(Semantics):
         self.layout = layout or Layout(capture, self.how)
         self._keep = precision_of.keep if isinstance(precision_of, PrecisionChoice) else {}
         owners, self._assigned = self.layout.owners, dict[str, str]()
-        for owner in owners:  # one whose paths lie in scopes of different precision is FP32
+        for owner in owners:  # a shared module is FP32 if any of its paths is
             others = capture.aliases.get(owner, ())
             paths = (owner, *(nearest(path, frozenset(owners)) or "" for path in others)) if others else (owner,)
             asked = [precision_of(path) for path in paths]
@@ -220,7 +222,7 @@ class Policy(Semantics):
 
     @classmethod
     def wide(cls, capture: Capture) -> Policy:
-        """Everything in FP32, except in the user's own autocast regions."""
+        """Everything in FP32, except in autocast regions that the author wrote."""
         return cls(capture, "autocast", plain("fp32"), "fp32")
 
     def _boundaries(self) -> dict[str, Boundary]:
@@ -245,7 +247,7 @@ class Policy(Semantics):
         return result
 
     def _storage_precisions(self) -> dict[str, str]:
-        """The precision a tensor is stored in: FP32 if any scope that decides is FP32."""
+        """{placeholder: the precision in which it is stored}: FP32 if any owner that decides is FP32."""
         result = {}
         for place in self.capture.placeholders:
             if place.kind not in self.how.stores or place.name in self.layout.low:
@@ -259,7 +261,7 @@ class Policy(Semantics):
         return result
 
     def enclosing_calls(self, name: str) -> tuple[Call, ...]:
-        """Wrapped calls around a node, outermost first, including a function that a scope keeps in FP32."""
+        """Calls of wrapped modules around a node, outermost first, then that of a function kept in FP32, if any."""
         if name not in self._enclosing:
             node = self.capture.nodes.get(name)
             calls = () if node is None else tuple(call for call in node.calls if call.path in self.wrapped)
@@ -270,16 +272,16 @@ class Policy(Semantics):
         return self._enclosing[name]
 
     def keeps(self, name: str) -> bool:
-        """Whether a node belongs to a call that its scope keeps in FP32."""
+        """Whether a node belongs to a function call that its scope keeps in FP32."""
         return bool(self._keeping) and bool(around := self.enclosing_calls(name)) and around[-1].path == KEPT
 
     def setting(self, name: str) -> Setting:
-        """The setting of a node's scope; the user's own autocast regions override it."""
+        """The setting of a node's scope, before Setting.in_region."""
         if self.keeps(name):
             return Setting("fp32", autocast=False, wins=True, kept=True)
         around = self.enclosing_calls(name)
         opens = around[-1] if self.how.regional else None
-        for call in around if self._keeping and not self.how.regional else ():  # where some functions are kept
+        for call in around if self._keeping and not self.how.regional else ():  # if functions are kept
             scope = self.wrapped[call.path]
             opens = call if scope.keep or scope.precision == "fp32" else opens
         region = self.capture.nodes[name].region
@@ -292,11 +294,13 @@ class Policy(Semantics):
         return precision
 
     def conversions_between(self, source: str, reader: str) -> tuple[str, ...]:
-        """The conversions of a value on its way to a reader; the graph's output lies outside the root.
+        """Precisions to which a value is converted on its way to a reader; the graph's output lies outside the root.
 
-        It leaves every wrapped call around its producer but not its reader, innermost first; only calls that return it
-        convert it: an attribute is read unconverted. Then it enters those around its reader only. Inputs come from
-        outside the root; weights cross no boundary. A kept function converts its arguments, weights too, to FP32.
+        The value leaves every wrapped call around its producer but not its reader, innermost first. Only calls that
+        return the value convert it: one that is read as an attribute is not converted. Then it enters the calls around
+        its reader only.
+        Inputs come from outside the root; weights cross no boundary. A kept function converts all arguments, even
+        weights, to FP32.
         """
         if self.how.raises_weights and source in self.stored:
             return ("fp32",)
@@ -318,13 +322,14 @@ class Policy(Semantics):
         return self.wrapped[calls[index - 1].path].precision if handed_on == "input" else handed_on
 
     def casts(self, node: Node) -> Casts:
-        """The casts of a node: both the replay and the dtype prediction use this method."""
+        """The casts of a node; the replay and the dtype prediction both use this method."""
         setting = self.setting(node.name).in_region(node.region)
         on = setting.autocast and not node.in_place
         return Casts(operation(node.op).autocast if on else "none", setting.precision, self._literals(node))
 
     def _literals(self, node: Node) -> Literals:
-        """The literals for a node with low inputs: for a dtype passed as an argument, those of its caller."""
+        """The node's constants that depend on a dtype, if the code that reads the dtype runs in low precision: the
+        caller's code for a dtype that was passed as an argument."""
         result = self.how.literals(node).get(self.format)
         if result is None:
             return Literals()
@@ -333,7 +338,7 @@ class Policy(Semantics):
         return result if self._computes_in(looking) != "fp32" else Literals()
 
     def placeholder_value(self, n: fx.Node, value: Any) -> Any:
-        """A placeholder's value, in the dtype it is stored in."""
+        """A placeholder's value, in the precision in which it is stored."""
         precision = self.stored.get(n.name)
         return value if precision is None else round_tree(value, FORMATS[precision])
 
@@ -364,7 +369,7 @@ class Policy(Semantics):
         return autocast_arguments(node.op, args, kwargs, FORMATS[casts.precision])
 
     def converted_arguments(self, n: fx.Node, arguments: Any, value_of: ValueOf) -> Any:
-        """The arguments of a node after conversion at the scope boundaries on the way."""
+        """The arguments of a node after the conversions at scope boundaries."""
 
         def convert(source: fx.Node) -> Any:
             value = value_of(source)
@@ -375,7 +380,8 @@ class Policy(Semantics):
         return fx.node.map_arg(arguments, convert)
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
-        """Nodes affected by a module that both policies wrap differently, and placeholders stored differently."""
+        """Names of nodes affected by a module that the policies wrap differently, and of placeholders that they store
+        differently; all names if the strategy or format differs."""
         assert isinstance(then, Policy)
         if (self.how, self.format, not self._keeping) != (then.how, then.format, not then._keeping):
             return {n.name for n in self.capture.graph_module.graph.nodes}

@@ -1,4 +1,4 @@
-"""Predicts the dtype of every node under a policy without running kernels: runs the graph with formats as values."""
+"""Predicts the dtype of every node under a policy without running kernels, by interpreting the graph on formats."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .policy import Policy, plain
 
 
 def is_low(name: str) -> bool:
-    """Whether a name is a low format: neither a wider one nor "", which stands for discrete values."""
+    """Whether a name is that of a low-precision format; "" stands for discrete values."""
     row = FORMATS.get(name)
     return row is not None and row.low
 
 
 @dataclass(frozen=True)
 class NodeType:
-    """Predicted dtypes of one node. dtype: the name of a format, or "" for discrete; kernel: the kernel's result,
-    before a cast that the user wrote after it.
+    """Predicted dtypes of one node. dtype: the format of its result, or "" for discrete; kernel: the format of the
+    kernel's result, before a cast that the user wrote after it.
 
     cast, rounded, reads_low, conflict: as for a Resolution.
     """
@@ -46,9 +46,10 @@ class Resolution:
     """Predicted dtypes of all nodes. dtypes: {node or placeholder: the name of a format, or "" for discrete}.
 
     lowered: FP32 values that are cast to low precision for a reader, {value: {reader, ...}}: each is rounded once.
-    cast: values with a cast, to low precision or to FP32: each takes time. reads_low: nodes whose kernel receives a low
-    tensor, after autocast and scope boundaries. conflicts: nodes that receive tensors of two dtypes and cannot promote
-    them. kernels: {node: format of its kernel's result}, where the user's code casts that to another dtype at once.
+    cast: values that are cast, to low precision or to FP32, which takes time. reads_low: nodes whose kernel receives a
+    low tensor, after autocast and scope boundaries. conflicts: nodes that receive tensors of two dtypes and cannot
+    promote them. kernels: {node: format of its kernel's result}, if the user's code casts that result to another dtype
+    at once.
     """
 
     dtypes: Mapping[str, str]
@@ -60,7 +61,7 @@ class Resolution:
 
     @classmethod
     def of(cls, nodes: Mapping[str, NodeType]) -> Resolution:
-        """Collect the dtypes of all nodes."""
+        """Collect the predicted dtypes of all nodes."""
         lowered: dict[str, list[str]] = {}
         for name, typed in nodes.items():
             for source in typed.rounded:
@@ -93,7 +94,7 @@ def resolve(policy: Policy) -> Resolution:
 
 
 class Resolver:
-    """`resolve` for many policies of one capture, incrementally: each starts from the previous result."""
+    """`resolve` for many policies of one capture, incrementally: each prediction starts from the previous result."""
 
     def __init__(self, capture: Capture) -> None:
         self._executor = Executor(capture.graph_module)
@@ -110,7 +111,7 @@ class Resolver:
 
 
 class _Algebra(Semantics):
-    """Computes the result format of each operation from its input formats."""
+    """Computes the format of each operation's result from the formats of its inputs."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -125,20 +126,22 @@ class _Algebra(Semantics):
         return result.dtype == other.dtype
 
     def placeholder_value(self, n: fx.Node, value: Any) -> NodeType:
-        """The format that a placeholder is stored in."""
+        """The format in which a placeholder is stored."""
         own = _own(n)[0]
         dtype = self.policy.stored.get(n.name, own) if own else own
         return NodeType(dtype, dtype)
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> NodeType:
-        """The format of an operation's result, or of the output."""
+        """Predicted dtypes of an operation, or of the graph's output."""
         given = {source.name: value_of(source).dtype for source in n.all_input_nodes}
         arrived, cast, rounded = dict(given), list[str](), list[str]()
 
         def convert(source: str, format: str) -> None:
             if arrived[source] != format:
                 cast.append(source)
-                if is_low(format) and given[source] == "fp32":  # what was low before is lowered again without loss
+                if (
+                    is_low(format) and given[source] == "fp32"
+                ):  # a value that was low before is lowered again without loss
                     rounded.append(source)
 
         for source in given:
@@ -183,10 +186,10 @@ class _Algebra(Semantics):
 
 
 def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[str, str]:
-    """{node: the format it always runs in, whether a strategy runs everything in FP32 or everything in `format`}.
+    """{node: the low format it always runs in, whether a strategy runs everything in FP32 or everything in `format`}.
 
-    Such nodes lie in the user's own autocast regions or behind explicit casts. If the result is wide, the format of the
-    inputs counts: an upcast cannot restore lost bits.
+    Such nodes lie in autocast regions that the author wrote, or behind explicit casts. If a node's result is FP32, the
+    format of its inputs counts: an upcast cannot restore lost bits.
     """
     runs = [
         resolve(Policy(capture, strategy, plain(precision), format))
@@ -195,7 +198,7 @@ def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[s
     ]
 
     def low_format(node: Node, resolution: Resolution) -> str | None:
-        """The one low format that a node computes in or reads; None where there is none, or several."""
+        """The only low format that a node computes in or reads; None if there is none or several."""
         if resolution.low(node.name):
             return resolution.dtypes[node.name]
         read = {resolution.dtypes[source] for source in node.inputs if is_low(resolution.dtypes[source])}
@@ -222,6 +225,6 @@ def _moves(name: str) -> bool:
 
 
 def _name(dtype: torch.dtype | Format) -> str:
-    """The format of a dtype or of a stand-in for it; "" if discrete."""
+    """Format of a dtype, or of a stand-in for a dtype; "" if discrete."""
     row = asked_for(dtype)
     return "" if row is None else row.name

@@ -27,17 +27,18 @@ from .policy import Policy, plain
 
 Gradients = Mapping[str, torch.Tensor | None]
 Watch = Callable[[str, int, torch.Tensor], None]
-"""Called with every gradient: the node, the index of its result, and the scaled gradient."""
+"""Called with every gradient: the node's name, the index of the tensor in its result, and the scaled gradient."""
 
 
 @dataclass
 class Step:
     """A recorded training step on one batch. flat: the inputs of the graph, with parameters as separate leaves.
 
-    batch: the arguments of TrainingStep. parameters: {state-dict name: leaf}, a tied one once. live: {node: tensors
-    inside the autograd graph}. gradients: {node or placeholder: a gradient or None per tensor}, of the unscaled loss.
-    by_parameter: {parameter: its gradient}, zeros where the loss does not depend on it. faithful: whether the recorded
-    operations have the same gradients as the model. returned: what the model passes to the loss, of records.Training.
+    batch: the arguments of TrainingStep. parameters: {state-dict name: leaf}, a tied parameter once. live: {node:
+    tensors inside the autograd graph}. gradients: {node or placeholder: a gradient or None per tensor}, of the unscaled
+    loss. by_parameter: {parameter: its gradient}, zeros if the loss does not depend on it. faithful: whether the
+    recorded operations have the same gradients as the model. returned: what the model passes to the loss, see
+    records.Training.
     """
 
     capture: Capture
@@ -61,9 +62,9 @@ class Step:
 
 
 def bind_step(captured: Capture, subject: Subject, batch: Batch, seed: int) -> Step:
-    """Copy the model's parameters as leaves, and all other inputs, ready to run.
+    """A Step that is ready to run, with the model's parameters copied as leaves.
 
-    batch: the arguments of TrainingStep. A tied parameter is one leaf; a frozen one requires no gradient.
+    batch: the arguments of TrainingStep. A tied parameter is one leaf; a frozen parameter requires no gradient.
     """
     leaves: dict[int, torch.Tensor] = {}
     parameters: dict[str, torch.Tensor] = {}
@@ -81,9 +82,9 @@ def bind_step(captured: Capture, subject: Subject, batch: Batch, seed: int) -> S
 
 
 def run_step(step: Step) -> Step:
-    """Run forward and backward in FP32, from the seed; set `loss`, `live` and `gradients`. Autograd's graph is kept.
+    """Run forward and backward in FP32, from the seed, and store the results in the step. Autograd's graph is kept.
 
-    Inside operations without a derivative, such as an autograd.Function, there are no gradients.
+    There are no gradients inside operations without a derivative, such as an autograd.Function.
     """
 
     def keep_gradient(name: str, index: int, gradient: torch.Tensor) -> None:
@@ -119,7 +120,7 @@ def run_step(step: Step) -> Step:
 class LowStep:
     """Results of one low-precision step. gradients: {parameter: unscaled FP32 gradient, None if it has none}.
 
-    failure: why the step raised; there are then no gradients.
+    failure: the message if the step raised; there are then no gradients.
     """
 
     loss: float
@@ -133,7 +134,7 @@ class LowStep:
 
 
 def failure_of_step(error: Exception) -> LowStep:
-    """The failure of a step that raised, with the first line of its message."""
+    """The LowStep of a step that raised, with the first line of the exception's message."""
     return LowStep(math.nan, {}, first_line(error)[:200])
 
 
@@ -143,20 +144,20 @@ def unscale(gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:
 
 
 def gradient_error(reference: Gradients, low: Gradients) -> float:
-    """Relative L2 error of all parameter gradients together; inf where one is not finite."""
+    """Relative L2 error of all parameter gradients together; inf if any is not finite."""
     pairs = [(ours, low.get(name)) for name, ours in reference.items() if ours is not None]
     return output_error([ours for ours, _ in pairs], [ours if theirs is None else theirs for ours, theirs in pairs])
 
 
 def one_low(step: Step, name: str, format: str, scale: float) -> LowStep:
-    """Run the step with one operation in a format, forwards and backwards, at a loss scale."""
+    """Replay the step with one operation in a format, forwards and backwards, at a loss scale."""
     low = SomeLow(step.capture, {name}, format, lambda value: round_tree(value, FORMATS[format]))
     return _replay_step(step, low, scale)
 
 
 def broken_gradients(step: Step, format: str) -> dict[str, str]:
-    """{operation: its first affected parameter} with the whole step low: operations that receive a finite gradient and
-    return a non-finite one. Empty where the loss itself is not finite."""
+    """{operation: the first parameter with a non-finite gradient}, with the whole step low, for operations that receive
+    a finite gradient and return a non-finite one. Empty if the loss itself is not finite."""
     broken: set[str] = set()
 
     def watch(name: str, index: int, gradient: torch.Tensor) -> None:

@@ -21,21 +21,23 @@ from ..records.generation import StoredCache, TokenComparison
 from .decode import Prompts, Store, decode
 
 RUNS = 32
-"""Maximum number of equal intervals of steps for the divergence by position."""
+"""Maximum number of equal intervals of steps in the divergence by position."""
 
 INT8 = 127.0
 STORED: dict[str, int] = {"bf16": 2, "fp8_e4m3": 1, "int8": 1}
-"""{how a cache is stored: bytes of an entry}. Formats of one byte have a scale for each tensor, as vLLM and TensorRT-LLM store them."""
+"""{format of a stored cache: bytes per entry}. One-byte formats have a scale per tensor, as in vLLM and
+TensorRT-LLM."""
 
 NORMAL_95 = 0.98
-"""Half of the 95 % quantile of a standard normal: the root of a Poisson count has standard deviation 1/2."""
+"""Half of a standard normal's two-sided 95 % quantile, 1.96: the root of a Poisson count has standard deviation 1/2."""
 
 
 @dataclass(frozen=True)
 class ReferenceTokens:
-    """FP32's continuation of a batch of prompts. tokens: [prompts, steps]. best: [prompts, steps, some], the largest scores.
+    """FP32's continuation of a batch of prompts. tokens: [prompts, steps]. best: [prompts, steps, k], the k largest
+    scores.
 
-    counts: mask of tokens up to the end of a text. logits: a file with FP32's, [steps, prompts, vocabulary].
+    counts: mask of tokens up to the end of a text. logits: a file with FP32's logits, [steps, prompts, vocabulary].
     """
 
     prompts: Prompts
@@ -72,9 +74,10 @@ class Decoding:
     def compare(
         self, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around, store: Store | None = None
     ) -> dict[str, Any]:
-        """{`cached` and `one_pass`: [KL, choice, change of P(FP32's token)], each [steps, prompts]}, by batch.
+        """{`cached`, `one_pass`: by batch, [4, steps, prompts]: KL, whether the chosen token and whether the likeliest
+        token differs, change of P(FP32's token)}.
 
-        store: rounds the cache after each step. The pass over all tokens has no cache and is then left out.
+        store: rounds the cache after each step. The pass over all tokens has no cache and is then omitted.
         """
         one_pass = [self._in_one_pass(model, one, around) for one in batches] if store is None else []
         return {"cached": [self._cached_replay(model, one, around, store) for one in batches], "one_pass": one_pass}
@@ -99,8 +102,8 @@ class Decoding:
         return torch.stack(each, 1)
 
     def _scores(self, step: int, logits: torch.Tensor) -> torch.Tensor:
-        """Logits to take the largest of; at a temperature above 0 with Gumbel noise added, which depends only on seed and
-        step, so that every model samples alike. Unit: that of logits."""
+        """Scores of which the largest is chosen: logits, with Gumbel noise at a temperature above 0. The noise depends
+        only on seed and step, so that every model samples alike. Unit: that of logits."""
         if not self.temperature:
             return logits
         generator = torch.Generator().manual_seed(self.seed + step)
@@ -111,7 +114,7 @@ class Decoding:
         """[4, prompts]: KL, whether the chosen and the likeliest token differ, change of P(FP32's token)."""
         p, q = expected.double().log_softmax(-1), logits.double().log_softmax(-1)
         gap = torch.where(p > -math.inf, p - q, torch.zeros_like(p))
-        kl = (p.exp() * (torch.expm1(-gap) + gap)).sum(-1)  # as criteria/values.py has it
+        kl = (p.exp() * (torch.expm1(-gap) + gap)).sum(-1)  # the formula of criteria/values.py
         chosen = self._scores(step, logits).argmax(-1) != tokens
         change = (q.exp() - p.exp()).gather(-1, tokens[:, None])[:, 0]
         top = logits.argmax(-1) != expected.argmax(-1)
@@ -119,7 +122,8 @@ class Decoding:
 
 
 def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
-    """The floating-point tensors that one step passes to the next: keys and values of each layer, or the state of a step function."""
+    """The floating-point tensors that one step passes to the next: keys and values of each layer, or a step function's
+    state."""
     if isinstance(state, torch.Tensor):
         shared = any(step == 0 and size > 1 for step, size in zip(state.stride(), state.shape, strict=True))
         yield from [state] * (state.is_floating_point() and not shared)  # entries that share memory cannot be written
@@ -137,7 +141,8 @@ def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
 class CacheRounding:
     """Rounds all tensors of a cache after each step, in place.
 
-    The prompt sets the scales, each by the largest entry of its tensor. Later entries beyond the scale saturate. sizes: entries of one text after each step. saturated_share: the share of all entries.
+    The prompt sets each tensor's scale, by the tensor's largest entry. Later entries beyond the scale saturate. sizes:
+    entries per text after each step.
     """
 
     def __init__(self, stored: str, texts: int) -> None:
@@ -164,11 +169,11 @@ class CacheRounding:
 
     @property
     def saturated_share(self) -> float:
-        """Share of the entries that were beyond what the scale holds, over all steps."""
+        """Share of the entries that exceeded the scale, over all steps."""
         return self._beyond / max(self._entries, 1)
 
     def bytes_of(self, first: int) -> tuple[float, float]:
-        """Bytes of a text that do not depend on its length, and bytes per token. first: tokens of the prompt."""
+        """Cache bytes of a text that do not depend on its length, and bytes per token. first: tokens of the prompt."""
         steps = len(self.sizes) - 1
         each = (self.sizes[-1] - self.sizes[0]) / steps if steps else self.sizes[0] / max(first, 1)
         width = STORED[self.stored]
@@ -178,7 +183,7 @@ class CacheRounding:
 def stored_caches(
     decoding: Decoding, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around
 ) -> tuple[StoredCache, ...]:
-    """Compare the FP32 model with its cache stored in fewer bits against itself. Empty if the model has no cache."""
+    """Compare the FP32 model with its cache stored in fewer bits against itself; () if the model has no cache."""
     result = []
     for stored in STORED:
         rounding = [CacheRounding(stored, len(one.tokens)) for one in batches]
@@ -224,13 +229,13 @@ def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> 
 
 
 def expected_flips(batches: Sequence[ReferenceTokens], change: float) -> float:
-    """Flips expected per 1,000 tokens where their margins change by a normal error of this standard deviation."""
+    """Flips expected per 1,000 tokens if margins change by a normal error with the standard deviation `change`."""
     best = torch.cat([one.best[one.counts] for one in batches])
     return 1000 * count_replaced(best[:, :1], best[:, 1:], change) / max(len(best), 1)
 
 
 def _first(flipped: torch.Tensor) -> float:
-    """The number of the first step that flips, from 1; inf where none does."""
+    """The number of the first step that flips, from 1; inf if none does."""
     return float(flipped.int().argmax()) + 1 if bool(flipped.any()) else math.inf
 
 

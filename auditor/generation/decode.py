@@ -25,7 +25,7 @@ Choose = Callable[[int, torch.Tensor], torch.Tensor]
 """(step, logits [prompts, vocabulary]) -> the next tokens [prompts]."""
 
 Store = Callable[[Any], None]
-"""Writes into the cache that one step passes to the next."""
+"""Writes to the cache that one step passes to the next."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Prompts:
     ends: tuple[int, ...] = ()
 
     def forced_inputs(self, model: nn.Module, tokens: torch.Tensor) -> Batch:
-        """One forward that predicts each of these tokens [prompts, steps] from the tokens before it."""
+        """Inputs of one forward that predicts each of these tokens [prompts, steps] from the tokens before it."""
         ids = torch.cat([self.ids, tokens[:, :-1]], 1)
         if self.kind == "step":
             return (ids,), {}
@@ -56,7 +56,7 @@ class Prompts:
 def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
     """Extract the prompts of a batch.
 
-    Raises: LoadError(slug="cannot-generate") where the model cannot generate from them.
+    Raises: LoadError(slug="cannot-generate") if the model cannot generate from them.
     """
     names = inspect.signature(model.forward).parameters
     args, kwargs = batch
@@ -88,7 +88,7 @@ def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
 
 
 def cannot_generate(message: str) -> LoadError:
-    """The error for a model or inputs that cannot be continued."""
+    """The error for a model or inputs that generation does not support."""
     return LoadError(message, slug="cannot-generate")
 
 
@@ -110,7 +110,7 @@ def _ends(model: Any) -> tuple[int, ...]:
 
 
 def _places(mask: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
-    """The attention mask, and the position of each last token in its text."""
+    """The attention mask, and the positions of the last `count` tokens in their texts."""
     return {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)[:, -count:]}
 
 
@@ -122,7 +122,7 @@ def _accepted_arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str,
 
 @contextmanager
 def _call_step(model: nn.Module) -> Iterator[nn.Module]:
-    """In the body a call of the model calls its `step`, inside any wrapper around its forward."""
+    """In the body, a call of the model calls its `step`, inside any wrapper around its forward."""
     kind: Any = type(model)
 
     def forward(self: Any, *given: Any) -> Any:

@@ -39,7 +39,7 @@ WEIGHTS = "weights, rounded"
 class GenerationReference:
     """FP32's tokens for the calibration inputs, and for held-out inputs if there are any. folder: for their logits.
 
-    caches: how the FP32 model does with its cache in fewer bits.
+    caches: comparisons of the FP32 model with itself with its cache in fewer bits.
     """
 
     folder: tempfile.TemporaryDirectory[str]
@@ -60,7 +60,7 @@ class GenerationReference:
         return Generation(texts, self.decoding.steps, counted, self.decoding.temperature, caches=self.caches)
 
     def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
-        """Attach decoding results to every plan that meets the error budget."""
+        """The plans, with decoding results for those that meet the error budget."""
         wanted = {name: plan for name, plan in plans.items() if plan.is_verified and plan.program is None}
         question = partial(Runs.generate, compare=partial(self.decoding.compare, batches=self.checks))
         with self.folder:
@@ -88,7 +88,8 @@ def generate_reference(
     """The subject with FP32's generated tokens appended to its prompts, and a default criterion `top1` on them;
     unchanged if no tokens are requested.
 
-    Raises: LoadError(slug="cannot-generate").
+    Raises: LoadError(slug="cannot-generate") if the model cannot generate from its inputs, or its first output is not
+    logits.
     """
     if options.generate is None:
         return subject, options, None
@@ -169,7 +170,7 @@ def _of_product(node: fx.Node) -> list[fx.Node]:
 
 
 def shares(problem: Problem, plan: Plan, flips: Callable[[float], float | None]) -> tuple[float, tuple[PartShare, ...]]:
-    """A plan's first-order error, and each part's share of its square. flips: maps an error to flips."""
+    """A plan's first-order error, and each part's share of its square. flips: converts an error to expected flips."""
     resolution = problem.resolve(choice_from_scopes(plan.scopes))
     of, squares, counts = parts_of(problem.capture), defaultdict[str, float](float), defaultdict[str, int](int)
     each = [(name, problem.node_square(resolution, name)) for name in problem.capture.nodes]

@@ -47,7 +47,7 @@ def answer(
         with _nothing_saved(asked):
             result = from_the_start(model, batch, run, seed, gradients=True)
     except Exception as error:
-        if not asked and "saved tensor" not in str(error):  # what torch.func says of hooks
+        if not asked and "saved tensor" not in str(error):  # torch.func's message about hooks
             raise
     else:
         if not asked:
@@ -57,8 +57,9 @@ def answer(
 
 @contextmanager
 def _nothing_saved(asked: list[bool]) -> Iterator[None]:
-    """In the body autograd saves no tensors for a backward pass, since nobody differentiates an answer. Otherwise
-    emulated low products would keep a copy of every weight. asked: set where the model's forward takes gradients."""
+    """In the body, autograd saves no tensors for a backward pass, as the outputs are not differentiated. Otherwise
+    emulated low products would keep a copy of every weight. asked: filled if the model's forward itself takes
+    gradients."""
 
     def refuse(_: None) -> torch.Tensor:
         asked.append(True)
@@ -69,7 +70,7 @@ def _nothing_saved(asked: list[bool]) -> Iterator[None]:
 
 
 def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: int, gradients: bool = False) -> T:
-    """Run `run()` from the seed, without gradients unless requested or the model's forward takes some."""
+    """Run `run()` from the seed, without gradients unless requested or the model's forward itself takes gradients."""
     beat()
     try:
         with isolate(model, batch, seed=seed), torch.set_grad_enabled(gradients):
@@ -91,14 +92,15 @@ def copy_batch(batch: Batch) -> Batch:
 
 @contextmanager
 def stored_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """In the body the model is stored as by `model.half()`; then its parameters, gradients and buffers are restored."""
+    """In the body the model is stored in `dtype`, as by `model.half()`; then its parameters, gradients and buffers are
+    restored."""
     with isolate(model):
-        # `Module.to` would make real numbers of complex ones.
+        # `Module.to` would convert complex tensors to real ones.
         model._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
         yield
 
 
 def lowered_batch(batch: Batch, dtype: torch.dtype) -> Batch:
-    """The batch with its FP32 tensors converted to `dtype`."""
+    """The batch with its floating-point tensors converted to `dtype`."""
     result: Batch = pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
     return result

@@ -1,4 +1,4 @@
-"""Random operations draw in FP32 whatever the precision, so that a low run draws the numbers of the FP32 run."""
+"""Random operations draw in FP32 in any precision, so that a low run draws the same numbers as the FP32 run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..numerics.nodes import mutates
 
 @dataclass(frozen=True)
 class Draw:
-    """The generator state before a random operation. device: of a default generator; own: the generator it was
-    given."""
+    """The generator state before a random operation. device: of the generator; own: whether the operation was called
+    with a `generator` argument."""
 
     state: torch.Tensor
     device: torch.device
@@ -45,7 +45,7 @@ def may_draw(op: Any) -> bool:
 
 
 def draw_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draw:
-    """The generator state for the next random operation with these arguments."""
+    """The state of the generator that a random operation with these arguments uses."""
     generator = kwargs.get("generator")
     if isinstance(generator, torch.Generator):
         return Draw(generator.get_state(), generator.device, True)
@@ -55,7 +55,7 @@ def draw_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draw:
 
 
 def drew(draw: Draw, kwargs: dict[str, Any]) -> bool:
-    """Whether an operation advanced its generator since then."""
+    """Whether an operation advanced its generator since `draw` was saved."""
     now = kwargs["generator"].get_state() if draw.own else state_of(draw.device)
     return not torch.equal(now, draw.state)
 
@@ -67,7 +67,7 @@ def in_float32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return op(*args, **kwargs)
     wide = [_to_float32(x) for x in (args, kwargs)]
     result = op(*wide[0], **wide[1])
-    if mutates(op):  # what was written belongs to the caller
+    if mutates(op):  # the caller's own tensor must be written
         args[0].copy_(wide[0][0])
         return args[0] if result is wide[0][0] else result
     return pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.dtype is torch.float32 else x, result)

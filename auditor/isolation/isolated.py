@@ -25,7 +25,7 @@ from .tensors import StorageCopies, TensorState, plain_torch
 _Slot = types.MemberDescriptorType
 _OPEN_STDLIB = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
 _OPEN_TORCH = ("torch.nn", "torch.optim", "torch.distributions", "torch.amp")
-# No run can change them, and there are many of them.
+# Immutable and frequent: not visited.
 _ATOMS = frozenset(
     {int, float, bool, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size}
 )
@@ -33,16 +33,16 @@ _ATOMS = frozenset(
 
 @contextmanager
 def isolate(*roots: Any, seed: int | None = None) -> Iterator[None]:
-    """Restore `roots` (models, batches, whatever else may be written) and the process after the body.
+    """Restore `roots` (models, batches, or other objects that may be written) and the process after the body.
 
     Restored: the values and the identity of parameters, buffers, gradients, flags, hooks, submodules and attributes, as
-    deep as lists, tuples, dicts, sets, deques, arrays, generators and objects lead; the random generators of Python,
-    NumPy, torch and the GPUs in use; process-wide settings, see process.py. seed: generators start from it. Not
-    restored: state in closures, globals, classes, function caches, iterators, threads and C++ objects; a tensor's
-    previous `grad_fn`. Differentiate inside the body: the saved values are overwritten after it. Results that are
-    referenced from the roots are undone too. Cost: buffers are copied at once, and other tensors too up to `AT_ONCE`;
-    beyond, just before an operation writes. Raises: AuditorError(slug="state-not-restored"); if the body raised, its
-    own error goes on, with a note.
+    far as they are reachable through lists, tuples, dicts, sets, deques, arrays, generators and objects; the random
+    generators of Python, NumPy, torch and the GPUs in use; process-wide settings, see process.py. seed: initial seed of
+    these generators. Not restored: state in closures, globals, classes, function caches, iterators, threads and C++
+    objects; a tensor's previous `grad_fn`. Differentiate inside the body: saved tensors are overwritten after it.
+    Results that the body stored in a root are removed from it. Cost: buffers are copied at the start, as are other
+    tensors up to `AT_ONCE` bytes in total; above that, just before an operation writes. Raises:
+    AuditorError(slug="state-not-restored") if restoring fails; an exception of the body is raised instead, with a note.
     """
     process = process_state()
     with plain_torch():
@@ -76,9 +76,9 @@ class _Snapshot:
                 waiting += self._open(value)
 
     def restore(self, process: Callable[[], None]) -> list[str]:
-        """Restore everything, `process` last; return descriptions of what could not be restored.
+        """Restore everything, `process` last; returns descriptions of what could not be restored.
 
-        Gradients come after tensors: torch compares them with the tensor that they belong to.
+        Gradients are restored after tensors, since torch checks them against their tensor.
         """
         steps: list[Callable[[], None]] = [state.restore for state in self._tensors]
         steps += [partial(_put_back, *content) for content in self._contents]
@@ -88,7 +88,7 @@ class _Snapshot:
             for step in steps:
                 try:
                     step()
-                except Exception as error:  # one that can't be put back must not keep the others from it
+                except Exception as error:  # one failure must not prevent the others
                     problems.append(f"{type(error).__name__}: {error}")
             problems += self.memory.restore()
         process()
@@ -102,7 +102,7 @@ class _Snapshot:
             yield from state.children
         elif isinstance(value, nn.Module):
             stores = value._parameters, value._buffers, value._modules
-            yield from (member for store in stores for _, member in store.items())  # TorchScript's lie in C++
+            yield from (member for store in stores for _, member in store.items())  # TorchScript's are in C++
             self.memory.save([buffer for _, buffer in value._buffers.items() if buffer is not None])
         for kind in _kinds_of(type(value)):  # type: ignore[arg-type]
             held = kind.read(value)
@@ -128,7 +128,7 @@ def _put_back(owner: Any, kind: _Kind, held: list[Any]) -> None:
 
 @lru_cache(maxsize=1024)
 def _kinds_of(cls: type) -> list[_Kind]:
-    """How to read objects of a class: as a container, and by their attributes."""
+    """How to read and write objects of a class: as a container, and by their attributes."""
     result = [kind for base, kind in _CONTAINERS.items() if issubclass(cls, base)][:1]
     if _is_open(cls):
         if cls.__dictoffset__:
@@ -139,10 +139,10 @@ def _kinds_of(cls: type) -> list[_Kind]:
 
 
 def _is_open(cls: type) -> bool:
-    """Whether attributes of such objects may hold state of a model or an input.
+    """Whether the attributes of such objects may contain state of a model or an input.
 
-    Excluded are the standard library and torch internals (locks, loggers, graphs): their changes do not belong to the
-    model, and undoing half of them would break them.
+    Excluded are the standard library and torch's internals (locks, loggers, graphs): their changes do not belong to the
+    model, and a partial restoration would break them.
     """
     if issubclass(cls, (nn.Module, torch.Tensor, *_OPEN_STDLIB)):
         return True
@@ -153,12 +153,13 @@ def _is_open(cls: type) -> bool:
 
 
 def _pairs(held: list[Any]) -> Iterator[tuple[Any, Any]]:
-    """Turn a list of all keys followed by all values into a dict."""
+    """(key, value) pairs from a list of all keys followed by all values."""
     return zip(held[: len(held) // 2], held[len(held) // 2 :], strict=True)
 
 
 def _dict_of(owner: Any) -> dict[str, Any]:
-    """The real `__dict__`, even where the class overrides attribute access; anything but a dict cannot be restored."""
+    """The real `__dict__`, even if the class overrides attribute access; {} for anything but a dict, which cannot be
+    restored."""
     own = object.__getattribute__(owner, "__dict__")
     return own if isinstance(own, dict) else {}
 
@@ -190,7 +191,7 @@ def _write_slots(names: list[str], owner: Any, held: list[Any]) -> None:
         object.__setattr__(owner, name, value)
 
 
-# The methods of the base classes: subclasses such as the outputs of transformers refuse to be written.
+# Methods of the base classes, since subclasses such as transformers' outputs refuse writes.
 def _read_dict(owner: dict[Any, Any]) -> list[Any]:
     keys = list(_base(owner).__iter__(owner))
     return [*keys, *(dict.__getitem__(owner, key) for key in keys)]

@@ -1,4 +1,4 @@
-"""Modules, parameters and wrappers of a model as torch stores them, whatever its class overrides.
+"""Modules, parameters and wrappers of a model as torch stores them, even if the model's class overrides the access.
 
 `patched_model.py` contains a copy of everything from WRAPPERS on.
 """
@@ -19,7 +19,7 @@ OWN = frozenset(vars(nn.Module()))  # attributes that torch keeps in every modul
 
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every module under each of its paths, except for endless paths through a cycle."""
+    """Every module under each of its paths, without the endless paths through a cycle."""
     result: list[tuple[str, nn.Module]] = []
     waiting: list[tuple[str, nn.Module, tuple[nn.Module, ...]]] = [("", model, ())]
     while waiting:
@@ -48,7 +48,8 @@ def named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def named_in(model: nn.Module, store: str) -> list[tuple[str, torch.Tensor]]:
-    """The entries of one store of all modules (parameters or buffers), under each of their names."""
+    """All modules' parameters or buffers, under each of their names. store: the name of the dict, such as
+    "_buffers"."""
     return [
         (f"{path}.{name}" if path else name, tensor)
         for path, module in named_modules(model)
@@ -71,7 +72,8 @@ def size_of(model: nn.Module) -> int:
 
 
 def wrapper_of(model: nn.Module) -> str | None:
-    """The attribute that holds the model inside torch.compile, DataParallel or DistributedDataParallel; else None."""
+    """The attribute that contains the model in a wrapper (torch.compile, DataParallel, DistributedDataParallel); else
+    None."""
     for kind in type(model).__mro__:
         if kind.__name__ in WRAPPERS and kind.__module__.split(".")[0] == "torch":
             return WRAPPERS[kind.__name__]
@@ -99,7 +101,7 @@ def is_wrapped(module: nn.Module) -> bool:
 def structure_of(model: nn.Module) -> str:
     """A digest of the names, classes and parameter shapes of a model's modules: a plan fits models with equal digests.
 
-    Wrappers and FSDP's generated classes do not count. Raises: what a lazy parameter raises.
+    Wrappers and FSDP's generated classes do not count. Raises: the exception of an uninitialized lazy parameter.
     """
     inner = unwrap_model(model)
     lines = [
@@ -117,13 +119,13 @@ def _class_of(module: nn.Module) -> str:
 
 
 def rename_scopes(scopes: dict[str, Any], paths: set[str]) -> dict[str, Any]:
-    """Map a plan's scopes to the paths of a model whose wrappers lie at other places."""
+    """A plan's scopes under the paths of a model with other wrappers."""
     plain = {without_wrappers(path): path for path in sorted(paths)}
     return {path if path in paths else plain.get(without_wrappers(path), path): how for path, how in scopes.items()}
 
 
 def stored_low(model: nn.Module, attributes: bool = False) -> list[torch.Tensor]:
-    """Parameters and buffers in FP16 or BF16, each once; attributes: also tensors in plain attributes of modules."""
+    """Parameters and buffers in FP16 or BF16, each once; attributes: also tensors in other attributes of modules."""
     held: list[Any] = [x for _, x in named_tensors(model)]
     if attributes:
         named = [item for module in modules_of(model) for item in vars(module).items()]
@@ -144,7 +146,7 @@ def raise_in_place(tensors: list[torch.Tensor]) -> None:
         together.setdefault((x.untyped_storage()._cdata, x.dtype), []).append(x)
     for sharing in together.values():
         first = sharing[0]
-        with torch.inference_mode(first.is_inference()):  # what was made in that mode can hold nothing else
+        with torch.inference_mode(first.is_inference()):  # an inference tensor accepts only inference tensors
             if len(sharing) == 1:
                 first.data = first.data.float()
                 continue

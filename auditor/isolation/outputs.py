@@ -33,7 +33,7 @@ class NamedTensors(list[torch.Tensor]):
         self.names = tuple(names)
 
     def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> NamedTensors:
-        """Apply a function to every tensor; names stay."""
+        """Apply a function to every tensor; returns the results under the same names."""
         return NamedTensors(map(change, self), self.names)
 
 
@@ -44,19 +44,19 @@ def on_cpu(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def tensor_outputs(output: Any) -> NamedTensors:
-    """The tensors in `output`, depth first, each under its name there: keys, fields and positions joined by dots.
+    """The tensors in `output`, depth first, each with a name: keys, fields and positions joined by dots.
 
-    Visited: items of mappings and sequences; items of an iterator, which uses it up; fields of a dataclass; attributes
+    Visited: items of mappings and sequences; items of an iterator, which consumes it; fields of a dataclass; attributes
     of other objects in the order they were set, and slots; public attributes of a distribution and its base
     distributions. Each object is visited once, but a repeated list or tensor counts again. Modules, sets, endless
-    iterators and Hugging Face's key-value caches are skipped. A single tensor is called LONE.
+    iterators and Hugging Face's key-value caches are skipped. A single tensor is named LONE.
     """
     result = list(_tensors(output, "", {}))
     return NamedTensors([tensor for _, tensor in result], [name or LONE for name, _ in result])
 
 
 def _tensors(value: Any, name: str, entered: dict[int, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """entered: visited objects by id, kept alive so that no other object gets the id."""
+    """Yields (name, tensor). entered: visited objects by id, kept alive so that no other object gets the id."""
     if isinstance(value, torch.Tensor):
         yield name, value
         return
@@ -70,7 +70,7 @@ def _tensors(value: Any, name: str, entered: dict[int, Any]) -> Iterator[tuple[s
 
 
 def _is_cache(value: Any) -> bool:
-    """Whether it is a key-value cache of Hugging Face's: state for the next call, far larger than the output."""
+    """Whether a value is a key-value cache of Hugging Face: state for the next call, far larger than the output."""
     return any(kind.__module__ == "transformers.cache_utils" for kind in type(value).__mro__)
 
 

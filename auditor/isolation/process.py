@@ -40,8 +40,8 @@ FLAGS = (
     "cudnn.deterministic",
     _DETERMINISTIC,
 )
-"""Names in `torch.backends`, except the first and the last, in the order they are set: finer flags override earlier
-ones."""
+"""Names of flags in `torch.backends`, except the first and the last, in the order in which they are set: finer flags
+override earlier ones."""
 
 _IEEE = {
     _MATMUL: "highest",
@@ -51,7 +51,7 @@ _IEEE = {
 }
 
 OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
-"""Environment variables that override flags."""
+"""Environment variables that override torch's precision flags."""
 
 Flags = Mapping[str, Any]
 
@@ -64,7 +64,7 @@ def reseed(seed: int) -> None:
 
 
 def process_state() -> Callable[[], None]:
-    """Save the global generators and other process-wide settings; call the result to restore them."""
+    """Save the global random generators and other process-wide settings; calling the result restores them."""
     with plain_torch():
         drawn: list[Callable[[], object]] = [
             partial(random.setstate, random.getstate()),
@@ -86,18 +86,19 @@ def process_state() -> Callable[[], None]:
 
 
 ENOUGH = 3_000
-"""Recursion limit: a module call takes three Python calls, more under observation; the C++ stack allows this many."""
+"""Minimum recursion limit: a module call takes three Python calls, more under observation; the C++ stack allows this
+many."""
 
 
 def flags() -> dict[str, Any]:
-    """All named torch flags and active overrides; flags that torch refuses to report are left out."""
+    """All named torch flags and active overrides; flags that torch refuses to report are omitted."""
     result = {name: value for name in FLAGS if (value := _flag(name)) is not None}
     return result | {name: os.environ[name] for name in OVERRIDES if name in os.environ}
 
 
 @contextmanager
 def under(wanted: Flags) -> Iterator[None]:
-    """In the body torch's flags are as `flags()` once returned, and the recursion limit is at least ENOUGH."""
+    """In the body, torch's flags are `wanted` (from `flags()`), and the recursion limit is at least ENOUGH."""
     before, limit = flags(), sys.getrecursionlimit()
     try:
         _set_flags(wanted)
@@ -109,7 +110,7 @@ def under(wanted: Flags) -> Iterator[None]:
 
 
 def ieee() -> AbstractContextManager[None]:
-    """In the body matrix products, convolutions and recurrent layers of FP32 tensors compute in FP32.
+    """In the body, matrix products, convolutions and recurrent layers of FP32 tensors compute in FP32.
 
     cuDNN's autotuning is off too, since its choice of a convolution would vary between runs. Flags are restored.
     """
@@ -117,7 +118,8 @@ def ieee() -> AbstractContextManager[None]:
 
 
 def loose(found: Flags, device: str) -> tuple[str, ...]:
-    """Formats that these flags allow instead of FP32 on a device, such as `tf32`, each once; nothing if all is IEEE."""
+    """Formats that these flags allow in place of FP32 on a device, such as `tf32`; () if FP32 computes in IEEE
+    arithmetic."""
     precisions = [found.get(name) for name in (ON_A_GPU if is_native(device) else ON_A_CPU)]
     return tuple(dict.fromkeys(one for one in precisions if one not in (None, "none", "ieee")))
 
@@ -135,9 +137,9 @@ def disable_fused_path() -> Iterator[None]:
 
 @contextmanager
 def disable_compilers() -> Iterator[None]:
-    """In the body compiled functions and TorchScript run uncompiled, so that their operations can be recorded.
+    """In the body, compiled functions and TorchScript run uncompiled, so that their operations can be recorded.
 
-    TorchScript writes casts into its code on the first run under autocast, in that dtype, and keeps them.
+    On its first run under autocast, TorchScript would write casts to that dtype into its code, and keep them.
     """
     cast = torch._C._jit_set_autocast_mode(False)
     try:
@@ -152,7 +154,8 @@ def disable_compilers() -> Iterator[None]:
 
 @contextmanager
 def swap_attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """In the body `holder.name` is `value`. holder: the module or class that defines the attribute."""
+    """In the body, the attribute `name` of `holder` is `value`. holder: the module or class that defines the
+    attribute."""
     kept = vars(holder)[name]
     setattr(holder, name, value)
     try:
@@ -162,7 +165,7 @@ def swap_attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _flag(name: str) -> Any:
-    """The value of a torch flag; None where it does not exist, or finer settings made it ambiguous."""
+    """The value of a torch flag; None if it does not exist, or finer settings made it ambiguous."""
     try:
         if name == _MATMUL:
             return torch.get_float32_matmul_precision()
@@ -198,7 +201,7 @@ def _set_flag(name: str, value: Any) -> None:
 
 
 def _set_environment(wanted: dict[str, str]) -> None:
-    """Restore only what differs: torch's compiler sets its cache directory there on import."""
+    """Restore only the environment variables that differ: torch's compiler sets its cache directory on import."""
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
     os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
@@ -209,7 +212,7 @@ def _set_path(wanted: list[str]) -> None:
 
 
 def _set_filters(wanted: list[Any]) -> None:
-    """Restore only if different: any change makes Python repeat warnings that it showed once."""
+    """Restore the warning filters only if different: any change makes Python repeat warnings that it showed once."""
     warnings.filters[:] = wanted  # type: ignore[index]
     warnings._filters_mutated()  # type: ignore[attr-defined]
 

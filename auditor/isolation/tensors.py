@@ -13,14 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from ..trees import tensors_in
 
 AT_ONCE = 4 << 20
-"""Total bytes of tensors that are copied at once; watching writes instead slows down every operation."""
+"""Total bytes of tensors up to which all are copied at the start; watching for writes instead slows down every
+operation."""
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """In the body gradients, modes and tensor subclasses are disabled."""
+    """In the body, gradients, modes and tensor subclasses are disabled."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
         yield
 
@@ -35,8 +36,8 @@ class TensorState:
         self._hooks = {name: getattr(tensor, name, None) for name in _HOOKS}
         self.children = (self._grad, *self._hooks.values())
         self._place = _place(tensor)
-        # The same entries in another object, which shares nothing else with the tensor. A wrapper has none of its own,
-        # and what a transform of torch.func passes around can't be given others.
+        # Another tensor with the same storage. A wrapper tensor has no storage, and tensors inside a transform of
+        # torch.func cannot be assigned one.
         wraps = type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
         self._alias = None if wraps or (self._place is None and _is_strided(tensor)) else tensor.data
 
@@ -50,7 +51,7 @@ class TensorState:
         if tensor.requires_grad != self._requires_grad:
             tensor.requires_grad_(self._requires_grad)
         for name, hooks in self._hooks.items():
-            if hooks is None:  # torch may go on calling what is taken from it as a whole
+            if hooks is None:  # torch may keep calling hooks of a removed dict
                 (getattr(tensor, name, None) or {}).clear()
 
     def _cut_off(self, tensor: torch.Tensor, base: torch.Tensor | None) -> None:
@@ -60,11 +61,11 @@ class TensorState:
         elif self._place is not None:
             if not base.is_leaf:
                 base.detach_()
-            with torch.enable_grad():  # a view made without gradients may not be written with them
+            with torch.enable_grad():  # else it could not be written with gradients enabled
                 torch._C._swap_tensor_impl(tensor, base.as_strided(*self._place[2:]))
 
     def restore_gradient(self) -> None:
-        """Restore the same gradient, or none."""
+        """Restore the gradient of the start, or None."""
         if self._leaf and self._tensor.grad is not self._grad:
             self._tensor.grad = self._grad
 
@@ -77,11 +78,12 @@ class StorageCopies:
         self._copies: dict[int, torch.UntypedStorage] = {}
 
     def watch(self, tensor: torch.Tensor) -> None:
-        """Add a tensor."""
+        """Add a tensor's storages."""
         self._known.update((storage._cdata, (storage, storage.nbytes())) for storage in memory(tensor))
 
     def saved_before_written(self) -> AbstractContextManager[object]:
-        """A context for code that may write: small storages are copied at its start, large ones just before a write."""
+        """A context for code that may write: small storages are copied at its start; if they are large in total, just
+        before a write."""
         pending = {key: known for key, known in self._known.items() if key not in self._copies}
         if sum(size for _, size in pending.values()) > AT_ONCE:
             return _SaveBeforeWrite(self._before_written)
@@ -97,7 +99,7 @@ class StorageCopies:
                 self._copies[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
 
     def restore(self) -> Iterator[str]:
-        """Restore the bytes; yield what could not be restored."""
+        """Restore the bytes; yields descriptions of what could not be restored."""
         for key, copy in self._copies.items():
             try:
                 _write(self._known[key][0], copy)
@@ -105,12 +107,12 @@ class StorageCopies:
                 yield f"a storage of {copy.nbytes()} bytes: {error}"
         for storage, size in self._known.values():
             if storage.nbytes() != size:
-                yield f"a storage of {size} bytes was given {storage.nbytes()} by no operation that torch shows"
-        # An error on its way holds on to this object.
+                yield f"a storage of {size} bytes was resized to {storage.nbytes()}, not by an operation that torch reports"
+        # An exception in flight keeps this object alive.
         self._copies.clear()
 
     def _before_written(self, tensors: Iterable[torch.Tensor]) -> None:
-        # Not plain_torch, which takes longer than all the rest: most writes are into tensors that nobody watches.
+        # Not plain_torch, which is slower than all the rest: most writes go to tensors that are not watched.
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             watched = [x for x in tensors if any(storage._cdata in self._known for storage in memory(x))]
         if watched:
@@ -119,7 +121,7 @@ class StorageCopies:
 
 
 class _SaveBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that calls `save` with the tensors that the next operation writes."""
+    """A dispatch mode that calls `save` with the tensors to which the next operation writes."""
 
     supports_higher_order_operators = True
 
@@ -142,7 +144,7 @@ class _SaveBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-# A compiler that is there already leaves it and what it calls alone.
+# A compiler that is already loaded must not compile this method and the functions it calls.
 _Frames: Any = torch._C._dynamo.eval_frame
 _alone = _Frames._FrameExecStrategy(_Frames._FrameAction.SKIP, _Frames._FrameAction.SKIP)
 _Frames.set_code_exec_strategy(_SaveBeforeWrite.__torch_dispatch__.__code__, _alone)
@@ -150,7 +152,7 @@ _Frames.set_code_exec_strategy(_SaveBeforeWrite.__torch_dispatch__.__code__, _al
 
 @cache
 def written_by(func: Any) -> tuple[tuple[int, str], ...] | None:
-    """Position and name of every argument that `func` may write; None: any of them.
+    """Position and name of every argument to which `func` may write; None: to any of them.
 
     Includes writes that schemas omit: running statistics of older batch norms, collectives of c10d, and operations
     whose name ends in an underscore.
@@ -183,7 +185,7 @@ def memory(tensor: Any) -> list[torch.UntypedStorage]:
         storage = tensor.untyped_storage()
     except (RuntimeError, NotImplementedError):
         return []
-    # Meta and fake tensors, and some that wrap others, name a size, but have no memory.
+    # Meta, fake and some wrapper tensors report a size, but have no memory.
     if storage.device.type == "meta" or (storage.nbytes() and not _address(storage)):
         return []
     return [storage]
@@ -201,7 +203,7 @@ def _is_strided(tensor: torch.Tensor) -> bool:
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """Storage offset, shape and strides; None for tensors without strides, whose layout is unknown."""
+    """Storage, dtype, shape, strides and offset; None for tensors without strides, whose layout is unknown."""
     if not _is_strided(tensor):
         return None
     try:

@@ -33,10 +33,10 @@ FACTORIES = ("get_model", "build_model", "create_model", "load_model")
 SPEC_KEYS = ("model", "inputs", "eval_inputs", "name", "loss", "targets")
 PACKAGES = {"timm": ("timm", "huggingface_hub"), "hf": ("transformers", "huggingface_hub")}
 CHECKPOINTS = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
-"""Checkpoint file names of transformers, in its order of preference."""
+"""Checkpoint file names of transformers, in the order in which transformers looks for them."""
 LACKS_CLASS = (
-    "config.json names the class {}, which transformers does not have: the model that AutoModel makes, without a head of "
-    "its own, is audited; for all of it, write a model.py that makes it"
+    "config.json names the class {}, which transformers does not have: only AutoModel's model, which has no head, is "
+    "audited; to audit the whole model, write a model.py that builds it"
 )
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
 
@@ -45,7 +45,7 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
 class BuiltModel:
     """The model, its origin (None if it cannot be built again), and the result of `audit_spec()`.
 
-    stored_low: see Subject, for FP16 or BF16 weights of a checkpoint that the model holds in FP32. notes: about the
+    stored_low: see Subject; for FP16 or BF16 weights of a checkpoint that the model stores in FP32. notes: about the
     model. checkpoint: notes about its weights.
     """
 
@@ -119,7 +119,7 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
         )
         raise LoadError(f"no model found in {target.label}: {hint}", slug="no-model")
     names = [name for name, kind in classes.items() if not required_arguments(kind)] or list(classes)[-1:]
-    if len(names) > 1:  # of these, one that no other one contains or derives from
+    if len(names) > 1:  # take one that no other contains or derives from
         built = {name: _build(classes[name], target, name, seed) for name in names}
         parts = {name: {type(part) for part in model.modules()} for name, model in built.items()}
         kinds = {name: set[type]().union(*(parts[other] for other in names if other != name)) for name in names}
@@ -180,8 +180,8 @@ def from_hub(target: Target, seed: int) -> BuiltModel:
 
 
 def weights_of(text: str) -> int:
-    """Size in bytes, in FP32, of a Hugging Face checkpoint; 0 where it is unknown before the model is built."""
-    with suppress(LoadError, ImportError):  # whoever loads it says why
+    """Size in bytes, in FP32, of a Hugging Face checkpoint; 0 if it is unknown before the model is built."""
+    with suppress(LoadError, ImportError):  # loading it reports the error
         if (target := parse(text)).hub == "hf":
             return sum(4 * x.numel() for x in _load_checkpoint(_folder(target)).values() if x.is_floating_point())
     return 0
@@ -213,7 +213,7 @@ def _hugging_face(target: Target) -> BuiltModel:
     arguments = {"dtype": "float32", "local_files_only": True}
     asked = {**arguments, "output_loading_info": True, "ignore_mismatched_sizes": True}
     symbol = f"{kind}.from_pretrained"
-    transformers.utils.logging.set_verbosity_error()  # what its table of names says is said in notes
+    transformers.utils.logging.set_verbosity_error()  # the notes say what its table of names says
     transformers.utils.logging.disable_progress_bar()
     model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **asked)
     onto(model)
@@ -232,7 +232,7 @@ def _hugging_face(target: Target) -> BuiltModel:
 
 
 def _folder(target: Target) -> Path:
-    """The given directory, or the repository's snapshot in the local cache."""
+    """The folder of a Hugging Face model: the given directory, or the repository's snapshot in the local cache."""
     name = str(target.args[0])
     path = Path(name)
     if os.path.isdir(name):  # noqa: PTH112 (a name too long for a path is none)
@@ -243,7 +243,7 @@ def _folder(target: Target) -> Path:
     repository, _, revision = name.partition("@")
     try:
         return Path(hub.snapshot_download(repository, revision=revision or None, local_files_only=True))
-    except Exception as error:  # a name may be malformed, unknown or just not cached: the way on is the same
+    except Exception as error:  # a name may be malformed, unknown or not cached: the advice is the same
         hint = f"download it first (`hf download {repository}`), or give a directory"
         raise LoadError(f"{name!r} is no directory and not in the local cache: {hint}", "missing-target") from error
 
@@ -260,7 +260,7 @@ def _config(transformers: Any, folder: Path) -> Any:
         if "custom code" not in str(error):
             raise
         raise LoadError(
-            f"{folder} contains its own model code, which hf: never runs: read it, then audit a "
+            f"{folder} contains its own model code, which hf: never runs: read that code, then audit a "
             "model.py whose get_model() calls from_pretrained(..., trust_remote_code=True)",
             slug="remote-code",
         ) from error
@@ -277,7 +277,7 @@ def _config(transformers: Any, folder: Path) -> Any:
 
 
 def _load_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """The tensors of the checkpoint, memory-mapped. Empty where there is none.
+    """The tensors of the checkpoint, memory-mapped. {} if there is none.
 
     Raises: LoadError(slug="missing-weights" | "bad-weights").
     """
@@ -289,7 +289,7 @@ def _load_checkpoint(folder: Path) -> dict[str, Tensor]:
 def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Iterator[str]:
     """Notes about weights that only the model, or only the checkpoint, has. info: the report of transformers.
 
-    Raises: LoadError(slug="weights-mismatch") where shapes differ, or no weight of the checkpoint fits.
+    Raises: LoadError(slug="weights-mismatch") if shapes differ, or no weight of the checkpoint fits.
     """
     kind = type(model).__name__
     if wrong := sorted(info.get("mismatched_keys", ())):
@@ -297,7 +297,7 @@ def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Itera
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise LoadError(
             f"the checkpoint in {where} does not fit its config.json: {name} has the shape {list(given)} there and "
-            f"{list(own)} in {kind}{more}: give the config that was saved with it",
+            f"{list(own)} in {kind}{more}: give the config that was saved with the checkpoint",
             slug="weights-mismatch",
         )
     missing, left = sorted(info.get("missing_keys", ())), sorted(info.get("unexpected_keys", ()))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-_digests: dict[str, str] = {}  # of the files that were imported here, by the names of their modules
+_digests: dict[str, str] = {}  # {module: digest of its file}, of files imported here
 
 
 @contextlib.contextmanager
@@ -36,9 +36,9 @@ def as_script(script: str, folders: Sequence[str]) -> Iterator[None]:
 def import_source(name: str, path: Path | None) -> ModuleType:
     """Import the user's module once, so that its classes are the same as in the user's program.
 
-    name: as for `import`. path: its file; None for a module located by name alone. A file outside packages gets another
-    name where `name` is already a different module in `sys.modules`. Raises: ImportError where a package of this name
-    was imported from elsewhere, and what the module itself raises.
+    name: as for `import`. path: its file; None for a module located only by name. A file outside packages gets another
+    name if `name` is already a different module in `sys.modules`. Raises: ImportError if a package of this name was
+    imported from elsewhere, and what the module itself raises.
     """
     if path is None:
         return importlib.import_module(name)
@@ -82,8 +82,9 @@ def digest_of(path: Path) -> str:
 def locate(where: str, file: str, digest: str | None = None) -> Path:
     """Locate a file or folder of the user, relative to `file`.
 
-    If it has moved: the nearest path with the same ending, around it or around the working directory and its parents.
-    digest: of the audited file, which is preferred; a different file is used with a warning that names it.
+    If it has moved: the nearest path with the same ending, around `file` or around the working directory and its
+    parents. digest: of the audited file, which is preferred; a different file is used with a warning that names it.
+    Raises: FileNotFoundError.
     """
     here = Path(file).resolve().parent
     names = [name for name in Path(where).parts if name != ".."]

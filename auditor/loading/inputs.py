@@ -38,7 +38,7 @@ MOST_BATCHES = 32
 
 BATCH, TOKENS = 2, 16
 SAMPLES = 16_000
-"""Samples in one second of audio, at the rate of speech models."""
+"""Samples in one second of audio, at the sampling rate of speech models."""
 LENGTHS = (16, 8, 32, 64, 128)
 SIDES = (32, 64, 28, 224, 8, 16, 96, 128, 256)
 
@@ -55,7 +55,8 @@ class Inputs:
 def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
     """Inputs from the option `--inputs`.
 
-    Raises: LoadError(slug="missing-inputs" | "bad-inputs").
+    Raises: LoadError(slug="missing-inputs" | "bad-inputs" | "missing-weights" | "bad-weights" | "inputs-raise"), and
+    for a Python file as `parse` and `import_target`.
     """
     shapes, source, path = [_SHAPE.fullmatch(part) for part in text.split()], f"--inputs {text}", Path(text)
     if shapes and all(shapes):
@@ -94,9 +95,9 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
 
 
 def tokenize(model: Any, value: Any) -> Any:
-    """Convert texts to token ids with the model's tokenizer, padded on the left; pass on other values.
+    """Convert texts to token ids with the model's tokenizer, padded on the left; other values are returned unchanged.
 
-    Raises: LoadError(slug="bad-inputs") where the model has none.
+    Raises: LoadError(slug="bad-inputs") if the model has no tokenizer.
     """
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
@@ -109,7 +110,8 @@ def tokenize(model: Any, value: Any) -> Any:
         given = tokenizer(list(texts), return_tensors="pt", padding=len(texts) > 1)
     except Exception as error:
         raise LoadError(
-            f"text inputs need a tokenizer beside the model's weights ({describe(error)}): give token ids", "bad-inputs"
+            f"text inputs need a tokenizer in the folder of the model's weights ({describe(error)}): give token ids",
+            "bad-inputs",
         ) from error
     return {name: x for name, x in given.items() if name in forward_parameters(model)}
 
@@ -119,9 +121,9 @@ def named_inputs(value: Any, what: str) -> tuple[Batch, ...]:
 
 
 def from_model(model: nn.Module, seed: int) -> Inputs:
-    """The model's own `example_input_array`, else the first generated inputs on which it runs.
+    """The model's own `example_input_array`, else the first generated inputs on which the model runs.
 
-    Raises: LoadError(slug="no-inputs").
+    Raises: LoadError(slug="no-inputs" | "bad-inputs").
     """
     reseed(seed)
     if (value := getattr(model, "example_input_array", None)) is not None:
@@ -134,7 +136,7 @@ def from_model(model: nn.Module, seed: int) -> Inputs:
             return Inputs((batch,), source, synthetic=True)
         except Exception as raised:  # a wrong guess may fail in any way
             error = raised
-    hint = "define get_inputs() beside the model, or pass --inputs 'x:float32[1,3,224,224]'"
+    hint = "define get_inputs() in the model's file, or pass --inputs 'x:float32[1,3,224,224]'"
     why = f" found for forward({', '.join(required_arguments(model.forward))})"
     why = f", and the model does not run on generated ones: {blame(error)}" if error else why
     raise LoadError(f"no example inputs{why}: {hint}", slug="no-inputs") from error
@@ -183,10 +185,10 @@ def _one_call(value: Any, source: str) -> Batch:
 
 
 def reject_iterators(arguments: Any, source: str) -> None:
-    """Raises: LoadError(slug="bad-inputs") for an iterator, which the first of several calls would use up."""
+    """Raises: LoadError(slug="bad-inputs") for an iterator, which the first of several calls would consume."""
     if any(isinstance(leaf, Iterator) for leaf in tree_leaves(arguments)):
         raise LoadError(
-            f"{source} contains an iterator, which the first of several calls uses up: give a list of its items",
+            f"{source} contains an iterator, which the first of several calls consumes: give a list of its items",
             slug="bad-inputs",
         )
 
@@ -207,7 +209,7 @@ def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Bat
     if len(tensors) == 1:
         return tuple(tensors.values()), {}
     raise LoadError(
-        f"{source} names {', '.join(tensors)}, but forward takes {', '.join(names) or 'nothing'}: use those names",
+        f"{source} names {', '.join(tensors)}, but forward takes {', '.join(names) or 'nothing'}: use the names of its arguments",
         slug="bad-inputs",
     )
 
@@ -220,7 +222,7 @@ def forward_parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
 def _from_shapes(text: str, shapes: list[re.Match[str]], model: nn.Module) -> Batch:
     try:
         values = [_values(match, model) for match in shapes]
-    except (RuntimeError, ValueError, OverflowError) as error:  # no memory for it, or a limit that leaves no number
+    except (RuntimeError, ValueError, OverflowError) as error:  # out of memory, or a limit below 1
         reason = str(error).partition("\n")[0]
         raise LoadError(f"cannot generate --inputs {text!r}: {reason}", slug="bad-inputs") from error
     names = [match["name"] for match in shapes]
@@ -256,7 +258,7 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
     for source, make in declared.items():
         try:
             batch = as_batches(make(), source)[0]
-        except Exception:  # it declares none, or not all of them
+        except Exception:  # not declared, or not completely
             continue
         yield batch, source
     layers = [(name, part) for name, part in model.named_modules() if _shapes(part)]
@@ -269,7 +271,7 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
 
 
 def _of_hugging_face(model: Any) -> dict[str, Tensor]:
-    """Inputs of a Hugging Face model, by name. Raises: AttributeError or TypeError where its config lacks a size."""
+    """Inputs of a Hugging Face model, by name. Raises: AttributeError or TypeError if its config lacks a size."""
     config = model.config
 
     def tokens() -> Tensor:

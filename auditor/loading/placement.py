@@ -1,4 +1,4 @@
-"""Copies a subject to the device that the audit runs on; the caller's own model stays where it is."""
+"""Copies a subject to the device that the audit runs on; the caller's own model is not moved."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def devices_of(model: nn.Module) -> set[str]:
 def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
     """The subject itself if its model is on the device, or stays spread over several; else a copy on the device.
 
-    Raises: AuditorError(slug="no-copy") where the model, or its loss, cannot be copied, or does not run there.
+    Raises: AuditorError(slug="no-copy") if the model, or its loss, cannot be copied, or does not run there.
     """
     here = devices_of(subject.model)
     if is_spread(device) or here <= {device} or (not is_native(device) and not here):
@@ -48,14 +48,15 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
     assert refused is not None
     raise AuditorError(
         f"{subject.name} runs on {', '.join(sorted(here)) or CPU} and not on {device} "
-        f"({describe(refused)}): audit it with "
+        f"({describe(refused)}): audit the model with "
         f"{'device=auto, where it is' if any(map(is_native, here)) else 'device=cpu'}",
         slug="no-copy",
     ) from refused
 
 
 def beside(subject: Subject) -> Iterator[Subject]:
-    """The subject with its inputs moved to its model's GPU."""
+    """Variants of the subject with its inputs moved to the model's GPU, see `_placements`; none if the model is on no
+    GPU."""
     device = next((str(x.device) for x in subject.model.parameters() if x.device.type in NATIVE), None)
     if device is not None:
         held = subject.objective
@@ -96,25 +97,25 @@ def copy_to_device(value: T, device: str, memo: dict[int, Any] | None = None) ->
             return twin
         own = {id(part) for part in (*value.modules(), *value.parameters())}
         if any(id(part) in own for part in (*twin.modules(), *twin.parameters())):
-            raise ValueError("its copies share modules or weights with it")
-        return twin.to(device)  # for modules that do more there
+            raise ValueError("a copy shares modules or weights with the original")
+        return twin.to(device)  # for modules that override `to`
     except Exception as error:
         let_through(error)
         raise AuditorError(
-            f"cannot copy {type(value).__name__} to the GPU ({describe(error)}): audit it with device='cpu'",
+            f"cannot copy {type(value).__name__} to the GPU ({describe(error)}): audit the model with device='cpu'",
             slug="no-copy",
         ) from error
 
 
 class _Onto(TorchFunctionMode):
-    """In its body copy.deepcopy copies tensors to a device."""
+    """In its body, copy.deepcopy copies tensors to a device."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
         self._device = device
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.clone:  # as parameters are copied
+        if func is Tensor.clone:  # deepcopy of a parameter calls it
             return args[0].to(self._device, copy=True)
         if func is Tensor.__deepcopy__ and type(args[0]) is Tensor:
             x, memo = args
@@ -124,7 +125,7 @@ class _Onto(TorchFunctionMode):
 
 
 def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    """As copy.deepcopy, which does not copy functions: this also copies the variables that a function closes over."""
+    """copy.deepcopy, but a function is copied too, with the variables that it closes over."""
     if isinstance(value, partial):
         function = _copy(value.func, memo)
         return partial(function, *copy.deepcopy(value.args, memo), **copy.deepcopy(value.keywords, memo))

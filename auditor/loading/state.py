@@ -39,7 +39,8 @@ READERS = (
 
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
-    """In the body the model is in eval mode; then every module's flag is restored. `isolate` undoes other changes."""
+    """In the body, the model is in eval mode; then every module's flag is restored. Other changes are left to
+    `isolate`."""
     flags = [(module, flag) for module in modules_of(model) if (flag := getattr(module, "training", None)) is not None]
     switch(model, training=False)
     try:
@@ -50,7 +51,7 @@ def in_eval(model: nn.Module) -> Iterator[None]:
 
 
 def switch(model: nn.Module, training: bool) -> None:
-    """Call `model.train()` or `model.eval()`; where that raises, as for exported modules, set the flags only."""
+    """Call `model.train()` or `model.eval()`; if that raises, as for exported modules, set only the flags."""
     try:
         model.train() if training else model.eval()
     except Exception:
@@ -59,7 +60,7 @@ def switch(model: nn.Module, training: bool) -> None:
 
 
 def _set(module: nn.Module, flag: bool) -> None:
-    """Set `module.training`, also where the module rejects attributes; a frozen module has no flag."""
+    """Set `module.training`, even if the module rejects attributes; a frozen module has no flag."""
     if getattr(module, "training", flag) is not flag:
         try:
             module.training = flag
@@ -80,8 +81,8 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
     """Decide which low-precision tensors of the subject become FP32 for the audit; `check` tests whether it runs.
 
     First parameters and buffers, with the inputs; if that fails, plain tensor attributes of modules too. If that fails
-    as well, the forward itself casts to a low dtype: everything then stays low, also in the reference. Raises:
-    LoadError(slug="low-precision-model"), and what `check` raises.
+    as well, the forward itself casts to a low dtype: everything then stays in low precision, also in the reference.
+    Raises: LoadError(slug="low-precision-model"), and what `check` raises.
     """
     refused: LoadError | None = None
     for candidate in _candidates(subject):
@@ -108,7 +109,7 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
 
 @contextmanager
 def upcast_model(subject: Subject) -> Iterator[None]:
-    """In the body the subject's model has its weights, in FP32 as `settle_precision` decided; then it is restored."""
+    """In the body, the subject's model has its weights, in FP32 as `settle_precision` decided; then it is restored."""
     with present(subject.model), in_fp32(subject.model, subject.raised):
         yield
 
@@ -123,7 +124,7 @@ def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
     kept = [(x, x.data, x.grad if x.is_leaf else None) for x in tensors]
     for x, _, gradient in kept:
         if gradient is not None:
-            x.grad = None  # of another dtype than the tensor will have
+            x.grad = None  # its dtype will differ from the tensor's
     raise_in_place(tensors)
     try:
         yield
@@ -137,7 +138,8 @@ def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
 
 
 def _candidates(subject: Subject) -> Iterator[Subject]:
-    """Variants of the subject to try, each with a note: which tensors become FP32; the last leaves all of them."""
+    """Variants of the subject to try, each with a note about the tensors that become FP32; in the last variant none
+    do."""
     model = subject.model
     low, everything = stored_low(model), stored_low(model, attributes=True)
     if not low and not subject.stored_low:
@@ -147,7 +149,7 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
             note = "inputs in FP16 or BF16, on which the model does not run, were converted to FP32"
             yield _widen(subject, "inputs", note)
         return
-    counts = Counter(subject.stored_low)  # of its checkpoint, which was raised while it was read
+    counts = Counter(subject.stored_low)  # of its checkpoint, converted to FP32 on loading
     for parameter in model.parameters():
         if is_low(parameter.dtype):
             counts[name_of(parameter.dtype)] += parameter.numel()
@@ -181,7 +183,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def held_outside(model: nn.Module) -> set[str]:
-    """Names of meta parameters and buffers whose values are in accelerate's hooks."""
+    """Names of meta parameters and buffers whose values accelerate's hooks store."""
     return {
         f"{path}.{name}" if path else name
         for path, module in named_modules(model)
@@ -194,9 +196,9 @@ def held_outside(model: nn.Module) -> set[str]:
 
 @contextmanager
 def present(model: nn.Module) -> Iterator[None]:
-    """In the body the model holds the weights from accelerate's hooks, and skips these hooks; then it is restored.
+    """In the body, the model has the weights from accelerate's hooks, and skips these hooks; then it is restored.
 
-    Raises: LoadError(slug="meta-weights") where a hook has no value.
+    Raises: LoadError(slug="meta-weights") if a hook has no value.
     """
     hooked = [module for module in modules_of(model) if _hooks(module)] if held_outside(model) else []
     with ExitStack() as stack:
@@ -246,7 +248,7 @@ def _put_back(store: dict[str, Any], content: dict[str, Any]) -> None:
 
 @contextmanager
 def watch_weights() -> Iterator[set[str]]:
-    """In the body, record what sets weights: a state dict "restored", a file "read", an optimizer that "trained"."""
+    """In the body, record how weights are set: a state dict "restored", a file "read", an optimizer that "trained"."""
     seen = set[str]()
 
     def record_calls(function: Callable[..., Any], event: str) -> Callable[..., Any]:
@@ -258,7 +260,7 @@ def watch_weights() -> Iterator[set[str]]:
         return wrapper
 
     for module in {module for module, _ in READERS if module.startswith("safetensors")}:
-        with suppress(ImportError):  # a library that the body imports takes these functions from there
+        with suppress(ImportError):  # a library that the body imports gets these functions from it
             importlib.import_module(module)
     readers = [(sys.modules.get(module), name, "read") for module, name in READERS]
     with ExitStack() as stack:
@@ -297,7 +299,8 @@ def _notes(content: Mapping[str, Any], state: Mapping[str, Any], own: Mapping[st
 
 @contextmanager
 def convert_errors(slug: str) -> Iterator[None]:
-    """Convert an error about a checkpoint in the body to a LoadError."""
+    """Convert an error about a checkpoint in the body to a LoadError: "missing-weights" for a missing file, else
+    `slug`."""
     try:
         yield
     except FileNotFoundError as error:
@@ -307,7 +310,8 @@ def convert_errors(slug: str) -> Iterator[None]:
 
 
 def reject_non_finite(model: nn.Module) -> None:
-    """Raises: LoadError(slug="nan-weights"). Infinite buffers pass, since attention masks contain them."""
+    """Raises: LoadError(slug="nan-weights") for NaN, or for Inf in a parameter. Infinite buffers pass: masks contain
+    them."""
     for name, tensor in named_tensors(model):
         if not tensor.is_floating_point() or tensor.is_meta:
             continue

@@ -24,8 +24,8 @@ HARMLESS = (argparse.Namespace, types.SimpleNamespace, io.BytesIO, PosixPath, Pu
 def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Load the result of `read_checkpoint`; tied weights may be stored once. Returns weights by the model's names.
 
-    Prefixes that DDP, torch.compile and training loops add to names are removed; where one was, entries without it,
-    such as a loss's weights, are dropped. Raises: ValueError.
+    Prefixes that DDP, torch.compile and training loops add to names are removed; if one was, entries without it, such
+    as a loss's weights, are dropped. Raises: ValueError if the checkpoint does not fit the model.
     """
     own, state = model.state_dict(keep_vars=True), dict(content)
     while state and state.keys().isdisjoint(own):
@@ -36,7 +36,7 @@ def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[
         state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
-    except Exception as error:  # a module's own way to take its extra state may fail in any way
+    except Exception as error:  # a module's set_extra_state may raise anything
         lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines()]
         reason = next((line for line in lines if "size mismatch" in line), lines[-1])
         raise ValueError(f"{file} does not fit the model: {reason}") from error
@@ -54,7 +54,7 @@ def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read a state dict from safetensors, a torch file, or the index of a sharded checkpoint.
 
-    Raises: FileNotFoundError, and ValueError where the file contains none.
+    Raises: FileNotFoundError; ValueError if the file contains no state dict.
     """
     if path.name.endswith(".index.json") and path.is_file():
         try:
@@ -79,9 +79,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> Any:
-    """The tensors of a .safetensors or torch file on the CPU, memory-mapped where possible; code in it never runs.
+    """The tensors of a .safetensors or torch file on the CPU, memory-mapped if possible; code in it never runs.
 
-    Raises: FileNotFoundError, and ValueError where it cannot be read so.
+    Raises: FileNotFoundError; ValueError if the file cannot be read without running code.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: complete the checkpoint, or check --weights")
@@ -112,7 +112,7 @@ def read_tensors(path: Path) -> Any:
 
 
 def harmless() -> list[Any]:
-    """Classes without code that training loops save beside the weights; safe to unpickle."""
+    """Classes without code that training loops save next to the weights; safe to unpickle."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         return list(HARMLESS)

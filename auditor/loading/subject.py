@@ -65,7 +65,7 @@ def load(
     """
     parsed = parse(target)
     if parsed.hub:
-        require(parsed)  # before loading is watched, so that the package's own readers are
+        require(parsed)  # imported first, so that watch_weights sees the package's readers
     as_set = flags()
     with user_code(parsed, seed):
         with under(as_set):
@@ -98,7 +98,7 @@ def from_object(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | 
         return settle_precision(subject(arrays=False), check)
     except LoadError:
         if any(isinstance(leaf, np.ndarray) for leaf in tree_leaves((example_inputs, kwargs))):
-            with suppress(LoadError):  # it may make tensors of them itself
+            with suppress(LoadError):  # the model may convert arrays itself
                 return settle_precision(subject(arrays=True), check)
         raise
 
@@ -111,7 +111,9 @@ def check(subject: Subject) -> Subject:
     around = next((f"torch.autocast({name!r})" for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)), "")
     around = around or ("torch.device('meta')" if torch.get_default_device().type == "meta" else "")
     if around:  # the caller's modes change the run
-        raise LoadError(f"the audit was called inside {around}: call it outside", slug="bad-surroundings")
+        raise LoadError(
+            f"the audit was called inside {around}: call auditor.audit outside of that context", slug="bad-surroundings"
+        )
     state.reject_non_finite(subject.model)
     with under({}), in_eval(subject.model):
         subject, answers = _run(subject)
@@ -136,7 +138,8 @@ def check(subject: Subject) -> Subject:
 
 
 def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
-    """The subject with its outputs; inputs are moved to the model's device if it runs only then. Raises: LoadError."""
+    """The subject with its outputs; inputs are moved to the model's device if the model runs only then. Raises:
+    LoadError."""
     try:
         return subject, [_forward(subject, batch) for batch in subject.batches + subject.held_out]
     except LoadError:
@@ -164,7 +167,7 @@ def _load(
         given, held_out = _find_inputs(module, target, result.spec, model, inputs_text, seed)
     materialise(model, given.batches[0], seed)
     origin = result.origin
-    # inputs are read from files too: that counts where the model itself was being made
+    # reading inputs from files must not count, only reading while the model was built
     read = {"instance": read, "spec": False}.get(origin.kind if origin else "", "read" in seen)
     loaded = read or bool(seen & {"restored", "trained"})
     source = f"random initialization, seed {seed}"
@@ -212,7 +215,7 @@ def _find_inputs(
 
 
 def _unwrap(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    """The model inside wrappers, with notes about these and about accelerate's hooks."""
+    """The model inside wrappers, with notes about the wrappers and about accelerate's hooks."""
     inner, notes = unwrap_model(model), list[str]()
     if inner is not model:
         kind = "torch.compile" if wrapper_of(model) == "_orig_mod" else type(model).__name__
@@ -267,7 +270,7 @@ def _forward(subject: Subject, batch: Batch) -> NamedTensors:
         args = batch[0]
         several = len(args) > 1 and not batch[1] and all(isinstance(x, Tensor) for x in args)
         listed = ". A list of tensors is one call; several batches are written [(t1,), (t2,)]" if several else ""
-        hint = f"check their number, shapes and dtypes{listed}"
+        hint = f"check number, shapes and dtypes of the inputs{listed}"
         raise LoadError(
             f"{subject.name} raised {blame(error)} on inputs {shapes} from {subject.inputs_source}: {hint}",
             slug="forward-raises",

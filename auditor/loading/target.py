@@ -33,7 +33,7 @@ _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", r
 class Target:
     """A parsed TARGET: a file or a module name, and the symbol in it.
 
-    hub: "timm" or "hf" for a library's model; args then begin with its name.
+    hub: "timm" or "hf" for a library's model; args then begin with the model's name.
     """
 
     text: str
@@ -58,7 +58,7 @@ class Target:
 
     @property
     def script(self) -> str:
-        """The first entry of `sys.argv`."""
+        """The first entry of `sys.argv` while the user's code runs."""
         return str(self.path or self.module)
 
     @property
@@ -112,7 +112,7 @@ def import_target(target: Target) -> ModuleType:
         failure = LoadError(f"importing {target.label} raised {blame(error)}", "import-raises")
         if isinstance(error, SyntaxError):
             place = f"{Path(error.filename or target.label).name}:{error.lineno}"
-            failure = LoadError(f"{place}: syntax error, {error.msg}: fix it and run again", "syntax-error")
+            failure = LoadError(f"{place}: syntax error, {error.msg}: fix the file and run again", "syntax-error")
         elif isinstance(error, ModuleNotFoundError) and f"{target.module}.".startswith(f"{error.name}."):
             hint = "give a path such as ./model.py, or run where the module can be imported"
             failure = LoadError(f"no file or module is called {target.module!r}: {hint}", "missing-target")
@@ -126,8 +126,8 @@ def import_target(target: Target) -> ModuleType:
 def user_code(target: Target, seed: int) -> Iterator[None]:
     """Run the body as the user's script would run, see `as_script`, with all generators seeded.
 
-    `torch.autocast("cuda")` as a decorator keeps its settings even without CUDA. Restored afterwards: bytecode writing,
-    and what `isolate` restores, including `sys.path`.
+    `torch.autocast("cuda")` as a decorator keeps its settings even without CUDA. Restored afterwards: the flag for
+    writing bytecode, and what `isolate` restores, including `sys.path`.
     """
     with (
         swap_attribute(sys, "dont_write_bytecode", True),
@@ -182,11 +182,11 @@ def _module_name(path: Path) -> str:
 
 
 def _imports(path: Path) -> tuple[set[str], int]:
-    """The packages that a file imports by name, and how many levels up its relative imports reach."""
+    """The packages that a file imports by name, and the number of levels that its relative imports go up."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError):
-        return set(), 0  # whoever imports it says why
+        return set(), 0  # importing it reports the error
     names, dots = set[str](), 0
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -235,7 +235,7 @@ def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs:
 
 
 def required_arguments(function: Callable[..., Any]) -> list[str]:
-    """The arguments without a default."""
+    """Names of the arguments without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -247,7 +247,7 @@ def required_arguments(function: Callable[..., Any]) -> list[str]:
 def blame(error: BaseException) -> str:
     """The error with its location in user code: `TypeError: message (model.py:12)`, the innermost such line.
 
-    If the error was raised from another one, such as a library's failed import, that one follows.
+    If the error was raised from another one, such as a library's failed import, the other one follows.
     """
     first = origin_of(error)
     text = describe(error, None)
@@ -259,7 +259,7 @@ def blame(error: BaseException) -> str:
 
 
 def guard_progress(progress: Progress) -> Progress:
-    """Wrap the caller's callback: its exceptions end the audit and name it."""
+    """Wrap the caller's callback: if it raises, the audit ends with CallbackError(slug="bad-callback")."""
 
     def call_guarded(stage: str, detail: str, done: int, total: int) -> None:
         try:

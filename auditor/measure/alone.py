@@ -1,5 +1,5 @@
-"""Runs operations one by one in a format, each alone on rounded FP32 values, and beside that the whole model in the
-format; compares both with FP32."""
+"""Runs each operation by itself in a format, on rounded FP32 inputs, and also the whole model in the format; compares
+both with FP32."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from .causes import cause_of, deciding_nodes, divisors, guarding_nodes
 
 Leaves = list[torch.Tensor]
 Error = Literal["none", "rounding", "inputs", "run"]
-"""Where an error comes from: there is none; it is the rounding of the FP32 result; it is the node's own error beside the
-roundings of its inputs, which reach the result one by one; only a run of the operation tells."""
+"""Source of an error. none: there is no error; rounding: only the rounding of the FP32 result; inputs: the node's own
+error plus the rounding of each input, estimated separately; run: only a run of the operation shows the error."""
 
 _ONE_ROUNDING = 1.1
 
 
 def rounder(capture: Capture, fmt: str) -> Callable[[Any], Any]:
-    """A function that rounds the tensors of a tree to a format; masked entries become the model's own mask value."""
+    """A function that rounds the tensors of a tree to a format; mask values become those that the model uses in that
+    format."""
     nodes = {node.name: node for node in capture.graph_module.graph.nodes}
     row = FORMATS[fmt]
-    sentinels = dict[float, float]()  # {literal that marks what to mask: what Python writes in the format}
+    sentinels = dict[float, float]()  # {mask value in FP32: mask value in the format}
     for name, node in capture.nodes.items():
         literals = low_literals(node, fmt)
         for key, value in literals.arguments.items() if literals else ():
@@ -55,10 +56,11 @@ def rounder(capture: Capture, fmt: str) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class Trace:
-    """Errors of a node in one format: isolated, on rounded inputs, and own, compared with the exact result on these.
+    """Sources of a node's errors in one format. isolated: against FP32; own: against the exact result on the same
+    rounded inputs.
 
-    broken: it became non-finite, flipped, or underflowed before a division by it. near: it is shortly before a discrete
-    result.
+    broken: the result became non-finite, flipped, or underflowed before a division by it. near: the node is at most
+    three operations before a discrete result.
     """
 
     isolated: Error = "none"
@@ -69,7 +71,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Ran:
-    """A node alone in a format: its low result, or why it cannot run.
+    """Result of a node that ran by itself in a format, or why it cannot run.
 
     exact: the FP32 result on the same rounded inputs. None for operations that only move entries, and for products on a
     CPU whose only error is the rounding of the result.
@@ -81,7 +83,7 @@ class Ran:
 
 
 class Alone:
-    """Runs nodes alone in a format. values: FP32 results by node name. kept: stored runs of nodes."""
+    """Runs nodes by themselves in a format. values: FP32 results by name. kept: stored results of recurrent nodes."""
 
     def __init__(self, capture: Capture, format: str, values: Mapping[str, Any]) -> None:
         self.name, self.row, self.round = format, FORMATS[format], rounder(capture, format)
@@ -89,16 +91,16 @@ class Alone:
         self.kept: dict[str, Ran] = {}
 
     def literals(self, n: fx.Node) -> Literals | None:
-        """The numbers that Python writes at the node in this format."""
+        """Constants in the node's arguments, such as torch.finfo(dtype).min, as Python derives them in this format."""
         return low_literals(self._nodes[n.name], self.name)
 
     def low_value(self, source: fx.Node) -> Any:
-        """A value as an operation reads it; weights and inputs contain no mask values."""
+        """A value rounded to the format, as an operation reads it; weights and inputs contain no mask values."""
         value = self._values[source.name]
         return self.round(value) if source.op == "call_function" else round_tree(value, self.row)
 
     def run(self, n: fx.Node, inputs: tuple[Any, Any], beside: bool = True) -> Ran:
-        """Run the node on inputs rounded to the format. beside: also compute the exact result on them."""
+        """Run the node on inputs rounded to the format. beside: also compute the exact result on these inputs."""
         args, kwargs = inputs
         target = target_of(n)
         try:
@@ -116,7 +118,7 @@ class Alone:
             return Ran(unsupported=f"{operation_of(target).name}: {first_line(error)[:160]}")
 
     def errors(self, n: fx.Node, trace: Trace, index: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """The node's "isolated" and "own" errors in one of its tensors, where they need a run."""
+        """Yields "isolated" or "own", and that error of the result's tensor `index`, if it needs a run."""
         if "run" not in (trace.own, trace.isolated):
             return
         ran = self.kept.get(n.name)
@@ -129,14 +131,16 @@ class Alone:
 
 
 def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
-    """The sources of a node's errors. by_inputs: whether errors of its inputs can be separated."""
+    """The sources of a node's errors. by_inputs: whether the errors of the node's inputs can be separated."""
     if ran.low is None:
         return Trace()
     if view_source(n) is not None:
         return Trace("rounding", "none")
     isolated: Error = "inputs" if by_inputs else "run"
     exact = row_of(n).exact
-    if ran.exact is not None and not any(x.is_quantized for x in tensors_of(ran.low)):  # integers, with a scale
+    if ran.exact is not None and not any(
+        x.is_quantized for x in tensors_of(ran.low)
+    ):  # quantized: integers with a scale
         if (own := _own_error(ran.exact, ran.low)) == "run":
             return Trace(isolated, "run")
         exact = own == "none"
@@ -146,7 +150,7 @@ def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
 
 
 def _agree(reference: Any, local: Any, *, rounded: bool = True) -> bool:
-    """Whether every entry of a low result equals the reference, possibly rounded once."""
+    """Whether every entry of a low-precision result equals the reference, or with `rounded` the rounded reference."""
     for wide, low in zip(tensors_of(reference), tensors_of(local), strict=True):
         for r, c in runs(entries(wide), entries(low)):
             if not torch.equal(entries(_like(r, low)).to(r.dtype) if rounded else r, c.to(r.dtype)):
@@ -155,12 +159,12 @@ def _agree(reference: Any, local: Any, *, rounded: bool = True) -> bool:
 
 
 def _like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """Real numbers, rounded to the format of the result they belong to."""
+    """The tensor rounded to the format of the result; real numbers stay real even if the result is complex."""
     return x.to(result.dtype.to_real()) if result.is_complex() and not x.is_complex() else like(x, result)
 
 
 def _own_error(exact: Any, low: Any) -> Error:
-    """The source of the difference between a low result and the exact one."""
+    """The source of the difference between a low-precision result and the exact one."""
     wide, local = tensors_of(exact), tensors_of(low)
     try:
         if same_shapes(wide, local) and _agree(exact, low):
@@ -174,7 +178,7 @@ def _own_error(exact: Any, low: Any) -> Error:
 
 
 def same_shapes(a: Any, b: Any) -> bool:
-    """Whether the tensors of two results have equal shapes, and sparse ones equally many entries."""
+    """Whether the tensors of two results have equal shapes, and sparse tensors equally many entries."""
     ours, theirs = ([extent(x) for x in tensors_of(tree)] for tree in (a, b))
     return ours == theirs
 
@@ -183,10 +187,10 @@ _OTHER_SHAPE = "its shape depends on the precision"
 
 
 class InFormat:
-    """Measures node after node in one format, right after the FP32 reference, and runs the whole model in the format.
+    """Measures each node in one format right after its FP32 reference, and runs the whole model in the format.
 
-    values, profiles: FP32 results and their magnitudes so far. by_inputs: products whose inputs' errors are separated.
-    env: results of the low run. pure: whether all floating-point ones are low and were computed in it.
+    values, profiles: FP32 results and their magnitudes so far. by_inputs: products whose input errors are separated.
+    env: results of the low run. pure: whether all floating-point results so far were computed in the format.
     """
 
     def __init__(
@@ -207,7 +211,7 @@ class InFormat:
         self._spoilt: set[fx.Node] = set()
 
     def measure(self, n: fx.Node) -> tuple[NodeError, Trace]:
-        """Measure the node alone and in the low run; results that cannot be compared have a reason instead."""
+        """Measure the node by itself and in the low run. If that is impossible, the NodeError states the reason."""
         given = tensors_of([self._values.get(source.name) for source in n.all_input_nodes])
         results, error = tensors_of(self._values[n.name]), NodeError()
         if any(leaf.is_quantized for leaf in (*given, *results)):
@@ -216,7 +220,7 @@ class InFormat:
         elif not any(leaf.device.type == "meta" for leaf in results):
             try:
                 return self._measure_node(n)
-            except Exception as failure:  # an operation of the user's own may give anything
+            except Exception as failure:  # a user-defined operation may return anything
                 let_through(failure)
                 reason = f"{op_of(n)} cannot be compared with FP32: {first_line(failure)[:160]}"
                 error = NodeError(unsupported=reason, cause="unsupported")
@@ -225,13 +229,13 @@ class InFormat:
         return error, Trace()
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:
-        """Free results without further readers."""
+        """Free results that no later node reads."""
         for node in nodes:
             self.env.pop(node, None)
             self._rounded.pop(node, None)
 
     def advance(self, n: fx.Node, result: Any = None) -> None:
-        """Run the node in the low run, or use the reference where it fails. result: its result, if known."""
+        """Run the node in the low run; if it fails, use the rounded reference. result: the node's result, if known."""
         reference = self._values[n.name]
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), self.value_of)
         try:
@@ -268,14 +272,14 @@ class InFormat:
         broken = _turns_non_finite(error) or overflows or bool(error.disagreement) or vanishes
         told = error.unsupported is None
         trace = trace_of(n, self._values[n.name], ran, n.name in self._by_inputs) if told else Trace()
-        if begins and trace == Trace("rounding", "none"):  # so far the low run is FP32, rounded
+        if begins and trace == Trace("rounding", "none"):  # up to here the low run equals the rounded FP32 run
             self._rounded[n] = self.env[n]
-        if row_of(n).recurrent:  # step after step: dear to run, and small beside what its steps hold
+        if row_of(n).recurrent:  # slow to run again, and small compared with its steps
             self.alone.kept[n.name] = ran
         return error, replace(trace, broken=broken, near=n.name in self._deciding)
 
     def _read(self, source: fx.Node) -> Any:
-        """An FP32 value rounded to the format, stored while it has readers."""
+        """An FP32 value rounded to the format; cached while it has readers."""
         if source not in self._rounded:
             given = source.op != "call_function"
             self._rounded[source] = self.value_of(source) if given else self.alone.low_value(source)
@@ -324,7 +328,7 @@ class InFormat:
         )
 
     def _turns(self, n: fx.Node) -> bool:
-        """Whether the low run is Inf or NaN here where FP32 is finite, even if the node alone is not."""
+        """Whether the low run is Inf or NaN where FP32 is finite, even if the node by itself is not."""
         pairs = zip(tensors_of(self._values[n.name]), tensors_of(self.env[n]), strict=False)
         return n in self._spoilt and any(
             is_number(ours) and bool((entries(ours).isfinite() & ~entries(low).isfinite()).any()) for ours, low in pairs
@@ -332,7 +336,7 @@ class InFormat:
 
 
 def _turns_non_finite(error: NodeError) -> bool:
-    """Whether finite entries became Inf or NaN."""
+    """Whether an operation turned finite entries into Inf or NaN."""
     return bool(error.overflow or error.nan)
 
 

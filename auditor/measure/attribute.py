@@ -1,5 +1,5 @@
-"""First-order effect ||J d|| of each node's error d on the model's outputs, for all nodes from a few vector-Jacobian
-products; and the nodes for which it is undefined."""
+"""Estimates the first-order effect ||J d|| of each node's error d on the outputs, for all nodes from a few
+vector-Jacobian products; lists the nodes for which it is undefined."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ from .rerun import PLAIN, Yardstick
 
 MAX_PROBES = 8
 LIGHT = 1 << 24
-"""Elements of all results together up to which a backward pass costs next to nothing, and MAX_PROBES are made; as many
-are held of gradients that wait for the next pass's, since an error is computed once for several."""
+"""Total elements of all results up to which a backward pass is cheap, so that MAX_PROBES are run. Also the limit for
+gradients stored until later passes, since an error is computed once for several passes."""
 
 STEPS = 256
-"""Steps of recurrent layers, all together, from which a pass back through them takes long however few elements there are."""
+"""Total steps of recurrent layers from which a backward pass is slow, however few elements there are."""
 
 FEW_PROBES = {1: 4, 2: 3, 3: 3}
-"""{samples in the batch: passes of larger models at most}; 2 with more samples."""
+"""{samples in the batch: maximum backward passes for larger models}; 2 for more samples."""
 
 ENOUGH = 0.1
-"""Relative standard error of half of the estimates at which larger models need no other pass."""
+"""Median relative standard error of the estimates at which larger models need no further pass."""
 
 
 @dataclass
 class Estimates:
-    """Results of the backward passes, per value, format and kind of error.
+    """Results of the backward passes, by value, format and kind of error.
 
-    A value is a node's, under the node's name, or that value as one product reads it: see `reading`. outputs_norm: the
-    divisor of effects. at_once: number of passes processed together. passes: those that reached the value. returned:
-    {id of an output: its random signs in this pass}, the part of its gradient without a reader.
+    A value is a node's result, under the node's name, or the result as one product reads it: see `reading`.
+    outputs_norm: divisor of effects. at_once: number of passes processed together. passes: the passes that reached a
+    value. returned: {id of an output: its random signs in this pass}, the part of its gradient that comes from no
+    reader.
     """
 
     measurement: Measurement
@@ -59,7 +60,7 @@ class Estimates:
     returned: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def contribution(self, name: str, fmt: str) -> Contribution:
-        """Relative L2 effect on the outputs, unit 1."""
+        """Relative L2 effect of a value on the outputs."""
         isolated, own, cast = (self._relative(name, fmt, kind) for kind in ("isolated", "own", "cast"))
         trace = self.measurement.traces.get(name, {}).get(fmt)
         if trace is not None and trace.isolated == "inputs":
@@ -69,7 +70,7 @@ class Estimates:
         return Contribution(isolated, own, cast)
 
     def scatter(self) -> float:
-        """Median relative standard error of the estimates so far; nan for too few."""
+        """Median relative standard error of the estimates so far; nan if there are too few."""
         result = [scatter for sums in self.sums.values() if not math.isnan(scatter := sums.scatter())]
         return statistics.median(result) if result else math.nan
 
@@ -77,20 +78,20 @@ class Estimates:
         sums = self.sums.get((name, fmt, kind))
         if sums is None or not self.outputs_norm:
             return 0.0
-        ties = 2.0 if name in self.tied and kind != "cast" else 1.0  # h^2 / 3 in the place of h^2 / 6: see margins.py
+        ties = 2.0 if name in self.tied and kind != "cast" else 1.0  # h^2 / 3 instead of h^2 / 6: see margins.py
         return math.sqrt(ties * sums.square() / len(self.passes[name])) / self.outputs_norm
 
 
 def reading(product: str, source: str) -> str:
-    """The name of a shared value as read by one product."""
+    """Name for a shared value as read by one product."""
     return f"{product} reads {source}"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A subset of the outputs, and how their probes are formed. samples: whether samples of a batch are separate.
+    """Some of the outputs, and how their probes are formed. samples: whether samples of a batch are separate.
 
-    tied: operations whose rounding makes candidates of decisions equal.
+    tied: operations whose rounding can make candidates of a decision equal.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -100,10 +101,10 @@ class Target:
 
 
 def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
-    """One backward pass per probe of the outputs, with a hook on every value; each sample of a batch is an estimate.
+    """Run one backward pass per probe of the outputs, with a hook on every value. Each sample is an estimate.
 
     target: probe only these outputs; results then follow their quadratic forms and are not divided by the outputs'
-    norm. keep: another estimate on the same measurement follows.
+    norm. keep: keep the autograd graph for another estimate.
     """
     probed = measurement.outputs if target is None else target.outputs
     moving = [i for i, x in enumerate(probed) if is_number(x) and x.requires_grad]
@@ -162,9 +163,10 @@ def _hooks(estimates: Estimates, batch: int | None, views: dict[str, str]) -> li
 
 
 def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
-    """Where a backward pass may stop, omitting weights of products: their gradients cost as much as all others.
+    """Leaves where a backward pass may stop: all except weights of products, whose gradients cost as much as all
+    others.
 
-    A weight has many independent rounding errors, so one pass suffices for it. None: everywhere.
+    A weight has many independent rounding errors, so one pass suffices for it. None: no restriction.
     """
     result, places = list[torch.Tensor](), measurement.capture.placeholders
     weights = {place.name for place in places if place.kind == "parameter"}
@@ -176,7 +178,7 @@ def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
 
 
 def _values_by_sample(measurement: Measurement, batch: int | None) -> set[str]:
-    """Values with one part per sample, contiguous: those computed from inputs with a row per sample."""
+    """Values with one contiguous part per sample: those computed from inputs with a row per sample."""
     inputs = {placeholder.name for placeholder in measurement.capture.placeholders if placeholder.kind == "input"}
     result = {
         name
@@ -190,7 +192,7 @@ def _values_by_sample(measurement: Measurement, batch: int | None) -> set[str]:
 
 
 def lone_views(measurement: Measurement) -> dict[str, str]:
-    """{view: its source} where only the view reads the source: both have the same gradient and rounding."""
+    """{view: its source}, for sources that only the view reads: both have the same gradient and rounding."""
     result: dict[str, str] = {}
     for node in measurement.capture.graph_module.graph.nodes:
         source = view_source(node)
@@ -201,7 +203,7 @@ def lone_views(measurement: Measurement) -> dict[str, str]:
 
 
 class _Hook:
-    """Turns the gradients at one value into squared inner products with its errors. source: the node of the value."""
+    """Turns the gradients of a value into squared inner products with its errors. source: the value's node."""
 
     def __init__(
         self, estimates: Estimates, name: str, source: str, leaf: torch.Tensor, index: int, batch: int | None
@@ -214,7 +216,7 @@ class _Hook:
         self.handle = leaf.register_hook(self)  # type: ignore[no-untyped-call]
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
-        if gradient is None:  # an output of a several-output operation that nothing reads
+        if gradient is None:  # an unread result of an operation with several results
             return
         self.waiting.append(dense(gradient.detach()).contiguous())
         signs = self.estimates.returned.get(id(self.leaf))
@@ -229,7 +231,7 @@ class _Hook:
         given = [x for x in (self.waiting, self.returned) if x and value.numel()]
         self.waiting, self.returned = [], []
         with torch.no_grad():
-            stacked = [x[0][None] if len(x) == 1 else torch.stack(x) for x in given]  # one alone is not copied
+            stacked = [x[0][None] if len(x) == 1 else torch.stack(x) for x in given]  # a single tensor is not copied
             result = [*self._products(value, *stacked)] if stacked else []
             for (fmt, kinds, _), sums in zip(result, by_level([inner for *_, inner in result]), strict=True):
                 for kind in kinds:
@@ -238,15 +240,15 @@ class _Hook:
     def _products(
         self, value: torch.Tensor, gradients: torch.Tensor, returned: torch.Tensor | None = None
     ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
-        """A format, kinds of error that are equal, and inner products with one of them."""
+        """Yields a format, kinds of error that are equal in it, and inner products of the gradients with that error."""
         measurement = self.estimates.measurement
-        kinds = dict[str, tuple[str, ...]]()  # of the errors that consist only of rounding the value
+        kinds = dict[str, tuple[str, ...]]()  # kinds of error that are only the rounding of the value
         for fmt in measurement.formats:
             trace = self.traces.get(fmt, Trace("rounding", "rounding"))
             only = {"cast": returned is None, "isolated": trace.isolated == "rounding", "own": trace.own == "rounding"}
             kinds[fmt] = tuple(kind for kind, rounds in only.items() if rounds)
         roundings = [(gradients, {fmt: alike for fmt, alike in kinds.items() if alike})]
-        if returned is not None:  # an output stays as it is where its low readers round it
+        if returned is not None:  # low readers of an output round it, the output itself does not
             roundings.append((gradients - returned, dict.fromkeys(measurement.formats, ("cast",))))
         for moved, kinds in roundings:
             result = inner_products(moved, value, self.samples, [FORMATS[fmt] for fmt in kinds])
@@ -258,7 +260,7 @@ class _Hook:
 
 
 def _steps(measurement: Measurement) -> int:
-    """Number of sequential steps in recurrent layers, or of samples in the batch if larger."""
+    """Total of sequential steps in recurrent layers, or of samples in the batch if larger."""
     result = 0
     for node in measurement.capture.graph_module.graph.nodes:
         if node.op == "call_function" and operation_of(target_of(node)).recurrent:
@@ -272,11 +274,11 @@ Contributions = dict[str, dict[str, Contribution]]
 
 @dataclass(frozen=True)
 class FirstOrder:
-    """{node or placeholder: {format: Contribution}}: relative L2 of the outputs, unit 1; shares of criteria if there
-    are any.
+    """{node or placeholder: {format: Contribution}}: relative L2 error of the outputs, or shares of criteria's limits
+    if there are any.
 
-    unseen: nodes whose effect is not, or not fully, differentiable. answers: whether contributions have the yardstick's
-    measure. Otherwise, as for criteria without a quadratic form or discrete outputs, they only rank the nodes.
+    unseen: nodes whose effect is not, or only partly, differentiable. answers: whether contributions are in the
+    yardstick's unit. If not, as for criteria without a quadratic form or discrete outputs, they only rank the nodes.
     """
 
     contributions: Contributions
@@ -285,7 +287,7 @@ class FirstOrder:
 
 
 def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = PLAIN) -> FirstOrder:
-    """Contributions from a few backward passes, see `estimate`."""
+    """Contributions of all nodes from a few backward passes, see `estimate`."""
     criteria = yardstick.distance if isinstance(yardstick.distance, Criteria) else None
     parts = _parts(measurement, criteria) if criteria else {}
     passes = {by: estimate(measurement, seed, target, keep=True) for by, target in parts.items()}
@@ -309,7 +311,7 @@ def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = 
 
 
 def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
-    """{criterion: its outputs, and how their probes are formed}; empty if one has no quadratic form."""
+    """{criterion: its outputs, and how their probes are formed}; empty if any criterion has no quadratic form."""
     live = dict(enumerate(measurement.outputs))
     result = {}
     for criterion in criteria.all():
@@ -325,7 +327,7 @@ def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
 
 
 def _rounding(measurement: Measurement, output: torch.Tensor) -> frozenset[str]:
-    """The operation that computes an output, and those after it that only move or cast entries."""
+    """Names of the operation that computes an output, and of those after it that only move or cast entries."""
     name = next(n for n in measurement.capture.outputs if any(x is output for x in measurement.live[n]))
     result, node = [name], measurement.nodes[name]
     while node.op == "call_function" and node.all_input_nodes and row_of(node).transparent:

@@ -1,4 +1,4 @@
-"""Measures all calibration batches in turn; memory does not grow with their number."""
+"""Measures all calibration batches in turn; memory use does not grow with their number."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Calibration:
-    """Measurements of every node. contributions: also of every placeholder; batches: number of measured ones.
+    """Measurements of every node. contributions: also of every placeholder; batches: number of measured batches.
 
-    linearity: by format, predictions compared with runs. regions: operations run low together, on the first batch of
-    each path. decisions: on the same batches, by format those with the largest error. first: with several batches, the results of the first one.
+    linearity: predictions compared with runs, by format. regions: effects of operations run in low precision together,
+    on the first batch of each path. decisions: on the same batches, for each format those with the largest error.
+    first: results of the first batch, if there are several.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]
@@ -52,11 +53,12 @@ def calibrate(
     yardstick: Yardstick = PLAIN,
     whole: Subject | None = None,
 ) -> Calibration:
-    """The worst error, mean-square contribution and widest range of every node over the subject's batches.
+    """Every node's worst error, largest isolated effect, root-mean-square contribution and widest range over all
+    batches.
 
-    whole: the full subject, if these are only some of its batches.
+    whole: the full subject, if `subject` has only some of its batches.
 
-    The graph is valid for the first batch's shapes, and for its values where Python branched on them: batches that take
+    The graph is valid for the first batch's shapes, and for its values if Python branched on them: batches that take
     another path are measured on a separate graph, see `calibrate_paths`.
     """
 
@@ -65,7 +67,7 @@ def calibrate(
         return measured, first_order(measured, seed, yardstick)
 
     def measure_batch(batch: Batch) -> tuple[Measurement, FirstOrder]:
-        """If a backward pass raises, repeat carefully, and finally without backward passes."""
+        """Measure one batch. If a backward pass raises, repeat with tested backward passes, and finally without any."""
         backs: tuple[Back, ...] = ("trusted", "tried")
         for back in backs:
             try:
@@ -98,9 +100,9 @@ def calibrate_paths(
     seed: int,
     yardstick: Yardstick = PLAIN,
 ) -> tuple[Capture, Calibration]:
-    """The joined graph of all paths, and the combined result of `calibrate` on each path's batches.
+    """The joined graph of all paths, and the combined results of `calibrate` on each path's batches.
 
-    A later path that cannot be measured is left out, with a warning. Raises: MeasureError of the first.
+    A later path that cannot be measured is omitted, with a warning. Raises: MeasureError if the first path cannot be.
     """
 
     paths, result, unjudged = list[ModelPath](), list[Calibration](), [*recordings.unjudged]
@@ -122,11 +124,11 @@ def calibrate_paths(
 
 
 def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
-    """Combine the results of two groups of batches; nodes in only one group keep their results."""
+    """Combine the results of two groups of batches; a node in only one group keeps its results."""
 
     def average(one: Contribution, other: Contribution) -> Contribution:
-        """isolated is the maximum over batches, since it decides a verdict; own and cast are root mean squares. A value unknown
-        for one batch is unknown for both."""
+        """isolated is the maximum over batches, since it decides a verdict; own and cast are root mean squares. An
+        effect that is unknown for one batch is unknown for both."""
         worst = larger_effect(one, other)
         return replace(worst, own=mean_square(one.own, other.own), cast=mean_square(one.cast, other.cast))
 
@@ -146,7 +148,7 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
             **{n: merge_magnitudes((a.ranges[n], b.ranges[n])) for n in a.ranges if n in b.ranges},
         },
         batches=a.batches + b.batches,
-        linearity={  # in each format of the batch on which first-order predictions are worse
+        linearity={  # by format, of the batch with the worse first-order predictions
             fmt: max((found[fmt] for found in known if fmt in found), key=doubt) for fmt in {**known[0], **known[1]}
         },
         regions=(*a.regions, *b.regions),
@@ -192,5 +194,5 @@ def _larger(a: float | None, b: float | None) -> float | None:
 
 
 def larger_effect(one: Contribution, other: Contribution) -> Contribution:
-    """The contribution of the batch with the larger isolated effect, or with an unknown one."""
+    """The contribution with the larger isolated effect; an unknown effect counts as the largest."""
     return max((one, other), key=lambda effect: (effect.decided_by == "not-run", effect.isolated))

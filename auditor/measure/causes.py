@@ -1,4 +1,4 @@
-"""Classifies the causes of errors, in a node and in weights stored low; determines which values lie shortly before a
+"""Classifies the causes of errors in nodes and in low-precision weights; finds the values shortly before a
 discontinuity, such as a discrete result or a division."""
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def cause_of(
     divisor: Profile | None = None,
     divides: bool = False,
 ) -> str | None:
-    """overflow | nan | underflow | cancellation | rounding | None for an exact result.
+    """overflow | nan | underflow | cancellation | rounding; None for an exact result.
 
     divisor: the operand of a division, logarithm or inverse root, whose smallest entries matter most. divides: whether
     another operation divides by this result.
 
-    underflow: values so small that the format rounds them to zero, or stores them with fewer bits. It includes Inf and
-    NaN from a divisor that became zero, if the result itself would fit. cancellation: an addition or subtraction whose
-    result is so much smaller than its operands that their rounding weighs at least eight times what it would in the
-    result. Source: Higham, section 1.7.
+    underflow: values so small that the format rounds them to zero or stores them with fewer bits; also Inf and NaN from
+    a divisor that became zero, if the result itself would fit. cancellation: an addition or subtraction with a result
+    so much smaller than its operands that their rounding weighs at least eight times what it would in the result.
+    Source: Higham, section 1.7.
     """
     smallest = divisor.range.min_abs if divisor is not None else 0.0
     if (gap.overflow or gap.nan) and 0 < smallest <= fmt.smallest_subnormal / 2 and result.range.max_abs <= fmt.largest:
@@ -62,8 +62,8 @@ def cause_of(
 def refine_causes(
     errors: Mapping[str, Mapping[str, NodeError]], contributions: Mapping[str, Mapping[str, Contribution]]
 ) -> dict[str, dict[str, NodeError]]:
-    """Correct the causes once effects on the outputs are known: rounding turns no output non-finite without overflow,
-    but an underflow before a division does."""
+    """Correct causes once effects on the outputs are known: without overflow, rounding makes no output non-finite, but
+    an underflow before a division can."""
 
     def refine(error: NodeError, known: Contribution | None) -> NodeError:
         whole = known is None or math.isfinite(known.isolated) or error.overflow or error.nan
@@ -76,7 +76,7 @@ def refine_causes(
 
 
 def breaks(error: NodeError, contribution: Contribution | None) -> bool:
-    """Whether an operation does not support a format, or turns finite FP32 values into Inf or NaN."""
+    """Whether an operation does not support a format, or makes finite values (its own or outputs) Inf or NaN."""
     broken = error.unsupported is not None or error.overflow + error.nan > 0
     return broken or (contribution is not None and not math.isfinite(contribution.isolated))
 
@@ -97,7 +97,7 @@ def guarding_nodes(capture: Capture) -> set[str]:
 
 
 def divisors(node: fx.Node) -> list[fx.Node]:
-    """The operands that the node divides by, or takes a logarithm or an inverse root of; else nothing."""
+    """The operand that the node divides by, or takes a logarithm or an inverse root of, in a list; otherwise []."""
     if node.op != "call_function":
         return []
     row = row_of(node)
@@ -110,7 +110,7 @@ def divisors(node: fx.Node) -> list[fx.Node]:
 
 
 def _upstream(capture: Capture, names: set[str]) -> set[str]:
-    """These floating-point nodes, and those up to two operations upstream."""
+    """The floating-point nodes among `names` and up to two operations upstream of them."""
     nodes, result = capture.nodes, set[str]()
     for _ in range(_STEPS):
         names = {name for name in names if name in nodes and nodes[name].floating}
@@ -122,7 +122,7 @@ def _upstream(capture: Capture, names: set[str]) -> set[str]:
 def storage_notes(
     subject: Subject, capture: Capture, ranges: Mapping[str, Magnitudes], formats: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """A sentence for each format about the model's own low-precision parameters; nothing if all are FP32."""
+    """One sentence per format about parameters that the user's model stores in low precision; none if all are FP32."""
     if not subject.stored_low or subject.raised == "kept":
         return ()
     total = size_of(subject.model)

@@ -1,4 +1,5 @@
-"""Decisions inside the model: how many flip in low precision, and how much of the outputs' error is theirs."""
+"""Decisions inside the model, such as a top-k: how many flip in low precision, and how much of the outputs' error they
+cause."""
 
 from __future__ import annotations
 
@@ -28,18 +29,19 @@ from .measure import Measurement
 from .rerun import Yardstick, chooses_otherwise
 
 MOST = 8
-"""Operations whose flips are run by themselves, those that flip most; each costs a forward."""
+"""Maximum number of operations whose flips are run separately, those that flip most; each costs a forward."""
 
 LEVELS = 8
-"""Operations before a decision, one behind the other, among which the product that makes its scores is looked for."""
+"""Number of operations upstream of a decision among which the product that computes its scores is searched."""
 
 ABOVE = Criterion("", "flips", 0.0, (("threshold", 0.0),))
 
 
 def measure_decisions(measurement: Measurement, yardstick: Yardstick) -> tuple[Decisions, ...]:
-    """By format, what flips and what it costs; nothing for a model that decides nothing, or nothing that moves.
+    """For each format, the decisions that flip and the error they cause; () for a model without decisions that change.
 
-    An operation's cost is the error where its decisions alone may flip: with all but its own, many would hide each other.
+    An operation's error is that of a run in which only its decisions may flip: otherwise flips of other operations
+    would hide it.
     """
     nodes = _find_deciding(measurement)
     runs = [_LowRuns(measurement, fmt, yardstick, nodes) for fmt in measurement.formats if nodes]
@@ -57,7 +59,7 @@ def _take_apart(runs: _LowRuns) -> Decisions | None:
     costs = costs or {name: runs.run(runs.nodes.keys() - {name}, ())[0] for name in flipping}
     still = replace(
         free[names[0]], seen=0.0, predicted=0.0, own=0.0
-    )  # of what nothing low reaches while others are held
+    )  # for operations that no low value reaches while others are held
     own = {name: held.get(name, still) for name in names}
     operations = [replace(free[n], predicted=x.predicted, own=x.own, error=costs.get(n)) for n, x in own.items()]
     operations.sort(key=lambda one: (-(one.error or 0.0), -(one.seen or 0.0)))
@@ -71,7 +73,7 @@ def _take_apart(runs: _LowRuns) -> Decisions | None:
 
 
 def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
-    """Operations that make something discrete of floating values, or leap between them, where the outputs depend on it."""
+    """Operations upstream of the outputs that compute discrete values, or a step function, from floating-point ones."""
     nodes, values = list(measurement.capture.graph_module.graph.nodes), measurement.values
     reaching = set(reach((n for n in nodes if n.op == "output"), lambda n: n.all_input_nodes))
 
@@ -86,7 +88,7 @@ def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
 
 
 class _LowRuns:
-    """Runs of a measured model, all low in one format, with some of its decisions held to FP32's. nodes: what decides."""
+    """Runs of a model, all low in one format, with some decisions fixed to FP32's. nodes: operations that decide."""
 
     def __init__(
         self, measurement: Measurement, format: str, yardstick: Yardstick, nodes: Mapping[str, fx.Node]
@@ -98,9 +100,10 @@ class _LowRuns:
     def run(
         self, held: Iterable[str], counted: Collection[str], wide: Collection[str] = ()
     ) -> tuple[float, dict[str, Decision], set[str]]:
-        """Error of the outputs, what becomes of the decisions that are counted, and whose results differ.
+        """Error of the outputs, a Decision for each operation in `counted`, and those of them with different results.
 
-        wide: operations that stay in FP32. Where the model cannot run so, its error is infinite.
+        held: operations with FP32's decisions. wide: operations that stay in FP32. The error is inf if the model cannot
+        run.
         """
         beat()
         capture, values = self.measurement.capture, self.measurement.values
@@ -115,7 +118,7 @@ class _LowRuns:
                         seen[n.name] = self._count_flips(n, low.receive(n, executor.value_of), widen(result))
                         changed |= {n.name} if chooses_otherwise(n, widen(result), values[n.name]) else set()
             error, _ = self.yardstick(self._reference, tensors_of(widen(result)))
-        except Exception as failure:  # a shape that follows from a decision fits no more
+        except Exception as failure:  # a shape that depends on a decision may not fit
             let_through(failure)
             error = math.inf
         return error * self.yardstick.unit, seen, changed
@@ -139,7 +142,7 @@ class _LowRuns:
         return Decision(*about, count, seen, flips if math.isfinite(change) else None, seen)
 
     def find_scorer(self, name: str) -> tuple[str, set[str]]:
-        """The module whose product makes the scores of a decision, and its operations with those from there to the decision."""
+        """The module whose product computes a decision's scores; and its operations, with those up to the decision."""
         nodes, level, result = self.measurement.capture.nodes, [self.nodes[name]], {name}
         for _ in range(LEVELS):
             level = [source for n in level for source in n.all_input_nodes if source.name in nodes]
@@ -151,9 +154,10 @@ class _LowRuns:
 
 
 def read_scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, torch.Tensor, torch.Tensor] | None:
-    """A decision as a criterion on scores, in FP32 and in a low run: which of a row are the largest, or what lies above zero.
+    """A decision as a criterion on scores, with the scores in FP32 and in a low run: the k largest of a row, or those
+    above zero.
 
-    None for what has no margins here: what is equal, drawn, or rounded to whole numbers; the order of all entries.
+    None for decisions without margins: equality, random draws, rounding to integers, the order of all entries.
     """
     given, packet = arguments_with_defaults(n), row_of(n).packet
 
@@ -163,7 +167,7 @@ def read_scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, 
 
     if packet in ("gt", "ge", "lt", "le"):
         x, y = (a - b for a, b in zip(both(given["self"]), both(given["other"]), strict=True))
-        sign = 1 if packet in ("gt", "le") else -1  # equal counts as below with one, as above with the other
+        sign = 1 if packet in ("gt", "le") else -1  # equality counts as below for gt and le, as above for ge and lt
         return ABOVE, (sign * x).nan_to_num(), (sign * y).nan_to_num()
     sorts = packet in ("sort", "argsort")
     k = _count_read(n, given["dim"]) if sorts else given.get("k", 1)
@@ -177,7 +181,7 @@ def read_scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, 
 
 
 def _count_read(n: fx.Node, dim: int) -> int | None:
-    """How many of a sorted dimension's first are read, where all readers take some of them."""
+    """How many leading entries of a sorted dimension are read; None if any reader reads other entries."""
     indices = [user for user in n.users if user.args[1] == 1] if row_of(n).packet == "sort" else [n]
     readers = [arguments_with_defaults(user) for one in indices for user in one.users]
     first = all(

@@ -1,4 +1,4 @@
-"""Test-runs every node in every format against the FP32 reference, in one pass over the graph."""
+"""Measures every node in every format against the FP32 reference, in one pass over the graph."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .alone import Alone, InFormat, Leaves, Trace
 from .reference import Back, Reference, as_leaf
 
 AT_ONCE = 4
-"""Times what an operation reads and gives that measuring it holds at once."""
+"""Peak memory of measuring an operation, as a multiple of its inputs and results."""
 
 
 @dataclass
 class Measurement:
     """The FP32 reference with its autograd graph, and the errors of every node in each format.
 
-    anchors: leaves of that graph behind results that depend on no float input. readings: {product: {value it reads:
-    that value as this product alone reads it, or None if no other node reads it}}. values: detached FP32 result of
-    every node and placeholder. live: the same values inside the autograd graph. errors, traces: of every operation by
-    format. ranges: of every value. blind: nodes with a path to the outputs through a non-differentiable operation.
-    pure: formats in which the whole model ran low.
+    anchors: leaves of the autograd graph for results that depend on no float input. readings: {product: {value it
+    reads: the copy that only this product reads, or None if no other node reads the value}}. values: detached FP32
+    result of every node and placeholder. live: the same results inside the autograd graph. errors, traces: of every
+    operation by format. ranges: of every value. blind: nodes with a path to the outputs through a non-differentiable
+    operation. pure: formats in which the whole model ran in low precision.
     """
 
     capture: Capture
@@ -52,7 +52,7 @@ class Measurement:
     blind: frozenset[str] = frozenset()
 
     def keep(self, n: fx.Node, reference: Any, profiles: dict[fx.Node, Profile]) -> None:
-        """Store a node's result, with its magnitudes, also in `profiles`."""
+        """Store a node's result and magnitudes, the latter also in `profiles`."""
         self.live[n.name] = tensors_of(reference)
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, reference)
         self.values[n.name] = detached
@@ -82,11 +82,10 @@ def measure(
     *,
     back: Back = "trusted",
 ) -> Measurement:
-    """Run the reference once with autograd, beside it each node alone in each format, and the model low once per
-    format.
+    """Run the FP32 reference with autograd, and in each format every node by itself and the whole model.
 
-    The model's own tensors are read, never written: the graph runs on detached leaves. back: see Reference; for models
-    with an operation whose derivative raises.
+    The model's tensors are read, never written: the graph runs on detached leaves. back: see Reference; for models with
+    an operation whose backward raises.
     """
     reference, profiles = Reference(back), dict[fx.Node, Profile]()
     found = Measurement(
@@ -109,7 +108,7 @@ def measure(
                 for name, run in low.items():
                     with torch.no_grad():
                         told[name] = run.measure(n)
-                    # A weight is rounded again for its next reader: one that is tied would be held from first to last.
+                    # A weight is rounded again for its next reader: a tied weight would stay in memory throughout.
                     run.forget((*used_up, *(source for source in n.all_input_nodes if source.op != "call_function")))
                 found.errors[n.name] = {name: error for name, (error, _) in told.items()}
                 found.traces[n.name] = {name: trace for name, (_, trace) in told.items()}

@@ -1,4 +1,4 @@
-"""Repeats FP32 runs: the differences at every operation and output, and the operations responsible."""
+"""Repeats FP32 runs: the differences at every operation and output, and the operations that cause them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ..records import Capture, Contribution, Noise, Subject
 from .rerun import Yardstick
 
 REPEATED = (37, 211)
-"""Numbers that are allocated before the FP32 model is run once more, a run each, so that its memory lies elsewhere."""
+"""For each repeated FP32 run, how many numbers are allocated first, so that the model's memory addresses differ."""
 
 
 @dataclass(frozen=True)
 class FP32Runs:
-    """The measured noise, and the outputs of the first run as {id of a batch: outputs}.
+    """The measured noise of FP32, and the outputs of the first run as {id of a batch: outputs}.
 
-    graded: outputs with gradients enabled, or the model's exception; None if identical, as on most CPUs.
+    graded: outputs with gradients enabled, or the model's exception; None if they are identical, as on most CPUs.
     """
 
     found: Noise = field(default_factory=Noise)
@@ -37,10 +37,10 @@ class FP32Runs:
 
 
 def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int, *, native: bool = False) -> FP32Runs:
-    """Differences between repeated FP32 runs and the first, and the first run's outputs.
+    """Compare repeated FP32 runs with the first; returns the differences and the first run's outputs.
 
-    On a CPU, one more run, with gradients and other memory addresses, suffices if it is bit for bit identical. On a
-    GPU, and if the outputs differ, the recorded graph is also run twice and compared operation by operation.
+    On a CPU, one more run, with gradients enabled and other memory addresses, suffices if it is bit for bit identical.
+    On a GPU, and if the outputs differ, the recorded graph is also run twice and compared operation by operation.
     """
     batch = (subject.held_out or subject.batches)[0]
     first, moved, runs = answer(subject.model, batch, seed=seed), [torch.empty(REPEATED[-1])], 1
@@ -79,9 +79,9 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
 
 
 def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise) -> dict[str, dict[str, Contribution]]:
-    """Contributions for predicting plans: unknown where a run moved the outputs by no more than the noise.
+    """Contributions for predicting plans: 0 if a run changed the outputs by no more than the noise.
 
-    Each run contains all of the noise, which a sum would count once per operation.
+    Each run contains the whole noise, which a sum would count once per operation.
     """
 
     def quiet(one: Contribution) -> Contribution:
@@ -92,9 +92,9 @@ def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise)
 
 
 def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, float], tuple[str, ...]]:
-    """The difference of each operation's results between two graph runs, and the non-deterministic operations.
+    """Difference of each operation's results between two runs of the graph, and the non-deterministic operations.
 
-    Relative L2 of all floating-point results, or the share of discrete ones that differ.
+    Relative L2 of all floating-point results, or the share of discrete entries that differ.
     """
     apart, sources = dict[str, float](), list[str]()
     first, second = (Executor(capture.graph_module) for _ in range(2))

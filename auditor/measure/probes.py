@@ -1,4 +1,4 @@
-"""Hutchinson's estimator: random signs, a backward pass each, inner products of gradients with errors, and squares."""
+"""Hutchinson's estimator: random signs, one backward pass each, and squared inner products of gradients with errors."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from ..numerics.formats import Format
 
 PARTS = 1024
 _SHORT = 16
-"""Length of a run below which adding it up takes longer than the products."""
+"""Chunk length below which summing takes longer than computing the products."""
 
 _CHUNK = 1 << 18
 
 _FEW_TERMS = 4
-"""Fewer squares than this tell nothing of how they scatter."""
+"""Minimum number of squares for an estimate of their scatter."""
 
 _LEVELS = (1024, 128, 16, 1)
-"""Into how many parts, at most, an error is taken apart."""
+"""Maximum number of parts into which an error is split, by level."""
 
 _DOUBT = 3.3
-"""Standard normal quantile of 1 in 2000: beyond it on either side, the parts of an error are held to be correlated."""
+"""Standard normal quantile of 1 in 2000: beyond it on either side, the parts of an error are taken to be correlated."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One pass. signs: one random tensor per probed tensor. total: <signs, tensors>, a scalar to differentiate."""
+    """One backward pass. signs: a random tensor per probed tensor. total: <signs, tensors>, to be differentiated."""
 
     signs: list[torch.Tensor]
     total: torch.Tensor
 
 
 def probes(tensors: Sequence[torch.Tensor], count: int, seed: int, shape: Sequence[Form] = ()) -> Iterator[Probe]:
-    """`count` probes of the same tensors, generated lazily. shape: function applied to the signs of each.
+    """`count` probes of the same tensors, generated lazily. shape: one function per tensor, applied to the signs.
 
-    For a random sign vector v and any error d of what the tensors y depend on, E<v, J d>^2 = ||J d||^2; a backward pass
-    from <v, y> gives <v, J d> = <J^T v, d> for all errors at once. Source: Hutchinson, A stochastic estimator of the
-    trace (1989).
+    For a random sign vector v and the effect J d of any error d on the tensors y, E<v, J d>^2 = ||J d||^2; a backward
+    pass from <v, y> gives <v, J d> = <J^T v, d> for all errors at once. Source: Hutchinson, A stochastic estimator of
+    the trace (1989).
     """
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         drawn = [signs(x, generator) for x in tensors]
         drawn = [form(x) for x, form in zip(drawn, shape, strict=True)] if shape else drawn
-        # Of a sum, and not by `grad_tensors`: torch imports a compiler to compare the shapes of those.
+        # A sum, not `grad_tensors`: to compare their shapes, torch imports a compiler.
         total = torch.stack([(x * weight).sum() for x, weight in zip(tensors, drawn, strict=True)]).sum()
         yield Probe(drawn, total)
 
 
 def signs(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random signs; zero at masked entries, whose intended infinities nothing can change."""
+    """Random signs; zero at non-finite entries, such as masked ones, which no error changes."""
     result = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1).to(x)
     return result.masked_fill_(~torch.isfinite(x.detach()), 0.0)
 
@@ -66,9 +66,9 @@ def inner_products(
 ) -> list[torch.Tensor]:
     """For every row <gradient, error> per sample and part: float32 [samples, parts]; several gradients in turn.
 
-    Parts are PARTS contiguous chunks, or single entries where chunks would be shorter than _SHORT. gradient: [*] or
-    [passes, *]. value: [*], with samples in equal chunks. rows: a format, for the error of rounding `value` to it, or None
-    for `value` itself. Non-finite products count as zero.
+    Parts are PARTS contiguous chunks, or single entries if chunks would be shorter than _SHORT. gradient: [*] or
+    [passes, *]. value: [*], with samples in equal chunks. rows: formats, for the error of rounding `value` to each;
+    None means that `value` is the error itself. Non-finite products count as zero.
     """
     values = value.detach().reshape(samples, -1)
     flat = gradient.detach().reshape(-1, *values.shape)
@@ -97,7 +97,7 @@ def inner_products(
 def _products(gradient: torch.Tensor, value: torch.Tensor, row: Format | None) -> torch.Tensor:
     error = value
     if row is not None:
-        # A copy in any case: where the value is in the format already, it is the caller's own tensor.
+        # Always a copy: if the value is in the format already, `in_format` returns the caller's tensor.
         error = plain(in_format(value, row)).to(value.dtype, copy=True).sub_(value)
     return (error.to(gradient.dtype) * gradient).nan_to_num_(0.0, 0.0, 0.0)
 
@@ -106,7 +106,8 @@ def _products(gradient: torch.Tensor, value: torch.Tensor, row: Format | None) -
 class Sums:
     """Running sums, over probes and samples, of squared inner products with parts of the error, finest parts first.
 
-    squares: sums by level. counts: number of terms in each. finest: the first sum, by probe and sample.
+    squares: sums by level. counts: number of terms in each sum. finest: the terms of the first sum, by probe and
+    sample.
     """
 
     squares: list[float] = field(default_factory=lambda: [0.0] * len(_LEVELS))
@@ -114,7 +115,7 @@ class Sums:
     finest: list[float] = field(default_factory=list)
 
     def add(self, squares: list[list[float]], counts: list[int]) -> None:
-        """Add squares by level and sample, with the number in each level."""
+        """Add squares by level and sample, with the number of terms in each level."""
         self.squares = [total + sum(new) for total, new in zip(self.squares, squares, strict=True)]
         self.counts = [total + new for total, new in zip(self.counts, counts, strict=True)]
         self.finest += squares[0]
@@ -122,9 +123,9 @@ class Sums:
     def square(self) -> float:
         """Estimate of the sum, over probes and samples, of the squared inner products with the whole error.
 
-        Rounding errors of different parts are independent, so squares of parts add up, and many of them average well.
-        If larger parts add up to more or less than chance explains, smaller parts are correlated; then the larger parts
-        decide, which are noisier but unbiased.
+        Rounding errors of different parts are assumed to be independent, so squares of parts add up, and many parts
+        average well. If the sum for larger parts differs by more than chance, smaller parts are correlated; the larger
+        parts are then used, which are noisier but unbiased.
         """
         result = self.squares[0]
         for square, count in zip(self.squares[1:], self.counts[1:], strict=True):
@@ -134,7 +135,7 @@ class Sums:
         return result
 
     def scatter(self) -> float:
-        """Relative standard error of the root of the finest sum, from its terms; nan for fewer than four."""
+        """Relative standard error of the square root of the finest sum; nan for fewer than four terms."""
         terms, total = len(self.finest), self.squares[0]
         if terms < _FEW_TERMS or not total:
             return math.nan
@@ -142,7 +143,7 @@ class Sums:
 
 
 def by_level(several: Sequence[torch.Tensor]) -> list[tuple[list[list[float]], list[int]]]:
-    """For each, sums of squares by level and sample, and their numbers; inputs: [samples, parts]."""
+    """For each tensor [samples, parts]: sums of squares by level and sample, and the number of terms by level."""
     if not several:
         return []
     samples = several[0].shape[0]

@@ -1,4 +1,4 @@
-"""The FP32 reference run under autograd: every value gets a gradient, also at operations that autograd cannot
+"""The FP32 reference run under autograd: every value gets a gradient, even at operations that autograd cannot
 differentiate, or not in every argument."""
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..numerics.nodes import is_torchs_own, operation_of, row_of, target_of, ten
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 
 _FLAGS = ("training", "use_input_stats")
-"""What the operations call the flag for statistics of the batch; one of them has none."""
+"""Argument names of the flag for batch statistics in these operations; one operation has no such flag."""
 
 
 def run_with_gradients(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], careful: bool = False
 ) -> tuple[Any, list[torch.Tensor]]:
-    """The result, and the tensor arguments whose errors reach it without a derivative.
+    """The operation's result, and the tensor arguments in which the result has no derivative.
 
     Examples: the class weights of a loss, a floor division, a user-defined operation without a derivative. careful:
     test the backward pass of every operation at once; by default only of operations outside torch.
@@ -43,7 +43,9 @@ def run_with_gradients(
             names = _names(target) if isinstance(target, torch._ops.OpOverload) else []
             given = dict(zip(names, args, strict=False), **kwargs)
             found = given.get(refused[1]) if refused is not None else None
-            if not isinstance(found, torch.Tensor) or not found.requires_grad:  # it raises with gradients
+            if (
+                not isinstance(found, torch.Tensor) or not found.requires_grad
+            ):  # it raises with gradients enabled enabled
                 lost += [x for x in tensors_of((args, kwargs)) if x.requires_grad]
                 args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
                 with torch.no_grad():
@@ -60,7 +62,8 @@ def run_with_gradients(
 
 
 def _with_way_back(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """On a GPU a recurrent layer supports gradients only in training mode; without dropout the result is the same."""
+    """On a GPU, the arguments for training mode: recurrent layers support gradients only there; without dropout the
+    result is equal."""
     if not operation_of(target).recurrent or all(x.device.type == "cpu" for x in tensors_of(args)):
         return args
     assert isinstance(target, torch._ops.OpOverload)
@@ -87,8 +90,8 @@ def _names(target: Any) -> list[str]:
 
 
 def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
-    """The native result, differentiable in the running statistics if it depends on them; they are unchanged. With these, an
-    instance norm is a batch norm.
+    """The native result, differentiable in the running statistics if these are used; they are not updated. An instance
+    norm that uses them is a batch norm.
 
     x: [N, C, *]. args: weight, bias, mean, variance (all [C]), and the operation's other arguments, including eps.
     """
@@ -97,7 +100,7 @@ def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
         return target(x, *args)
     native = target(x, weight, bias, mean.detach().clone(), variance.detach().clone(), *rest)
     given = dict(zip(_names(target), (x, *args), strict=False))
-    if any(given.get(flag) for flag in _FLAGS):  # it normalizes by the statistics of its input
+    if any(given.get(flag) for flag in _FLAGS):  # it normalizes by its input's statistics
         return native
     eps = given["eps"]
     if isinstance(native, torch.Tensor):
@@ -106,7 +109,7 @@ def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
 
 
 class _ByStatistics(torch.autograd.Function):
-    """The identity on a result w (x - mean) / sqrt(variance + eps) + b, with gradients of mean and variance."""
+    """The identity on a result w (x - mean) / sqrt(variance + eps) + b, with gradients for mean and variance."""
 
     @staticmethod
     def forward(
@@ -120,7 +123,7 @@ class _ByStatistics(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.eps = eps
-        return result.data  # no view, which would hold the memory for as long as it has a place in autograd's graph
+        return result.data  # not a view, which would keep the memory alive as long as autograd's graph
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -133,7 +136,7 @@ class _ByStatistics(torch.autograd.Function):
 
 
 def as_leaf(x: torch.Tensor) -> torch.Tensor:
-    """The tensor as a leaf that keeps no gradient: one that adds them up writes into those that hooks were handed before."""
+    """The tensor as a leaf that stores no gradient: accumulation would overwrite gradients passed to hooks before."""
     x.requires_grad_().register_post_accumulate_grad_hook(lambda leaf: setattr(leaf, "grad", None))  # type: ignore[no-untyped-call]
     return x
 
@@ -145,8 +148,8 @@ class Reference(SeparateResults):
     """Runs a graph whose inputs are leaves of an autograd graph.
 
     back: whether backward passes through an operation are trusted, tested after its run, or skipped. anchors: leaves
-    behind results that depend on no float input. lost: inputs that an operation reads without a derivative. readings:
-    {product: {value it reads: that value as this product alone reads it, or None if no other node does}}.
+    for results that depend on no float input. lost: inputs that an operation reads without a derivative. readings:
+    {product: {value it reads: the copy that only this product reads, or None if no other node reads the value}}.
     """
 
     def __init__(self, back: Back = "trusted") -> None:
@@ -175,7 +178,7 @@ class Reference(SeparateResults):
         if isinstance(n.target, torch._ops.OpOverload) and row_of(n).normalizes == "statistics":
             return batch_norm(target_of(n), *args)
         if not any(x.is_floating_point() or x.is_complex() for x in tensors_of(n.meta.get("val"))):
-            with torch.no_grad():  # counting on a connected value has no derivative, and asking for one raises
+            with torch.no_grad():  # a discrete result has no derivative, and autograd may raise
                 return RECORDED.compute(n, value_of)
         values = {source: value_of(source) for source in n.all_input_nodes}
         if is_product(target_of(n)) and all(map(is_plain, tensors_of(list(values.values())))):
@@ -188,7 +191,7 @@ class Reference(SeparateResults):
         return result
 
     def _product(self, n: fx.Node, values: dict[fx.Node, Any]) -> Any:
-        """Compute the product with separate copies of shared values, so that each reading has its own gradient."""
+        """Compute a product from separate copies of shared values, so that each reading has its own gradient."""
         roots = set()
         for root in values:
             while (earlier := view_source(root)) is not None:

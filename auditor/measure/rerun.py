@@ -1,4 +1,4 @@
-"""Runs the model again with some operations low, where first-order estimates are insufficient."""
+"""Runs the model again with some operations in low precision, if first-order estimates are insufficient."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .alone import rounder
 from .measure import Measurement
 
 SENSITIVE_SHARE = 0.25
-"""Share of the error budget up to which an operation, or many together, are held to do no harm."""
+"""Share of the error budget up to which one operation, or several together, count as harmless."""
 
 MAX_REGIONS = 4
-"""Regions run per format, those first that take most of the budget; each costs a forward."""
+"""Maximum number of regions run per format, those with the largest predicted error; each costs a forward."""
 
 
 @dataclass(frozen=True)
 class Yardstick:
-    """The error budget, and the user's own error measure. unit: its value for one unit of relative L2 error."""
+    """The error budget and the error measure. unit: value of the measure per unit of relative L2 error."""
 
     budget: float = 0.0
     distance: Distance = output_error
@@ -45,10 +45,10 @@ class Yardstick:
         return self.budget / self.unit
 
     def __call__(self, reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> tuple[float, str]:
-        """The outputs' error, divided by `unit`, inf if not finite; and the criterion with the largest share, ""
-        without criteria.
+        """The outputs' error divided by `unit`, inf if not finite; and the criterion with the largest share, "" without
+        criteria.
 
-        For decisions it is the change of their margins, since the number of flips in one run is random.
+        Decisions are measured by the change of their margins, since the number of flips in one run is random.
         """
         relative, most = output_error(reference, candidate), None
         if isinstance(self.distance, Criteria):
@@ -63,16 +63,16 @@ class Yardstick:
 
     @property
     def contribution_metric(self) -> Distance:
-        """The measure of contributions before `unit`: shares of criteria, else relative L2."""
+        """The error measure for contributions before division by `unit`: shares of criteria, else relative L2."""
         return self.distance if isinstance(self.distance, Criteria) else output_error
 
 
 PLAIN = Yardstick()
-"""Relative L2 error, and no budget: nothing that moves the outputs is harmless."""
+"""Relative L2 error with budget 0: any change of the outputs counts as harmful."""
 
 
 class Reruns:
-    """Runs of a measured model with some operations low in one format, each only as far as the change reaches.
+    """Runs of a measured model with some operations in one low format; only nodes that the change reaches are computed.
 
     criterion: the one with the largest share in the last run, if any.
     """
@@ -86,20 +86,21 @@ class Reruns:
 
     @property
     def spent(self) -> float:
-        """Cost so far as a number of whole-model runs, by operations."""
+        """Cost so far as a number of runs of the whole model, by operations."""
         return self._operations / max(len(self.measurement.errors), 1)
 
     def error(self, name: str, value: Any) -> float:
-        """Output error when a node has another value; inf where a finite output became non-finite."""
+        """Output error if a node's result is replaced; inf if a finite output becomes non-finite."""
         readers = frozenset(user.name for user in self.measurement.nodes[name].users)
         return self._error(RECORDED, Run({**self._reference.values, name: value}, stale=readers))[0]
 
     def together(self, names: Collection[str]) -> tuple[float, bool]:
-        """The same with all these operations low, and whether any discrete result changed."""
+        """Output error with all these operations in low precision, and whether any discrete result changed."""
         return self._error(self._low(names), self._reference)
 
     def region(self, names: Collection[str]) -> tuple[float | None, float | None, str | None]:
-        """Worst error of values leaving these operations when all are low, and of the outputs; or why they fail."""
+        """Worst error of values that leave these operations when all are low, and error of the outputs; or why the run
+        failed."""
         low, values = self._low(names), self._reference.values
         try:
             outputs, _ = self._run(low, self._reference)
@@ -118,12 +119,12 @@ class Reruns:
             outputs, flipped = self._run(semantics, before)
             error, self.criterion = self.yardstick(self._outputs, outputs)
             return error, flipped
-        except Exception as error:  # what follows cannot be computed from it: its shape, or entries, do not fit
+        except Exception as error:  # later operations cannot run: shapes or entries do not fit
             let_through(error)
             return math.inf, True
 
     def _run(self, semantics: Semantics, before: Run) -> tuple[list[torch.Tensor], bool]:
-        """The output tensors, and whether any choice on the way changed."""
+        """The output tensors, and whether any discrete result changed."""
         beat()
         executor = Executor(self.measurement.capture.graph_module, semantics, before=before)
         result, flipped = None, False
@@ -147,8 +148,8 @@ def chooses_otherwise(n: fx.Node, result: Any, reference: Any) -> bool:
 def regions_of(
     measured: Measurement, found: Mapping[str, Mapping[str, Contribution]], yardstick: Yardstick
 ) -> Iterator[FlaggedRegion]:
-    """Each region of two or more connected operations that move the outputs, run low with all else in FP32: its joint
-    effect compared with the sum of single effects."""
+    """Runs each region of two or more connected operations that change the outputs low, with all else in FP32: yields
+    the joint effect and the root sum of squares of the single effects."""
     for fmt in measured.formats:
         known = {name: by_format[fmt] for name, by_format in found.items()}
         flagged = {
@@ -173,7 +174,7 @@ def regions_of(
 def of_verdicts(
     regions: Iterable[FlaggedRegion], capture: Capture, verdicts: Mapping[str, Mapping[str, Verdict]]
 ) -> tuple[FlaggedRegion, ...]:
-    """Regions with two or more sensitive or unsafe operations, by node names, without duplicates over paths."""
+    """Regions with two or more sensitive or unsafe operations; equal regions of several paths appear once."""
     result = dict[tuple[str, tuple[str, ...]], FlaggedRegion]()
     for region in regions:
         names = tuple(capture.twins.get(name, name) for name in region.nodes)
@@ -184,7 +185,7 @@ def of_verdicts(
 
 
 def _flagged_components(capture: Capture, flagged: set[str]) -> Iterator[tuple[fx.Node, ...]]:
-    """Sets of two or more connected flagged nodes, with the views between them, in execution order."""
+    """Sets of two or more connected flagged nodes, including views between them, in execution order."""
     nodes = list(capture.graph_module.graph.nodes)
     together = nx.Graph()
     for node in nodes:

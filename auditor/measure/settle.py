@@ -1,6 +1,7 @@
-"""Runs operations low where first-order estimates are missing or too close to the budget: groups, halves, single ones.
+"""Runs operations in low precision if their first-order estimates are missing or too close to the budget: as groups,
+halves, single operations.
 
-A group that moves the outputs by little bounds the effect of each member; otherwise it is halved, down to single
+A group that changes the outputs little bounds the effect of each member; otherwise it is halved, down to single
 operations, whose effect is measured. Operations beyond the run limit are untested.
 """
 
@@ -23,28 +24,28 @@ from .measure import Measurement
 from .rerun import PLAIN, SENSITIVE_SHARE, Reruns, Yardstick
 
 RUNS = 96
-"""The run budget in a format: runs of the model's forward, counted in operations."""
+"""Run limit per format, in forward passes of the model, counted by operations."""
 
 TRUSTED = 8
-"""Of these, how many are spent on predictions while runs bear them out."""
+"""Number of runs per format, within RUNS, that check predictions while runs confirm them."""
 
 SAMPLE = 6
-"""Predictions that are run first, spread over their sizes, to learn whether first order holds."""
+"""Number of predictions that are run first, spread over their sizes, to test whether first order holds."""
 
 OFF = 1.6
-"""How many times too large or too small a prediction may be; a few probes of few samples alone are 1.3 times off."""
+"""Factor by which a prediction may be too large or too small; few probes of few samples already cause 1.3."""
 
 REFUTED = 0.1
-"""Share of the predictions beyond the budget that runs may refute while predictions are trusted."""
+"""Share of the predictions above the budget that runs may refute while predictions are trusted."""
 
 _TOLD = 1e-3
-"""Share of the budget below which a prediction is of no consequence, and is not held against a run."""
+"""Share of the budget below which a prediction is irrelevant and is not compared with a run."""
 
 
 def settle(
     measurement: Measurement, first: FirstOrder, yardstick: Yardstick = PLAIN
 ) -> tuple[Contributions, dict[str, Linearity]]:
-    """Contributions, with runs where first order is insufficient, and the accuracy of its predictions by format."""
+    """Contributions, measured by runs if first order is insufficient; and first order's accuracy by format."""
     result = {name: dict(by_format) for name, by_format in first.contributions.items()}
     checks: dict[str, Linearity] = {}
     for fmt in measurement.formats:
@@ -60,7 +61,7 @@ def settle(
 
 @dataclass(frozen=True)
 class _Ran:
-    """A run with some operations low: its error, whether it changed a choice, and the tightest criterion."""
+    """A run with some operations low: its error, whether a discrete result changed, and the tightest criterion."""
 
     names: Sequence[str] = ()
     error: float = math.inf
@@ -69,11 +70,12 @@ class _Ran:
 
 
 Waiting = list[tuple[float, int, Sequence[str], _Ran]]
-"""A heap of groups: what each is expected to do, negated; a number, in which they came; its operations; and the run of the larger group that they are of."""
+"""A heap of groups to run: negated expected error, order of arrival, operations, and the run of the larger group that
+contained them."""
 
 
 class _FormatRuns:
-    """Runs for one format. found: results of the runs."""
+    """Runs for one format. found: the contributions that runs determined."""
 
     def __init__(self, reruns: Reruns, first: FirstOrder) -> None:
         self.reruns = reruns
@@ -84,7 +86,7 @@ class _FormatRuns:
         self._errors = {name: by_format[fmt] for name, by_format in self._measurement.errors.items()}
         self._traces = {name: by_format[fmt] for name, by_format in self._measurement.traces.items()}
         heads: dict[str, str] = {}
-        views = lone_views(self._measurement).items()  # of one value: their errors are equal, so one run suffices
+        views = lone_views(self._measurement).items()  # views of one value have equal errors, so one run suffices
         firsts = {view: heads.setdefault(root, view) for view, root in views}
         self._twins = {view: first for view, first in firsts.items() if view != first}
         self._compared: dict[str, tuple[float, float]] = {}
@@ -121,7 +123,8 @@ class _FormatRuns:
         self._copy_to_twins()
 
     def check_predictions(self) -> Linearity | None:
-        """Run predictions that decide a verdict, nearest to the budget first; more of them if they are inaccurate."""
+        """Run operations whose predictions decide a verdict, nearest to the budget first; more if predictions are
+        off."""
         if not self._answers or not 0 < self._limit < math.inf:
             return None
         known = {**self._first, **self.found}
@@ -137,7 +140,7 @@ class _FormatRuns:
             return None
         trusted = self.reruns.spent + TRUSTED
         told = [name for name, one in said.items() if _TOLD * self._limit < one < math.inf]
-        ranked = sorted(told, key=lambda name: -said[name])  # of all relevant sizes
+        ranked = sorted(told, key=lambda name: -said[name])  # a sample over all relevant sizes
         self._compare(ranked[:: max(len(ranked) // SAMPLE, 1)][:SAMPLE], said, trusted)
         self._compare(self._nearest(claims, said), said, trusted)
         run, refuted = self._outcome(claims)
@@ -165,11 +168,11 @@ class _FormatRuns:
         )
 
     def _is_blind(self, name: str) -> bool:
-        """Whether its effect is not, or not fully, visible to first order."""
+        """Whether an operation's effect is not, or only partly, visible to first order."""
         return not self._answers or self._traces[name].broken or name in self._unseen
 
     def _queue(self, waiting: Waiting, names: Sequence[str], of: _Ran) -> None:
-        expected = of.error if of.error < math.inf else math.inf  # nan too may be anything
+        expected = of.error if of.error < math.inf else math.inf  # nan counts as inf
         heapq.heappush(waiting, (-expected, next(self._numbers), names, of))
 
     def _run_group(self, names: Sequence[str], waiting: Waiting) -> None:
@@ -179,14 +182,15 @@ class _FormatRuns:
         if error <= SENSITIVE_SHARE * self._limit:
             self._bound_group(names, ran)
         elif math.isfinite(error) and not flipped and not any(map(self._is_blind, names)):
-            self.found |= {name: self._first[name] for name in names}  # nothing that first order does not see
+            self.found |= {name: self._first[name] for name in names}  # first order sees the whole effect
         else:
             middle = len(names) // 2
             self._queue(waiting, names[:middle], ran)
             self._queue(waiting, names[middle:], ran)
 
     def _bound_group(self, names: Sequence[str], ran: _Ran) -> None:
-        """If a run stays within the budget, its error bounds each member; squares of independent errors add up."""
+        """If a group's error is within the budget, it bounds each member's effect; squares of independent errors add
+        up. Otherwise the members are untested."""
         for name in names:
             first = self._first[name]
             if not ran.error <= self._limit:
@@ -199,8 +203,8 @@ class _FormatRuns:
             self.found[name] = Contribution(ran.error, own, cast, "group", len(ran.names), ran.criterion)
 
     def _run_alone(self, name: str) -> Contribution:
-        """Run the model with this operation low; split its effect into its own and the rounding of its result, by first
-        order or by another run."""
+        """Run the model with only this operation in low precision; split its effect into its own error and the rounding
+        of its result, by first order or by another run."""
         tick(name)
         fmt, first = self.reruns.format, self._first[name]
         isolated, _ = self.reruns.together([name])
@@ -217,7 +221,7 @@ class _FormatRuns:
         return replace(ran, cast=self.reruns.error(name, rounded))
 
     def _rate(self, error: float, *predicted: float) -> float:
-        """The ratio of measured to first-order effects, where they have different measures."""
+        """Ratio of measured to first-order effects; 1 if both have the same unit."""
         together = math.hypot(*predicted)
         if self._answers or not 0 < together < math.inf:
             return 1.0
@@ -237,23 +241,23 @@ class _FormatRuns:
                 self._compared[name] = said[name], ran.isolated
 
     def _relevant_pairs(self) -> list[tuple[float, float]]:
-        """(predicted, measured) pairs where either is relevant."""
+        """(predicted, measured) effects of operations that were run, if either is relevant."""
         return [(one, run) for one, run in self._compared.values() if run or one > _TOLD * self._limit]
 
     def _ratios(self) -> list[float]:
         return [one / run for one, run in self._relevant_pairs() if one > 0 and 0 < run < math.inf]
 
     def _holds(self) -> bool:
-        """Whether nearly all predictions agree with the runs."""
+        """Whether at least 90 % of the predictions agree with the runs."""
         return sum(_near(ratio, 1.0) for ratio in self._ratios()) >= 0.9 * len(self._relevant_pairs())
 
     def _outcome(self, claims: Iterable[str]) -> tuple[int, int]:
-        """How many predictions above the budget were run, and how many of these were refuted."""
+        """How many predictions above the budget were run, and how many of these the runs refuted."""
         run = [self._compared[first][1] for name in claims if (first := self._twins.get(name, name)) in self._compared]
         return len(run), sum(one <= self._limit for one in run)
 
     def _whole(self) -> tuple[float, float] | None:
-        """(predicted, measured) output error with everything low; None where outputs cannot be compared."""
+        """(predicted, measured) output error with everything low; None if FP32 remained or outputs are incomparable."""
         if self.reruns.format not in self._measurement.pure:
             return None
         capture, known = self._measurement.capture, {**self._first, **self.found}

@@ -1,4 +1,4 @@
-"""How autocast casts the arguments of an operation."""
+"""Casts the arguments of an operation as CUDA's autocast does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .operations import Operation, operation
 
 
 def autocast_target(known: Operation, row: Format, given: Iterable[Format | None], told: bool) -> Format | None:
-    """The format that CUDA's autocast casts floating-point arguments to; None for no cast.
+    """The format to which CUDA's autocast casts floating-point arguments; None for no cast.
 
     given: the formats of these arguments; told: whether a dtype is passed. Raises: UnsupportedInFormat for banned
     operations.

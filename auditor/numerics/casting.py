@@ -1,4 +1,4 @@
-"""Rounds tensors to a format: in torch's own dtype if it computes in it, else as float32 with a tag."""
+"""Rounds tensors to a format: in torch's dtype if torch computes in it, otherwise as float32 with a tag."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SINGLE = 23
 def round_to(x: torch.Tensor, name: str) -> torch.Tensor:
     """Round `x` to nearest even in the format `name`; the result is float32.
 
-    Shapes: [*] -> [*]. Beyond the format's range: inf, or the largest value where the format has no inf. NaN stays.
+    Shapes: [*] -> [*]. Beyond the format's range: inf, or the largest value if the format has no inf. NaN stays NaN.
     """
     fmt = FORMATS[name]
     if fmt.name == "fp32":
@@ -31,9 +31,9 @@ def round_to(x: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _by_table(x: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Round using the format's parameters, where torch has no such dtype."""
+    """Round using the format's parameters, for formats without a torch dtype."""
     rounded = _round_mantissa(x, drop=_SINGLE - fmt.mantissa)
-    if fmt.min_exponent > FORMATS["fp32"].min_exponent:  # subnormals of float32's own range are spaced by the same bits
+    if fmt.min_exponent > FORMATS["fp32"].min_exponent:  # else float32's subnormals, rounded above
         steps = torch.round(x / fmt.smallest_subnormal)  # exact: both are float32, one of them a power of two
         rounded = torch.where(x.abs() < fmt.smallest_normal, steps * fmt.smallest_subnormal, rounded)
     if fmt.overflows_to == "inf":
@@ -50,8 +50,8 @@ def _round_mantissa(x: torch.Tensor, drop: int) -> torch.Tensor:
 
 
 _MARK = "_carried_format"
-"""Attribute that tags a float32 tensor with a format in which torch does not compute.
-Operations on such a tensor return new tensors without the tag: the caller sets it again."""
+"""Attribute that tags a float32 tensor with a format in which torch does not compute. Operations on such a tensor
+return new tensors without the tag: the caller sets it again."""
 
 
 def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:
@@ -60,7 +60,7 @@ def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:
     Nested tensors cannot be tagged and stay unchanged.
     """
     if x.is_nested and not x.is_contiguous():
-        x = x.contiguous()  # torch converts no other
+        x = x.contiguous()  # torch converts only contiguous ones
     if row.native:
         return plain(x).to(row.dtype)
     if x.is_nested or carried_in(x) is row:
@@ -87,12 +87,12 @@ def format_in(x: torch.Tensor) -> Format | None:
 
 
 def asked_for(dtype: torch.dtype | Format | None) -> Format | None:
-    """The format that a dtype argument requests: a format itself, or the one that torch computes in with that dtype."""
+    """The format that a dtype argument requests: the Format itself, or that of a torch dtype."""
     return format_of(dtype) if isinstance(dtype, torch.dtype) else dtype
 
 
 def like(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Round a tensor to the format of another, in its dtype."""
+    """Round `x` to the format of `other`, in the dtype of `other`."""
     row = format_in(other)
     return x.to(other.dtype) if row is None else in_format(x, row)
 
@@ -111,7 +111,7 @@ def _round_tensor(x: torch.Tensor, name: str) -> torch.Tensor:
 
 def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """Compute in float32 on the current values, and round floating-point results to the format."""
-    return round_tree(target(*widen(args), **widen(kwargs)), row)  # by then nothing holds the wide arguments
+    return round_tree(target(*widen(args), **widen(kwargs)), row)  # by then the wide arguments are freed
 
 
 def widen(tree: Any) -> Any:
@@ -131,10 +131,11 @@ def round_tree(tree: Any, row: Format) -> Any:
 
 
 def scalars_lowered(tree: Any) -> Any:
-    """Cast zero-dimensional tensors to the common low dtype of the tensors with dimensions; unchanged if these differ.
+    """Cast zero-dimensional tensors to the low dtype of the tensors with dimensions; unchanged if these have several
+    dtypes.
 
     torch ignores scalars in type promotion; CUDA's kernels then load them in the promoted dtype, so that a scale of 1e5
-    is infinite beside FP16 values, where a CPU multiplies in float32. Source: ATen/native/cuda/Loops.cuh
+    is infinite next to FP16 values, while a CPU multiplies in float32. Source: ATen/native/cuda/Loops.cuh
     (`opmath_symmetric_gpu_kernel_with_scalars`), which excludes only scalars on the CPU; on an emulating CPU, every
     scalar counts as one on the GPU.
     """

@@ -1,6 +1,6 @@
 """Emulates CUDA's GRUs, LSTMs and plain RNNs: each step rounds two products; the rest is one float32 kernel.
 
-A CPU rounds after every gate, or where oneDNN does, which depends on the processor. Source: `GRUCell` and `LSTMCell` of
+A CPU rounds after every gate, or as oneDNN does, which depends on the processor. Source: `GRUCell` and `LSTMCell` of
 aten/src/ATen/native/RNN.cpp, and the kernels of aten/src/ATen/native/cuda/RNN.cu, which keep gates in `accscalar_t` and
 round their results.
 """
@@ -22,7 +22,7 @@ _FUSED = ("gru_cell", "lstm_cell")
 
 
 def is_fused_cell(target: Callable[..., Any]) -> bool:
-    """Whether CUDA computes the gates of this step in one kernel."""
+    """Whether CUDA computes the gates of this recurrent step in one kernel."""
     return operation_of(target).name in _FUSED
 
 
@@ -45,7 +45,7 @@ def run_layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     each = len(params) // (given["num_layers"] * ways)
     lasts = []
     for layer in range(given["num_layers"]):
-        if layer and given["train"]:  # in the format, since what is drawn depends on it
+        if layer and given["train"]:  # in the format: random numbers depend on the dtype
             rows = widen(torch.dropout(round_tree(rows, row), given["dropout"], True))
         outputs = []
         for index in range(layer * ways, (layer + 1) * ways):
@@ -63,7 +63,7 @@ def run_layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 class _Way:
-    """One direction of one layer: computes in float32 on values of the format."""
+    """One direction of one layer: computes in float32 on values that the format contains."""
 
     def __init__(self, step: _Step, weights: Sequence[Tensor], biased: bool, row: Format) -> None:
         self._step, self._row = step, row
@@ -72,7 +72,8 @@ class _Way:
         self._projection = others[2:] if biased else others
 
     def run(self, rows: Tensor, sizes: Sequence[int], states: _States, backwards: bool) -> tuple[Tensor, _States]:
-        """Output and final states. rows: of all steps, concatenated; sizes: the number of rows in each step."""
+        """Outputs of all steps and final states. rows: inputs of all steps, concatenated; sizes: number of rows in each
+        step."""
         entering = torch.split(_product(rows, self._of_input, self._biases[0], self._row), list(sizes))
         outputs, steps = [], list(zip(entering, sizes, strict=True))
         for from_input, size in reversed(steps) if backwards else steps:
@@ -82,7 +83,7 @@ class _Way:
             for weight in self._projection:
                 result = (_product(result[0], weight, None, self._row), *result[1:])
             outputs.append(result[0])
-            if size < states[0].shape[0]:  # of sequences that are no longer this long, what they ended with stays
+            if size < states[0].shape[0]:  # sequences that have ended keep their last state
                 result = tuple(torch.cat((x, y[size:])) for x, y in zip(result, states, strict=True))
             states = result
         return torch.cat(outputs[::-1] if backwards else outputs), states
@@ -106,7 +107,7 @@ def _several(states: Tensor | Sequence[Tensor]) -> _States:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, row: Format) -> Tensor:
-    """The rounded product, with the bias added in float32."""
+    """The rounded product, with the bias added afterwards in float32."""
     result = round_to(torch.nn.functional.linear(x, weight), row.name)
     return result if bias is None else result + bias
 
@@ -135,4 +136,4 @@ STEPS: dict[str, _Step] = {
     "rnn_tanh": lambda from_input, from_state, _: ((from_input + from_state).tanh(),),
     "rnn_relu": lambda from_input, from_state, _: ((from_input + from_state).relu(),),
 }
-"""The rest of a step: (product of input, product of state, states) -> states."""
+"""The rest of a step: (product of the input, product of the state, states) -> new states."""

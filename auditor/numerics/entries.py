@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 ON_GPU = 1 << 24
-"""Entries of a tensor that a GPU processes together: a compromise between memory and speed."""
+"""Number of entries that a GPU processes at once: a compromise between memory and speed."""
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 
 
 def entries(x: torch.Tensor) -> torch.Tensor:
-    """The numbers in `x`, real and strided, 8-bit ones as float32; a tensor of that kind is returned unchanged.
+    """The numbers in `x` as a real, strided tensor, 8-bit ones as float32; such a tensor is returned unchanged.
 
     Shapes: [*] -> [*]; complex numbers become pairs, [*, 2]. Sparse tensors give their stored entries; nested tensors
     the entries of their parts, concatenated.
@@ -30,7 +30,7 @@ def entries(x: torch.Tensor) -> torch.Tensor:
 
 
 def is_plain(x: torch.Tensor) -> bool:
-    """Whether every entry is stored at the position that the strides give."""
+    """Whether the tensor is strided and not nested."""
     return x.layout is torch.strided and not x.is_nested
 
 
@@ -45,7 +45,7 @@ def dense(x: torch.Tensor) -> torch.Tensor:
 
 
 def places(x: torch.Tensor) -> list[torch.Tensor]:
-    """The index tensors of a sparse tensor; nothing for others."""
+    """The index tensors of a sparse tensor; [] for other tensors."""
     if is_plain(x) or x.is_nested:
         return []
     if x.layout is torch.sparse_coo:

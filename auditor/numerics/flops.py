@@ -12,14 +12,14 @@ from torch import fx
 from .nodes import row_of, tensors_of
 
 FORMULAS: dict[str, Callable[..., int]] = {}
-"""{name: formula(first result, *the call's positional arguments)}, each on tensors without entries."""
+"""{name: formula(first result, *the call's positional arguments)}; the formulas get tensors without entries."""
 
 
 def flops_of(node: fx.Node) -> int:
-    """FLOPs of a node; 0 if it is no matrix product, or its shape was not recorded."""
+    """FLOPs of a node; 0 if it is not a matrix product, or its shape was not recorded."""
     name = row_of(node).flops
     function = FORMULAS.get(name)
-    # Rows of a jagged tensor are rows of a matrix, wherever one sequence ends; its attention isn't counted.
+    # Rows of a jagged tensor are rows of a matrix, whatever the sequence lengths; its attention isn't counted.
     shape = "rows" if name in ("product", "added_product") else "val"
     out = tensors_of(_outline(node, shape))
     if function is None or not out:
@@ -59,7 +59,7 @@ def _summed_product(out: torch.Tensor, _bias: torch.Tensor, a: torch.Tensor, *_:
 
 @_formula("grouped_product")
 def _grouped_product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: Any) -> int:
-    # Groups split the rows, the columns, or, where two matrices give [g, m, n], what is summed over.
+    # Groups split the rows or the columns; if two matrices give [g, m, n], they split the summed dimension.
     groups = out.shape[0] if a.dim() == b.dim() == 2 else 1
     return int(2 * out.numel() * a.shape[-1] // groups)
 

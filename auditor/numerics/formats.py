@@ -1,4 +1,4 @@
-"""The table of number formats; new formats can be registered. Imports no torch."""
+"""The table of number formats; new formats can be registered. Importing this needs no torch."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Format:
 
     mantissa: stored fraction bits. min_exponent: of the smallest normal number. largest: the largest finite value.
     bytes: of one element in memory. label: the display name, by default the name in capitals. storage: the name of
-    torch's dtype, None where torch has none. native: whether torch computes in that dtype; other formats are emulated
-    by rounding FP32 results. autocast: whether `torch.autocast` accepts it. loss_scaling: whether its small range
-    requires a scaled loss. overflows_to: the result beyond `largest`, "inf", or "largest" (fp8_e4m3 has no infinity;
-    torch saturates it from 2.13 on, and gave NaN before). speed: the column of plan/devices.toml with a device's rate;
-    without an entry, arithmetic is timed as FP32's. Sources: IEEE 754-2019 (fp16, fp32); bf16 and tf32: NVIDIA A100
-    whitepaper; fp8: Micikevicius et al. 2022, OCP FP8.
+    torch's dtype, None if torch has none. native: whether torch computes in that dtype; other formats are emulated by
+    rounding FP32 results. autocast: whether `torch.autocast` accepts it. loss_scaling: whether its small range requires
+    a scaled loss. overflows_to: the result beyond `largest`: "inf", or "largest" if the format has no infinity (torch
+    saturates fp8_e4m3 from 2.13 on, and returned NaN before). speed: the column of plan/devices.toml with a device's
+    rate; without an entry, arithmetic is timed as FP32's. Sources: IEEE 754-2019 (fp16, fp32); bf16 and tf32: NVIDIA
+    A100 whitepaper; fp8: Micikevicius et al. 2022, OCP FP8.
     """
 
     name: str
@@ -59,30 +59,32 @@ class Format:
     def ieee(cls, name: str, exponent_bits: int, mantissa: int) -> Format:
         """A format by IEEE 754's scheme: a sign, a biased exponent whose top value encodes Inf and NaN, and a fraction.
 
-        Raises: AuditorError(slug="bad-format") for bits that are not whole numbers, or exceed FP64's.
+        Raises: AuditorError(slug="bad-format") if a number of bits is not a whole number from 1 to FP64's.
         """
         for what, bits, most in (("exponent", exponent_bits, 11), ("fraction", mantissa, 52)):
             if type(bits) is not int or not 1 <= bits <= most:
-                raise AuditorError(f"the format {name!r} has 1 to {most} {what} bits, not {bits!r}", slug="bad-format")
+                raise AuditorError(
+                    f"the format {name!r} must have 1 to {most} {what} bits, not {bits!r}", slug="bad-format"
+                )
         bias = 2 ** (exponent_bits - 1) - 1
         largest = math.ldexp(2 - math.ldexp(1.0, -mantissa), bias)
         return cls(name, mantissa, 1 - bias, largest, -(-(1 + exponent_bits + mantissa) // 8))
 
     @cached_property
     def dtype(self) -> torch.dtype | None:
-        """torch's dtype, None where torch has none (tf32 is an arithmetic mode, not a storage type)."""
+        """torch's dtype, None if torch has none (tf32 is an arithmetic mode, not a storage type)."""
         import torch
 
         return None if self.storage is None else getattr(torch, self.storage)
 
     @property
     def low(self) -> bool:
-        """Whether a value takes fewer bytes than in FP32, so that an audit can request the format."""
+        """Whether a value takes fewer bytes than in FP32, so that an audit accepts the format."""
         return self.bytes < _WIDE
 
     @property
     def smallest_normal(self) -> float:
-        """2 ** min_exponent."""
+        """The smallest normal number, 2 ** min_exponent."""
         return math.ldexp(1.0, self.min_exponent)
 
     @property
@@ -114,7 +116,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(_known)
 """{name: Format}: built-in and registered formats."""
 
 DEFAULT = ("fp16", "bf16")
-"""Formats of an audit by default: those that GPUs commonly train and run models in."""
+"""Formats of an audit by default: those in which GPUs commonly train and run models."""
 
 
 def narrower() -> tuple[str, ...]:
@@ -133,22 +135,23 @@ def label(name: str) -> str:
 
 
 def format_of(dtype: torch.dtype) -> Format | None:
-    """The format that torch computes in with tensors of this dtype; None for discrete, complex and FP8 ones."""
+    """The format in which torch computes with tensors of this dtype; None for discrete, complex and FP8 dtypes."""
     return _by_dtype().get(dtype)
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype in which torch computes in a format. Raises: AuditorError(slug="no-arithmetic") where there is none."""
+    """The dtype in which torch computes in a format. Raises: AuditorError(slug="no-arithmetic") if there is none."""
     row = FORMATS[name]
     if not row.native or row.dtype is None:
         raise AuditorError(
-            f"torch cannot compute in {row.label}: it can be measured by rounding, but not run", slug="no-arithmetic"
+            f"torch cannot compute in {row.label}: the format can be measured by rounding, but no model can run in it",
+            slug="no-arithmetic",
         )
     return row.dtype
 
 
 def runs(name: str) -> bool:
-    """Whether torch computes in the format of this name; False for an unknown one."""
+    """Whether torch computes in the format of this name; False for an unknown name."""
     return name in FORMATS and FORMATS[name].native
 
 
@@ -166,8 +169,8 @@ def _by_dtype() -> dict[torch.dtype, Format]:
 def register(row: Format) -> None:
     """Add a format to the table of this process: audits then accept its name.
 
-    Raises: AuditorError(slug="bad-format") where its numbers describe no format narrower than FP32, its name is taken,
-    or torch has no such type.
+    Raises: AuditorError(slug="bad-format") if its numbers describe no format narrower than FP32, its name is invalid or
+    taken, or the torch dtype in `storage` does not exist or represents other numbers.
     """
     problem = _problem(row)
     if problem is not None:
@@ -241,5 +244,5 @@ def _holds(dtype: torch.dtype, row: Format) -> bool:
     limits, beyond_one = torch.finfo(dtype), torch.tensor([1 + row.epsilon, 1 + row.epsilon / 2])
     return (
         (limits.smallest_normal, limits.max, dtype.itemsize) == (row.smallest_normal, row.largest, row.bytes)
-        and beyond_one.to(dtype).tolist() == [1 + row.epsilon, 1.0]  # finfo.eps is not true of every FP8 type
+        and beyond_one.to(dtype).tolist() == [1 + row.epsilon, 1.0]  # finfo.eps is wrong for some FP8 types
     )

@@ -1,4 +1,4 @@
-"""Histograms of magnitudes by powers of two: one gives, for every loss scale, the shares that underflow or overflow."""
+"""Histograms of magnitudes by powers of two; they show, for every loss scale, which shares underflow or overflow."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def exponent_counts(x: torch.Tensor) -> dict[int, int]:
 
 
 def merge_magnitudes(parts: Iterable[Magnitudes]) -> Magnitudes:
-    """One histogram of several tensors."""
+    """Range statistics of several tensors, pooled."""
     exponents: Counter[int] = Counter()
     zeros, nonfinite, largest, smallest, square = 0, 0, 0.0, math.inf, 0.0
     lost: defaultdict[str, float] = defaultdict(float)
@@ -88,7 +88,7 @@ def merge_magnitudes(parts: Iterable[Magnitudes]) -> Magnitudes:
 
 
 def significant(histogram: Magnitudes) -> Magnitudes:
-    """One tensor's histogram without entries that even FP32 loses next to its largest.
+    """One tensor's histogram without entries that even FP32 loses next to the largest entry.
 
     Saturated outputs leave gradients of 1e-30 next to those of 1e-3: no format needs to represent the former.
     """
@@ -118,7 +118,7 @@ def _share(exponents: Mapping[int, int], within: Callable[[int], bool]) -> float
 
 
 def largest_scale(histogram: Magnitudes, fmt: Format) -> float:
-    """The largest power of two that overflows no entry in `fmt`; inf if all are zero."""
+    """The largest power of two that overflows no entry in `fmt`; inf if all entries are zero."""
     if histogram.max_abs == 0:
         return math.inf
     return 2.0 ** math.floor(math.log2(fmt.largest) - math.log2(histogram.max_abs))
@@ -126,8 +126,8 @@ def largest_scale(histogram: Magnitudes, fmt: Format) -> float:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How a candidate differs from a reference. error: relative L2. max_ulp: the largest |c - r| in units of spacing at
-    r.
+    """Difference between a candidate and a reference. error: relative L2. max_ulp: the largest |c - r| in units of the
+    spacing at r.
 
     overflow, nan: number of finite entries that became Inf and NaN. underflow, subnormal: shares of the non-zero
     entries that became zero, or smaller than the smallest normal number.
@@ -161,7 +161,8 @@ class Profile:
         return self._roundings[fmt.name]
 
     def error(self, candidate: torch.Tensor) -> float:
-        """Relative L2 error of a candidate; over finite entries only, where the tensor's infinities became finite."""
+        """Relative L2 error of a candidate; if infinite entries of the tensor became finite, of the finite entries
+        only."""
         gaps = (low.float() - r for r, low in runs(self._float, candidate.detach()))
         return self._relative(sum(map(sum_of_squares, gaps)), candidate)
 
@@ -172,13 +173,13 @@ class Profile:
         error = relative_l2(self._float, candidate)
         if error < math.inf or not self.range.nonfinite:
             return error
-        kept = torch.isfinite(self._float)  # masks hold infinities on purpose: look beside them
+        kept = torch.isfinite(self._float)  # masks contain infinities on purpose
         return relative_l2(self._float[kept], candidate[kept])
 
     def deviation(self, candidate: torch.Tensor, fmt: Format) -> Deviation:
         """How `candidate` (same shape, any real dtype) differs from the tensor, in one pass.
 
-        In float32, where the difference of two close numbers is exact (Sterbenz). max_ulp is inf where only the
+        Computed in float32, where the difference of two close numbers is exact (Sterbenz). max_ulp is inf if only the
         candidate is not finite.
         """
         squares, most, damage = 0.0, 0.0, Counter[str]()
@@ -196,7 +197,7 @@ class Profile:
         return Deviation(error, damage["overflow"], damage["nan"], **shares, max_ulp=most)
 
     def _damage(self, reference: torch.Tensor, size: torch.Tensor, fmt: Format) -> Counter[str]:
-        """Counts of finite entries that overflowed or underflowed. size: of the candidate."""
+        """Counts of finite entries that overflowed or underflowed. size: absolute values of the candidate."""
         counts, regular = Counter[str](), reference != 0
         if self.range.nonfinite:
             regular &= reference.isfinite()
@@ -213,7 +214,7 @@ class Profile:
 
 def _steps(gap: torch.Tensor, reference: torch.Tensor, fmt: Format) -> float:
     """The largest difference in units of the format's spacing at the reference; overwrites `gap`."""
-    power = (reference.view(torch.int32) & _EXPONENT).view(torch.float32)  # of two, at or below |r|
+    power = (reference.view(torch.int32) & _EXPONENT).view(torch.float32)  # the largest power of two up to |r|
     steps = gap.div_(power.clamp_(fmt.smallest_normal))
     largest = max(map(abs, map(float, torch.aminmax(steps))))
     if not largest < math.inf:

@@ -26,7 +26,8 @@ _TOO_WIDE = "without overflow"
 class UnsupportedInFormat(MeasureError, RuntimeError):
     """The operation does not support the format; the message is the reason. A RuntimeError, as CUDA raises.
 
-    owner: path of the module that contains it, if known. literal: whether a number in the user's code does not fit.
+    owner: path of the module that contains the operation, if known. literal: whether a number in the user's code does
+    not fit the format.
     """
 
     def __init__(self, reason: str, owner: str | None = None, *, literal: bool = False) -> None:
@@ -39,10 +40,11 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
     On a CPU, matrix products of half-precision tensors accumulate in float32 and round the result, as tensor cores do.
     Recurrent layers and cells round their products and results; running sums round every partial result. A
-    zero-dimensional tensor beside low ones is rounded first. Other operations run natively in half precision, so that
-    intermediate rounding is included. On a GPU everything runs natively. In a format without native arithmetic, the
-    operation computes in float32 and its result is rounded. Raises: UnsupportedInFormat where CUDA has no half kernel
-    (on a GPU it is tried), a literal does not fit, or dtypes are mixed.
+    zero-dimensional tensor is rounded first if the others are in low precision. Other operations run natively in half
+    precision, so that intermediate rounding is included. On a GPU everything runs natively. In a format without native
+    arithmetic, the operation computes in float32 and its result is rounded. Raises: UnsupportedInFormat if CUDA has no
+    half kernel (on a GPU it is tried), a literal does not fit, dtypes are mixed, or the operation raises in half
+    precision.
     """
     tensors = tensors_in((args, kwargs))
     if asks_for_rounding(tensors, args, kwargs):
@@ -75,7 +77,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         args, kwargs = scalars_lowered((args, kwargs))
     try:
         return wait_for_result(target, target(*args, **kwargs))
-    except (Exception, SystemExit) as error:  # an operation of the user's own may raise anything
+    except (Exception, SystemExit) as error:  # a user-defined operation may raise anything
         let_through(error)
         why = first_line(error)
         lacking = not known.half_on_cpu and _NO_KERNEL.search(why)
@@ -85,7 +87,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Format | None, bool]:
-    """The format of the tensors, and whether they are on a CPU; Fourier transforms may have complex ones."""
+    """The low format of the tensors (None if there is none), and whether they are on a CPU; Fourier transforms may have
+    complex tensors."""
     for x in tensors:
         dtype = x.dtype.to_real() if known.powers_of_two and x.is_complex() else x.dtype
         if is_low(dtype):
@@ -161,9 +164,9 @@ def is_product(target: Callable[..., Any]) -> bool:
 
 
 def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
-    """The format of torch's type promotion. given: (format, whether it is a scalar) of each tensor, one at least.
+    """The format of torch's type promotion. given: (format, whether it is a scalar) of each tensor, at least one.
 
-    Scalars count only if there is nothing else. Two different low formats promote to float32.
+    Scalars count only if all are scalars. Two different low formats promote to float32.
     """
     result = {name for name, scalar in given if not scalar} or {name for name, _ in given}
     low = {name for name in result if FORMATS[name].low}
@@ -187,7 +190,7 @@ def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _result(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Format | None:
-    """The format of the floating-point results; None where a dtype argument decides, or no tensor is floating-point."""
+    """The format of the floating-point results; None if a dtype argument decides, or no tensor is floating-point."""
     asked = next((value for value in (*args, *kwargs.values()) if isinstance(value, (Format, torch.dtype))), None)
     if asked is not None:
         return asked if isinstance(asked, Format) else None

@@ -1,4 +1,4 @@
-"""Error metrics between a reference and a candidate: float32 (or wider) differences, summed in float64."""
+"""Error metrics between a reference and a candidate: differences in float32 or wider, chunks summed in float64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import MeasureError
 from .entries import ON_GPU, dense, entries, is_plain, places
 
 _RUN = 1 << 17
-"""Entries of a chunk, so that its copies stay in the processor's cache."""
+"""Entries per chunk, so that its copies stay in the processor's cache."""
 
 _SQUARES = (1e-24, 1e36)
 """Range in which a float32 sum of squares is accurate: smaller terms are negligible."""
@@ -28,9 +28,11 @@ def relative_l2(reference: torch.Tensor, candidate: torch.Tensor) -> float:
 
 
 def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
-    """Relative L2 error of all floating-point tensors together, or the larger share of discrete entries that differ.
+    """Relative L2 error of all floating-point tensors together, or the largest share of differing entries of a discrete
+    tensor, if larger.
 
     Entries where the reference is infinite must be equal, or the error is inf; entries where it is NaN are ignored.
+    Raises: MeasureError(slug="shape-mismatch").
     """
     squares, norm, flipped = 0.0, 0.0, 0.0
     for r, c in comparable_pairs(reference, candidate):
@@ -56,7 +58,7 @@ def _squares(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
 
 
 def sum_of_squares(x: torch.Tensor) -> float:
-    """Sum of squares of all entries of a chunk; in float64 where float32 would overflow or underflow."""
+    """Sum of squares of all entries of a chunk; in float64 if float32 would overflow or underflow."""
     flat = x.reshape(-1)
     square = float(torch.dot(flat, flat))
     if _SQUARES[0] < square < _SQUARES[1] or not flat.numel() or not int(torch.count_nonzero(flat)):
@@ -74,7 +76,8 @@ def runs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 
 
 def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
-    """Squared error and squared norm over entries with a finite reference; inf where an infinite one differs."""
+    """Squared error and squared norm of the entries with a finite reference; the error is inf if an infinite entry
+    differs."""
     finite = torch.isfinite(r)
     infinite = torch.isinf(r)
     zero = torch.zeros_like(r)
@@ -104,7 +107,7 @@ def comparable_pairs(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Pairs of strided tensors to compare entry by entry.
 
-    Raises: MeasureError(slug="shape-mismatch").
+    Raises: MeasureError(slug="shape-mismatch") if numbers of tensors or shapes differ.
     """
     if len(reference) != len(candidate):
         raise MeasureError(f"{len(reference)} outputs compared with {len(candidate)}.", slug="shape-mismatch")

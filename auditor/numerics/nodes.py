@@ -25,12 +25,13 @@ def target_of(n: fx.Node) -> Callable[..., Any]:
 
 
 def overload_of(target: Any) -> Any:
-    """The operation of a node's target; a random operation is stored together with its generator state."""
+    """The torch operation of a node's target, without the wrapper that, for instance, fixes a random operation's
+    numbers."""
     return getattr(target, "stands_for", target)
 
 
 def op_name(target: Any) -> str:
-    """The name of an operator overload, `aten.softmax.int`, or of any other function, `getitem`."""
+    """The name of an operator overload, as `aten.softmax.int`, or of another function, as `getitem`."""
     target = overload_of(target)
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
@@ -55,7 +56,7 @@ def op_of(node: fx.Node) -> str:
 
 
 def row_of(node: fx.Node) -> Operation:
-    """The row of a node's operation; an empty one if it calls nothing."""
+    """The row of a node's operation; an empty row for placeholders and the output."""
     return operation(op_of(node))
 
 
@@ -75,16 +76,16 @@ def mutates(target: object) -> bool:
 
 
 def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy to another device, same dtype: a separate graph operation, since torch's own is recorded as a cast to the
-    current dtype."""
+    """Copy to another device in the same dtype: a separate graph operation, since torch's own would look like a
+    cast."""
     return x.to(device)
 
 
 def wait_for_result(target: object, value: Any) -> Any:
-    """Wait until a value is complete, and make it the same in every run.
+    """Wait until a value is complete, and replace arbitrary content.
 
-    A functional collective returns tensors that are still being filled. Uninitialized memory has arbitrary content, and
-    is zeroed.
+    A functional collective returns tensors that are still being filled. Uninitialized memory is zeroed, so that every
+    run has the same values.
     """
     if not isinstance(target, torch._ops.OpOverload):
         return value
@@ -104,7 +105,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def view_source(n: fx.Node) -> fx.Node | None:
-    """The node that `n` reshapes, or selects the first result of; None if `n` does more."""
+    """The node of which `n` is a reshape or the first result; None if `n` does more."""
     source = n.args[0] if n.op == "call_function" and n.args else None
     if not isinstance(source, fx.Node):
         return None
@@ -113,14 +114,14 @@ def view_source(n: fx.Node) -> fx.Node | None:
 
 
 def source(node: fx.Node) -> fx.Node:
-    """The node that computed the values of `node`, found upstream through reshapes, selections and casts."""
+    """The node that computed the values of `node`, upstream of reshapes, selections and casts."""
     while row_of(node).transparent and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 
 
 def readers(node: fx.Node) -> Iterator[fx.Node]:
-    """Operations that read the values of `node`, downstream through reshapes, selections and casts."""
+    """Operations that read the values of `node`, directly or through reshapes, selections and casts."""
     for user in node.users:
         row = row_of(user)
         if user.op == "call_function" and not row.assertion:
@@ -136,9 +137,9 @@ def value(node: fx.Node) -> Any:
 
 
 def shape(node: Any) -> tuple[int, ...]:
-    """Shape of the node's (first) tensor output.
+    """Shape of the node's first tensor result.
 
-    Raises: ValueError where no shape was recorded, so that no formula applies.
+    Raises: ValueError if no static shape was recorded, so that no formula applies.
     """
     held = value(node) if isinstance(node, fx.Node) else None
     held = held[0] if isinstance(held, (tuple, list)) and held else held
@@ -149,7 +150,7 @@ def shape(node: Any) -> tuple[int, ...]:
 
 
 def dtype(node: fx.Node) -> torch.dtype | None:
-    """Dtype of the node's (first) tensor output, None for anything else."""
+    """Dtype of the node's first tensor result; None if there is none."""
     held = value(node)
     held = held[0] if isinstance(held, (tuple, list)) and held else held
     result = getattr(held, "dtype", None)

@@ -1,6 +1,6 @@
-"""The table of operations: properties of every ATen operation ("packet", without its overload).
+"""The table of operations: properties of every ATen operation ("packet": its name without the overload).
 
-Names: `aten.add.Tensor` is an overload, its packet is `add`; packets of other namespaces keep theirs, as in
+`aten.add.Tensor` is an overload of the packet `add`; packets of other namespaces keep the namespace, as in
 `prims.convert_element_type`.
 """
 
@@ -38,79 +38,77 @@ class Operation:
     packet: str = ""
     known: bool = False
 
-    # What becomes of the entries of the first argument.
-    entries: Literal["", "same", "turned", "moved"] = ""  # the result holds all in their order, all in another, or some
-    view: Literal["", "always", "if_strides_allow"] = ""  # when the result is in its memory
-    thins: bool = (
-        False  # zeros in the place of some entries, and the rest scaled: patterns look through it all the same
-    )
-    identity: bool = False  # what comes back is the argument under another name
+    # How the result contains the entries of the first argument.
+    entries: Literal["", "same", "turned", "moved"] = ""  # all in their order, all in another order, or some
+    view: Literal["", "always", "if_strides_allow"] = ""  # when the result uses the argument's memory
+    thins: bool = False  # dropout: some entries become zero, the rest is scaled; patterns ignore it
+    identity: bool = False  # the result is the argument under another name
     inverse: str = ""  # the packet that undoes the view
-    scatter: str = ""  # the packet that writes to the part that the view shows
-    complement: str = ""  # the packet that shows the other part of complex numbers
-    exact: bool = False  # entries are moved, chosen or repeated: no error is added
-    masks: bool = False  # some entries stay, and others come in the place of the rest
+    scatter: str = ""  # the packet that writes to the viewed part
+    complement: str = ""  # the packet that views the other part of complex numbers
+    exact: bool = False  # entries are moved, selected or repeated: no error is added
+    masks: bool = False  # some entries stay, the rest is replaced
     cast: bool = False  # the same values in another dtype
-    joins: bool = False  # entries of several tensors, beside each other or each against each
+    joins: bool = False  # entries of several tensors, concatenated or in all pairs
 
     # Products and layers.
     product: bool = False  # a matrix product or convolution, summed in FP32 on tensor cores
-    attention: bool = False  # a product with a softmax inside, and so not linear in each argument
-    flops: str = ""  # the formula for its operations, in ops/flops.py
-    gemm: str = ""  # the formula for m, n and k, in facts/dimensions.py
-    scan: str = ""  # how partial results along one dimension are joined, in ops/scans.py
-    reduces: str = ""  # the formula for how many entries one result stands for, in facts/dimensions.py
+    attention: bool = False  # a product with a softmax inside, so not linear in each argument
+    flops: str = ""  # the name of its FLOP formula, in numerics/flops.py
+    gemm: str = ""  # the formula for m, n and k, in rulebook/dimensions.py
+    scan: str = ""  # how partial results along one dimension are combined, in numerics/scans.py
+    reduces: str = ""  # the formula for how many entries are reduced to one, in rulebook/dimensions.py
     recurrent: bool = False  # a recurrent layer over time
     cell: bool = False  # one step of a recurrent layer
-    embedding: bool = False  # reads, or keeps in bounds, rows of a table
-    sums_gradients_in_fp32: bool = False  # backwards on CUDA; the CPU's kernel adds in half
-    layer: bool = False  # makes a layer when an argument comes from parameters; products and recurrent ones always do
+    embedding: bool = False  # reads rows of a table, or limits their norm
+    sums_gradients_in_fp32: bool = False  # in the backward on CUDA; the CPU's kernel adds in half precision
+    layer: bool = False  # forms a layer if an argument is a parameter; products and recurrent ones always do
 
     # Other arithmetic.
     sum: bool = False  # adds or subtracts entries of two tensors
-    cancels: bool = False  # the result may be far smaller than what is added up
+    cancels: bool = False  # the result may be far smaller than the terms
     scales: bool = False  # multiplies or divides entry by entry
     guards: bool = False  # a small literal in it keeps a denominator from zero
-    wide_literals: bool = False  # CUDA's kernels hold literals in FP32: none is too large for the format
-    promotes: bool = False  # takes the wider dtype of its operands; others refuse two dtypes, or take the first
-    dtype_of_first: bool = False  # floating results have the dtype of the first tensor, whatever the others have
+    wide_literals: bool = False  # CUDA's kernels keep literals in FP32: none is too large for the format
+    promotes: bool = False  # computes in the widest dtype of its operands; others raise, or use the first
+    dtype_of_first: bool = False  # floating-point results have the first tensor's dtype
     wave: bool = False  # sine or cosine
-    maximum: bool = False  # a largest entry, or about as much
-    kink: bool = False  # the derivative jumps: an error that takes a value across changes the gradient at once
-    steps: bool = False  # constant between leaps: its derivative, zero, says nothing of what an error does
-    singular: int | None = None  # position of the argument at whose zero it has no finite value, or jumps
-    normalizes: Literal["", "dim", "trailing", "sample", "statistics"] = ""  # whose entries one depends on
-    distribution: Literal["", "probabilities", "logarithms"] = ""  # what rows of the result are
-    batch_norm: bool = False  # one of the spellings of a batch norm
-    writes_statistics: bool = False  # writes running statistics, which its schema does not say
+    maximum: bool = False  # the largest entry, or a smooth maximum
+    kink: bool = False  # the derivative jumps: a small error can change the gradient at once
+    steps: bool = False  # a step function: its derivative, zero, does not show the effect of errors
+    singular: int | None = None  # position of the argument at whose zero the result is not finite, or jumps
+    normalizes: Literal["", "dim", "trailing", "sample", "statistics"] = ""  # the entries that one result depends on
+    distribution: Literal["", "probabilities", "logarithms"] = ""  # whether rows of the result are a distribution
+    batch_norm: bool = False  # one of the forms of batch norm
+    writes_statistics: bool = False  # writes running statistics, which its schema does not declare
 
-    # What is no arithmetic.
-    asks_shape: bool = False  # needs the shape of its argument and no entries
-    uninitialized: bool = False  # returns memory that nothing was written to
-    asks_finite: bool = False  # asks what rounding hardly changes
-    draws_by: bool = False  # draws numbers, the argument being their probabilities
-    late: bool = False  # autograd takes it in and refuses on the way back
-    truth: bool = False  # returns truths, which its variant in place writes as numbers
-    reads: bool = False  # hands Python a number or a truth
+    # Operations without arithmetic.
+    asks_shape: bool = False  # needs only the shape of its argument
+    uninitialized: bool = False  # returns uninitialized memory
+    asks_finite: bool = False  # tests a property that rounding hardly changes, such as finiteness
+    draws_by: bool = False  # draws random numbers; the argument is their probabilities
+    late: bool = False  # autograd accepts it, and raises only in the backward
+    truth: bool = False  # returns booleans, which its in-place variant writes as numbers
+    reads: bool = False  # returns a number or a boolean to Python
     assertion: bool = False  # computes nothing
-    traced_as: str = ""  # the packet that another tracer records of the same call
-    unfolds: bool = False  # its kernel calls others, some of which autocast lowers: those are seen in its place
-    # The result's shape depends on entries of the first or second argument, on masks among the indices, or on the largest
-    # entry; or on shapes alone, though torch tags it otherwise.
+    traced_as: str = ""  # the packet that another tracer records for the same call
+    unfolds: bool = False  # its kernel calls others, some of which autocast lowers: these are recorded instead
+    # The result's shape depends on entries of the first or second argument, on masks among the indices, or on the
+    # largest entry; "sizes": only on shapes, although torch tags it otherwise.
     shape_from: Literal["", "first", "second", "masks", "classes", "sizes"] = ""
 
     # In place, and under other names.
     replaces_memory: bool = False  # the argument has other memory afterwards
-    writes_nothing: bool = False  # in place: entries, shape and memory stay
-    twin: str = ""  # the packet that returns what this one writes in place, where it has another name
-    known_as: str = ""  # the overload with the same arguments that rules know it by
+    writes_nothing: bool = False  # in-place, but entries, shape and memory stay
+    twin: str = ""  # the packet of the functional variant, if its name differs
+    known_as: str = ""  # the overload with the same arguments by which rules know it
 
     # From the lists of torch: autocast.toml and half_kernels.toml.
-    autocast: Treatment = "none"  # what autocast on CUDA does to it
-    only_fp16: bool = False  # autocast lowers it to FP16 in a region of BF16 too
-    refused_on_cuda: frozenset[str] = frozenset()  # the low formats that CUDA has no kernel in
-    powers_of_two: bool = False  # and has them elsewhere for lengths that are powers of two
-    half_on_cpu: bool = True  # has half kernels on the CPU wherever it has them on CUDA
+    autocast: Treatment = "none"  # what CUDA's autocast does to its arguments
+    only_fp16: bool = False  # autocast casts to FP16 even in a BF16 region
+    refused_on_cuda: frozenset[str] = frozenset()  # low formats without a CUDA kernel
+    powers_of_two: bool = False  # low formats with a CUDA kernel only for lengths that are powers of two
+    half_on_cpu: bool = True  # whether the CPU has half kernels if CUDA has
 
     @property
     def name(self) -> str:
@@ -119,17 +117,17 @@ class Operation:
 
     @property
     def transparent(self) -> bool:
-        """Whether it only reshapes, selects, casts or drops out, so that rules ignore it in patterns."""
+        """Whether the operation only reshapes, selects, casts or drops out, so that rules ignore it in patterns."""
         return bool(self.entries) or self.thins or self.cast
 
     @property
     def linear(self) -> bool:
-        """Whether it is a product, linear in each tensor argument."""
+        """Whether the operation is a product, linear in each tensor argument."""
         return self.product and not self.attention
 
     @property
     def makes_layer(self) -> bool:
-        """Whether it forms a layer when an argument comes from parameters."""
+        """Whether the operation forms a layer if an argument comes from parameters."""
         return self.layer or self.linear or self.recurrent or self.cell
 
 
@@ -144,7 +142,7 @@ def operation(op: str) -> Operation:
     """The row of an overload (`aten.softmax.int`) or packet (`softmax`, `_c10d_functional.wait_tensor`).
 
     In-place variants use the row of their base, `add_` that of `add`; so do `view_copy`, which is not a view, and
-    `prims`. Without a row, all properties are False, also `known`.
+    `prims`. Without a row, boolean properties have their defaults, and `known` is False.
     """
     own, lists, kernels = packet(op), table("numerics/autocast"), table("numerics/half_kernels")
     row = _row(own)
@@ -173,7 +171,7 @@ def operation(op: str) -> Operation:
 def treatment(op: str, device: str = "cuda") -> Treatment:
     """How autocast on `device` treats an operation such as `aten.softmax.int`; "none": it runs in its inputs' dtype.
 
-    An entry without an overload covers all of them. In-place variants are separate operators, which autocast does not
+    An entry without an overload covers all overloads. In-place variants are separate operators, which autocast does not
     change.
     """
     name, _, overload = op.removeprefix("aten.").partition(".")

@@ -39,7 +39,7 @@ _COMBINES: dict[str, tuple[_Combine, float]] = {
 
 
 def is_scan(target: Callable[..., Any]) -> bool:
-    """Whether the operation computes every partial result along one dimension, returned or in place."""
+    """Whether the operation computes every partial result along one dimension, functional or in-place."""
     return bool(operation_of(target).scan) and (not mutates(overload_of(target)) or _is_in_place(target))
 
 
@@ -48,7 +48,8 @@ def _is_in_place(target: Callable[..., Any]) -> bool:
 
 
 def run_scan(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """A running sum or product of half-precision tensors on a CPU, as on CUDA; gradients are the operation's own."""
+    """A running sum or product of half-precision tensors on a CPU, as on CUDA; gradients are those of the original
+    operation."""
     if _is_in_place(target):
         base = overload_named(f"aten.{operation_of(target).packet}.default")
         return args[0].copy_(run_scan(base, args, kwargs, row))

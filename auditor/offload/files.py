@@ -1,4 +1,4 @@
-"""Memory-maps large tensors to unnamed temporary files; the system pages them out and in as needed."""
+"""Memory-maps large tensors to unnamed temporary files; the system pages them in and out as needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FIXED = "resize storage that is not resizable"
 
 
 class OffloadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """In its body every large result of an operation is stored in a file, with the same entries and strides.
+    """In its body, every large result of an operation is stored in a file, with the same entries and strides.
 
     That includes tensors that autograd saves or computes.
     """
@@ -64,7 +64,7 @@ class OffloadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def in_file(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Copy bytes to a mapped file, which is deleted with its last tensor. Raises: DiskError(slug="disk-full").
+    """Copy a storage to a mapped file, which is deleted with its last tensor. Raises: DiskError(slug="disk-full").
 
     Writing bypasses the mapping: a page fault per page would be slow, and on a full disk would end the process.
     """
@@ -118,7 +118,7 @@ def is_large(x: Tensor) -> bool:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether it is an ordinary tensor in CPU memory."""
+    """Whether a tensor is an ordinary one in CPU memory."""
     ordinary = type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.layout is torch.strided
     return ordinary and not (x.is_nested or x.is_quantized or x.is_conj() or x.is_neg())
 
@@ -136,7 +136,7 @@ def _to_file(x: Tensor, given: Any) -> Tensor:
 
 
 def laid_as(x: Tensor, storage: torch.UntypedStorage) -> Tensor:
-    """A view of a storage with the offset, shape and strides of the given tensor."""
+    """A tensor on `storage` with the offset, shape and strides of `x`."""
     place = x.storage_offset(), x.shape, x.stride()
     with torch.no_grad():
         return torch.empty(0, dtype=x.dtype).set_(storage, *place)
@@ -151,7 +151,7 @@ def _is_looked_into(func: Any) -> bool:
 
 
 def _run_recorded(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Run the operation with autograd recording its parts, which torch skips inside a mode."""
+    """The operation, with autograd recording its parts, which torch skips inside a mode."""
     of, without = torch._C._dispatch_key_parse, torch._C._SetExcludeDispatchKeyGuard
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -26,13 +26,13 @@ LOOK = 0.004
 """Seconds between two checks."""
 
 ROOM = 64 << 20
-"""Minimum bytes beyond those that a process with torch needs anyway."""
+"""Minimum bytes of a limit above what a process with torch needs anyway."""
 
 HELD = 3.0
 """Memory of an audit without a limit, both processes together, as a multiple of the FP32 weights."""
 
 EACH = 0.4
-"""Share of the free memory that each process may use then."""
+"""Share of the free memory that each of the two processes may use under a limit that the audit sets itself."""
 
 _STATM, _MEMINFO, _GROUP = Path("/proc/self/statm"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
@@ -43,15 +43,16 @@ _now: list[Limit] = []
 
 
 class Limit:
-    """Keeps the process below some bytes of resident memory where possible; `peak` is the maximum observed."""
+    """Keeps the process below `size` bytes of resident memory if possible; `peak` is the maximum observed."""
 
     def __init__(self, size: int) -> None:
-        """Raises: AuditorError(slug="memory-too-small") where the process already uses that much."""
+        """Raises: AuditorError(slug="memory-too-small") if the process already uses that much."""
         self.size, self.peak, self._after = size, resident(), 0
         self.need(0)
 
     def need(self, size: int) -> None:
-        """Make room for bytes needed at once. Raises: AuditorError(slug="memory-too-small") beyond the limit."""
+        """Free memory for `size` bytes at once. Raises: AuditorError(slug="memory-too-small") if they exceed the
+        limit."""
         self.let_go()
         if self.size < (least := resident() + ROOM + size):
             raise AuditorError(
@@ -76,10 +77,10 @@ class Limit:
 
 @contextmanager
 def resident_limit(size: int | None) -> Iterator[Limit | None]:
-    """In the body the process keeps below `size` resident bytes, as far as results of operations determine it.
+    """In the body, the process keeps below `size` resident bytes, as far as results of operations determine it.
 
-    None: no limit. Raises: AuditorError(slug="memory-too-small" | "no-paging"), and DiskError where the body failed for
-    lack of disk space.
+    None: no limit. Raises: AuditorError(slug="memory-too-small"); AuditorError(slug="no-paging") if the system does not
+    report a process's memory; DiskError if the body failed for lack of disk space.
     """
     if size is None:
         yield None
@@ -139,13 +140,13 @@ def now() -> Limit | None:
 
 
 def within() -> tuple[str, ...]:
-    """What the audit does to stay within the limit, in words; nothing without a limit."""
+    """Words for how the audit stays within the limit; empty without a limit."""
     limit = now()
     return () if limit is None else (f"large tensors in memory-mapped files, with a limit of {words(limit.size)}",)
 
 
 def came_to() -> str | None:
-    """How far the limit was used so far, in words; None without a limit."""
+    """Words for the peak memory so far, compared with the limit; None without a limit."""
     limit = now()
     if limit is None:
         return None
@@ -154,8 +155,8 @@ def came_to() -> str | None:
 
 
 def limit_for(weights: int) -> int | None:
-    """The limit for a model whose FP32 weights take this many bytes; None where it fits without one, or where free
-    memory is unknown."""
+    """The limit for a model whose FP32 weights take this many bytes; None if the audit fits without one, or free memory
+    is unknown."""
     left = free()
     return int(EACH * left) if left is not None and HELD * weights > left else None
 

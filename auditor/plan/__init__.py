@@ -1,1 +1,1 @@
-"""From measurements and costs to plans: solved, tried, run as the artefact and compared."""
+"""Plans: chosen from measurements and costs, run as the artefact, compared with FP32, and explained."""

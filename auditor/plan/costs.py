@@ -1,4 +1,4 @@
-"""What every node costs in every precision: FLOPs, bytes and time, and what a forward pass keeps in memory."""
+"""Costs of every node in every precision (FLOPs, bytes, time), and peak memory of a forward pass."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..resources import table
 
 
 def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolution, format: str) -> MemoryUse:
-    """Bytes of parameters and buffers, and the most that inputs, activations and cast copies take together.
+    """Memory of one forward: bytes of parameters and buffers, and peak bytes of inputs, activations and cast copies.
 
-    Inference: a value is freed after its last reader. A view takes none of its own; a copy that autocast or a boundary
-    makes in the low format lives while its reader runs. What kernels allocate for themselves is not known.
-    Of several paths through the model, the most that any of them takes.
+    Inference: a value is freed after its last reader. A view takes no memory; a copy that autocast or a scope casts to
+    the low format lives while its reader runs. Memory that kernels allocate internally is not counted.
+    If the model has several paths, each number is the largest of any path.
     """
     if capture.paths:
         each = [memory_of(path.capture, costs, resolution, format) for path in capture.paths]
@@ -30,7 +30,7 @@ def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolutio
     nodes, copies = list(capture.graph_module.graph.nodes), Counter[str]()
     size = dict.fromkeys((node.name for node in nodes), 0)
     for node in nodes:
-        known = FORMATS.get(resolution.dtypes.get(node.name, ""))  # what FP32 and low tensors are in
+        known = FORMATS.get(resolution.dtypes.get(node.name, ""))  # of its FP32 and low tensors under the plan
         for x in tensors_of(node.meta.get("val")):
             converted = known is not None and (x.dtype is torch.float32 or is_low(x.dtype))
             size[node.name] += x.numel() * (known.bytes if known and converted else x.itemsize)
@@ -49,9 +49,10 @@ def most_alive(
     inputs: Collection[str],
     copies: Mapping[str, int],
 ) -> int:
-    """The most bytes that inputs, results and copies take at one time while nodes run in order.
+    """Peak bytes of inputs, results and copies that are alive at the same time while nodes run in order.
 
-    size: bytes by name, of all nodes; free: views, which lie in their first argument. copies: what is made for one node alone.
+    size: bytes of each node's result. free: views, which use the storage of their first argument. copies: bytes of cast
+    copies that only one node reads.
     """
     held = {node.name: _holder(node, free) for node in nodes}
     made = {node.name for node in nodes if node.op == "call_function"}
@@ -68,24 +69,25 @@ def most_alive(
 
 
 def _holder(node: fx.Node, free: Collection[str]) -> str:
-    """The node whose storage a node's value lies in: its own, or that of what it is a view of."""
+    """Name of the node whose storage contains a node's value: the node itself, or for a view the node that it views."""
     while node.name in free and node.args and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node.name
 
 
 def elements_of(node: fx.Node) -> int:
-    """Floating elements of what a node gives."""
+    """Number of floating-point elements in a node's result."""
     return sum(x.numel() for x in tensors_of(node.meta.get("val")) if x.is_floating_point())
 
 
 TIE = 1e-3
-"""What a second counts for where the objective is not time: of plans that are as good, the faster one."""
+"""Weight of a predicted second if the objective is not time: of plans with equal objectives, the faster one wins."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """flops: multiply-adds counted as two. elements: floating tensor elements read and written. free: a view."""
+    """Cost of a node. flops: a multiply-add counts as two. elements: floating-point elements read and written. free: a
+    view."""
 
     flops: int
     elements: int
@@ -93,7 +95,7 @@ class Cost:
 
 
 def costs_of(graph: fx.Graph) -> dict[str, Cost]:
-    """{node: Cost} from the shapes that were recorded."""
+    """{node: Cost}, from the recorded shapes."""
     return {
         node.name: Cost(flops_of(node), sum(map(elements_of, (*node.all_input_nodes, node))), _is_free(node))
         for node in graph.nodes
@@ -102,7 +104,7 @@ def costs_of(graph: fx.Graph) -> dict[str, Cost]:
 
 
 def _is_free(node: fx.Node) -> bool:
-    """Whether the result lies in the memory of the argument, as a view's does where strides express it."""
+    """Whether the result is a view of the argument; for a reshape, whether the strides allow a view."""
     how, values = row_of(node).view, [tensors_of(n.meta.get("val")) for n in (*node.all_input_nodes[:1], node)]
     if how == "if_strides_allow" and len(values) == 2 and all(values):
         try:
@@ -122,17 +124,17 @@ def seconds(cost: Cost, precision: str, device: str) -> float:
 
 
 def traffic_seconds(bytes: int, device: str) -> float:
-    """Time to move so many bytes once."""
+    """Time in seconds to transfer `bytes` once at the device's memory bandwidth."""
     return bytes / (float(table("plan/devices")[device]["bandwidth"]) * 1e9)
 
 
 def cast_seconds(elements: int, format: str, device: str) -> float:
-    """Time to read `elements` in FP32 and write them in a format, or the reverse."""
+    """Time in seconds to read `elements` in FP32 and write them in `format`, or the reverse."""
     return traffic_seconds(elements * (FORMATS["fp32"].bytes + FORMATS[format].bytes), device)
 
 
 def price(objective: str, cost: Cost, elements: int, precision: str, device: str) -> float:
-    """What one node counts for, as the objective has it, in seconds. elements: floating ones that it gives."""
+    """Price of one node under the objective, in seconds. elements: floating-point elements in the node's result."""
     elapsed = seconds(cost, precision, device)
     if objective == "time":
         return elapsed

@@ -1,4 +1,5 @@
-"""Precision of every scope as a minimum cut: a term per scope, and terms for pairs whose labels differ."""
+"""Formulates the choice of precisions as a minimum cut. Owner: a module, or a function in one, with its own
+precision."""
 
 from __future__ import annotations
 
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Energy:
-    """time + multiplier * error^2 of a choice of precisions, split so that a cut can minimize it.
+    """Price + multiplier * squared error of a choice of precisions, as terms that a minimum cut can minimize.
 
-    scopes: {owner: (price low, price FP32, squared error low)}, prices in seconds. pairs: {(producer, consumer): (squared
-    error, seconds) of the cast between them where their precisions differ}. tree: {owner: the owner above it}; a
-    difference between the two costs `island` seconds. tied: owners that must agree, since they share a stored weight.
-    shielded: owners that the author runs outside autocast; a scope of their own would switch it on again, so they are
-    low only with the owner above them. So are functions that the owner above them may keep in FP32.
+    scopes: {owner: (price if low, price if FP32, squared error if low)}, prices in seconds. pairs: {(producer,
+    consumer): (squared error, seconds) of the cast between them if their precisions differ}. tree: {owner: the owner
+    above it}; a different precision costs `island` seconds. tied: pairs of owners that share a stored weight, and so
+    must have the same precision. shielded: owners that can be low only if the owner above them is: those that the
+    author runs outside autocast, which a scope of their own would enable again, and functions that the owner above may
+    keep in FP32.
     """
 
     scopes: dict[str, tuple[float, float, float]]
@@ -43,7 +45,7 @@ class Energy:
     shielded: frozenset[str] = frozenset()
 
     def together(self, owner: str) -> tuple[str, ...]:
-        """An owner and those that must agree with it."""
+        """An owner, and all owners that must have the same precision."""
         return self._tied_groups.get(owner, (owner,))
 
     @cached_property
@@ -52,7 +54,7 @@ class Energy:
         return {owner: tuple(sorted(group)) for group in groups for owner in group}
 
     def settle(self, high: Collection[str]) -> frozenset[str]:
-        """What is FP32, with shielded owners where the one above is."""
+        """All FP32 owners: those in `high`, and every shielded owner below an FP32 owner."""
         result = set(high)
         for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):
             if self.tree[owner] in result:
@@ -60,13 +62,14 @@ class Energy:
         return frozenset(result)
 
     def saving_of(self, owner: str) -> float:
-        """Seconds that an owner's own operations take less where they are low."""
+        """Seconds saved if the operations directly in an owner run in low precision."""
         low, high, _ = self.scopes[owner]
         return high - low
 
     @cached_property
     def groups(self) -> list[frozenset[str]]:
-        """Owners, and owners with all below them, each with those tied to it; those first that save most an error."""
+        """Owners to lower together: one, or one with all below it, and those tied to them. Best saving per error
+        first."""
 
         def worth(group: frozenset[str]) -> float:
             square = sum(self.scopes[owner][2] for owner in group)
@@ -80,7 +83,7 @@ class Energy:
 
     @cached_property
     def cuts(self) -> Cuts:
-        """The network: an arc is paid for where its tail is low and its head FP32."""
+        """The network of the cut: an arc's price is paid if its tail is in low precision and its head is FP32."""
         result: list[Arc] = []
         for owner, (low, high, error) in self.scopes.items():
             result += [Arc(owner, HIGH, low, error), Arc(LOW, owner, high)]
@@ -95,12 +98,12 @@ class Energy:
 
 
 def timed_in(resolution: Resolution, name: str) -> str:
-    """Precision a node is timed in; discrete ones move as many bytes either way."""
+    """Format for predicting a node's time; FP32 if it computes in no float format: its bytes never change."""
     return resolution.computed_format(name) or "fp32"
 
 
 def energy_of(problem: Problem) -> Energy:
-    """The energy of a problem, its terms taken where everything is low that can be, and where everything is FP32."""
+    """The energy of a problem, with prices and errors of the lowest choice without dtype conflicts and of all FP32."""
     lowest, raised = problem.lowest, problem.resolve(plain("fp32"))
     resolution, held = lowest.resolution, lowest.raised
     nodes, graph = problem.capture.nodes, problem.capture.graph_module.graph
@@ -133,9 +136,9 @@ def energy_of(problem: Problem) -> Energy:
         charge(owner, 0.0, 0.0, FORBIDDEN)
     for name in problem.rounded_values(resolution):
         if name in nodes and (nodes[name].owner in held or decides[name] in held):
-            continue  # the pairs have it
+            continue  # counted in `pairs`
         casting = resolution.lowered.get(name) or _past_views(problem.capture, users, name) or users.get(name, [])
-        maker = decides.get(name, "")  # the graph's output is in no scope: the one that hands the value on casts it
+        maker = decides.get(name, "")  # the graph's output is in no scope: the value's producer casts it
         readers = {decides.get(user, maker) for user in casting}
         if name in entering:  # the root rounds its inputs; if it does not, the scopes that read them do
             charge("", 0.0, 0.0, problem.cast_square(resolution, name))
@@ -156,7 +159,7 @@ def energy_of(problem: Problem) -> Energy:
 
 
 def _past_views(capture: Capture, users: dict[str, list[str]], name: str) -> list[str]:
-    """Nodes that compute with a weight, buffer or input, views of it passed by."""
+    """Nodes that compute with a weight, buffer or input, or with a view of it."""
 
     def is_view(reader: str) -> bool:
         return bool(operation(capture.nodes[reader].op).view)
@@ -166,7 +169,7 @@ def _past_views(capture: Capture, users: dict[str, list[str]], name: str) -> lis
 
 
 def _shielded_owners(problem: Problem) -> frozenset[str]:
-    """Owners all of whose operations lie in regions where the author switches autocast off before calling them."""
+    """Owners that always run in regions where the author had switched autocast off before calling them."""
     if not problem.how.regional:
         return frozenset()
     nodes = problem.capture.nodes.values()
@@ -175,7 +178,7 @@ def _shielded_owners(problem: Problem) -> frozenset[str]:
 
 
 def _tied_owners(problem: Problem) -> set[tuple[str, str]]:
-    """Owners that read, or hold, a tensor which the strategy stores: it is stored in one precision."""
+    """Pairs of owners that read or contain the same stored tensor, which can have only one precision."""
     kinds, deciding = problem.how.stores - {"input"}, problem.layout.deciding_owners
     stored = (place.name for place in problem.capture.placeholders if place.kind in kinds)
     return {pair for name in stored for pair in pairwise(deciding.get(name, ()))}

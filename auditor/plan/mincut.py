@@ -1,4 +1,4 @@
-"""Minimum cuts: what each makes low or FP32, and the two next to a limit of the error; pushing a preflow finds each."""
+"""Minimum cuts by push-relabel, and a search for the cheapest choice of precisions within an error limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 
 class Arc(NamedTuple):
-    """What it takes to have its tail low and its head FP32: a price, and a squared error."""
+    """Price and squared error that are paid if the arc's tail is in low precision and its head is FP32."""
 
     tail: Hashable
     head: Hashable
@@ -21,21 +21,22 @@ class Arc(NamedTuple):
 
 
 LOW, HIGH = ("low",), ("fp32",)
-"""The ends of a network: no names of modules or operations."""
+"""Source and sink of a network: tuples, so that they equal no module or operation name."""
 
 Choice = frozenset[Any]
-"""What is FP32."""
+"""A choice of precisions: the set of modules, functions or operations in FP32."""
 
 FORBIDDEN = 1e6
-"""Squared error charged for running an unsafe node low: more than any budget, yet finite, so that cuts stay exact."""
+"""Squared error charged for running an unsafe node low: above any budget, yet finite, so that cuts stay exact."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice of precisions. high: what is FP32; seconds: roofline time of one forward; low_flops: share that runs low.
+    """A choice of precisions. high: its FP32 modules, functions or operations; seconds: roofline time of one forward;
+    low_flops: share of the FLOPs in low precision.
 
-    cost: what the objective makes of it; of time, with what its stored weights count for. price: that, plus what its
-    scopes must be worth.
+    cost: value of the objective; for time, including the price of stored weights. price: cost plus the price of each
+    change of precision.
     """
 
     high: Choice
@@ -47,29 +48,29 @@ class Candidate:
 
     @property
     def feasible(self) -> bool:
-        """Whether nothing runs low that is unsafe, untested, or would be handed two dtypes: one run that happens to hold does not
-        make it safe."""
+        """Whether no unsafe or untested operation runs in low precision and none gets two dtypes. A single run within
+        the budget does not make such an operation safe."""
         return self.predicted_error < math.sqrt(FORBIDDEN)
 
 
 class Cuts:
-    """The choices that are best for some multiplier of price + multiplier * squared error, each a minimum cut.
+    """Choices that minimize price + multiplier * squared error, each a minimum cut.
 
-    Terms that only penalise unequal labels of two make that a cut.
+    A cut expresses this sum because every term of two owners only penalizes different precisions.
     Source: Kolmogorov and Zabih, What energy functions can be minimized via graph cuts? (2004).
     """
 
     def __init__(self, arcs: Sequence[Arc], unit: float) -> None:
-        """unit: the price that others are shares of."""
+        """unit: the price by which all others are divided."""
         self._arcs, self._unit = arcs, unit or 1.0
         self._nothing = frozenset(end for arc in arcs for end in arc[:2]) - {LOW}
         self._network = Network([(arc.tail, arc.head) for arc in arcs], LOW, HIGH)
 
     def best(self, multiplier: float) -> Choice:
-        """What is FP32 at the minimum; of equal minima, the one with the fewest.
+        """The FP32 set at the minimum for a multiplier; of equal minima, the smallest set.
 
-        Billionths of a billionth: integers make the cut exact, and unique. Prohibitions are large, not infinite, so that a
-        cut always exists.
+        Capacities are integers, in units of 1e-18, so that the cut is exact and unique. Prohibitions have large, not
+        infinite, capacities, so that a cut always exists.
         """
         shares = ((arc.price + multiplier * arc.square) / self._unit for arc in self._arcs)
         return frozenset(self._network.sink_side([round(min(share, 1e9) * 1e18) for share in shares]))
@@ -80,9 +81,11 @@ class Cuts:
         return sum(arc.price for arc in paid), sum(arc.square for arc in paid)
 
     def towards(self, holds: Callable[[Choice], bool]) -> list[Choice]:
-        """Cuts from both ends, the last two neighbors: one that does not hold, and one that does, as all in FP32 always does.
+        """Cuts between all low and all FP32. The last two are neighbors: one exceeds the limit, the other is within it.
 
-        The next multiplier is always that at which the two are worth the same, so that each cut lies between them.
+        holds: whether a choice is within the limit, as all FP32 always is. For the next multiplier the current two
+        choices have equal value, so that each new cut lies between them. If the cut for multiplier 0 holds: that cut,
+        twice.
         """
         passed, over, within = list[Choice](), self.best(0.0), self._nothing
         while not holds(over):
@@ -99,11 +102,11 @@ class Cuts:
     def cheapest(
         self, made: Callable[[Choice], Candidate], allowed: float, groups: Sequence[Choice], tries: int
     ) -> Candidate:
-        """The cheapest choice found with a predicted error of at most `allowed`: a cut, what the next one lowers as well as far
-        as the limit bears it, and downhill from there and from other cuts, a group at a time.
+        """The cheapest choice found with a predicted error of at most `allowed`.
 
-        groups: what is lowered together, those first that save most an error. made: what is looked at of a choice.
-        tries: how many are looked at on the way down.
+        A local search starts from the cuts, and from the last cut within the limit with more groups lowered; it changes
+        one group at a time. groups: sets that are lowered together, the largest saving per squared error first.
+        made: evaluates a choice. tries: how many choices the local search may evaluate.
         """
 
         def rank(high: Choice) -> tuple[float, float]:
@@ -139,9 +142,9 @@ class Cuts:
 
 
 class Network:
-    """Arcs that are cut once, or again with other capacities. Several between two nodes add up.
+    """A flow network that can be cut repeatedly, with other capacities. Parallel arcs add up.
 
-    They are held in pairs: arc `i` and the one back along it, arc `i ^ 1`. Node 0 is the source, node 1 the sink.
+    Arcs are stored in pairs: arc `i` and its reverse, arc `i ^ 1`. Node 0 is the source, node 1 the sink.
     """
 
     def __init__(self, arcs: Iterable[tuple[Hashable, Hashable]], source: Hashable, sink: Hashable) -> None:
@@ -161,10 +164,12 @@ class Network:
         self._left: list[int] = []
 
     def sink_side(self, capacities: Sequence[int]) -> set[Hashable]:
-        """The nodes on the sink's side of a minimum cut, the sink among them; of equal cuts, the one with the fewest there.
+        """The nodes on the sink's side of a minimum cut, including the sink; of equal cuts, the one with the fewest
+        such nodes.
 
-        capacities: of the arcs as they were given. Source: Goldberg and Tarjan, A new approach to the maximum-flow problem
-        (1988), its first phase: whatever cannot reach the sink any more keeps its excess, since only the cut is asked for.
+        capacities: of the arcs, in the constructor's order. Source: Goldberg and Tarjan, A new approach to the
+        maximum-flow problem (1988), only the first phase: excess that cannot reach the sink stays, since only the cut
+        is needed.
         """
         self._left = [0] * len(self._heads)
         for place, capacity in zip(self._places, capacities, strict=True):
@@ -173,7 +178,7 @@ class Network:
         return {node for node, number in self._numbers.items() if number == 1 or heights[number] < len(heights)}
 
     def _push_to_sink(self) -> list[int]:
-        """Push all that reaches the sink there; then every node's distance to it, the number of nodes where it is cut off."""
+        """Push as much flow as possible to the sink; returns each node's distance to it (the node count if cut off)."""
         count = len(self._leaving)
         excess, active = [0] * count, deque[int]()
         for arc in self._leaving[0]:
@@ -192,7 +197,7 @@ class Network:
         return heights
 
     def _discharge(self, node: int, heights: list[int], excess: list[int], active: deque[int]) -> int:
-        """Push a node's excess to lower neighbors, lifting it until none is left or it is cut off; how often it was lifted."""
+        """Push a node's excess to lower neighbors, relabeling the node as needed; returns the number of relabels."""
         heads, left, arcs = self._heads, self._left, self._leaving[node]
         count, lifted, mine = len(heights), 0, excess[node]
         while True:
@@ -221,7 +226,7 @@ class Network:
                 return lifted
 
     def _distances(self) -> list[int]:
-        """Arcs from each node to the sink along which something may still flow; the source counts as cut off."""
+        """Residual arcs from each node to the sink; the number of nodes for the source and for unreachable nodes."""
         heads, left, count = self._heads, self._left, len(self._leaving)
         result, waiting = [count] * count, deque([1])
         result[1] = 0

@@ -1,4 +1,5 @@
-"""The choices for a plan over modules: proposed by minimum cuts and a local search, run on the recorded graph, made a plan."""
+"""The search space of plans over modules: proposes choices by minimum cuts, replays them, and converts them to
+plans."""
 
 from __future__ import annotations
 
@@ -18,19 +19,19 @@ from .problem import Problem
 from .search import MOST_OFF, Space
 
 VISITS = 20_000
-"""Operations looked at, over all choices that one search tries: what bounds the time on a large model."""
+"""Operations visited in one search, over all choices that it evaluates: this bounds the time on a large model."""
 
 
 SHORTER = 0.05
-"""Share of the predicted time that a plan without any FP32 may take longer than the fastest: it is easier to live with,
-and no prediction is as good as that."""
+"""Share by which an all-low plan may be predicted slower than the fastest: a plan without FP32 parts is simpler."""
 
 REPLAYS = 4
-"""Replays that improving and explaining a choice may make."""
+"""Maximum number of replays for improving and explaining one choice."""
 
 
 class Modules(Space):
-    """Choices of precisions of modules. replayed: the error of the recorded graph under a policy; left: replays that improving and explaining a choice may still make."""
+    """All choices of module precisions for one problem. replayed: returns the error of the recorded graph under a
+    policy; left: number of replays still allowed for improving and explaining a choice."""
 
     def __init__(self, problem: Problem, replayed: Callable[[Policy], float], budget: float) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class Modules(Space):
         self.left = REPLAYS
 
     def key(self, point: Candidate) -> Choice:
-        """What has operations, and is FP32."""
+        """The FP32 functions, and the FP32 modules that contain operations."""
         own = self.problem.operations_of
         return frozenset(path for path in point.high if path in own or module_of(path) != path)
 
@@ -48,7 +49,7 @@ class Modules(Space):
         return self._replayed(self.problem.policy_for(choice_keeping(point.high, self.problem.format)))
 
     def holds(self, point: Candidate, limit: float) -> bool:
-        """Whether a replay, where one can be afforded, stays within a limit."""
+        """Whether a replay's error is within `limit`; False if no replay is left."""
         if self.key(point) not in self.log:
             if self.left <= 0:
                 return False
@@ -56,26 +57,26 @@ class Modules(Space):
         return self.error(point) <= limit
 
     def before(self, point: Candidate) -> float:
-        """The error of a choice that others begin from: of its replay, else as predicted."""
+        """Error of a choice from which others start: of its replay, otherwise predicted."""
         ran = self.log.get(self.key(point), math.inf)
         return ran if math.isfinite(ran) else point.predicted_error
 
     def after(self, before: Candidate, point: Candidate) -> float:
-        """The error that is predicted of a choice with more low than another: squares add up."""
+        """Predicted error of `point`, which lowers more than `before`: the squares of errors add up."""
         return math.sqrt(max(self.before(before) ** 2 + point.predicted_error**2 - before.predicted_error**2, 0.0))
 
     def may_hold(self, before: Candidate, point: Candidate, limit: float) -> bool:
-        """Whether the error may stay within the limit, should predictions be off by as much as they are at most."""
+        """Whether the error may stay within `limit` if the predicted increase is too large by up to MOST_OFF."""
         known = self.before(before)
         return point.feasible and known + (self.after(before, point) - known) / MOST_OFF <= limit
 
     def within_budget(self) -> list[Candidate]:
-        """Everything low, where it is known to hold the budget and lowers nothing unsafe."""
+        """Everything in low precision, if a run showed that it meets the budget and if it lowers nothing unsafe."""
         known = self.key(self.low) in self.log
         return [self.low] if self.low.feasible and known and self.error(self.low) <= self.budget else []
 
     def reach(self) -> float | None:
-        """The smallest error of a run with anything low: of all that were made, and of the module that is predicted to err least."""
+        """Smallest error above 0 of all runs, including one run of the module with the smallest predicted error."""
         energy = self.problem.energy
         alone = (evaluate(self.problem, self.nothing.high.difference(energy.together(one))) for one in energy.scopes)
         gaining = [point for point in alone if point.cost < self.nothing.cost]
@@ -84,8 +85,8 @@ class Modules(Space):
         return min((error for error in self.log.values() if 0 < error < math.inf), default=None)
 
     def propose(self, allowed: float) -> Candidate:
-        """The cheapest choice that is predicted to have an error of at most `allowed`; everything low, where that is safe, takes
-        hardly longer, and is known or else predicted to hold."""
+        """The cheapest choice with a predicted error of at most `allowed`; or everything in low precision, if that is
+        safe, hardly slower, and holds in a run or, without a run, by prediction."""
         low, point = self.low, cheapest(self.problem, allowed)
         known, predicted = self.key(low) in self.log, low.feasible and low.predicted_error <= allowed
         holds = bool(self.within_budget()) if known else predicted
@@ -94,15 +95,16 @@ class Modules(Space):
 
 
 def as_candidate(problem: Problem, chosen: Callable[[str], str]) -> Candidate:
-    """What a plan, or a choice of another strategy, comes to; what shares a weight with something in FP32 is so as well."""
+    """The Candidate of a plan or of another strategy's choice, with all modules that share a weight with an FP32 one in
+    FP32."""
     high = (owner for owner in problem.energy.scopes if chosen(owner) == "fp32")
     return evaluate(problem, {each for owner in high for each in problem.energy.together(owner)})
 
 
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
-    """A choice as a plan that was not run yet."""
+    """The plan of a choice, not run yet."""
     fp32, high = evaluate(problem, problem.energy.scopes).seconds, chosen.high
-    for path in sorted(high):  # exceptions of modules that have it in FP32 anyhow change nothing
+    for path in sorted(high):  # do not list a kept function that is FP32 anyway
         if path != module_of(path) and module_of(path) not in high:
             without, both = (problem.resolve(choice_keeping(x, problem.format)) for x in (high - {path}, high))
             high = high - {path} if without == both else high
@@ -128,7 +130,8 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
 
 
 def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
-    """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
+    """The plan's table of scopes: the root, every module whose precision differs from that of the module above it, and
+    every low module with functions in FP32."""
     return {
         path: ScopeChoice(
             boundary.precision,
@@ -140,23 +143,23 @@ def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
 
 
 def cheapest(problem: Problem, allowed: float) -> Candidate:
-    """The cheapest choice that is predicted to have an error of at most `allowed`."""
+    """The cheapest choice found with a predicted error of at most `allowed`."""
     energy, most = problem.energy, min(allowed, math.sqrt(FORBIDDEN) / 2)
     tries = VISITS // max(len(problem.capture.nodes), 1)
     return energy.cuts.cheapest(lambda high: evaluate(problem, high & energy.scopes.keys()), most, energy.groups, tries)
 
 
 def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
-    """Predicted error, time and share of low FLOPs of one choice, settled. high: what is FP32.
+    """Predicted error, time and share of low-precision FLOPs of a choice, cached. high: the owners in FP32.
 
-    The error is that of the outputs; where the batches take several paths, of the one where it is largest.
+    The error is that of the outputs; the largest one if batches take several paths through the model.
     """
     high, known = problem.energy.settle(high), problem.evaluated
     if high in known:
         return known[high]
     resolution, costs, device = problem.resolve(choice_keeping(high, problem.format)), problem.costs, problem.device
     formats = {name: timed_in(resolution, name) for name in problem.capture.nodes}
-    # Autocast keeps weights that it has cast.
+    # Autocast caches cast weights, so only casts of activations take time.
     cast = sum(problem.elements[name] for name in formats if name in resolution.cast)
     elapsed = sum(seconds(costs[name], fmt, device) for name, fmt in formats.items())
     elapsed += cast_seconds(cast, problem.format, device)
@@ -167,6 +170,6 @@ def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
     error = math.sqrt(max(sum(square for name, square in squares if name in path) for path in problem.paths))
     cost = problem.whole_price(resolution, elapsed)
     length = sum((owner in high) != (above in high) for owner, above in problem.energy.tree.items())
-    price = cost + problem.island * length  # of the plan: scopes that are not as the one above them
+    price = cost + problem.island * length  # per scope whose precision differs from the scope above
     known[high] = Candidate(high, error, price, cost, elapsed, low_flops / flops if flops else 0.0)
     return known[high]

@@ -1,4 +1,4 @@
-"""All plans of an audit: searched, verified as the artefact a user gets, improved and explained."""
+"""Searches for all plans of an audit, verifies each as the artefact that the user gets, improves and explains it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .workbench import Workbench
 
 
 class Planner:
-    """What happens without a plan, and the plans, of all strategies and formats asked for. Every artefact is run once."""
+    """Runs the baselines (all low, without a plan) and makes all requested plans. Every artefact is run once."""
 
     def __init__(self, bench: Workbench) -> None:
         self.bench, asked = bench, bench.options
@@ -33,11 +33,12 @@ class Planner:
         self._chosen: dict[str, Candidate] = {}
 
     def baselines(self) -> dict[str, Verification]:
-        """The model with everything low, which is what it gives under plain autocast or a plain cast; known to the search."""
+        """Results of the model with everything in low precision, as under plain autocast or a plain cast; the search
+        knows them too."""
         result = dict[str, Verification]()
         for name, plan in self._run({name: space.low for name, space in self.spaces.items()}).items():
             ran, space = plan.verification, self.spaces[name]
-            if ran is None or not runs(plan.format):  # the recorded graph stands in for a model that cannot be run
+            if ran is None or not runs(plan.format):  # torch cannot run it: judge a replay
                 result[name] = judge_replay(self.bench, space.error(space.low), self.bench.policy(plan))
                 continue
             fails = ran.measured_error is None or not all(one.holds for one in ran.criteria)
@@ -46,7 +47,7 @@ class Planner:
         return result
 
     def plans(self, baselines: Mapping[str, Verification]) -> dict[str, Plan]:
-        """Every plan, verified on inputs it was not made from where there are any."""
+        """All plans, verified on held-out inputs if there are any."""
 
         def harmful(name: str, plan: Plan) -> bool:
             return plan.is_verified and is_outdone(plan, baselines[name])
@@ -64,7 +65,8 @@ class Planner:
         return {name: result[name] for name in self.spaces}
 
     def _make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
-        """The cheapest choices that are found within limits: a search's, improved, or what another strategy chose in the format."""
+        """The cheapest choices found within `limits`: the search's result, improved; or another strategy's choice in
+        the format, if cheaper."""
         quick = self.bench.options.quick
         for name, limit in limits.items():
             tick(name.replace("_", " "))
@@ -82,7 +84,7 @@ class Planner:
             )
             low = self._ran.get((name, space.key(space.low)))
             if own == space.nothing and not better and low is not None and gains(low):
-                better = space.within_budget()  # what holds without a plan is handed out, however little it saves
+                better = space.within_budget()  # all low meets the budget: use it, however little it saves
             self._chosen[name] = next((point for point in better if space.error(point) <= limit), own)
         return {name: self._chosen[name] for name in limits}
 

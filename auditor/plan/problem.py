@@ -1,5 +1,5 @@
-"""What the solver weighs: errors, costs and prohibitions of running scopes low, each rounding counted once; what can be
-low together, and functions that low modules may keep."""
+"""The optimization problem of one plan: prices, errors and prohibitions of running scopes low, each rounding counted
+once; dtype conflicts between low scopes; functions that low modules may keep in FP32."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from .energy import energy_of, timed_in
 from .mincut import FORBIDDEN, Candidate
 
 ISLAND_SHARE = 0.003
-"""Share of the FP32 price that one more scope must be worth: of plans that cost alike, people want the short one."""
+"""Share of the FP32 price that one more scope must save: of plans with similar cost, fewer scopes are better."""
 
 
 @dataclass(frozen=True)
 class Lowest:
-    """The lowest choice without conflicts. raised: modules, and functions in some, at which one would be were they low."""
+    """The lowest choice without dtype conflicts. raised: modules and functions that are FP32 to avoid a conflict."""
 
     resolution: Resolution
     raised: frozenset[str]
 
 
 def find_lowest(problem: Problem) -> Lowest:
-    """Everything low but what cannot be together: those that make the FP32 values, those that meet them, or one function.
+    """The lowest choice without dtype conflicts: operations that would get two dtypes raise an error.
 
-    Whichever leaves the lower price, and of equal ones the fewer.
+    Three choices are compared. Each raises to FP32 the modules that make a conflict's FP32 values, or one function, or
+    the module where the conflict is. The lowest price wins, then the fewest in FP32.
     """
 
     def rank(found: Lowest) -> tuple[bool, float, int]:
@@ -48,7 +49,8 @@ def find_lowest(problem: Problem) -> Lowest:
 
 
 def _without_conflicts(problem: Problem, blamed: Callable[[Problem, Resolution, str], set[str]]) -> Lowest:
-    """blamed: what to raise for the conflict of one node; nothing, or what is raised already: the module that meets FP32."""
+    """Raise modules or functions to FP32 until no conflict is left. blamed: what to raise for one node's conflict; if
+    that is nothing new, the node's module is raised."""
     raised, nodes = set[str](), problem.capture.nodes
     while True:
         resolution = problem.resolve(choice_keeping(raised, problem.format))
@@ -62,7 +64,7 @@ def _without_conflicts(problem: Problem, blamed: Callable[[Problem, Resolution, 
 
 
 def _first_conflicts(problem: Problem, resolution: Resolution) -> list[str]:
-    """Conflicts that no other one lies before: those behind may be its consequences."""
+    """Conflicts without another conflict upstream: later ones may be its consequences."""
     behind, result = set[str](), []
     for name, node in problem.capture.nodes.items() if resolution.conflicts else ():
         tainted = any(source in behind for source in node.inputs)
@@ -74,15 +76,15 @@ def _first_conflicts(problem: Problem, resolution: Resolution) -> list[str]:
 
 
 def _makers(problem: Problem, resolution: Resolution, name: str) -> set[str]:
-    """Modules that make the FP32 values."""
+    """Modules in which the FP32 values of a conflict originate."""
     nodes, chain = problem.capture.nodes, _chain(problem, resolution, name)
     return {nodes[each].owner for each in chain if not any(before in chain for before in nodes[each].inputs)}
 
 
 def _function(problem: Problem, resolution: Resolution, name: str) -> set[str]:
-    """A function that gives FP32 anyhow, in the innermost module around the node that calls one.
+    """A torch function that makes the FP32 input of a conflict, in the innermost module call around the node with one.
 
-    A scope that keeps a function runs its products low again, whatever they are handed; it has to keep one to do so.
+    A scope that keeps a function in FP32 casts the inputs of its products to low precision; others do not.
     """
     nodes, chain = problem.capture.nodes, _chain(problem, resolution, name)
     giving = [each for each in nodes if each in chain and _entry(problem, each) and not problem.how.regional]
@@ -93,13 +95,13 @@ def _function(problem: Problem, resolution: Resolution, name: str) -> set[str]:
 
 
 def _entry(problem: Problem, name: str) -> str:
-    """What `keep` calls the function that a node is part of; "" for one that says itself what it gives."""
+    """The function of a node, as `keep` names it; "" if the node has none, or is a cast."""
     node = problem.capture.nodes[name]
     return "" if node.function is None or operation(node.op).cast else node.function.path
 
 
 def _chain(problem: Problem, resolution: Resolution, name: str) -> set[str]:
-    """Operations that make the FP32 values that a node is handed in a low scope."""
+    """Operations that make the FP32 inputs of a node in a low scope, directly or through other operations."""
     nodes = problem.capture.nodes
 
     def wide_inputs(each: str) -> list[str]:
@@ -109,16 +111,18 @@ def _chain(problem: Problem, resolution: Resolution, name: str) -> set[str]:
 
 
 def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
-    """{module: functions}, of modules whose own forward has products that are worth running low.
+    """{module: functions that it may keep in FP32}, if products directly in its forward are worth running low.
 
-    Beside functions that are unsafe, a product that is dear in error may still run low; beside dear ones alone it need not.
+    A module needs a product that is safe. A sensitive product is enough if another function is unsafe or untested.
     """
     products, functions = dict[tuple[str, str], set[str]](), dict[tuple[str, str], set[str]]()  # by module and verdict
-    casts = dict[str, set[str]]()  # to what Python sees, which FP32 arguments would change
+    casts = dict[
+        str, set[str]
+    ]()  # casts to dtypes that Python code reads from tensors: FP32 arguments would change them
     for name, node in problem.capture.nodes.items():
         known, path = problem.verdicts.get(name), node.function.path if node.function else ""
         lowered = name not in problem.kept_formats and problem.lowest.resolution.touches_low(name)
-        place = node.owner, known.verdict if known is not None and lowered else "safe"  # else nobody lowers it
+        place = node.owner, known.verdict if known is not None and lowered else "safe"  # otherwise no plan lowers it
         if problem.costs[name].flops and operation(node.op).product:
             products.setdefault(place, set()).add(path)
         if node.function and operation(node.op).cast and problem.format in problem.how.literals(node):
@@ -142,12 +146,13 @@ def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
 
 @dataclass(frozen=True)
 class Problem:
-    """A capture, its costs and errors, under one strategy and format.
+    """The recorded graph with its costs and errors, under one strategy and format.
 
-    contributions: {format: {node or placeholder: Contribution}} of all formats that were measured. verdicts: per node, in
-    the format that it computes in where all is low. device: a row of devices.toml. raised, stored_low: see Subject.
-    objective: what a plan is to have little of: `time`, `memory`, or `flops` in FP32. Prices are in seconds, those of
-    bytes and FLOPs too: the time they take at the device's peaks.
+    contributions: {format: {node or placeholder: Contribution}} of all measured formats. verdicts: per node, in the
+    format that the node computes in if everything is in low precision. device: a row of devices.toml. raised,
+    stored_low: see Subject.
+    objective: what the plan minimizes: `time`, `memory`, or `flops` in FP32. All prices are in seconds: bytes and FLOPs
+    count as the time that they take at the device's peak rates.
     """
 
     capture: Capture
@@ -161,26 +166,26 @@ class Problem:
     stored_low: Mapping[str, int] = field(default_factory=dict)
     objective: str = "time"
     evaluated: dict[frozenset[str], Candidate] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What is known of choices, by what they keep in FP32: many of them are met again."""
+    """{owners in FP32: Candidate}, the cache of `evaluate`."""
 
     @property
     def name(self) -> str:
-        """The name of its plan: `autocast_bf16`."""
+        """Name of the plan, such as `autocast_bf16`."""
         return f"{self.strategy}_{self.format}"
 
     @property
     def how(self) -> Strategy:
-        """What its strategy means."""
+        """Definition of the strategy."""
         return strategy_of(self.strategy)
 
     @cached_property
     def elements(self) -> Mapping[str, int]:
-        """{node or placeholder: floating elements of its result}."""
+        """{node or placeholder: number of floating-point elements in its result}."""
         return {node.name: elements_of(node) for node in self.capture.graph_module.graph.nodes}
 
     @cached_property
     def operations_of(self) -> Mapping[str, Sequence[Node]]:
-        """{owner: its own operations}."""
+        """{owner: operations directly in it}."""
         result: dict[str, list[Node]] = {}
         for node in self.capture.nodes.values():
             result.setdefault(node.owner, []).append(node)
@@ -188,7 +193,7 @@ class Problem:
 
     @cached_property
     def paths(self) -> Sequence[frozenset[str]]:
-        """Names of the nodes and placeholders of each path through the model."""
+        """For each path through the model, the names of its nodes and placeholders."""
         captures = [path.capture for path in self.capture.paths] or [self.capture]
         return list(dict.fromkeys(frozenset((*c.nodes, *(place.name for place in c.placeholders))) for c in captures))
 
@@ -197,7 +202,7 @@ class Problem:
     exceptions = cached_property(find_exceptions)
 
     def variable(self, name: str) -> str:
-        """What decides the precision of a node: its module, or a function in it (see paths.function_in)."""
+        """Name of what decides a node's precision: its module, or a function in it (see paths.function_in)."""
         node = self.capture.nodes[name]
         if node.function is None or node.function.path not in self.exceptions.get(node.owner, ()):
             return node.owner
@@ -209,21 +214,21 @@ class Problem:
 
     @cached_property
     def island(self) -> float:
-        """What one more scope in the plan must save."""
+        """Seconds that one more scope in the plan must save."""
         raised = self.resolve(plain("fp32"))
         return ISLAND_SHARE * sum(self.node_price(name, raised) for name in self.capture.nodes)
 
     def node_price(self, name: str, resolution: Resolution) -> float:
-        """What one node counts for, as the objective has it."""
+        """Price of one node under the objective, in seconds."""
         return price(self.objective, self.costs[name], self.elements[name], timed_in(resolution, name), self.device)
 
     @property
     def byte_price(self) -> float:
-        """What a byte of stored weights counts for; 0 for strategies that look at time alone."""
+        """Price of one byte of stored weights, in seconds; 0 for strategies that only count time."""
         return traffic_seconds(1, self.device) if self.objective == "memory" else self.how.seconds_per_byte
 
     def whole_price(self, resolution: Resolution, elapsed: float) -> float:
-        """What a choice counts for, but for its length. elapsed: seconds of one forward under it."""
+        """Price of a choice, without that of its scopes. elapsed: predicted seconds of one forward."""
         if self.objective == "memory":
             needed = self.memory(resolution)
             return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
@@ -234,44 +239,44 @@ class Problem:
         return elapsed + sum(self.stored_price(name, precision) for name, precision in stored.items())
 
     def memory(self, resolution: Resolution) -> MemoryUse:
-        """Bytes that one forward needs."""
+        """Memory that one forward needs."""
         return memory_of(self.capture, self.costs, resolution, self.format)
 
     def stored_price(self, name: str, precision: str) -> float:
-        """What one weight counts for, stored in a precision."""
+        """Price of one weight that is stored in a precision."""
         return self.byte_price * self.elements[name] * FORMATS[precision].bytes
 
     def resolve(self, precision: Callable[[str], str]) -> Resolution:
-        """Dtypes of all nodes when every owner has the given precision."""
+        """Dtypes of all nodes if every owner has the precision that `precision` returns."""
         return self._resolver(self.policy_for(precision))
 
     def policy_for(self, precision: Callable[[str], str]) -> Policy:
-        """The capture when every owner has the given precision."""
+        """The policy in which every owner has the precision that `precision` returns."""
         return Policy(self.capture, self.strategy, precision, self.format, self.layout)
 
     @cached_property
     def layout(self) -> Layout:
-        """What all policies have in common."""
+        """The part that all policies of this problem share."""
         return Layout(self.capture, self.how)
 
     @cached_property
     def kept_formats(self) -> Mapping[str, str]:
-        """{node: the format that the author runs it in, whatever the plan}."""
+        """{node: the format in which the author runs it, whatever the plan}."""
         return kept_low(self.capture, (self.strategy,), self.format)
 
     def contribution(self, name: str, format: str) -> Contribution | None:
-        """What was measured of a node or placeholder in a format; None where it was not."""
+        """Measured contribution of a node or placeholder in a format; None if it was not measured."""
         return self.contributions.get(format, {}).get(name)
 
     def is_forbidden(self, resolution: Resolution, name: str) -> bool:
-        """Whether the node is unsafe, or was never tested, and would see a low value that the plan puts there."""
+        """Whether the plan gives low values to an unsafe or untested node, or two dtypes to another node."""
         verdict = self.verdicts.get(name)
         if name in self.kept_formats or verdict is None or verdict.verdict not in ("unsafe", "untested"):
             return name in resolution.conflicts
         return resolution.touches_low(name)
 
     def node_square(self, resolution: Resolution, name: str) -> float:
-        """Squared contribution of what the node itself adds: its own arithmetic and the rounding of its result."""
+        """Squared error that a node itself adds, by its arithmetic and the rounding of its result; 0 in FP32."""
         if self.is_forbidden(resolution, name):
             return FORBIDDEN
         contribution = self.contribution(name, self.computed_in(resolution, name))
@@ -279,18 +284,19 @@ class Problem:
         return min(contribution.own**2, FORBIDDEN) if contribution is not None and low else 0.0
 
     def computed_in(self, resolution: Resolution, name: str) -> str:
-        """The low format that a node computes in, if measured: a recurrent layer runs in FP16 under BF16 autocast too."""
+        """The low format that a node computes in, if measured, else the plan's. A recurrent layer runs in FP16 even
+        under BF16 autocast."""
         own = self.kept_formats.get(name) or (resolution.dtypes[name] if resolution.low(name) else self.format)
         return own if own in self.contributions else self.format
 
     def cast_square(self, resolution: Resolution, name: str) -> float:
-        """Squared contribution of rounding an FP32 value, to the widest-off of the formats that its readers round it to."""
+        """Squared error of rounding an FP32 value to its readers' formats; the largest if these differ."""
         readers = resolution.lowered.get(name, ())
         formats = {self.computed_in(resolution, reader) for reader in readers} or {self.format}
         result = [contribution for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
         return min(max((contribution.cast**2 for contribution in result), default=0.0), FORBIDDEN)
 
     def rounded_values(self, resolution: Resolution) -> list[str]:
-        """FP32 values that are rounded once on their way: cast at a consumer, or stored low (weights, inputs)."""
+        """Names of FP32 values that are rounded once: cast at a reader, or weights and inputs that are stored low."""
         stored = [p.name for p in self.capture.placeholders if resolution.low(p.name)]
         return [name for name in (*resolution.lowered, *stored) if self.contribution(name, self.format)]

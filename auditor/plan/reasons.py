@@ -1,4 +1,4 @@
-"""Why everything that stays FP32 under a plan does: what forbids it, or what lowering it alone would add and save."""
+"""Explains why modules and operations stay FP32 under a plan: a prohibition, or too much error or too little saving."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .problem import Problem
 from .search import MARGIN, WORTH
 
 GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
-"""{objective: what a plan saves}."""
+"""{objective: noun for what a plan saves}."""
 
 
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
-    """The choice with what gains low as well, one module after the other, as long as replays stay within the limit."""
+    """The choice with more modules in low precision, one after the other, while replays stay within `limit`."""
     problem = space.problem
     for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
         if owner == module_of(owner) and space.left > 0:
@@ -36,7 +36,7 @@ def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
 
 
 def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Plan:
-    """The plan with one reason for every module and operation that it does not run low, and the least that has to stay."""
+    """The plan with a reason for every module and operation in FP32, and with `least`: modules that must be FP32."""
     problem, chosen = space.problem, as_candidate(space.problem, choice_from_scopes(plan.scopes))
     alone = {owner: _lower(problem, chosen, [owner]) for owner in _fp32_owners(problem, chosen)}
     forbidden = {owner: _find_prohibition(problem, point, chosen, owner) for owner, point in alone.items()}
@@ -44,7 +44,7 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
     low = _lower(problem, chosen, idle)
     harmless = low == chosen or (space.may_hold(chosen, low, space.budget) and space.holds(low, space.budget))
     shown = [point for point in idle.values() if point.predicted_error > chosen.predicted_error]
-    if shown and not harmless:  # one run says whether any of it holds by itself
+    if shown and not harmless:  # one replay tests whether lowering one of them holds
         space.holds(min(shown, key=lambda point: point.predicted_error), space.budget)
     saves = {owner: max(1 - point.cost / chosen.cost, 0.0) if chosen.cost else 0.0 for owner, point in alone.items()}
     most = max((saves[owner] for owner in idle), default=0.0)
@@ -70,11 +70,11 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
 
 
 def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, most: float, harmless: bool) -> Reason:
-    """Why what could be low is not, from the log of replays where it is there. most: what of all that gains nothing saves most;
-    harmless: whether the budget holds with all that low."""
+    """The reason why a module that could be in low precision is not, from replays if there are any. most: the largest
+    saving of the modules that save too little; harmless: whether the budget holds with all of these low."""
     before, budget, objective = space.before(chosen), space.budget, space.problem.objective
     gains = low.price < chosen.price
-    held = harmless and not gains  # in a replay with more than this low
+    held = harmless and not gains  # in a replay where more than this module was low
     ran = not held and space.key(low) in space.log
     after = space.error(low) if ran else space.after(chosen, low)
     if gains or not (held or after <= budget):
@@ -90,7 +90,7 @@ def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, mo
 
 
 def _fp32_owners(problem: Problem, point: Candidate) -> list[str]:
-    """Modules in FP32, and functions that low ones keep so."""
+    """FP32 modules, and the functions that low modules keep in FP32."""
     kept = [owner for owner in problem.energy.scopes if owner in point.high]
     return [owner for owner in kept if owner == module_of(owner) or module_of(owner) not in point.high]
 
@@ -106,26 +106,28 @@ def _without_operations(problem: Problem, owner: str) -> Reason | None:
 
 
 def _operations(problem: Problem, owner: str) -> list[Node]:
-    """Operations that are a module's own, or of a function in one."""
+    """Operations directly in a module, or of one function in a module."""
     own = problem.operations_of.get(module_of(owner), ())
     return [node for node in own if owner in (node.owner, problem.variable(node.name))]
 
 
 def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
-    """What is low if a module is lowered: itself, what shares a weight with it, and the functions in it that could stay FP32."""
+    """Owners that change to low precision with a module: itself, those with a shared weight, functions that could stay
+    FP32."""
     group = {*problem.energy.together(owner)}
     functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
     return tuple(sorted(group | (functions - problem.lowest.raised)))
 
 
 def _lower(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
-    """The choice with these low, and what goes along; a function whose keeping lets others be low stays, unless it is asked for."""
+    """The choice with `owners` low, and with all that `lowered_with` adds. A function that is FP32 to avoid a dtype
+    conflict stays so unless it is in `owners`."""
     kept = {path for path in problem.lowest.raised if path != module_of(path)}
     return evaluate(problem, (chosen.high | kept).difference(*(lowered_with(problem, owner) for owner in owners)))
 
 
 def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
-    """Why lowering a module is out of the question; None where it is not. point: with it low."""
+    """The reason why a module cannot be in low precision; None if it can. point: the choice with the module low."""
     if (reason := _without_operations(problem, owner)) is not None:
         return reason
     if owner in point.high:
@@ -162,7 +164,7 @@ def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, own
 
 
 def tell_apart(*values: float) -> tuple[str, ...]:
-    """The values in two significant digits, or in as many more as it takes to tell those apart that differ."""
+    """The values with two significant digits, or with up to five if different values would otherwise look equal."""
     for digits in range(2, 6):
         texts = tuple(f"{value:.{digits}g}" for value in values)
         if len(set(texts)) == len(set(values)):
@@ -171,12 +173,12 @@ def tell_apart(*values: float) -> tuple[str, ...]:
 
 
 def explain_gain(saves: float, objective: str) -> str:
-    """What lowering something gains, a share; nothing where it would cost."""
+    """Words for a saving: `saves at most 0.2% of the time`, or `saves no time` if it is not positive."""
     return f"saves {f'at most {max(saves, 0.001):.1%} of the' if saves > 0 else 'no'} {GAINS[objective]}"
 
 
 def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
-    """Why what would gain something is not lowered: the budget, of which a plan uses the share MARGIN."""
+    """Words for why a module that would save something is not lowered: the error would exceed MARGIN of the budget."""
     if not math.isfinite(after):
         return "in low precision it makes the model fail, or its outputs non-finite"
     first, second, allowed = tell_apart(before, after, budget)
@@ -187,7 +189,8 @@ def explain_budget(before: float, after: float, budget: float, saves: float, obj
 
 
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
-    """A reason for every operation that is not low though its module is, and for those without a precision."""
+    """A reason for every operation in a low module that is not low, and for every operation that is not
+    floating-point."""
     precision, nodes = choice_keeping(chosen.high, problem.format), problem.capture.nodes
     how, resolution = problem.policy_for(precision), problem.resolve(precision)
     result, known = list[Reason](), dict[str, Reason]()
@@ -210,14 +213,14 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
             writes = any(isinstance(value, torch.dtype) for value in (*n.args, *n.kwargs.values()))
             reason = known[name] = _explain_operation(problem, resolution, how, node, writes, known)
         else:
-            continue  # it has a reason of its own, or its module has
+            continue  # its function or its module has a reason
         if name not in problem.capture.twins:
             result.append(replace(reason, operations=(name,)))
     return merge_alike(result)
 
 
 def merge_alike(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
-    """Reasons that say the same of several, once, with the largest of their numbers."""
+    """Merges reasons that differ only in module, function or operation, with the largest of their numbers."""
     alike: dict[Reason, list[Reason]] = {}
     for reason in reasons:
         said = Reason(reason.kind, reason.words, by=reason.by, rules=reason.rules)
@@ -239,10 +242,10 @@ def merge_alike(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
 def _explain_operation(
     problem: Problem, resolution: Resolution, how: Policy, node: Node, writes: bool, known: Mapping[str, Reason]
 ) -> Reason:
-    """Why an operation in a low module is not low.
+    """The reason why an operation in a low module is not low.
 
-    writes: whether a dtype is among its arguments. known: reasons of operations before it. What autocast and the author decide
-    has no name in it, so that what repeated blocks have in common is one reason.
+    writes: whether a dtype is among its arguments. known: reasons of earlier operations. A decision of autocast or of
+    the author names no operation, so that repeated blocks share one reason.
     """
     given, setting = label(resolution.computed_format(node.name)), how.setting(node.name)
     inside = setting.in_region(node.region)

@@ -1,4 +1,4 @@
-"""Which of the plans to use, for inference or for training, and why, in a sentence or two."""
+"""Recommends a plan for inference or training, and says why in one or two sentences."""
 
 from __future__ import annotations
 
@@ -15,55 +15,55 @@ from ..verify import says_nothing
 from .reasons import GAINS
 
 NOISE = 0.03
-"""Share by which a prediction of time or memory is off anyway: plans no further apart are as good as each other."""
+"""Relative uncertainty of predicted time and memory: plans that differ by less count as equal."""
 
 USES = ("inference", "training")
-"""What a plan is for. A strategy says whether its plans also train."""
+"""Uses of a plan. A strategy states whether its plans can train."""
 
 Plans = Mapping[str, Plan]
 
 
 def gains(plan: Plan) -> bool:
-    """Whether a plan holds the budget, keeps the user's own score where there is one, and is worth more than FP32."""
+    """Whether a plan meets the budget and the limit of the user's score, if any, and improves on FP32."""
     return plan.holds and is_worth_it(plan)
 
 
 def is_worth_it(plan: Plan) -> bool:
-    """Whether it is worth more than FP32: a mixture that is predicted to be slower is not, nor is a plan that was measured to be."""
+    """Whether a plan improves on FP32. With objective `time`, it does not if it was measured to be slower, or if it has
+    FP32 parts and is predicted to be slower."""
     times = measured_times(plan)
     slower = has_fp32(plan) and plan.predicted_speedup < 1 if times is None else (times.speedup_high or 1.0) < 1
     return strategy_of(plan.strategy).gains(plan) and not (plan.objective == "time" and slower)
 
 
 def measured_times(plan: Plan) -> Times | None:
-    """The times that a plan is judged by instead of its prediction: those of a GPU, run as it is."""
+    """Eager times on a GPU, which replace the prediction; None if there are none."""
     times = plan.timed.eager if plan.timed and plan.timed.decides else None
     return times if times and times.speedup else None
 
 
 def speedup(plan: Plan) -> float:
-    """Over FP32: as it was measured where that counts, else as it is predicted."""
+    """Speedup over FP32: measured on a GPU, otherwise predicted."""
     times = measured_times(plan)
     return times.speedup if times and times.speedup else plan.predicted_speedup
 
 
 def has_fp32(plan: Plan) -> bool:
-    """Whether any scope of a plan is FP32, or a function in one, or any operation of its program."""
+    """Whether a plan keeps any module or function, or any operation of its program, in FP32."""
     kept = plan.program is not None and bool(plan.program.kept)
     return kept or any(choice.precision == "fp32" or choice.keep for choice in plan.scopes.values())
 
 
 def has_low(plan: Plan) -> bool:
-    """Whether any scope of it is low."""
+    """Whether any scope of a plan is in low precision."""
     return any(choice.precision != "fp32" for choice in plan.scopes.values())
 
 
 def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> Plan | None:
-    """Of the plans that hold and gain something, the best by its objective for this use; None where there is none.
+    """The plan with the best objective for a use, of those that hold and improve on FP32; None if there is none.
 
-    A program stands back where a plan keeps the live model what it is. stepped: names of those under which the audited
-    training step holds; None where none was audited. Of those as good, and as fast as each other, the one whose strategy ranks
-    first, then the one with the smallest error.
+    A program is chosen only if no plan for the live model is. stepped: names of the plans under which the audited
+    training step holds; None if no step was audited. Ties go to the higher-ranked strategy, then to the smaller error.
     """
     good = [plan for plan in plans.values() if _is_for(plan, use) and gains(plan)]
     good = [plan for plan in good if plan.program is None] or good
@@ -76,7 +76,7 @@ def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> 
 
     def preference(plan: Plan) -> tuple[int, float, float]:
         error, ran = plan.measured_error or 0.0, plan.verification
-        noise = FLOOR * (ran.noise or 0.0) if ran else 0.0  # what is no further off than that is as close
+        noise = FLOOR * (ran.noise or 0.0) if ran else 0.0  # errors within it count as equal
         return strategy_of(plan.strategy).rank, closest if error - closest <= noise else error, -speedup(plan)
 
     return min(good, key=preference, default=None)
@@ -85,9 +85,9 @@ def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> 
 def recommend(
     plans: Plans, max_error: float, use: str = "inference", stepped: Collection[str] | None = None
 ) -> tuple[str | None, str]:
-    """The plan to use, and why. stepped: see `best_for`.
+    """The name of the plan to use, or None for FP32; and the reason in words. stepped: see `best_for`.
 
-    Raises: PlanError(slug="no-verdict") where there is none, and one has no run for a reason that is no error of precision.
+    Raises: PlanError(slug="no-verdict") if there is no such plan and one could not be run, but not for its precision.
     """
     best = {each: best_for(plans, each, stepped) for each in USES}
     if (chosen := best[use]) is not None:
@@ -104,7 +104,7 @@ def recommend(
 
 
 def _limit_clause(plan: Plan, max_error: float) -> str:
-    """What its error is held against."""
+    """Words for the limit that the plan's error is compared with."""
     ran = plan.verification
     if ran is not None and ran.criteria:
         return "every criterion"
@@ -113,7 +113,7 @@ def _limit_clause(plan: Plan, max_error: float) -> str:
 
 
 def _none(plans: Plans, max_error: float, use: str) -> str:
-    """Why there is no plan for a use, with the smallest error of anything low where none is small enough."""
+    """Words for why no plan is recommended, with the smallest error of low precision if every error is too large."""
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
         return f"Keep it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified"
@@ -141,7 +141,7 @@ def _title(plan: Plan) -> str:
 
 
 def _worth(plan: Plan) -> str:
-    """A plan, its name in plan.json, and its figure by its objective."""
+    """Words for a plan: its title, its name in plan.json, and its value of the objective."""
     called, decides = f"{_title(plan)} (`{plan.name}`)", plan.timed and plan.timed.decides
     if plan.objective == "flops":
         return f"{called}, {plan.low_precision_flops:.0%} of the FLOPs low"
@@ -157,16 +157,16 @@ def _require_runs(plans: Plans) -> None:
         failure = failure or (plan.score.failure if plan.score else None)
         if says_nothing(failure):
             raise PlanError(
-                f"`{plan.name}` could not be run ({failure}), and no other plan is worth more than FP32: there is no "
-                "verdict without that run; fix its cause and audit again",
+                f"`{plan.name}` could not be run ({failure}), and no other plan improves on FP32, so there is no "
+                "verdict without that run: fix the cause of the failure and audit again",
                 slug="no-verdict",
             )
 
 
 def kept_apart(plan: Plan) -> str:
-    """How many modules a plan keeps in FP32, and functions in others: `3 modules and 2 functions`; nothing for none.
+    """Number of modules and functions that a plan keeps in FP32: `3 modules and 2 functions`; "" for none.
 
-    Of a program, how many operations.
+    For a program, the number of operations.
     """
     kept = {"module": len(plan.kept_modules), "function": len(plan.exceptions)}
     if plan.program is not None:
@@ -175,16 +175,18 @@ def kept_apart(plan: Plan) -> str:
 
 
 def kept_clause(plan: Plan) -> str:
-    """The same as a clause."""
+    """`kept_apart` as a clause: `3 modules stay FP32`."""
     kept = kept_apart(plan)
     one = kept.startswith("1 ") and " and " not in kept
     return f"{kept} {'stays' if one else 'stay'} FP32" if kept else "nothing has to stay FP32"
 
 
 def outcome(plans: Plans, use: str = "inference") -> str:
-    """What there is for a use: `plan`; or why there is none: `not asked for`; `loses`: what would do loses too much of the score,
-    or has none; `saves nothing`: low precision holds, and there is nothing to gain by it; `lowers nothing`: nothing runs low under
-    any plan that holds; `out of reach`."""
+    """`plan` if there is a plan for the use; otherwise the reason.
+
+    `not asked for`; `loses`: a verified plan that would improve on FP32 fails the user's score; `saves nothing`: low
+    precision holds but saves nothing; `lowers nothing`: every plan that holds runs nothing low; `out of reach`.
+    """
     held = [plan for plan in plans.values() if plan.holds and _is_for(plan, use)]
     if best_for(plans, use) is not None:
         return "plan"
@@ -202,7 +204,7 @@ def _is_for(plan: Plan, use: str) -> bool:
 
 
 def _runs_low(plan: Plan) -> bool:
-    """Whether something of it runs low, if only its casts; or could within the budget, as a run said, and gains nothing."""
+    """Whether a plan runs anything low, or could within the budget according to a replay but would save nothing."""
     if has_low(plan) and (plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)):
         return True
     spared = set(plan.kept_modules).difference(plan.kept_modules if plan.least is None else plan.least)
@@ -212,7 +214,7 @@ def _runs_low(plan: Plan) -> bool:
 
 
 def memory_share(plan: Plan) -> float:
-    """What it needs of FP32's memory: as it was measured where that counts, else as it is predicted."""
+    """Memory of a plan as a share of FP32's: measured on a GPU, otherwise predicted."""
     if plan.timed and plan.timed.decides and plan.timed.memory_share is not None:
         return plan.timed.memory_share
     if plan.memory is None or plan.fp32_memory is None:
@@ -221,8 +223,8 @@ def memory_share(plan: Plan) -> float:
 
 
 def _need(plan: Plan) -> tuple[float, float]:
-    """What a plan needs by its objective, of what FP32 does, at best and at worst: of FLOPs, which are counted and not
-    predicted, a hundredth of all is nothing."""
+    """Best and worst case of a plan's objective, relative to FP32. FLOPs are counted, not predicted; a difference below
+    0.01 counts as none."""
     if plan.objective == "time":
         return _time(plan)
     share, spread = (1 - plan.low_precision_flops, 0.01) if plan.objective == "flops" else (memory_share(plan), 0.0)
@@ -230,7 +232,7 @@ def _need(plan: Plan) -> tuple[float, float]:
 
 
 def _time(plan: Plan) -> tuple[float, float]:
-    """What it takes at best and at worst, as far as repeats were apart, or predictions are off."""
+    """Best and worst case of a plan's time, relative to FP32, from the spread of repeats or NOISE."""
     times, elapsed = measured_times(plan), 1 / speedup(plan)
     if times is None:
         return elapsed, elapsed * (1 + NOISE)

@@ -1,4 +1,4 @@
-"""The user's own score of the FP32 model, and of the artefact of every plan that holds the budget."""
+"""Computes the user's score of the FP32 model, and of the artefact of every verified plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .workbench import Workbench, emit_plans, plan_of_fp32
 
 @dataclass(frozen=True)
 class InFp32:
-    """The user's function, and what it gave of the FP32 model: the one half of every pair."""
+    """The user's scoring function and its result for the FP32 model, with which every plan is compared."""
 
     scoring: ScoreFunction
     given: ScoreResult
@@ -27,7 +27,7 @@ class InFp32:
     def under(
         self, plans: Mapping[str, Plan], bench: Workbench, files: Mapping[str, bytes] | None = None
     ) -> dict[str, Plan]:
-        """The plans, those that are verified with their scores. files: see Workbench.ask."""
+        """The plans, with scores for those that are verified. files: see Workbench.ask."""
         wanted = {name: plan for name, plan in plans.items() if plan.is_verified}
         question = _question(self.scoring, len(self.given.values), bench.options.timeout)
         fresh = self.scoring.place is not None
@@ -37,9 +37,9 @@ class InFp32:
 
 
 def in_fp32(subject: Subject, options: Settings, scoring: ScoreFunction) -> InFp32:
-    """What the user's function says of the FP32 model, in a process of its own where it can be made there.
+    """Compute the user's score of the FP32 model, in a fresh process if model and function can be imported there.
 
-    Raises: MeasureError(slug="no-score") where it says nothing.
+    Raises: MeasureError(slug="no-score") if the function gives no score.
     """
     plans, seed, device = plan_of_fp32(subject), options.seed, options.where
     question = _question(scoring, None, options.timeout)
@@ -63,6 +63,6 @@ def in_fp32(subject: Subject, options: Settings, scoring: ScoreFunction) -> InFp
 
 
 def _question(scoring: ScoreFunction, most: int | None, timeout: float | None) -> Question:
-    """The function called, which another process finds by its place. most: how many numbers there will be."""
+    """The call of the scoring function as a Question; another process imports it. most: number of scores expected."""
     found = scoring if scoring.place is None else scoring.place.text
     return partial(Runs.score, scoring=found, most=most, limit=timeout or TIMEOUT)

@@ -1,4 +1,4 @@
-"""The one search for plans: predictions propose a choice, a replay accepts or refuses it, and says how far off predictions are."""
+"""The search for plans: predictions propose a choice; a replay accepts or rejects it, and corrects the predictions."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from ..records import Plan
 from .mincut import Candidate
 
 MARGIN = 0.8
-"""Share of the budget a plan may use on the inputs it is made from: other inputs deserve some room."""
+"""Share of the budget that a plan may use on the calibration inputs: other inputs may have larger errors."""
 
 LITTLE = 0.01
-"""Share of what a plan takes that no search goes on for."""
+"""Relative saving below which a search stops."""
 
 WORTH = 0.002
-"""Share by which one more module low, or a plan of another strategy, must be better to be taken over."""
+"""Relative saving that one more low module, or a choice of another strategy, must have to be adopted."""
 
 MOST_OFF = 4.0
-"""How many times as large, or as small, errors are taken to be as predicted, at most."""
+"""Largest factor by which errors are assumed to differ from predictions."""
 
 FAR = 1.2
-"""How many times the limit a choice may be expected to take and is run all the same: predictions of some are further off."""
+"""A choice is still run if its expected error is this many times the limit, since some predictions are further off."""
 
 STRICTER = 0.95
-"""Share of what was predicted of a choice that did not hold which the next one may be predicted to have."""
+"""If a choice misses the limit, the next one's predicted error is at most this share of the missed one's."""
 
 RUNS = 8
-"""Replays in one search, at most."""
+"""Maximum number of replays in one search."""
 
 ROUNDS = 4
-"""Times a plan whose artefact misses the budget is made for less error, before the budget is said to be out of reach."""
+"""Maximum number of attempts, each with a smaller error, to make a plan whose artefact meets the budget."""
 
 
 class Space(ABC):
-    """All choices for one plan, and what replays of them came to. nothing: everything in FP32, which always holds.
-    log: {key: error}, inf where it does not run. rejected: keys of those whose artefact did not hold."""
+    """All choices for one plan, and the results of their replays. nothing: everything in FP32, which always holds.
+    log: {key: error}, inf if the replay raises. rejected: keys of choices whose artefact missed the budget."""
 
     nothing: Candidate
 
@@ -46,19 +46,19 @@ class Space(ABC):
         self.rejected: set[Hashable] = set()
 
     def key(self, point: Candidate) -> Hashable:
-        """What tells replays apart."""
+        """Key of a choice in the log: choices with equal keys share one replay."""
         return point.high
 
     @abstractmethod
     def propose(self, allowed: float) -> Candidate:
-        """The cheapest choice that is predicted to have an error of at most `allowed`."""
+        """The cheapest choice with a predicted error of at most `allowed`."""
 
     @abstractmethod
     def replay(self, point: Candidate) -> float:
-        """Error of the recorded run under a choice. Raises: whatever an operation raises."""
+        """Error of a replay of the recorded graph under a choice. Raises: whatever an operation raises."""
 
     def error(self, point: Candidate) -> float:
-        """Error of a replay, which is run once; inf where an operation raises, and of what was rejected."""
+        """Error of a choice's replay, cached; inf if an operation raises or the choice was rejected."""
         key = self.key(point)
         if key not in self.log:
             try:
@@ -69,15 +69,16 @@ class Space(ABC):
         return math.inf if key in self.rejected else self.log[key]
 
     def within_budget(self) -> list[Candidate]:
-        """Choices that are known to hold the budget before any search, and were not rejected."""
+        """Choices that are known to meet the budget before any search, and were not rejected."""
         return []
 
 
 def choose(space: Space, limit: float, runs: int = RUNS) -> Candidate:
-    """The cheapest choice whose replay has an error of at most `limit`; without runs, the cheapest that is predicted to.
+    """The cheapest choice found whose replay has an error of at most `limit`; if `runs` is 0, the cheapest by
+    prediction.
 
-    What each replay says of predictions decides on the next proposal, so that few are needed. Where nothing is predicted to hold,
-    one replay says whether that is so.
+    Each replay corrects the predictions for the next proposal, so that few are needed. If nothing is predicted to hold,
+    one replay checks that.
     """
     if not runs:
         return space.propose(limit)
@@ -107,10 +108,10 @@ def find_verified(
     verify: Callable[[Mapping[str, Candidate]], Mapping[str, Plan]],
     holds: Callable[[str, Plan], bool],
 ) -> dict[str, Plan]:
-    """Of every space the plan whose artefact holds; where none does, the last that was tried.
+    """For every space, the plan whose artefact holds; if none does, the last one tried.
 
-    make(limits): choices whose errors are to stay within the limits. A choice that misses is rejected, and made again
-    for less error: by as much as the artefact was over the budget, and by half at least.
+    make: returns choices with errors within the limits. A choice that misses is rejected and made again with a smaller
+    limit: divided by the artefact's excess over the budget, and at least halved.
     """
     limits, plans = dict.fromkeys(spaces, MARGIN * max_error), dict[str, Plan]()
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""Contributions in the unit of the user's own metric, so that verdicts and predictions speak of the budget they gave."""
+"""Converts contributions to the unit of the user's metric, so that they can be compared with the user's budget."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from ..records import Capture, Contribution, Distance, Subject
 from ..settings import Settings
 
 LARGEST_BUDGET = 100.0
-"""Budgets beyond it leave contributions relative: they would come near what the solver charges for prohibitions."""
+"""Above this budget contributions stay relative errors: in the metric's unit they could reach FORBIDDEN."""
 
 
 def yardstick_of(subject: Subject, options: Settings, capture: Capture) -> Yardstick:
-    """The budget, and what it is measured by: relative L2, the user's metric, or shares of what criteria allow, theirs and
-    those that discrete outputs have by default.
+    """The error budget and its metric: relative L2, the user's metric, or shares of criteria's limits (the user's, and
+    the default ones for discrete outputs).
 
-    Raises: AuditorError(slug="bad-criterion") where a criterion does not fit what the model returns.
+    Raises: AuditorError(slug="bad-criterion") if a criterion does not fit the model's outputs;
+    CallbackError(slug="bad-callback") if the user's metric fails.
     """
     metric, criteria, max_error = options.metric, options.limits, options.max_error
     flips = metric is None and may_flip(capture)
@@ -50,9 +51,9 @@ def yardstick_of(subject: Subject, options: Settings, capture: Capture) -> Yards
 
 
 def _of_the_cpu(metric: Distance) -> Distance:
-    """The user's metric, given the outputs where it is given those of the patched models: on the CPU.
+    """The user's metric, called with all outputs on the CPU.
 
-    It raises CallbackError(slug="bad-callback") where the metric does, or returns no single number.
+    It raises CallbackError(slug="bad-callback") if the metric raises on finite outputs or returns no single number.
     """
     name = name_of(metric)
 
@@ -62,26 +63,27 @@ def _of_the_cpu(metric: Distance) -> Distance:
         except Exception as error:
             let_through(error)
             if not math.isfinite(output_error(reference, candidate)):
-                return math.nan  # a metric may refuse outputs that are not finite, which no budget allows
+                return math.nan  # a metric may raise on non-finite outputs, which fail every budget
             raise CallbackError(
-                f"metric={name} raised {blame(error)}: it is called as metric(reference, candidate), two lists of tensors",
+                f"metric={name} raised {blame(error)}: it is called as metric(reference, candidate) with two lists of tensors",
                 slug="bad-callback",
             ) from error
         with suppress(AttributeError, TypeError, ValueError, RuntimeError):
-            result = result.item()  # of a tensor or an array with one entry
+            result = result.item()  # for a tensor or an array with one entry
         if isinstance(result, Real):
             return float(result)
         words = "None" if result is None else f"a value of type {type(result).__name__}"
-        raise CallbackError(f"metric={name} returned {words}: it returns one number, smaller is better", "bad-callback")
+        raise CallbackError(f"metric={name} returned {words}: return one number; smaller is better", "bad-callback")
 
     measure_on_cpu.__name__ = name
     return measure_on_cpu
 
 
 def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: float) -> float:
-    """What the metric makes of one unit of relative L2 error, seen on the outputs rounded to BF16.
+    """Value of the metric per unit of relative L2 error, from the outputs rounded to BF16.
 
-    1 where rounding the outputs says nothing: a metric that counts flips or non-finite entries stays 0.
+    1 if there is no finite value above 0 (a metric that counts flips may be 0), or if the budget exceeds
+    LARGEST_BUDGET.
     """
     rounded = [round_tree(output, FORMATS["bf16"]) for output in reference]
     relative, measured = output_error(reference, rounded), metric(reference, rounded)
@@ -91,7 +93,7 @@ def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: floa
 
 
 def in_unit(found: Calibration, unit: float) -> Calibration:
-    """The same measurements, contributions times `unit`."""
+    """The calibration with all contributions multiplied by `unit`."""
 
     def times(one: Contribution) -> Contribution:
         return replace(one, isolated=one.isolated * unit, own=one.own * unit, cast=one.cast * unit)

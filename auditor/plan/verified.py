@@ -1,4 +1,4 @@
-"""Plans run as the artefact that a user gets: what it answers, held against FP32, and the operation that breaks it first."""
+"""Runs plans as the artefact that a user gets, compares them with FP32, and locates the operation that breaks them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .workbench import Workbench, worst_of
 
 
 def say_not_fresh(bench: Workbench) -> tuple[str, ...]:
-    """Why plans were verified in the audit's own process, where the model has a source and they were."""
+    """A note with the reason if the attempt to verify plans in a fresh process failed; otherwise nothing."""
     return tuple(
         f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "
         "the model, and did not run its plans."
@@ -45,14 +45,14 @@ def say_not_fresh(bench: Workbench) -> tuple[str, ...]:
 
 
 Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
-"""What a model returns in FP32, and patched."""
+"""Outputs of the model in FP32, and of the patched model."""
 
 
 def verify(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, bytes] | None = None) -> dict[str, Plan]:
-    """The plans with what their artefacts really do: errors against FP32, and whether they hold the budget.
+    """The plans with the results of running their artefacts: errors against FP32, and whether they meet the budget.
 
-    Of a plan in a format that torch does not compute in there is no artefact: it stays unverified, and says so. files: see
-    Workbench.ask.
+    A plan in a format that torch cannot compute in has no artefact: it stays unverified, with that as the reason.
+    files: see Workbench.ask.
     """
     run = {name: plan for name, plan in plans.items() if runs(plan.format)}
     result = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
@@ -65,7 +65,7 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, byte
 
 
 def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
-    """The plan with the error of a replay of the captured graph under it, in words: nothing was measured on a model."""
+    """The plan, unverified; its failure states the error of a replay of the recorded graph."""
     batches = bench.usable(bench.checks) or bench.usable(bench.subject.batches)
     try:
         error = f"gives an error of {bench.replay(batches, bench.policy(plan)):.2g}"
@@ -77,10 +77,13 @@ def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
 
 
 def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
-    """The plan with what its artefact answered, held against what FP32 answers; or with why it did not answer."""
+    """The plan with its artefact's outputs compared with FP32's, or with the reason why it returned none.
+
+    Raises: torch.OutOfMemoryError if a GPU ran out of memory in that run.
+    """
     if isinstance(answer, str):
         if bench.options.native and said_no_memory(answer):
-            raise torch.OutOfMemoryError(answer)  # which says nothing of the plan
+            raise torch.OutOfMemoryError(answer)  # no result about the plan
         return _record_run(bench, plan, failure=answer)
     distance, noise = bench.yardstick.distance, bench.noise.found
     pairs, graded = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)], list[Pair]()
@@ -91,7 +94,7 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
     except MeasureError as refused:
         return _record_run(bench, plan, failure=str(refused))
     if graded:
-        # Two runs of one plan that round differently are each as far from FP32 as the other, give or take a unit of the format.
+        # Two runs of one plan that round differently are about equally far from FP32, up to one epsilon of the format.
         before, after = output_error(*pairs[0]), output_error(*graded[0])
         expected_most = 2 * before + FORMATS[plan.format].epsilon + FLOOR * noise.joint
         if math.isfinite(before) and not after <= expected_most:
@@ -119,7 +122,8 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
 def _record_run(
     bench: Workbench, plan: Plan, pairs: Sequence[Pair] = (), graded: Sequence[Pair] = (), **said: Any
 ) -> Plan:
-    """The plan with what a run of it came to, and the criteria: the worst without gradients; they hold where they do with them too."""
+    """The plan with the results of a run. Criteria get the worst values without gradients, and must also hold with
+    gradients."""
     distance, inputs = bench.yardstick.distance, "held-out" if bench.subject.held_out else "audited"
     criteria = distance.values(pairs, graded, plan.predicted_error) if isinstance(distance, Criteria) else ()
     execution = "native" if bench.options.native else "emulated"
@@ -130,20 +134,20 @@ def _record_run(
 
 
 def finite_or_none(error: float) -> float | None:
-    """What is kept of an error: None where it is not finite."""
+    """The error, or None if it is not finite."""
     return error if math.isfinite(error) else None
 
 
 def judge_replay(bench: Workbench, error: float, policy: Policy) -> Verification:
-    """What a replay of the recorded graph came to, where it stands for a run of the model."""
+    """Verification of a model that torch cannot run, from the error of a replay of the recorded graph."""
     if math.isfinite(error):
         return Verification(error, error <= bench.max_error)
     return Verification(None, nonfinite=locate_nonfinite(bench, policy))
 
 
 def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
-    """The operation at which the recorded graph turns non-finite under a policy, on the first batch that shows it; with the
-    rules that fired where the cause begins, or where it shows."""
+    """The operation at which the recorded graph turns non-finite under a policy, on the first batch where it does; with
+    the rules that fired there or where the cause begins."""
     batches, twins = bench.checks if bench.usable(bench.checks) else bench.subject.batches, bench.capture.twins
     for number, batch in enumerate(batches, start=1):
         path = path_of(bench.capture, bench.subject, batch)
@@ -158,8 +162,8 @@ def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
 
 
 def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Judgement:
-    """The verdicts, with those operations unsafe that turn the outputs of a baseline non-finite, though not alone; the same
-    Judgement where there are none."""
+    """The verdicts, with operations marked unsafe at which a baseline's outputs turn non-finite; the same Judgement if
+    there are none."""
     changed, verdicts = False, {name: dict(by_format) for name, by_format in judged.verdicts.items()}
     for name, base in baselines.items():
         first, (strategy, _, fmt) = base.nonfinite, name.partition("_")
@@ -176,7 +180,7 @@ def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Jud
 
 
 def is_outdone(plan: Plan, baseline: Verification) -> bool:
-    """Whether the model is closer to FP32 without the plan, by more than FP32's noise. With everything low the two are one."""
+    """Whether all in low precision is closer to FP32 than the plan, beyond noise. False for a plan without FP32."""
     ran = plan.verification
     if ran is None or ran.measured_error is None or baseline.measured_error is None or not has_fp32(plan):
         return False
@@ -184,8 +188,8 @@ def is_outdone(plan: Plan, baseline: Verification) -> bool:
 
 
 def today_of(bench: Workbench) -> Today | None:
-    """The model in FP32 under the caller's own flags, on the inputs that plans are checked on; None where it is what it is
-    in IEEE arithmetic, as far as that is from itself."""
+    """Error of FP32 under the caller's own flags (such as TF32) against IEEE FP32, on the inputs of the verification;
+    None if the flags make no difference beyond FP32's noise."""
     allowed = loose(bench.flags, bench.options.where)
     if not allowed and not (bench.options.native and bench.flags.get("cudnn.benchmark")):
         return None
@@ -201,10 +205,10 @@ def today_of(bench: Workbench) -> Today | None:
 
 
 def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
-    """By format, the model with everything low beside its recording, which takes FP32's choices; of the last strategy.
+    """Error of the model with everything in low precision, and of its replay with FP32's choices; by format.
 
-    Of choices that set shapes, such as which rows an expert gets: a recording holds them, and only the model's own runs show
-    their cost.
+    For choices that set shapes, such as which rows an expert gets: the recorded graph fixes them, so that only the
+    model's own runs show the error of changed choices. Only for the last strategy.
     """
     subject, options, batch = bench.subject, bench.options, bench.subject.batches[0]
     path, reference = bench.capture.first, bench.reference(batch)
@@ -221,19 +225,19 @@ def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
                 error = math.inf if isinstance(ran, str) else bench.yardstick.distance(reference, ran.outputs[0])
                 if math.isfinite(error):
                     yield Decisions(fmt, error, bench.replay([batch], bench.policy(plan)), tuple(each.values()))
-            except Exception as failure:  # an operation refuses the format, or the outputs have other shapes
+            except Exception as failure:  # an operation does not support the format, or output shapes differ
                 let_through(failure)
 
 
 WAYS = ("eager", "compiled", "cuda_graph")
-"""How a model is run to be timed, by the names of TimeAndMemory."""
+"""Ways to run a model for timing; also field names of TimeAndMemory."""
 
 
 def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], Timing]:
-    """The plans with what one forward takes under each, and what that is held against.
+    """The plans with time and memory of one forward, and the FP32 results that these are compared with.
 
-    On a GPU they are run there; on a CPU they are run in half precision by the CPU itself, which emulates nothing, and the
-    times say nothing of a GPU. FP32, and what plans keep in FP32, computes in IEEE arithmetic.
+    On a GPU the plans run there. On a CPU they run in the CPU's own half precision, without emulation, and the times
+    say nothing about a GPU. FP32, and what plans keep in FP32, computes in IEEE arithmetic.
     """
     today = bool(loose(bench.flags, bench.options.where))
     run = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
@@ -259,7 +263,7 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
 
 
 def compare_times(found: TimeAndMemory, whole: TimeAndMemory) -> TimeAndMemory:
-    """With how many times as fast as FP32 it is, run in the same way, and what share of its memory it takes."""
+    """The times in `found`, with speedups over FP32 by way of running, and the share of FP32's memory."""
     changed: dict[str, Any] = {}
     for way in WAYS:
         times, fp32 = getattr(found, way), getattr(whole, way)

@@ -1,4 +1,4 @@
-"""What plans and baselines are made from, and the batches they are tried on."""
+"""The inputs from which plans and baselines are made, and the batches on which these are run."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from .problem import Problem
 
 @dataclass(frozen=True)
 class Workbench:
-    """What plans are made from: what was recorded, measured, judged and asked. flags: how the caller had set torch to compute
-    FP32. held: what ends when no more plans are run."""
+    """Inputs for making plans: the recording, measurements, verdicts and options. flags: the caller's settings of torch
+    for FP32. held: closed when no more plans are run; ends the verifier."""
 
     subject: Subject
     capture: Capture
@@ -56,26 +56,26 @@ class Workbench:
 
     @cached_property
     def costs(self) -> Mapping[str, Cost]:
-        """{node: what it costs}."""
+        """{node: Cost}."""
         return costs_of(self.capture.graph_module.graph)
 
     @cached_property
     def contributions(self) -> Mapping[str, Mapping[str, Contribution]]:
-        """{format: {node or placeholder: what plans are predicted from}}."""
+        """{format: {node or placeholder: its contribution, without FP32's noise}}."""
         result = without_noise(self.measured.contributions, self.noise.found)
         return {fmt: {name: each[fmt] for name, each in result.items()} for fmt in self.options.formats}
 
     @cached_property
     def verdicts(self) -> Mapping[str, Mapping[str, Verdict]]:
-        """{format: {node: its verdict}}."""
+        """{format: {node: verdict}}."""
         return {fmt: {n: each[fmt] for n, each in self.judged.verdicts.items()} for fmt in self.options.formats}
 
     @cached_property
     def most(self) -> int:
-        """Operations of a low run of the model beyond which a loop in it is taken for one that does not end."""
+        """Limit of operations in one low-precision run: a run that exceeds it is taken for an endless loop."""
         known, operations = {id(batch) for batch in self.usable(self.checks)}, [self.capture.operations]
         for batch in self.checks:
-            if id(batch) not in known:  # of other shapes than the first one, or on another path
+            if id(batch) not in known:  # other shapes than the first batch, or another path
                 counting = Emulation(lenient=True)
                 answer(self.subject.model, batch, seed=self.options.seed, around=partial(intercept, counting))
                 operations.append(counting.seen)
@@ -83,11 +83,11 @@ class Workbench:
 
     @property
     def checks(self) -> tuple[Batch, ...]:
-        """What patched models are run on: held-out inputs where there are any."""
+        """Batches on which patched models are run: held-out inputs if there are any, else calibration inputs."""
         return self.subject.held_out or self.subject.batches
 
     def reference(self, batch: Batch) -> list[torch.Tensor]:
-        """FP32 outputs of the model on one of the subject's batches; run once."""
+        """FP32 outputs of the model on one of the subject's batches; cached."""
         known = self.noise.known
         if id(batch) not in known:
             known[id(batch)] = answer(self.subject.model, batch, seed=self.options.seed)
@@ -95,22 +95,22 @@ class Workbench:
 
     @property
     def graded_outputs(self) -> list[torch.Tensor] | None:
-        """FP32 outputs for the first check, run with gradients enabled, where plans are run so too."""
+        """FP32 outputs for the first check with gradients enabled; None if plans are not run with gradients enabled."""
         return None if isinstance(self.noise.graded, str) else self.noise.graded
 
     @property
     def max_error(self) -> float:
-        """The error that a plan may have: the budget, or what is no error where FP32 differs from itself by that much."""
+        """Largest error that a plan may have: the budget, or the variation of FP32 itself if that is larger."""
         return max(self.yardstick.budget, self.noise.found.floor)
 
     @cached_property
     def not_fresh(self) -> list[str]:
-        """Why plans cannot be verified in a fresh process, where that was tried in vain."""
+        """Reasons why verification in a fresh process failed; empty if none failed."""
         return []
 
     @cached_property
     def verifier(self) -> Verifier:
-        """Runs emitted files in a process of its own, until `held` is closed."""
+        """The process that runs emitted files; it ends when `held` is closed."""
         begun = Verifier.start(
             self.checks,
             seed=self.options.seed,
@@ -133,10 +133,13 @@ class Workbench:
         fresh: bool = True,
         later: float = 0.0,
     ) -> dict[str, Any]:
-        """What the artefacts of plans give: of the emitted file in a fresh process, or, for a model that was handed over as an
-        object or cannot be had there, or a question that is not `fresh`, of the model patched for a while.
+        """Results of asking `question` about each artefact, by name.
 
-        files: of plans that are programs, by name. names: of what is asked about, the plans unless given. later: see Verifier.ask."""
+        The emitted file answers in a fresh process. The model patched in this process answers instead if it was passed
+        as an object, if it cannot be built in a fresh process, or if not `fresh`.
+        files: contents of plans that are programs, by file name. names: names to ask about, by default all plans.
+        later: see Verifier.ask.
+        """
         names = list(names or plans)
         load: Load = partial(in_hand, self.subject.model, plans)
         if files is not None:
@@ -151,14 +154,14 @@ class Workbench:
             except NotHandedOver as problem:
                 if files is None:
                     self.not_fresh.append(str(problem))
-        gradients = self.graded_outputs is not None  # of the model before it is patched
+        gradients = self.graded_outputs is not None  # read before the model is patched
         runs = Runs(load, self.checks, self.options.where, self.options.seed, gradients, self.most)
         return {name: question(runs, name) for name in names}
 
     def replay(self, batches: Sequence[Batch], how: Policy) -> float:
-        """Error of low runs of the recorded graph on batches that it is valid for, the worst one's; NaN counts.
+        """Worst error of replays of the recorded graph on batches that it is valid for; NaN if any error is NaN.
 
-        Raises: UnsupportedInFormat where an operation refuses, or whatever else it raises.
+        Raises: UnsupportedInFormat if an operation does not support its format, or whatever else it raises.
         """
         errors = list[float]()
         for batch in batches:
@@ -170,29 +173,29 @@ class Workbench:
         return worst_of(errors)
 
     def policy(self, plan: Plan) -> Policy:
-        """How the recorded graph runs under a plan."""
+        """The policy for replaying the recorded graph under a plan."""
         return Policy(self.capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
 
     def usable(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Those of some batches that the captured graph is valid for."""
+        """The batches that the recorded graph is valid for."""
         return usable(self.capture, self.subject, batches)
 
     def problem(self, strategy: str, fmt: str) -> Problem:
-        """What a plan under one strategy and format is solved from."""
+        """The optimization problem of a plan under one strategy and format."""
         asked, stored = (strategy, fmt, self.options.figures), (self.subject.raised, self.subject.stored_low)
         measured = self.capture, self.costs, self.contributions, self.verdicts[fmt]
         found = Problem(*measured, *asked, *stored, self.options.objective)
-        low = found.resolve(plain(fmt))  # autocast runs recurrent layers in FP16, so there FP16's verdict counts
+        low = found.resolve(plain(fmt))  # autocast runs recurrent layers in FP16: their FP16 verdict counts
         return replace(found, verdicts={n: self.verdicts[found.computed_in(low, n)][n] for n in found.verdicts})
 
 
 def worst_of(values: Sequence[float]) -> float:
-    """The largest; NaN if any is, so that it fails every threshold. Nothing gives 0."""
+    """The largest value; NaN if any is NaN, so that it fails every threshold; 0 if there are none."""
     return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
 
 
 def emit_plans(subject: Subject, plans: Mapping[str, Plan], folder: str | Path) -> Path:
-    """`patched_model.py` with these plans, written into a folder."""
+    """Write `patched_model.py` with these plans into a folder; returns the file's path."""
     file = Path(folder, "patched_model.py")
     content = emit(subject.origin, size_of(subject.model), {**plans, **plan_of_fp32(subject)}, None, file.parent)
     file.write_text(content, encoding="utf-8")
@@ -200,7 +203,7 @@ def emit_plans(subject: Subject, plans: Mapping[str, Plan], folder: str | Path) 
 
 
 def plan_of_fp32(subject: Subject) -> dict[str, Plan]:
-    """All FP32 under its name, for a model that comes with something stored low; nothing for another one."""
+    """{FP32: a plan with everything in FP32} if the model has FP16 or BF16 tensors; otherwise {}."""
     if subject.raised == "none":
         return {}
     plan = Plan(FP32, SHIPPED[0], DEFAULT[0], {"": ScopeChoice("fp32")})

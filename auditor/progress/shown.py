@@ -35,7 +35,8 @@ class Display:
     def __init__(self) -> None:
         self.stage, self.detail = "", ""
         self.tell: Callable[[str], None] = lambda stage: None  # who else hears of every call, and of ticks as ""
-        self._stages, self._within, self._began, self._at = list(STAGES), 0.0, 0.0, 0.0
+        self._stages, self._began, self._at = list(STAGES), 0.0, 0.0
+        self.share = 0.0  # completed, of 1: every stage counts equally, and one that is added takes nothing back
 
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
         """The progress callback. An optional stage increases the number of stages."""
@@ -45,7 +46,9 @@ class Display:
             self._began = time.monotonic()
         if stage not in self._stages:
             self._stages.insert(self._stages.index(self.stage) + 1 if self.stage else 0, stage)
-        self.stage, self.detail, self._within = stage, detail, done / total if total else 0.0
+        self.stage, self.detail = stage, detail
+        completed = self._stages.index(stage) + (done / total if total else 0.0)
+        self.share = max(self.share, completed / len(self._stages))
         if begins:
             self._at = time.monotonic()
             self.show(begins)
@@ -63,11 +66,6 @@ class Display:
     def close(self, failed: bool = False) -> None:
         """End the display."""
         self.stage = ""
-
-    @property
-    def share(self) -> float:
-        """Completed share of the audit, with every stage counted equally."""
-        return (self._stages.index(self.stage) + self._within) / len(self._stages)
 
     @property
     def elapsed_seconds(self) -> str:

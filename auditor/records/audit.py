@@ -32,11 +32,11 @@ FILES = ("report.html", "plan.json", "measurements.json", "patched_model.py", "f
 
 @dataclass(frozen=True)
 class Proposal:
-    """A suggested criterion that the user did not set."""
+    """A criterion that the user did not set: applied by default, or only suggested."""
 
     output: Annotated[str, FileField("the output's name in the model's return value")]
-    criterion: Annotated[str, FileField("as `--criterion` takes it; the limit is a suggestion")]
-    because: Annotated[str, FileField("the evidence for it, in words")]
+    criterion: Annotated[str, FileField("the criterion in the syntax of `--criterion`; its limit is a suggestion")]
+    because: Annotated[str, FileField("the evidence for the suggestion, in words")]
     holds: Annotated[bool, FileField("`true`: applied by default; `false`: only suggested")] = False
 
 
@@ -45,8 +45,8 @@ class Dtypes:
     """The dtypes of one operation's inputs, computation and result under a plan, by torch's names."""
 
     inputs: Annotated[tuple[str, ...], FileField("dtypes of the tensors that it reads, before autocast casts them")]
-    computed: Annotated[str, FileField("dtype of its kernel after autocast and promotion")]
-    output: Annotated[str, FileField("dtype of its first result")]
+    computed: Annotated[str, FileField("dtype in which the operation computes, after autocast and promotion")]
+    output: Annotated[str, FileField("dtype of the operation's first result")]
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Provenance:
     """The audited model and its origin."""
 
     name: Annotated[str, FileField("name of the model: the target's, or its class")]
-    target: Annotated[str, FileField("TARGET, as it was given or as seen from the working directory")]
-    file: Annotated[str | None, FileField("its source file, relative to the repository; `null`: none")]
-    inputs_source: Annotated[str, FileField("where the inputs came from")]
-    weights_source: Annotated[str, FileField("where the weights came from")]
+    target: Annotated[str, FileField("TARGET, as the user gave it or relative to the working directory")]
+    file: Annotated[str | None, FileField("the model's source file, relative to the repository; `null`: none")]
+    inputs_source: Annotated[str, FileField("origin of the inputs")]
+    weights_source: Annotated[str, FileField("origin of the weights")]
     synthetic_inputs: Annotated[bool, FileField("whether the inputs were generated, not supplied by the user")] = False
     random_weights: Annotated[bool, FileField("whether the weights are random, not loaded")] = False
 
@@ -80,71 +80,73 @@ class Environment:
     seconds: Annotated[Mapping[str, float], FileField("seconds of each stage, by name")] = empty()
     libraries: Annotated[Mapping[str, str], FileField("versions of CUDA, cuDNN and driver, or oneDNN")] = empty()
     flags: Annotated[Mapping[str, Any], FileField("the caller's torch flags; the audit's own FP32 is IEEE")] = empty()
-    memory: Annotated[tuple[str, ...], FileField("how the audit kept below `--memory`")] = ()
-    held: Annotated[str | None, FileField("peak resident memory under `--memory`")] = None
+    memory: Annotated[tuple[str, ...], FileField("how the audit kept within `--memory`")] = ()
+    held: Annotated[str | None, FileField("peak resident memory, if `--memory` was set")] = None
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """All results for one node, formats keyed by name. exposed: strategies that run it low, by format."""
+    """All results for one operation."""
 
     node: Annotated[Node, FileField("the operation")]
-    findings: Annotated[tuple[str, ...], FileField("codes of the rules that fired on it")]
-    verdicts: Annotated[Mapping[str, Verdict], FileField("by format: its verdict and the reason")]
-    exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that would run it low")]
-    errors: Annotated[Mapping[str, NodeError], FileField("by format: the operation's own error")]
-    contributions: Annotated[Mapping[str, Contribution], FileField("by format: how far its error moves the outputs")]
-    flops: Annotated[int, FileField("floating-point operations, for matrix products and convolutions; else 0", least=0)]
+    findings: Annotated[tuple[str, ...], FileField("codes of the rules that report this operation")]
+    verdicts: Annotated[Mapping[str, Verdict], FileField("by format: verdict and reason")]
+    exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that run it in low precision")]
+    errors: Annotated[Mapping[str, NodeError], FileField("by format: error of this operation")]
+    contributions: Annotated[Mapping[str, Contribution], FileField("by format: change of the outputs due to its error")]
+    flops: Annotated[int, FileField("floating-point operations; 0 if no matrix product or convolution", least=0)]
     range: Annotated[Magnitudes | None, FileField("magnitudes of its FP32 result; `null`: not floating-point")]
-    written: Annotated[bool, FileField("whether its largest magnitude is a literal, such as a mask's -1e9")] = False
-    planned: Annotated[Dtypes | None, FileField("dtypes seen in a run under the recommended plan; `null`: none")] = None
+    written: Annotated[bool, FileField("whether its largest magnitude is a constant, such as a mask's -1e9")] = False
+    planned: Annotated[Dtypes | None, FileField("dtypes in a run under the recommended plan; `null`: none")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
     """The result of an audit; reporters read it, and `plan.json` and `measurements.json` store it.
 
-    live: the model and its batches, None where the audit was loaded from its files. programs: contents of exported
+    live: the model and its batches; None if the audit was loaded from its files. programs: contents of exported
     programs, by file name.
     """
 
     subject: Annotated[Provenance, FileField("the model and its inputs")]
     live: Unwritten[Subject | None] = None
-    parameters: Annotated[int, FileField("number of parameters, shared ones once; `apply` requires it", least=0)]
-    structure: Annotated[str, FileField("digest of modules and parameters; `apply` rejects other models")] = ""
+    parameters: Annotated[int, FileField("number of parameters, shared ones counted once; `apply` checks it", least=0)]
+    structure: Annotated[str, FileField("digest of modules and parameters; `apply` checks it")] = ""
     inputs: Annotated[tuple[str, ...], FileField("dtype and shape of each tensor of the first batch")]
     tied_parameters: Annotated[Groups, FileField("groups of names in the state dict that are one parameter")] = ()
     shared_modules: Annotated[Groups, FileField("groups of paths that are one module")] = ()
     formats: Annotated[tuple[str, ...], FileField("number formats that were audited")]
-    max_error: Annotated[float, FileField("the largest error that a plan may have", least=0, exact=True)]
+    max_error: Annotated[float, FileField("error budget: the largest error that a plan may have", least=0, exact=True)]
     metric: Annotated[str, FileField("the error measure")]
-    criteria: Annotated[tuple[str, ...], FileField("criteria that were set; errors are shares of their limits")] = ()
-    proposals: Annotated[tuple[Proposal, ...], FileField("criteria not set by the user: defaults, suggestions")] = ()
-    capture_method: Annotated[str, FileField("`path` if the graph depends on values", choices=("run", "path"))]
+    criteria: Annotated[tuple[str, ...], FileField("the user's criteria; errors are shares of their limits")] = ()
+    proposals: Annotated[tuple[Proposal, ...], FileField("criteria not set by the user: defaults and suggestions")] = ()
+    capture_method: Annotated[str, FileField("`path`: the graph depends on input values", choices=("run", "path"))]
     environment: Annotated[Environment, FileField("device, versions and settings of the audit")]
     recommended: Annotated[str | None, FileField("name of the plan to use; `null`: FP32")]
-    use: Annotated[str, FileField("purpose of the recommended plan", choices=("inference", "training"))] = "inference"
-    recommendation: Annotated[str, FileField("the reason, in one sentence")]
-    plans: Annotated[Mapping[str, Plan], FileField("one per strategy and format, under names such as `autocast_bf16`")]
-    baselines: Annotated[Mapping[str, Verification], FileField("runs without a plan, under the same names")]
-    fp32_today: Annotated[Today | None, FileField("FP32 under the caller's own flags; `null`: it is IEEE")] = None
+    use: Annotated[str, FileField("purpose that `recommended` is for", choices=("inference", "training"))] = "inference"
+    recommendation: Annotated[str, FileField("the reason for `recommended`, in one sentence")]
+    plans: Annotated[Mapping[str, Plan], FileField("one per strategy and format, with a name such as `autocast_bf16`")]
+    baselines: Annotated[Mapping[str, Verification], FileField("runs in low precision without a plan, by name")]
+    fp32_today: Annotated[Today | None, FileField("FP32 under the caller's own flags; `null`: they are IEEE")] = None
     timing: Annotated[Timing | None, FileField("conditions of the time and memory measurements; `null`: none")] = None
     nodes: Annotated[tuple[NodeReport, ...], MeasurementField("every operation of the graph, in execution order")] = ()
-    classes: Annotated[Mapping[str, str], MeasurementField("by path: classes of modules without operations")] = empty()
-    graph_inputs: Annotated[tuple[str, ...], MeasurementField("inputs, by name in the captured graph")] = ()
-    graph_outputs: Annotated[tuple[str, ...], MeasurementField("name in the graph of each returned tensor")] = ()
+    classes: Annotated[Mapping[str, str], MeasurementField("by path: class of a module without operations")] = empty()
+    graph_inputs: Annotated[tuple[str, ...], MeasurementField("names of the inputs in the captured graph")] = ()
+    graph_outputs: Annotated[tuple[str, ...], MeasurementField("names of the outputs in the captured graph")] = ()
     weights: Annotated[tuple[Weight, ...], MeasurementField("magnitudes of every parameter and buffer")] = ()
-    regions: Annotated[tuple[FlaggedRegion, ...], MeasurementField("connected risky operations, run low together")] = ()
-    linearity: Annotated[tuple[Linearity, ...], MeasurementField("by format: predictions compared with runs")] = ()
-    decisions: Annotated[tuple[Decisions, ...], FileField("by format: decisions inside the model")] = ()
+    regions: Annotated[tuple[FlaggedRegion, ...], MeasurementField("connected sensitive or unsafe operations")] = ()
+    linearity: Annotated[tuple[Linearity, ...], MeasurementField("by format: predicted effects and measured ones")] = ()
+    decisions: Annotated[tuple[Decisions, ...], FileField("by format: decisions in the model that flip")] = ()
     noise: Annotated[Noise | None, MeasurementField("difference between repeated FP32 runs")] = None
-    findings: Annotated[tuple[Finding, ...], FileField("every match of a rule, each place separately")]
-    contributions: Annotated[Contributions, FileField("largest by format, module, op")] = field(default_factory=dict)
+    findings: Annotated[tuple[Finding, ...], FileField("every match of a rule, one for each place in the code")]
+    contributions: Annotated[Contributions, FileField("largest contribution by format, module, operation")] = field(
+        default_factory=dict
+    )
     warnings: Annotated[tuple[str, ...], FileField("limitations of this audit, in words")]
     training: Annotated[Training | None, FileField("results for a training step; `null` in mode `inference`")] = None
     evaluation: Annotated[Evaluation | None, FileField("the user's scoring function; `null`: none")] = None
     generation: Annotated[Generation | None, FileField("FP32's generated tokens; `null`: not requested")] = None
-    command: Annotated[str, MeasurementField("the called function")] = ""
+    command: Annotated[str, MeasurementField("the command or function call that made the audit")] = ""
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)
     plan_errors: Annotated[Mapping[str, float], MeasurementField("by node: error under the recommended plan")] = empty()
 
@@ -169,7 +171,7 @@ class Audit:
     def texts(self, directory: str | Path) -> dict[str, str | bytes]:
         """The contents of all files that `save` writes into the directory, by file name; programs as bytes.
 
-        Raises: AuditorError(slug="bad-format" or "bad-strategy") where the audit's is no longer registered.
+        Raises: AuditorError(slug="bad-format" or "bad-strategy") if one of the audit is no longer registered.
         """
         from ..artefact.emit import emit
         from ..document.codec import texts
@@ -191,9 +193,9 @@ class Audit:
         paths.
 
         onnx: write an ONNX model of each program too, checked and run by onnxruntime; "low": with inputs and outputs in
-        the plan's format. The files replace those of an older audit together; other files in the directory stay, and so
-        does patched_model.py where the audit was loaded from files. Raises: AuditorError(slug="bad-output") where
-        writing fails, "missing-onnx" or "no-program" where ONNX is impossible, and what `texts` raises.
+        the plan's format. All files of an older audit are replaced at once; other files in the directory stay, and so
+        does patched_model.py if the audit was loaded from files. Raises: AuditorError(slug="bad-output") if writing
+        fails, "missing-onnx" or "no-program" if ONNX is impossible, and the errors of `texts`.
         """
         if onnx:
             from ..graphs.onnxfile import with_onnx

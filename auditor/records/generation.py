@@ -1,4 +1,4 @@
-"""The prompts that were continued, and how their tokens change under a plan."""
+"""Records of generation: the prompts, and how the generated tokens change under a plan."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from .written import FileField
 
 @dataclass(frozen=True)
 class PartShare:
-    """A part of the model, and its share of the error in token choices."""
+    """One part of the model, such as its head, and the part's share of the error in token choices."""
 
     part: Annotated[str, FileField("name of the part, such as `head` or `norms`")]
-    share: Annotated[float, FileField("share of the squared error in the margins of tokens", least=0, most=1)]
-    operations: Annotated[int, FileField("number of its operations that run low under the plan", least=0)]
-    flips: Annotated[float | None, FileField("flips per 1,000 tokens predicted with this part in FP32")] = None
+    share: Annotated[float, FileField("share of the squared error in the margins between tokens", least=0, most=1)]
+    operations: Annotated[int, FileField("number of operations of this part in low precision under the plan", least=0)]
+    flips: Annotated[float | None, FileField("flips per 1,000 tokens, predicted with this part in FP32")] = None
 
 
 @dataclass(frozen=True)
 class TokenComparison:
-    """Decoding under a plan with its own cache, compared with FP32 step by step on FP32's tokens.
+    """Comparison of a plan with FP32, step by step: the plan decodes FP32's tokens with its own cache.
 
-    Up to the first flip, the plan would generate the same text by itself.
+    A flip is a step at which the plan chooses another token. Up to the first flip, both generate the same text.
     """
 
-    kl: Annotated[float | None, FileField("mean Kullback-Leibler divergence of next tokens from FP32's, nats")]
-    kl_99: Annotated[float | None, FileField("its 99th percentile over tokens")] = None
-    kl_most: Annotated[float | None, FileField("its maximum over tokens")] = None
+    kl: Annotated[float | None, FileField("mean Kullback-Leibler divergence of next tokens from FP32's, in nats")]
+    kl_99: Annotated[float | None, FileField("99th percentile of this divergence over tokens")] = None
+    kl_most: Annotated[float | None, FileField("maximum of this divergence over tokens")] = None
     same_top: Annotated[
-        float | None, FileField("share of tokens whose likeliest choice is FP32's", least=0, most=1)
+        float | None, FileField("share of tokens at which FP32's likeliest token is the likeliest too", least=0, most=1)
     ] = None
     rms_probability: Annotated[float | None, FileField("RMS change in the probability of FP32's token")] = None
-    flips: Annotated[float | None, FileField("tokens per 1,000 that are chosen differently", least=0)] = None
+    flips: Annotated[float | None, FileField("tokens per 1,000 whose choice differs from FP32's", least=0)] = None
     flips_low: Annotated[float | None, FileField("lower end of the 95 % interval of `flips`", least=0)] = None
-    flips_high: Annotated[float | None, FileField("its upper end", least=0)] = None
+    flips_high: Annotated[float | None, FileField("upper end of the 95 % interval of `flips`", least=0)] = None
     predicted_flips: Annotated[float | None, FileField("first-order prediction of `flips`; `null`: unavailable")] = None
-    first_flip: Annotated[int | None, FileField("tokens to the first flip, median prompt; `null`: none in half")] = None
-    first_flip_10: Annotated[int | None, FileField("the same for the worst 10 % of prompts; `null`: none")] = None
-    kl_by_position: Annotated[tuple[float, ...], FileField("mean by position, in up to 32 intervals of steps")] = ()
-    one_pass_kl: Annotated[float | None, FileField("`kl` if all tokens are read in one pass, without a cache")] = None
-    one_pass_flips: Annotated[float | None, FileField("`flips` likewise")] = None
-    parts: Annotated[tuple[PartShare, ...], FileField("parts of the model, the largest share first")] = ()
+    first_flip: Annotated[int | None, FileField("tokens before the first flip, median; `null`: no flip in half")] = None
+    first_flip_10: Annotated[int | None, FileField("`first_flip` of the worst 10 % of prompts; `null`: no flip")] = None
+    kl_by_position: Annotated[tuple[float, ...], FileField("`kl` by position after the prompt, up to 32 values")] = ()
+    one_pass_kl: Annotated[float | None, FileField("`kl` if one pass reads all tokens, without a cache")] = None
+    one_pass_flips: Annotated[float | None, FileField("`flips` if one pass reads all tokens, without a cache")] = None
+    parts: Annotated[tuple[PartShare, ...], FileField("parts of the model, in decreasing order of `share`")] = ()
     failure: Annotated[str | None, FileField("why decoding failed, in one line")] = None
 
 
@@ -49,19 +49,19 @@ class TokenComparison:
 class StoredCache:
     """The FP32 model on the same tokens, with its key-value cache stored in a format."""
 
-    stored: Annotated[str, FileField("`bf16`; `fp8_e4m3`, `int8` with a scale for each tensor, set by the prompt")]
-    fixed_bytes: Annotated[float, FileField("bytes of one text that do not depend on its length", least=0)]
+    stored: Annotated[str, FileField("format: `bf16`, `fp8_e4m3` or `int8`; the last two with a scale per tensor")]
+    fixed_bytes: Annotated[float, FileField("bytes per text that do not depend on its length", least=0)]
     bytes_per_token: Annotated[float, FileField("bytes per token of a text", least=0)]
-    saturated: Annotated[float, FileField("share of the entries beyond the scale's range", least=0, most=1)]
-    generated: Annotated[TokenComparison, FileField("the tokens compared with those of the exact cache")]
+    saturated: Annotated[float, FileField("share of entries that exceed the range of their scale", least=0, most=1)]
+    generated: Annotated[TokenComparison, FileField("comparison with the tokens of the unrounded cache")]
 
 
 @dataclass(frozen=True)
 class Generation:
     """The tokens that FP32 generated, the reference for every plan."""
 
-    prompts: Annotated[int, FileField("how many prompts were continued", least=1)]
+    prompts: Annotated[int, FileField("number of prompts that were continued", least=1)]
     steps: Annotated[int, FileField("number of tokens generated per prompt", least=1)]
-    tokens: Annotated[int, FileField("number of tokens that count, up to the end of each text", least=0)]
-    temperature: Annotated[float, FileField("0: the likeliest token; else tokens are sampled", least=0)] = 0.0
+    tokens: Annotated[int, FileField("number of tokens that are compared: up to the end of each text", least=0)]
+    temperature: Annotated[float, FileField("sampling temperature; 0: always the likeliest token", least=0)] = 0.0
     caches: Annotated[tuple[StoredCache, ...], FileField("the FP32 model with its key-value cache in fewer bits")] = ()

@@ -17,16 +17,15 @@ Batch = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of one call of the model."""
 
 Progress = Callable[[str, str, int, int], None]
-"""Called as progress(stage, detail, done, total); total is 0 where it is not known."""
+"""Called as progress(stage, detail, done, total); total is 0 if it is unknown."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """How the model was built, so that `patched_model.py` can build it again. `kind`: factory | instance | class |
-    spec.
+    """How to build the model, as `patched_model.py` does. kind: factory | instance | class | spec.
 
-    path: of its file; None for an installed module or a hub model. module: `__module__` of its classes. folder: a
-    directory passed to the symbol before `init_args`. digest: SHA-256 of the file.
+    path: the model's file; None for an installed module or a hub model. module: `__module__` of its classes. folder: a
+    directory that is passed to the symbol before `init_args`. digest: SHA-256 of the file.
     """
 
     path: str | None
@@ -45,8 +44,8 @@ class Origin:
 class Objective:
     """The loss of a training step. loss_fn(outputs, *targets) -> scalar; None: the model returns its own loss.
 
-    targets: positional and keyword arguments of `loss_fn` after the outputs, one pair per batch. source: where the loss
-    came from, in words.
+    targets: positional and keyword arguments of `loss_fn` after the outputs, one pair per batch. source: origin of the
+    loss, in words.
     """
 
     loss_fn: Callable[..., Any] | None
@@ -58,9 +57,9 @@ class Objective:
 class Subject:
     """A model, its inputs, and the origin of both.
 
-    raised: which of its FP16 or BF16 tensors become FP32 for the audit, see Plan.raised; the batches then contain no
-    half precision. stored_low: {dtype: how many numbers of its parameters are stored in it}. flags: torch's flags after
-    importing its file, if any. given: the caller's own subject, where this is a copy on another device.
+    raised: which of the model's FP16 or BF16 tensors become FP32 for the audit, see Plan.raised; the batches then
+    contain no half precision. stored_low: {dtype: number of parameter entries stored in it}. flags: torch's flags
+    after importing the model's file, if any. given: the caller's own subject, if this one is a copy on another device.
     """
 
     model: nn.Module
@@ -83,10 +82,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module, or of a torch function. path: its first name, or the function's; depth: number of enclosing
-    module calls; key: unique to the call.
+    """One call of a module or torch function. path: the module's first path, or the function's name; depth: number of
+    enclosing module calls; key: unique to the call.
 
-    handed: whether a dtype was among its arguments, so that its casts follow the caller's choice.
+    handed: whether a dtype is among the arguments, so that casts in the call follow the caller's choice.
     """
 
     path: str
@@ -106,10 +105,10 @@ class AutocastRegion:
 
 @dataclass(frozen=True)
 class Literals:
-    """The numbers that Python writes at one operation when the model runs in low precision.
+    """The constants of one operation that differ if the model runs in low precision.
 
-    arguments: {position or name: value} where they differ. result: the dtype of a cast after the operation, if any; for
-    a dtype that torch lacks, a row of the table of formats.
+    arguments: {position or name: value} for the arguments that differ. result: dtype of a cast after the operation, if
+    any; for a dtype that torch lacks, a row of the table of formats.
     """
 
     arguments: Mapping[int | str, Any] = empty()
@@ -124,25 +123,26 @@ CalledFrom = Annotated[
 
 @dataclass(frozen=True)
 class Node:
-    """One operation of the graph in the user's terms.
+    """One operation of the captured graph, with the module and source line that it comes from.
 
-    calls: enclosing module calls, the root's first. returned: keys of calls that return its result (others may store it
-    in an attribute). region: the user's autocast region around it. in_place: autocast leaves it alone, and its result
-    keeps its dtype. function: the torch function call it belongs to, which a scope may keep in FP32. literals: {format:
-    what differs when the model is stored in it}; autocast_literals: under autocast.
+    calls: enclosing module calls, the root's first. returned: keys of the module calls that return its result. region:
+    the user's autocast region around the operation. in_place: whether it writes in place, so that autocast does not
+    cast its inputs and its result keeps its dtype. function: the torch function call that contains it, which a scope
+    may keep in FP32. literals: by format, the constants that differ if the model is stored in the format;
+    autocast_literals: under autocast.
     """
 
-    name: Annotated[str, FileField("in the captured graph")]
+    name: Annotated[str, FileField("name of the operation in the captured graph")]
     op: Annotated[str, FileField("ATen overload, for example `aten.softmax.int`")]
-    owner: Annotated[str, FileField("module that contains it")]
+    owner: Annotated[str, FileField("module that contains the operation")]
     owner_type: Annotated[str, FileField("class of that module")]
-    source: Annotated[str | None, FileField("source line outside of torch; `null`: none")]
+    source: Annotated[str | None, FileField("source line outside of torch, as `file:line`; `null`: unknown")]
     source_path: Annotated[str | None, FileField("the file of `source`, relative to its repository or `site-packages`")]
-    code: Annotated[str | None, FileField("text of that line")]
-    inputs: Annotated[tuple[str, ...], FileField("names of the nodes that are its inputs")]
-    shape: Annotated[tuple[int, ...], FileField("shape of its first result")]
-    dtype: Annotated[str, FileField("dtype of the same, in FP32")]
-    floating: Annotated[bool, FileField("whether that is floating-point")]
+    code: Annotated[str | None, FileField("text of the source line")]
+    inputs: Annotated[tuple[str, ...], FileField("names of the operations and inputs that it reads")]
+    shape: Annotated[tuple[int, ...], FileField("shape of the operation's first result")]
+    dtype: Annotated[str, FileField("dtype of the operation's first result in the FP32 model")]
+    floating: Annotated[bool, FileField("whether the operation's first result is floating-point")]
     calls: Unwritten[tuple[Call, ...]] = ()
     returned: Unwritten[tuple[str, ...]] = ()
     region: Unwritten[AutocastRegion | None] = None
@@ -152,18 +152,17 @@ class Node:
     autocast_literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)
     called_from: CalledFrom = None
     caller_path: Annotated[str | None, FileField("the file of `called_from`")] = None
-    column: Annotated[int | None, FileField("column in the line of `source`; `null`: unknown", least=1)] = None
-    caller_column: Annotated[int | None, FileField("column in that of `called_from`; `null`: unknown", least=1)] = None
-    batch: Annotated[int, FileField("number of the batch in whose run it was recorded", least=1)] = 1
+    column: Annotated[int | None, FileField("column in the source line; `null`: unknown", least=1)] = None
+    caller_column: Annotated[int | None, FileField("column in `called_from`'s line; `null`: unknown", least=1)] = None
+    batch: Annotated[int, FileField("number of the batch whose run recorded this operation", least=1)] = 1
 
 
 @dataclass(frozen=True)
 class Placeholder:
-    """An input of the graph. kind: parameter | buffer | constant | input; fqn: state-dict name where it has one.
+    """An input of the graph. kind: parameter | buffer | constant | input; fqn: its name in the state dict, if any.
 
-    holders: modules that own the parameter or buffer, each under its first path, whether called or not. made_in:
-    {format: dtype of this constant when the model is stored in the format}, where it differs. argument: for an input,
-    its name in the forward.
+    holders: first paths of all modules that own the parameter or buffer, called or not. made_in: {format: dtype of this
+    constant if the model is stored in the format}, if it differs. argument: name of an input in the forward.
     """
 
     name: str

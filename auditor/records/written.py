@@ -24,11 +24,11 @@ EXPONENTS = (-1100, 1023)
 
 @dataclass(frozen=True)
 class FileField:
-    """A field that is stored in a file: `Annotated[float, Written("meaning")]`.
+    """A field that is stored in a file: `Annotated[float, FileField("meaning")]`.
 
-    meaning: with its unit, as Markdown. measured: stored in measurements.json; else in plan.json, which people commit:
-    it has settings and decisions. choices: allowed texts. least, most: bounds. exact: a setting, stored with all
-    digits; measured values have seven.
+    meaning: description with unit, in Markdown. measured: whether measurements.json stores it; else plan.json, which
+    people commit, and which has settings and decisions. choices: allowed texts. least, most: bounds. exact: whether all
+    digits are stored, as for settings; measured values have seven.
     """
 
     meaning: str

@@ -1,4 +1,4 @@
-"""Locates the first operation that gives Inf or NaN, forwards or backwards, where FP32 gives none."""
+"""Locates the first operation that returns Inf or NaN, forwards or backwards, where FP32 is finite."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ..trees import tensors_in
 
 
 class Trail(Handler):
-    """Runs operations through another handler; records whether each result and its gradient are finite."""
+    """Runs operations through another handler, and records whether each result and its gradient are finite."""
 
     def __init__(self, handler: Handler, modules: list[str], outermost: CodeType) -> None:
-        """modules: names of the modules being called. outermost: the frame that calls the user's code."""
+        """modules: names of the modules being called. outermost: the code whose frame calls the user's code."""
         self._handler, self._modules, self._outermost = handler, modules, outermost
         self.operations: list[tuple[str, str, str]] = []
-        """(name, module, line) of each."""
+        """(name, module, line) of each operation."""
         self.forward: list[int] = []
         self.backward: list[int] = []
-        """Numbers of those whose result, or the gradient at it, is not finite, in the order that shows."""
+        """Numbers of operations with a non-finite result, or gradient of the result, in order of detection."""
         self.weights: list[int] = []
-        """Numbers of those that read a weight whose gradient is not finite."""
+        """Numbers of operations that read a weight with a non-finite gradient."""
         self.readers: defaultdict[int, list[int]] = defaultdict(list)
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
@@ -43,7 +43,7 @@ class Trail(Handler):
         return self._note(op, args, kwargs, self._handler.part(op, args, kwargs, region))
 
     def _note(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        if torch._C._current_graph_task_id() != -1:  # of a backward pass, which the hooks hear of
+        if torch._C._current_graph_task_id() != -1:  # in a backward pass, which the hooks observe
             return result
         number = len(self.operations)
         place = written_at(self._outermost)
@@ -71,10 +71,11 @@ class Trail(Handler):
 
 
 def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str]:
-    """A sentence about the operation, and its module; nothing where FP32 is not finite there either."""
+    """A phrase for the operation to blame, and the operation's module; "" for both if FP32 is not finite there
+    either."""
     stages: tuple[tuple[str, list[int], list[int], Mapping[int, list[int]]], ...] = (
         ("", low.forward, fp32.forward, {}),
-        ("the backward pass of ", low.backward, fp32.backward, low.readers),  # whose gradient is that at the result
+        ("the backward pass of ", low.backward, fp32.backward, low.readers),  # the gradient is that of the result
         ("the weight's gradient in ", low.weights, fp32.weights, {}),
     )
     for how, broken, expected, readers in stages:

@@ -15,14 +15,14 @@ from .result import NonFiniteStep, Recipe, RecipeProblem, RecipeRun
 Runs = Mapping[str, RecipeRun]
 
 LOST, ALL = 0.2, 0.9
-"""Share of entries that makes a problem: of all parameters together, or of one of them."""
+"""Share of affected entries that makes a problem: of all parameters together, or of one parameter."""
 SKIPS = 0.02
 """Share of steps in the second half that may be skipped, since GradScaler sometimes tries a larger scale."""
 BEHIND = 0.05
-"""Share of FP32's loss reduction that a recipe may lack."""
+"""Share of FP32's loss reduction by which a recipe may fall behind."""
 OFF = 0.25
 """Relative gradient error, late in a run, that makes a problem, unless gradients of two batches differ by four times
-that."""
+the error or more."""
 ROUNDED, PASSES = 0.01, 8
 """Smallest relative error of accumulated gradients worth reporting, if FP32 sums halve it; and the number of
 backward passes per step from which FP32 sums are tried."""
@@ -88,7 +88,8 @@ def _module(skipped: Sequence[NonFiniteStep]) -> str | None:
 
 
 def _behind(run: RecipeRun, fp32: RecipeRun) -> str | None:
-    """A sentence if the final loss exceeds FP32's by a share of FP32's progress, and by more than its scatter."""
+    """A sentence if the final loss exceeds FP32's by a share of FP32's progress, and by more than the scatter; else
+    None."""
     count = max(len(fp32.losses) // 10, 1)
     own, whole = run.losses[-count:], fp32.losses[-count:]
     if not all(map(math.isfinite, own)):
@@ -102,7 +103,7 @@ def _behind(run: RecipeRun, fp32: RecipeRun) -> str | None:
 
 
 def _harm(run: RecipeRun, fp32: RecipeRun, what: str) -> tuple[float, str] | None:
-    """A share of entries that exceeds FP32's own: over all parameters, or for one, which is then named."""
+    """A share of entries that exceeds FP32's: over all parameters, or of one parameter, which the text names."""
     share, base = run.share(what), fp32.share(what) or 0.0
     if share is not None and share - base > LOST:
         return share, ""
@@ -114,7 +115,7 @@ def _harm(run: RecipeRun, fp32: RecipeRun, what: str) -> tuple[float, str] | Non
 
 
 def remedies_for(runs: Runs) -> Iterator[Recipe]:
-    """Repaired variants of the recipes with a problem."""
+    """Repaired variants of every recipe with a problem."""
     for name, run in list(runs.items()):
         yield from _variants(run, {p.kind: p for p in _problems(name, runs)}) if name != "fp32" else ()
 

@@ -33,7 +33,7 @@ RECIPES = (
     Recipe("bf16", "BF16 throughout", "bf16", stored=True),
 )
 LOOKS = 24
-"""Number of sampled steps, where gradients and updates are compared with FP32's."""
+"""Number of sampled steps, in which gradients and updates are compared with FP32's."""
 
 
 def rehearse(
@@ -49,12 +49,12 @@ def rehearse(
 ) -> Rehearsal:
     """Run a training step `steps` times in each recipe and in FP32, emulating a GPU on a CPU; all state is restored.
 
-    step: called as `step(batch)`, or `step(*batch)` where it takes several arguments, or `step()`. It runs forward,
-    `backward()` and the optimizers' `step()` once, in FP32, or with autocast and a GradScaler of its own, whose regions
-    are then used. Model and optimizers must already exist. batches: an iterable, repeated if too short. plan: an audit,
-    or one of its plans, to rehearse too. remedies: whether recipes with a problem are repaired and run again. progress:
-    called as progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that cannot be
-    rehearsed, or fails in FP32.
+    step: called as `step(batch)`, or `step(*batch)` if it takes several arguments, or `step()`. It runs forward,
+    `backward()` and the optimizers' `step()` once, in FP32, or with autocast regions and a GradScaler of its own; these
+    regions are then used. Model and optimizers must already exist. batches: an iterable, repeated if too short. plan:
+    an audit, or one of its plans, to rehearse too. remedies: whether recipes with a problem are repaired and run again.
+    progress: called as progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that cannot
+    be rehearsed, or fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
     """
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise bad_step("rehearse(step, batches, steps) needs a function that runs one step, and a number of steps")
@@ -64,7 +64,9 @@ def rehearse(
     scene = rehearsal.look(known_objects())
     runs = {recipe.name: rehearsal.run(recipe, scene) for recipe in _recipes(scene, plan)}
     if (failure := runs["fp32"].failure) is not None or not runs["fp32"].finite_weights:
-        raise bad_step(f"the step already fails in FP32: {failure or 'its weights turn Inf or NaN'}; fix it first")
+        raise bad_step(
+            f"the step already fails in FP32: {failure or 'its weights turn Inf or NaN'}; fix the step first"
+        )
     for recipe in remedies_for(runs) if remedies else ():
         runs[recipe.name] = rehearsal.run(recipe, scene)
     problems = problems_of(runs)
@@ -74,7 +76,7 @@ def rehearse(
 
 
 def _recipes(scene: Scene, plan: Audit | Plan | None) -> list[Recipe]:
-    """The standard recipes, the model's own precision if it is stored low, and a plan's."""
+    """The standard recipes, the model's own precision if it is stored in low precision, and the recipe of a plan."""
     recipes, dtypes = list(RECIPES), {p.dtype for p in scene.group_numbers}
     if (low := next((fmt for fmt in ("fp16", "bf16") if dtype_of(fmt) in dtypes), None)) is not None:
         recipes.append(Recipe("as_written", f"unchanged, in {low.upper()}", low, stored=True))
@@ -92,7 +94,7 @@ def _recipes(scene: Scene, plan: Audit | Plan | None) -> list[Recipe]:
 
 @dataclass(frozen=True)
 class _Setup:
-    """The step and its initial state."""
+    """The user's step, its batches and the options of the rehearsal."""
 
     step: Callable[..., Any]
     batches: Iterable[Any] | None
@@ -130,11 +132,11 @@ class _Setup:
         if not scene.optimizers:
             raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
         if any(p.device.type in NATIVE for p in scene.group_numbers):
-            raise bad_step("the model is on a GPU: move it and the batches to the CPU, which emulates a GPU")
+            raise bad_step("the model is on a GPU: move the model and the batches to the CPU, which emulates a GPU")
         return scene
 
     def run(self, recipe: Recipe, scene: Scene) -> RecipeRun:
-        """Run one recipe."""
+        """Run one recipe in a forked process."""
 
         def work(send: Callable[[Any], None]) -> None:
             session = Session(recipe, replace(scene), self.step)
@@ -154,7 +156,7 @@ class _Setup:
 
         def answer() -> None:
             null = os.open(os.devnull, os.O_RDWR)
-            for stream in (1, 2):  # the user's step says the same in every recipe
+            for stream in (1, 2):  # the user's step prints the same in every recipe
                 os.dup2(null, stream)
             torch.set_num_threads(1)  # threads do not survive a fork
             reseed(self.seed)
@@ -183,7 +185,8 @@ class _Setup:
 
 
 def _number_batches(batches: Iterable[Any] | None) -> Iterator[tuple[int, Any]]:
-    """Batches with their numbers, repeated endlessly; an empty iterable ends it."""
+    """(number, batch) of the batches, repeated endlessly; ends if they are empty, or an iterator that cannot be
+    repeated."""
     if batches is None:
         while True:
             yield 0, None

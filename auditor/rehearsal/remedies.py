@@ -9,8 +9,9 @@ from typing import Any
 
 
 def fp32_updates(optimizer: Any, rounding: str) -> None:
-    """The optimizer updates weights in FP32, and keeps its state in FP32. rounding: what becomes of the part of an update that
-    the stored weight has no bits for. "master" keeps it in FP32, "kahan" in BF16; "stochastic" rounds at random, up as often as near."""
+    """Make the optimizer update weights in FP32, with its state in FP32. rounding: how to treat the part of an update
+    that the stored weight cannot represent. "master" keeps it in FP32, "kahan" in BF16; "stochastic" rounds up with the
+    probability that makes the mean exact."""
     import torch
 
     rest: dict[Any, Any] = {}
@@ -39,7 +40,7 @@ def fp32_updates(optimizer: Any, rounding: str) -> None:
 
 
 def fp32_accumulation(optimizer: Any) -> None:
-    """Gradients of several backward passes are summed in FP32. `zero_grad` must set them to None, its default."""
+    """Sum the gradients of several backward passes in FP32. `zero_grad` must set gradients to None, its default."""
     sums: dict[Any, Any] = {}
 
     def hook_of(p: Any) -> Callable[[Any], None]:
@@ -62,18 +63,18 @@ REMEDIES: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "kahan_sums": (fp32_updates, ("kahan",)),
     "fp32_accumulation": (fp32_accumulation, ()),
 }
-"""{name: (function, what it takes beside the optimizer)}."""
+"""{name: (function, its arguments after the optimizer)}."""
 
 
 def repair(name: str, optimizer: Any) -> None:
-    """Put a remedy to use."""
+    """Apply a remedy to an optimizer."""
     function, given = REMEDIES[name]
     function(optimizer, *given)
 
 
 def code_of(name: str) -> str:
-    """What to paste: the function, and the call that puts it to use."""
+    """Code to paste: the remedy's function, and the call that applies it."""
     function, given = REMEDIES[name]
     text = re.sub(r": (Any|str|dict\[Any, Any\]|list\[Any\])|( -> [^:]+)(?=:\n)", "", inspect.getsource(function))
     call = ", ".join(["optimizer", *(f'"{one}"' for one in given)])
-    return f"{text}\n\n{function.__name__}({call})  # once, after the optimizer was made\n"
+    return f"{text}\n\n{function.__name__}({call})  # once, after creating the optimizer\n"

@@ -39,8 +39,8 @@ class Recipe:
 class NonFiniteStep:
     """A step with non-finite gradients. step, batch: from 0; a repeated batch keeps its number.
 
-    scale: the loss scale. where: the first operation with Inf or NaN, its module and line; "" where that was not
-    searched, or FP32 gives one there as well.
+    scale: the loss scale. where: the first operation with Inf or NaN, its module and line; "" if it was not searched
+    for, or if FP32 is not finite there either.
     """
 
     step: int
@@ -52,13 +52,13 @@ class NonFiniteStep:
 
 @dataclass(frozen=True)
 class ParameterSeries:
-    """Measurements of one parameter, one for each sampled step; None where undefined.
+    """Measurements of one parameter, one for each sampled step; None if undefined.
 
     error: relative L2 error of the gradient against FP32's at the same weights and batch. noise: the difference between
-    FP32's gradients of two batches, over sqrt(2), relative to one. Shares of entries: zero_gradient: the gradient is
-    zero; unchanged: it is not zero, but the update changes nothing; decay_lost: weight decay changes nothing;
-    second_moment_stuck: Adam's second moment should change by over a hundredth, but does not; second_moment_zero: it is
-    zero although the gradient is not.
+    FP32's gradients of two batches, over sqrt(2), relative to one of them. Shares of entries: zero_gradient: the
+    gradient is zero; unchanged: it is not zero, but the update changes nothing; decay_lost: weight decay changes
+    nothing; second_moment_stuck: Adam's second moment should change by over a hundredth, but does not;
+    second_moment_zero: the second moment is zero although the gradient is not.
     """
 
     entries: int
@@ -74,10 +74,10 @@ class ParameterSeries:
 
 @dataclass
 class RecipeRun:
-    """Results of one recipe. losses: one a step, NaN where not finite. steps: those with parameter measurements.
+    """Results of one recipe. losses: one per step, NaN if a step has no loss. steps: those with parameter measurements.
 
-    errors, noise: of all parameters together, at these steps. batches: number of different ones. failure: why it did
-    not run, or ended early. seconds: processor time of the steps, without measurements.
+    errors, noise: of all parameters together, at these steps. batches: number of different batches. failure: why the
+    recipe did not run, or ended early. seconds: processor time of the steps, without measurements.
     """
 
     recipe: Recipe
@@ -106,14 +106,15 @@ class RecipeRun:
         return sum(n * x for n, x in known) / sum(n for n, _ in known) if known else None
 
     def last_loss(self) -> float:
-        """The mean over the last tenth of the steps."""
+        """The mean loss over the last tenth of the steps."""
         last = self.losses[-max(len(self.losses) // 10, 1) :]
         return sum(last) / len(last) if last else math.nan
 
 
 @dataclass(frozen=True)
 class RecipeProblem:
-    """A problem of a recipe, with evidence. kind: of `judge.PROBLEMS`; module: where, if it can be located."""
+    """A problem of a recipe, with evidence. kind: such as "loss-behind", see judge.py; module: its place, if it can be
+    located."""
 
     recipe: str
     kind: str

@@ -17,8 +17,8 @@ from ..loading.target import required_arguments
 
 @dataclass
 class Scene:
-    """The objects that one step uses, by id: modules it called directly, and optimizers. own_regions: it opens autocast
-    itself. known: all modules and optimizers that existed before."""
+    """The objects that one step uses, by id: modules that it calls directly, and optimizers. own_regions: whether the
+    step opens autocast regions. known: all modules and optimizers that existed before."""
 
     modules: dict[int, nn.Module] = field(default_factory=dict)
     optimizers: dict[int, Optimizer] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Scene:
 
     @cached_property
     def roots(self) -> dict[str, nn.Module]:
-        """{prefix of its names: module} for the outermost modules around an optimizer's parameters."""
+        """{prefix of parameter names: module}, for the outermost modules that contain parameters of an optimizer."""
         trained = {*map(id, self.group_numbers)}
         tops = [m for m in self.modules.values() if trained & {id(p) for p in m.parameters()}]
         found: list[nn.Module] = []
@@ -57,7 +57,7 @@ def bad_step(message: str) -> LoadError:
 
 
 def known_objects() -> dict[int, nn.Module | Optimizer]:
-    """{id: object} of all modules and optimizers of this process, but for those whose constructor failed."""
+    """{id: object} of all modules and optimizers of this process, except those whose constructor failed."""
     return {
         id(one): one
         for one in gc.get_objects()

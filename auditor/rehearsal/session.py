@@ -1,4 +1,4 @@
-"""Runs one recipe in a forked process, whose patches of torch and of the user's model are never undone."""
+"""Runs one recipe in a forked process; its patches of torch and of the user's model are never undone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .scene import Scene, bad_step, call_step
 from .updates import Updates
 
 BLAMED = 4
-"""Maximum number of steps run again to locate the operation to blame."""
+"""Maximum number of steps that are run again to locate the operation to blame."""
 GROWTH, INTERVAL = 2.0, 2000
 """GradScaler's defaults: the scale is halved after a non-finite step, and doubled after this many finite ones."""
 _Autocast = torch.amp.autocast_mode.autocast
@@ -62,7 +62,7 @@ class Session:
         self._state: Callable[[], None] = lambda: None
         self._answer = -1
 
-    # What stands in torch's place
+    # Replacements of torch functions
 
     def _patch(self) -> None:
         every_module.register_module_forward_pre_hook(self._enter_module)
@@ -72,7 +72,7 @@ class Session:
         backward, grad = torch.autograd.backward, torch.autograd.grad
         torch.autograd.backward = lambda *a, **k: self._backward(backward, *a, **k)
         torch.autograd.grad = lambda outputs, *a, **k: self._grad(grad, outputs, *a, **k)
-        scaler = torch.amp.grad_scaler.GradScaler  # the user's own does nothing: this session scales
+        scaler = torch.amp.grad_scaler.GradScaler  # the user's scaler does nothing: this session scales
         scaler.scale = lambda self, outputs: outputs  # type: ignore[method-assign]
         scaler.unscale_ = lambda self, optimizer: None  # type: ignore[method-assign]
         scaler.step = lambda self, optimizer, *a, **k: optimizer.step(*a, **k)  # type: ignore[method-assign]
@@ -88,7 +88,7 @@ class Session:
 
     @contextmanager
     def _around(self, recipe: Recipe, handler: Handler | None = None) -> Iterator[None]:
-        """Context for one step: FP32, or emulated CUDA, with the step's own regions in the recipe's dtype."""
+        """Context for one step: FP32, or emulated CUDA; regions that the step opens get the recipe's dtype."""
         low = recipe.format != "fp32"
         emulated: AbstractContextManager[None] = emulate("cuda") if low else written_as_meant()
         with ExitStack() as stack:
@@ -126,7 +126,7 @@ class Session:
             for p in before:
                 p.grad = None
             original([x * self._factor for x in roots], *args, **kwargs)
-        with plain_torch():  # at once, which is what unscaling before the step comes to: the scale is a power of two
+        with plain_torch():  # unscaled at once, which is exact: the scale is a power of two
             for p, old in before.items():
                 new = None if p.grad is None else p.grad / self._factor
                 p.grad = old if new is None else new if old is None else old + new
@@ -143,7 +143,7 @@ class Session:
     def _factor(self) -> torch.Tensor:
         return torch.full((), self.scale or 1.0)
 
-    # What is done to the user's model
+    # Changes to the user's model
 
     def prepare(self) -> None:
         """Convert the model and the optimizers as the recipe requires."""
@@ -208,8 +208,8 @@ class Session:
     # The steps
 
     def look(self, batch: Any) -> tuple[list[int], list[str], bool, int]:
-        """Run one step in FP32. Returns the objects it uses and classes of optimizers it creates; whether it has regions
-        of its own; and the number of its backward passes."""
+        """Run one step in FP32. Returns the ids of the known objects that it uses, the classes of optimizers that it
+        creates, whether it opens autocast regions, and the number of its backward passes."""
         self._patch()
         with self._around(self.recipe):
             call_step(self.step, batch)
@@ -221,7 +221,7 @@ class Session:
     def run(
         self, batches: Iterator[tuple[int, Any]], steps: int, samples: Collection[int], tell: Callable[[int], None]
     ) -> RecipeRun:
-        """Run this many steps."""
+        """Run `steps` steps; returns the results, also if a step fails."""
         result = self.result
         result.backward_passes = self.scene.backward_passes
         try:
@@ -278,7 +278,8 @@ class Session:
         return {name: p for name, p in self.parameters.items() if id(p) in held}
 
     def _not_finite(self, parameters: list[nn.Parameter]) -> None:
-        """Handle a step with non-finite gradients: GradScaler skips it; without one, it is applied."""
+        """Handle a step with non-finite gradients: with a loss scale it is skipped, as by GradScaler; otherwise it is
+        applied."""
         known = self.result.skipped
         if not self._broken:
             self._broken = True
@@ -314,7 +315,7 @@ class Session:
             os._exit(0)
 
     def _become_fp32(self) -> None:
-        """Switch this forked process to FP32; it records the gradients."""
+        """Switch this forked process to FP32, and record the gradients in shared memory."""
         low, self.recipe, self.scale, self._sampling = self.recipe, Recipe("fp32", "FP32"), None, False
         for optimizer, (before, after) in self._hooks.items():
             optimizer.__dict__.update(_optimizer_step_pre_hooks=before, _optimizer_step_post_hooks=after)
@@ -343,7 +344,7 @@ class Session:
         return where, module if where else None
 
     def _tell_blame(self, batch: Any) -> None:
-        """Run the step again, low and in FP32; report the first operation that is non-finite only when low."""
+        """Run the step again, low and in FP32; report the first operation that is non-finite only in low precision."""
         self._searching = True
         try:
             low = self._trail(batch, Emulation())

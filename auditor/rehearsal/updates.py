@@ -14,13 +14,15 @@ from .result import ParameterSeries, RecipeRun
 
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 DECOUPLED = ("Adafactor", "Muon")
-"""Optimizers of torch whose decay multiplies the weights, and whose groups do not say so."""
+"""Optimizers of torch whose weight decay multiplies the weights, although their parameter groups lack the flag for
+that."""
 STUCK = 0.01
-"""A second moment closer than this to the squared gradient need not change."""
+"""Relative distance to the squared gradient below which a second moment need not change."""
 
 
 class Updates:
-    """Compares weights, gradients and second moments before and after an update, into a result.
+    """Compares weights, gradients and second moments before and after an update, and stores the measurements in
+    `result`.
 
     fp32: {parameter: FP32's gradient of the step, flat}; in an FP32 run, that of the previously sampled step.
     """
@@ -34,7 +36,7 @@ class Updates:
         self._sums = [0.0, 0.0]
 
     def begin(self, optimizer: Optimizer, own: Mapping[str, nn.Parameter]) -> None:
-        """Save what an optimizer is about to change in its parameters."""
+        """Save the values that the optimizer is about to change."""
         for name, p in own.items():
             if p.grad is not None:
                 moment = _second_moment(optimizer, p)
@@ -70,7 +72,8 @@ class Updates:
         (self.result.noise if self._is_fp32 else self.result.errors)[-1] = figure
 
     def _hold_against(self, name: str, row: ParameterSeries, gradient: torch.Tensor) -> None:
-        """Compare the gradient with FP32's at the same weights; in FP32, with the previously sampled step's."""
+        """Compare the gradient with FP32's at the same weights; in an FP32 run, with that of the previously sampled
+        step."""
         other, error = self.fp32[name].view_as(gradient), None
         if not (self._is_fp32 and len(self.result.steps) == 1) and bool(other.isfinite().all()):
             size = float(other.square().sum())
@@ -93,8 +96,8 @@ def _share(flags: torch.Tensor) -> float | None:
 def _decay_lost(
     before: torch.Tensor, grad: torch.Tensor, group: Mapping[str, Any], kind: type[Optimizer]
 ) -> float | None:
-    """Share of the weights that weight decay does not change, if there is any, and the optimizer is torch's own: another one may
-    do anything with it."""
+    """Share of the weights that weight decay does not change. None without decay, or for optimizers outside torch,
+    whose decay is unknown."""
     decay, rate = float(group.get("weight_decay") or 0.0), float(group.get("lr", 0.0))
     held = before != 0
     if not decay or not rate or not kind.__module__.startswith("torch.optim"):

@@ -1,1 +1,2 @@
-"""The rules, the facts that their conditions use, the verdicts of the measurement, and the comparison of both."""
+"""Rules, the facts that their conditions use, the verdicts of the measurement, and the comparison of rules with
+verdicts."""

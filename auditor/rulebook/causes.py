@@ -27,10 +27,11 @@ Verdicts = Mapping[str, Mapping[str, Verdict]]
 APART = ("hardware", "collectives", "settings")
 """Rule families about speed or devices, which do not explain errors on the same line."""
 AMPLIFIED = 8.0
-"""An operation amplifies errors if its inputs' errors move the outputs this many times as far as its result's."""
+"""An operation amplifies errors if its inputs' errors change the outputs this many times as much as its result's
+errors."""
 
 WEIGHTY = 0.25
-"""Share of the largest effect in a group of findings, from which an operation may be the cause of all."""
+"""Share of the largest effect in a group of findings from which an operation may be the cause of the group."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class FlowGraph:
     verdicts: Verdicts
 
     def is_broken(self, name: str, fmt: str) -> bool:
-        """Whether the node alone in low precision raises, or gives Inf or NaN where FP32 is finite."""
+        """Whether the node by itself raises in low precision, or makes its result or an output Inf or NaN where FP32 is
+        finite."""
         error = self.measured.errors.get(name, {}).get(fmt)
         contribution = self.measured.contributions.get(name, {}).get(fmt)
         return error is not None and breaks(error, contribution)
@@ -53,12 +55,13 @@ class FlowGraph:
         return verdict is not None and verdict.verdict in FLAGGED
 
     def effect(self, name: str, fmt: str) -> float:
-        """How far the node alone moves the outputs."""
+        """Effect of the node by itself on the outputs."""
         contribution = self.measured.contributions.get(name, {}).get(fmt)
         return contribution.isolated if contribution is not None else 0.0
 
     def amplifies(self, name: str, fmt: str) -> bool:
-        """Whether errors of its inputs do far more harm than one of its result, as at a softmax of large entries."""
+        """Whether errors of the node's inputs do far more harm than an error of its result, as at a softmax of large
+        entries."""
         contribution = self.measured.contributions.get(name, {}).get(fmt)
         return contribution is not None and (
             0 < AMPLIFIED * max(contribution.own, contribution.cast) < contribution.isolated < math.inf
@@ -76,24 +79,25 @@ def findings_of(
     select: Sequence[str],
     ignores: Sequence[Ignore],
 ) -> tuple[Finding, ...]:
-    """Findings of the rules that the measurement confirms, each with its cause. formats, trains: as for `classify`;
+    """Findings of the rules, compared with the measurement, each with its cause. formats, trains: as for `classify`;
     exposed: as for `exposed_findings`; select, ignores: as for `apply_selection`."""
     fired = partial(classify, rules=rules, formats=formats, trains=trains)
     found = exposed_findings(fired(capture, gather(capture, graph.measured.ranges, graph.verdicts)), exposed)
     found = compare_with_verdicts(found, graph.verdicts)
     caused = with_causes(apply_selection(found, select, ignores, rules), graph, rules)
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
-    first = graph.measured.first if later else None  # what is known of the first batch alone, where that is not all
+    first = graph.measured.first if later else None  # measurements of the first batch only, if later ones matter
     shown = fired(capture.first, gather(capture.first, first.ranges)) if first is not None else ()
     return with_batches(caused, capture, graph.verdicts, frozenset((one.rule, one.node) for one in shown))
 
 
 def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[Rule]) -> tuple[Finding, ...]:
-    """Add to each finding the line and operation where its problem begins; equal ones share a cause.
+    """Add to each finding the line and operation where its problem begins; findings with the same origin share a cause.
 
     Repeated blocks run the same line. The operation that produces Inf or NaN is the cause for all its readers. A
-    finding of the measurement alone joins the nearest confirmed rule finding about precision that it is connected to by
-    sensitive or unsafe operations. Without one, connected findings, or findings of one line, share a cause.
+    finding that only the measurement made gets the cause of the nearest confirmed rule finding about precision, if
+    sensitive or unsafe operations connect the two. Otherwise connected findings, or findings of one line, share a
+    cause.
     """
     families = {rule.code: rule.family for rule in rules}
     begins = {fmt: _beginnings(graph, fmt) for fmt in dict.fromkeys(fmt for f in findings for fmt in f.formats)}
@@ -133,7 +137,7 @@ def _place(
 
 
 def place_of(node: Node) -> str:
-    """The source line and operation of a node: see `place`."""
+    """The source line and operation of a node: see `paths.place`."""
     return place(node.source, node.owner, node.op)
 
 
@@ -144,10 +148,11 @@ def _causes_of_measurement(
     formats: Iterable[str],
     broken: Container[str],
 ) -> dict[int, str]:
-    """Causes of precision findings that no rule explains: of the nearest connected node with a cause; in a tie, of the
-    one that runs first; otherwise connected findings share one, see `_head`.
+    """Causes of precision findings that no rule explains: that of the nearest connected node with a cause; in a tie, of
+    the node that runs first; otherwise connected findings share one, see `_head`.
 
-    foreseen: {node: its cause}; broken: places where Inf or NaN appears, which are excluded.
+    foreseen: {node: its cause}; broken: causes of Inf or NaN, from which a precision cause at the same place is kept
+    separate.
     """
     result: dict[int, str] = {}
     together = nx.Graph()
@@ -173,10 +178,11 @@ def _causes_of_measurement(
 
 
 def _head(graph: FlowGraph, findings: Sequence[Finding]) -> str:
-    """The operation where the errors that move the outputs begin: it computes the value that another one amplifies.
+    """The operation where the errors begin that change the outputs: it computes the value that another operation
+    amplifies.
 
-    All operations before an amplifying one change the outputs about equally, so their effects do not tell which of them
-    the error comes from. Without an amplifying operation it is the one that changes the outputs most.
+    All operations before an amplifying one change the outputs about equally, so their effects do not show which of them
+    causes the error. Without an amplifying operation it is the one that changes the outputs most.
     """
     effects = {f.node: max(graph.effect(f.node, fmt) for fmt in f.formats) for f in findings}
     strongest = max(effects, key=effects.__getitem__)
@@ -188,11 +194,8 @@ def _head(graph: FlowGraph, findings: Sequence[Finding]) -> str:
 
 
 def _maker(graph: FlowGraph, amplifier: str, fmt: str, among: Container[str]) -> str:
-    """The operation that computed the amplifier's inaccurate input, through moves, masks and shifts. With two
-    inaccurate inputs it is the amplifier.
-
-    Of these the furthest upstream with a finding.
-    """
+    """The operation that computed the amplifier's only inaccurate input, upstream through moves, masks and sums: of
+    these operations, the furthest one with a finding. With several inaccurate inputs, the amplifier itself."""
     name = result = amplifier
     while True:
         sources = [source for source in dict.fromkeys(graph.nodes[name].inputs) if graph.is_flagged(source, fmt)]
@@ -207,8 +210,8 @@ def _maker(graph: FlowGraph, amplifier: str, fmt: str, among: Container[str]) ->
 
 @dataclass(frozen=True)
 class _Uses:
-    """How operations use low values in a run. computing: nodes that compute low; reading: others with a low input,
-    whether or not it is cast to FP32 for them."""
+    """Where low values are used in a run. computing: nodes that compute in low precision; reading: nodes with a low
+    input, even if it is cast to FP32 for them."""
 
     computing: frozenset[str]
     reading: frozenset[str]
@@ -222,7 +225,7 @@ class _Uses:
 
     @classmethod
     def by_operation(cls, capture: Capture, kept: Collection[str]) -> _Uses:
-        """For an exported program: every floating-point operation that it does not keep in FP32 is low."""
+        """For an exported program: every floating-point operation is in low precision, except those in `kept`."""
         floating = {name for name, node in capture.nodes.items() if node.floating}
         floating |= {place.name for place in capture.placeholders}
         nodes = capture.nodes.items()
@@ -231,14 +234,14 @@ class _Uses:
 
 
 def _computes_low(resolution: Resolution, name: str) -> bool:
-    """Whether the kernel's result is low; for discrete results, whether an input is."""
+    """Whether the kernel's result is in low precision; for discrete results, whether an input is."""
     gives = resolution.computed_format(name)
     return resolution.low(name) or is_low(gives) or (not gives and name in resolution.reads_low)
 
 
 def reference_plan(plans: Mapping[str, Plan], recommended: str | None) -> Plan | None:
-    """The plan that severities refer to: the recommended one, else the fastest low plan within the error budget; None
-    without one."""
+    """The plan that severities refer to: the recommended plan, else the fastest low plan within the error budget; None
+    if there is none."""
     held = [
         plan
         for plan in plans.values()
@@ -251,10 +254,11 @@ def reference_plan(plans: Mapping[str, Plan], recommended: str | None) -> Plan |
 def about(
     findings: Sequence[Finding], plans: Mapping[str, Plan], recommended: str | None, capture: Capture, graph: FlowGraph
 ) -> tuple[Finding, ...]:
-    """Set the severity of each finding for the recommended plan.
+    """Set the severity of each finding with respect to `reference_plan`.
 
-    An error means that no plan meets the budget. If one does, operations that it keeps in FP32, or that fail only under
-    others, give warnings at most; other problems of other plans are one level less severe.
+    If there is such a plan, operations that it keeps in FP32, or that fail only under other plans, give warnings at
+    most. Other findings become one level less severe, except those that no run can test on operations that the plan
+    runs low.
     """
     findings = _with_strategies(findings, capture, graph)
     plan = reference_plan(plans, recommended)
@@ -273,7 +277,7 @@ def about(
 
 
 def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: FlowGraph) -> tuple[Finding, ...]:
-    """Add to each finding the strategies under which its operations run low, with all of the model low."""
+    """Add to each finding the strategies under which its operation runs low if everything does."""
     formats = {fmt for verdicts in graph.verdicts.values() for fmt in verdicts}
     spoken = dict.fromkeys(fmt for finding in findings for fmt in finding.formats if fmt in formats)
     low = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt).computing for name in names()} for fmt in spoken}
@@ -293,7 +297,7 @@ def _relation(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph:
         return "low"
     if finding.node in plainly.computing:
         return "kept"
-    if finding.node in under.reading:  # in FP32 it refuses nothing, and what is finite stays so, however it was rounded
+    if finding.node in under.reading:  # FP32 does not raise, and finite values stay finite
         return "elsewhere" if graph.is_broken(finding.node, plan.format) else "reads"
     return "kept" if finding.node in plainly.reading else "elsewhere"
 

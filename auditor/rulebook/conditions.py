@@ -34,7 +34,8 @@ COMPARISONS: Mapping[str, tuple[str, ...]] = {
     "texts": ("contains", "present"),
     "numbers": ("contains", "present"),
 }
-"""Comparisons each type of fact allows. `matches` and `contains` on texts take globs; `present` on a list: not empty."""
+"""Comparisons that each type of fact allows. `matches` and `contains` on texts take globs; `present` on a list: not
+empty."""
 
 _PYTHON: Mapping[str, tuple[type, ...]] = {"flag": (bool,), "text": (str,), "number": (int, float)}
 
@@ -58,7 +59,7 @@ def all_of(given: Any) -> Condition:
 
 
 def evaluate(condition: Condition, facts: NodeFacts) -> bool | None:
-    """Whether the condition holds; None where it depends on an unknown fact."""
+    """Whether the condition holds; None if that depends on an unknown fact."""
     if condition.kind == "fact":
         return _leaf_holds(condition, facts)
     answers = [evaluate(part, facts) for part in condition.parts]
@@ -157,5 +158,5 @@ def _allow(given: Mapping[str, Any], at: Place, names: Collection[str]) -> None:
 
 
 def refusal(problem: str, slug: LiteralString = "rule-bad-value", at: Place = ()) -> PydanticCustomError:
-    """The error for an invalid value in a rule file. at: its location, relative to pydantic's."""
+    """The error for an invalid value in a rule file. at: location of the value, relative to pydantic's."""
     return PydanticCustomError(slug, _SAID, {"problem": problem, "at": at})

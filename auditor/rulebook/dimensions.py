@@ -19,17 +19,18 @@ LARGEST_TILE = 64
 """The largest alignment that matters."""
 
 _NOT_APPLICABLE = (ValueError, KeyError, IndexError, TypeError, ZeroDivisionError)
-"""Exceptions of a formula on an unsupported overload, rank or size; the fact is then unknown."""
+"""Exceptions of a formula for an unsupported overload, rank or size; the fact is then unknown."""
 
 
 def reduction_length(node: fx.Node) -> int | None:
-    """Input elements per output element, or per statistic of a norm; None for no reduction."""
+    """Input elements per output element, or per statistic of a norm; None if the operation reduces nothing."""
     result: int | None = _apply(_REDUCTIONS, row_of(node).reduces, node)
     return result
 
 
 def gemm(node: fx.Node) -> dict[str, Any]:
-    """(m, n, k) of one matrix product, [m, k] @ [k, n], and their alignment for tensor cores; else nothing.
+    """Facts about one matrix product, [m, k] @ [k, n]: m, n, k and their alignment for tensor cores; {} for other
+    nodes.
 
     A layer's leading dimensions count into m. Convolutions count as the implicit product of one group; tensor cores
     tile n and k, or the channels.

@@ -10,14 +10,14 @@ from ..numerics.formats import narrower
 
 _TYPES = {"str": "text", "bool": "flag", "int": "number", "float": "number"}
 EACH = "each"
-"""Stands for every audited format that no other rule of the family covers; see `spread`."""
+"""In a rule's formats: every audited format that no other rule of the family covers; see `spread`."""
 
 
 @dataclass(frozen=True)
 class Fact:
     """type: text | flag | number | texts | numbers; unit: "1" for ratios and counts, "bits" for powers of two.
 
-    by_format: whether each format has its own, with the address `name.format`.
+    by_format: whether each format has its own value, with the address `name.format`.
     """
 
     type: str
@@ -32,73 +32,71 @@ def _fact(unit: str, meaning: str) -> Any:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Facts about one node; None where a fact does not apply or is unknown."""
+    """Facts about one node; None if a fact does not apply or is unknown."""
 
     op: str = _fact("", "ATen overload name")
-    operation: str = _fact("", "the op's name in messages, without namespace and overload")
-    owner: str = _fact("", "module path of the owning module, empty for the root")
-    owner_type: str = _fact("", "class of the owning module")
-    dtype: str = _fact("", "dtype of the output as captured")
-    input_dtype: str | None = _fact("", "dtype of its first tensor input as captured")
-    numel: int | None = _fact("elements", "elements of the output")
+    operation: str = _fact("", "name of the operation in messages, without namespace and overload")
+    owner: str = _fact("", "path of the module that contains the operation; empty for the root")
+    owner_type: str = _fact("", "class of the module that contains the operation")
+    dtype: str = _fact("", "dtype of the output in the captured FP32 run")
+    input_dtype: str | None = _fact("", "dtype of the first tensor input in the captured FP32 run")
+    numel: int | None = _fact("elements", "number of elements of the output")
 
-    is_first_layer: bool = _fact("", "a layer with weights, and no such layer upstream")
-    is_last_layer: bool = _fact("", "a layer with weights, and no such layer between it and an output")
-    from_weights: bool = _fact("", "computed from parameters, buffers and constants alone")
-    consumers: tuple[str, ...] = _fact("", "operations that read it, looking through reshapes and casts")
-    producers: tuple[str, ...] = _fact("", "operations whose results it reads, looking through reshapes and casts")
-    upcast: bool = _fact("", "one of its inputs was explicitly cast to float32 or more, and not back")
-    casts_up: bool = _fact("", "is itself a cast to float32 or more, or creates a tensor in it")
-    casts_up_input: bool = _fact("", "one of its inputs is directly a cast to float32 or more, ignoring reshapes")
+    is_first_layer: bool = _fact("", "whether it is a layer with weights, and depends on no other such layer")
+    is_last_layer: bool = _fact("", "whether it is a layer with weights, without another such layer before an output")
+    from_weights: bool = _fact("", "whether the result depends only on parameters, buffers and constants")
+    consumers: tuple[str, ...] = _fact("", "operations that read the result, ignoring reshapes and casts")
+    producers: tuple[str, ...] = _fact("", "operations that compute the inputs, ignoring reshapes and casts")
+    upcast: bool = _fact("", "whether the code cast an input to float32 or wider, and not back")
+    casts_up: bool = _fact("", "whether the operation casts to float32 or wider, or creates such a tensor")
+    casts_up_input: bool = _fact("", "whether an input is the result of a cast to float32 or wider, ignoring reshapes")
     low_where: str | None = _fact(
-        "", "strategies under which it computes low: under autocast, with cast weights, or both"
+        "", "in words, whether it computes in low precision under autocast, with cast weights, or both"
     )
-    autocast_off: bool = _fact("", "the user's code disabled autocast around it")
-    autocast: str = _fact("", "what CUDA autocast does to it: lower, fp32, fp32_unless_dtype, promote, banned, none")
+    autocast_off: bool = _fact("", "whether the user's code disables autocast for the operation")
+    autocast: str = _fact("", "policy of CUDA autocast: lower, fp32, fp32_unless_dtype, promote, banned, none")
 
-    reduction_length: int | None = _fact("elements", "input elements that go into one output element or statistic")
-    sequence_length: int | None = _fact("steps", "steps a recurrent state is carried through")
-    gemm_m: int | None = _fact("elements", "rows of the result of one matrix product, batch included for layers")
+    reduction_length: int | None = _fact("elements", "number of input elements per output element or statistic")
+    sequence_length: int | None = _fact("steps", "number of steps of a recurrence")
+    gemm_m: int | None = _fact("elements", "rows of the result of one matrix product; for layers including the batch")
     gemm_n: int | None = _fact("elements", "columns of the result of one matrix product")
-    gemm_k: int | None = _fact("elements", "products summed into one element of a matrix product")
-    gemm_alignment: int | None = _fact(
-        "elements", "largest power of two up to 64 that divides columns and summed products"
-    )
-    gemm_m_alignment: int | None = _fact("elements", "largest power of two up to 64 that divides the rows")
-    gemm_padding: float | None = _fact("1", "share of extra work after padding both to multiples of 8")
-    misaligned: str | None = _fact("", "columns and summed products that are not multiples of 8, in words")
-    additions: int = _fact("1", "length of the run of additions to one value that ends here; 0 elsewhere")
-    absorbed: Mapping[str, float | None] = _fact("1", "error of that run in a format, in units of the format's spacing")
+    gemm_k: int | None = _fact("elements", "number of products that are summed in one element of a matrix product")
+    gemm_alignment: int | None = _fact("elements", "largest power of two up to 64 that divides `gemm_n` and `gemm_k`")
+    gemm_m_alignment: int | None = _fact("elements", "largest power of two up to 64 that divides `gemm_m`")
+    gemm_padding: float | None = _fact("1", "share of extra work if both sizes are padded to multiples of 8")
+    misaligned: str | None = _fact("", "in words, the sizes among `gemm_n` and `gemm_k` that are not multiples of 8")
+    additions: int = _fact("1", "number of successive additions to one value, of which this is the last; 0: it is not")
+    absorbed: Mapping[str, float | None] = _fact("1", "error of these additions, in units of a format's spacing")
 
-    constants: tuple[float, ...] = _fact("1", "finite literals among the arguments, except those computed from a dtype")
-    constant_max_abs: float | None = _fact("1", "largest magnitude among the literals")
-    constant_largest: float | None = _fact("1", "the literal with the largest magnitude, with its sign")
-    constant_min_abs: float | None = _fact("1", "smallest non-zero magnitude among the literals")
-    constant_gap_to_one: float | None = _fact("1", "smallest non-zero |1 - c| over the literals c")
-    constants_beyond: tuple[str, ...] = _fact("", "formats whose range one of the literals exceeds")
-    constants_as_one: tuple[str, ...] = _fact("", "formats that round a literal other than one to one")
-    follows_dtype: bool = _fact("", "one of its literals is computed from the dtype of a tensor")
+    constants: tuple[float, ...] = _fact("1", "finite constants among the arguments, not computed from a dtype")
+    constant_max_abs: float | None = _fact("1", "largest magnitude of these constants")
+    constant_largest: float | None = _fact("1", "the constant with the largest magnitude, with its sign")
+    constant_min_abs: float | None = _fact("1", "smallest non-zero magnitude of these constants")
+    constant_gap_to_one: float | None = _fact("1", "smallest non-zero |1 - c| over these constants c")
+    constants_beyond: tuple[str, ...] = _fact("", "formats whose range one of these constants exceeds")
+    constants_as_one: tuple[str, ...] = _fact("", "formats that round a constant other than 1 to 1")
+    follows_dtype: bool = _fact("", "whether a constant is computed from the dtype of a tensor")
     eps: float | None = _fact(
-        "1", "guard of a denominator: an eps argument, or a small literal that is added or clamped to"
+        "1", "guard against a division by zero: an eps argument, or a small constant in an addition or clamp"
     )
-    reduce_op: str | None = _fact("", "what a collective reduces by: sum, avg, max, min, product")
-    whole_numbers: bool = _fact("", "has integer values by construction: an arange, or integers cast to a float")
-    reads_whole_numbers: bool = _fact("", "one of its operands is an integer tensor, or has integer values")
-    in_a_phase: bool = _fact("", "sin or cos is applied to a product, sum or concatenation of it")
-    squares: bool = _fact("", "squares its input: pow 2, square, or a tensor times itself")
-    centres: bool = _fact("", "subtracts from a tensor its own mean")
-    shifts_by_max: bool = _fact("", "subtracts from a tensor its own maximum, or an upper bound of it (logsumexp)")
+    reduce_op: str | None = _fact("", "reduction of a collective: sum, avg, max, min, product")
+    whole_numbers: bool = _fact("", "whether its values are integers: an arange, or integers cast to a float")
+    reads_whole_numbers: bool = _fact("", "whether an operand is an integer tensor, or has integer values")
+    in_a_phase: bool = _fact("", "whether sin or cos reads a product, sum or concatenation of the result")
+    squares: bool = _fact("", "whether it squares its input: pow 2, square, or a tensor times itself")
+    centres: bool = _fact("", "whether it subtracts its own mean from a tensor")
+    shifts_by_max: bool = _fact("", "whether it subtracts a tensor's maximum, or an upper bound (logsumexp), from it")
 
-    weight_uses: int | None = _fact("1", "number of operations that read its most shared parameter")
-    buffer_max_abs: float | None = _fact("1", "largest finite magnitude in the floating buffers it reads")
+    weight_uses: int | None = _fact("1", "number of operations that read the most shared of its parameters")
+    buffer_max_abs: float | None = _fact("1", "largest finite magnitude in the floating-point buffers that it reads")
     input_max_abs: float | None = _fact("1", "largest magnitude among its input activations, measured in FP32")
-    output_max_abs: float | None = _fact("1", "largest magnitude of its output, measured in FP32")
-    divisor_min_abs: float | None = _fact("1", "smallest non-zero magnitude of its divisor or of its log's argument")
-    cancelled_bits: float | None = _fact("bits", "log2(input_max_abs / output_max_abs) of a sum of two tensors")
-    spacing: Mapping[str, float | None] = _fact("1", "spacing of a format's numbers at output_max_abs")
-    headroom_bits: Mapping[str, float | None] = _fact("bits", "doublings of output_max_abs before a format overflows")
-    verdict: Mapping[str, str] = _fact("", "safe, sensitive, unsafe or untested in a format, by measurement")
-    reason: Mapping[str, str] = _fact("", "the measurement's reason for a format, in one clause, as reason.fp16")
+    output_max_abs: float | None = _fact("1", "largest magnitude of the output, measured in FP32")
+    divisor_min_abs: float | None = _fact("1", "smallest non-zero magnitude of its divisor or log's argument")
+    cancelled_bits: float | None = _fact("bits", "of a sum of two tensors: log2(`input_max_abs` / `output_max_abs`)")
+    spacing: Mapping[str, float | None] = _fact("1", "spacing of a format's numbers near `output_max_abs`")
+    headroom_bits: Mapping[str, float | None] = _fact("bits", "doublings of `output_max_abs` until a format overflows")
+    verdict: Mapping[str, str] = _fact("", "measured verdict in a format: safe, sensitive, unsafe, untested")
+    reason: Mapping[str, str] = _fact("", "reason for the verdict in a format, in one clause")
 
 
 def _fact_about(annotation: str, unit: str, meaning: str) -> Fact:

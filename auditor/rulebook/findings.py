@@ -16,7 +16,7 @@ from .patterns import Matcher
 from .rule import CONFIDENCES, SEVERITIES, Rule, facts_shown, fill_message, without
 
 TRAINING = "training"
-"""The family of rules about gradients."""
+"""Name of the family of rules about gradients."""
 
 
 def classify(
@@ -28,8 +28,8 @@ def classify(
 ) -> tuple[Finding, ...]:
     """Findings in graph order, then by code; `agrees` is set later, by the measurement.
 
-    formats: of the audit, all by default: findings concern no other. trains: whether training is audited. Rules that
-    another one supersedes on the same operation are dropped.
+    formats: the audited ones, by default all; findings concern no others. trains: whether training is audited. Rules
+    that another rule supersedes on the same operation are dropped.
     """
     matcher = Matcher(capture, facts)
     order = {name: index for index, name in enumerate(capture.nodes)}
@@ -102,10 +102,10 @@ FLAGGED = ("unsafe", "sensitive")
 def compare_with_verdicts(
     findings: Sequence[Finding], verdicts: Mapping[str, Mapping[str, Verdict]]
 ) -> tuple[Finding, ...]:
-    """Set `agrees` of each finding; where rule and measurement differ, the measurement decides.
+    """Set `agrees` of each finding; if rule and measurement differ, the measurement decides.
 
-    An unconfirmed warning or error becomes info. A finding of the measurement alone stays only if no warning or error
-    on the same node or its module covers its formats.
+    An unconfirmed warning or error becomes info. A finding that only the measurement made stays if, in one of its
+    formats, no warning or error is about the same node or its module.
     """
     compared = [_confront(finding, verdicts.get(finding.node, {})) for finding in findings]
     causes = [finding for finding in compared if _is_cause(finding)]
@@ -122,7 +122,7 @@ def compare_with_verdicts(
 def exposed_findings(
     findings: Sequence[Finding], exposed: Mapping[str, Mapping[str, Sequence[str]]]
 ) -> tuple[Finding, ...]:
-    """Drop findings on operations that never receive a low value, in any of their formats, under any strategy.
+    """Drop findings on operations that never receive a low value, in any of the finding's formats, under any strategy.
 
     exposed: {node: {format: strategies that run it on low values}}. Findings not about precision stay.
     """
@@ -139,7 +139,7 @@ def with_batches(
     verdicts: Mapping[str, Mapping[str, Verdict]],
     of_first: Collection[tuple[str, str]] = (),
 ) -> tuple[Finding, ...]:
-    """Add the batch number to findings that only a later batch shows; merge findings of several model paths.
+    """Add the batch number to findings that only a later batch shows; merge equal findings of several model paths.
 
     of_first: (rule, node) of findings on the first batch.
     """
@@ -155,7 +155,7 @@ def with_batches(
 
 
 def _batch_of(finding: Finding, capture: Capture, verdicts: Mapping[str, Mapping[str, Verdict]]) -> int:
-    """Number of the batch that the operation's verdicts come from, or of the first that runs it."""
+    """Number of the batch that the operation's verdicts come from, or of the first batch that runs the operation."""
     if finding.node not in capture.nodes:
         return 1
     by_format = verdicts[finding.node]
@@ -166,7 +166,8 @@ def _batch_of(finding: Finding, capture: Capture, verdicts: Mapping[str, Mapping
 def apply_selection(
     findings: Sequence[Finding], select: Sequence[str], ignores: Sequence[Ignore], rules: Sequence[Rule]
 ) -> tuple[Finding, ...]:
-    """The findings with the selected codes, if any; then one for each ignore that matches nothing."""
+    """The findings with the selected codes (by default all) that no ignore matches; then a finding for each unused
+    ignore."""
     wanted = tuple(select) or ""
     chosen = [finding for finding in findings if finding.rule.startswith(wanted)]
     unused = [ignore for ignore in ignores if not any(_ignores(ignore, finding) for finding in chosen)]

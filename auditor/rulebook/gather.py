@@ -1,4 +1,5 @@
-"""Collects the facts of every node of a capture: its position, where it computes low, and its magnitudes."""
+"""Collects the facts of every node of a capture: its position, its precision if everything is low, and its
+magnitudes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ OF_NODE = (
     *(values.numel, reduction_length, sequence_length, values.reduce_op),
     *(values.whole_numbers, values.reads_whole_numbers, values.squares, values.centres, values.shifts_by_max),
 )
-"""Facts computed by functions with their names."""
+"""Facts, each computed by the function of the same name."""
 
 
 def gather(
@@ -80,7 +81,7 @@ def gather(
 def _sizes(
     node: fx.Node, ranges: Mapping[str, Magnitudes], weights: set[str], verdicts: Mapping[str, Verdict]
 ) -> dict[str, Any]:
-    """Magnitudes of inputs and result, and verdicts that depend on them."""
+    """Facts about magnitudes of inputs and result, and about verdicts."""
     into = values.input_max_abs(node, ranges, weights)
     output = ranges[node.name].max_abs if node.name in ranges else None
     return {
@@ -96,7 +97,7 @@ def _sizes(
 
 
 def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> dict[str, Any]:
-    """The literals in the user's code for this operation."""
+    """Facts about the literals in the user's code for this operation."""
     literals = values.constants(node, derived) if floating else ()
     return {
         "constants": literals,
@@ -114,7 +115,7 @@ def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> d
 def positions(capture: Capture) -> dict[str, set[str]]:
     """Node names by position. First layers: no layer upstream. Last layers: none between them and an output.
 
-    A layer has inputs computed from parameters alone (a weight norm's product counts), and others; norms and scales are
+    A layer has inputs computed only from parameters (a weight norm's product counts), and others; norms and scales are
     not layers. A model with several branches has several first and last layers.
     """
     fixed = {item.name for item in capture.placeholders if item.kind != "input"}
@@ -149,7 +150,8 @@ WORDS = {
 
 
 class Uses:
-    """The dtypes of a capture with all low, under autocast and cast. upcasts: operations that the user runs in FP32.
+    """The dtypes of a capture with everything in low precision, under autocast and with cast weights. upcasts:
+    operations that the user's code runs in FP32.
 
     An operation that autocast lowers, such as a product, does not pass FP32 on, unless autocast is off around it.
     """
@@ -165,7 +167,7 @@ class Uses:
         )
 
     def where(self, node: fx.Node) -> str | None:
-        """The strategies under which the node computes on low values, in words; None if neither."""
+        """The strategies under which the node computes in low precision, in words; None if there is none."""
         floating = values.is_floating(node)
         return WORDS[floating and self._under.low(node.name), floating and self._cast.low(node.name)]
 
@@ -181,7 +183,8 @@ class Uses:
         )
 
     def _is_high(self, node: fx.Node) -> bool:
-        """Whether the value stays FP32 under both strategies; a new scalar promotes nothing."""
+        """Whether the value stays FP32 under both strategies; False for a newly created scalar, which promotes
+        nothing."""
         if node.op != "call_function" or not values.is_floating(node) or (_is_made(node) and shape(node) == ()):
             return False
         return not self._cast.low(node.name) and not self._under.low(node.name)
@@ -195,7 +198,8 @@ class Uses:
         return reads or (self._is_high(node) and (_is_made(node) or not self._under.low(node.name)))
 
     def _hands_on(self, node: fx.Node, reader: fx.Node) -> bool:
-        """Whether the reader computes in FP32 because of this input; a new value only takes part in promotion."""
+        """Whether the reader computes in FP32 because of this input; a newly created value only takes part in
+        promotion."""
         row = row_of(reader)
         beside_low = any(self._cast.low(item.name) for item in reader.all_input_nodes)
         made = _is_made(_without_shapes(node)) and beside_low and not (row.promotes or row.transparent)
@@ -203,12 +207,12 @@ class Uses:
 
 
 def plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
-    """The dtypes of a model with all low."""
+    """The dtypes of a model with everything in low precision."""
     return resolve(Policy(capture, strategy, plain(fmt), fmt))
 
 
 def _is_made(node: fx.Node) -> bool:
-    """Whether the value is created without inputs, or from integers only."""
+    """Whether the node creates its value without inputs, or only from integers."""
     read = [dtype(item) for item in node.all_input_nodes]
     return node.op == "call_function" and not any(held and (held.is_floating_point or held.is_complex) for held in read)
 

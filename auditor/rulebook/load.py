@@ -1,4 +1,4 @@
-"""Loads rule files; an invalid one raises an error with file, line and key."""
+"""Loads rule files; an invalid file raises an error with file, line and key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _AS_GIVEN = Condition("fact", "upcast", {"equals": False})
 
 
 def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
-    """Every rule under the directories (`<family>/<CODE>-<name>.toml`), by code; the built-in ones by default.
+    """Every rule under the directories (`<family>/<CODE>-<name>.toml`), by code; by default the built-in rules.
 
     Chain nodes shared by several rules of a directory are in its `nodes.toml`. Raises: AuditorError(slug="rule-..."),
     also for a directory without rules, a duplicate code, a family whose codes have different prefixes, and an invalid
@@ -47,9 +47,7 @@ def _load(directories: Sequence[Path], state: Sequence[tuple[Path, int]]) -> tup
     for directory in directories:
         paths = sorted(directory.glob("*/*.toml"))
         if not paths:
-            raise AuditorError(
-                f"{directory} contains no rule; expected <family>/<CODE>-<name>.toml", slug="rule-none-found"
-            )
+            raise AuditorError(f"{directory} contains no rule; expected <family>/<CODE>-<name>.toml", "rule-none-found")
         common = directory / "nodes.toml"
         shared = _validate(common, _NODES, _table(common)) if common.exists() else {}
         rules += [_read(path, shared) for path in paths]
@@ -59,7 +57,8 @@ def _load(directories: Sequence[Path], state: Sequence[tuple[Path, int]]) -> tup
 
 
 def spread(rules: Sequence[Rule], formats: Sequence[str]) -> tuple[Rule, ...]:
-    """The rules; those for each format are copied to every audited format that no other rule of their family covers."""
+    """The rules; a rule for the format EACH is copied to every audited format that no other rule of its family
+    covers."""
     named = {(rule.family, fmt) for rule in rules if EACH not in rule.formats for fmt in rule.formats}
     result: list[Rule] = []
     for rule in rules:
@@ -150,16 +149,15 @@ def _check_superseded(rules: dict[str, Rule]) -> None:
 
 
 def _refuse(path: Path, place: Sequence[str | int], problem: str, slug: str = "rule-bad-value") -> NoReturn:
-    """Raises: AuditorError, with file, line and key."""
+    """Raise AuditorError with the problem, and the file, line and key where it is."""
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
     shown = key if key.isprintable() else ascii(key)
-    raise AuditorError(
-        f"{path}:{_line(path.read_text(encoding='utf-8'), place)}: {shown or 'file'}: {problem}", slug=slug
-    )
+    line = _line(path.read_text(encoding="utf-8"), place)
+    raise AuditorError(f"{path}:{line}: {shown or 'file'}: {problem}", slug)
 
 
 def _line(text: str, place: Sequence[str | int]) -> int:
-    """Line of the key, or of its table's header or name, else 1.
+    """Line number of a key in a rule file; of its table's header or name if the key is missing; else 1.
 
     TOML readers keep no positions, so the text is searched, table by table along the key's path; in a list of tables
     the first one with the key counts.

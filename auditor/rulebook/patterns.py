@@ -15,11 +15,11 @@ from .facts import NodeFacts
 from .rule import Chain, ChainNode, Match
 
 Edges = Sequence[tuple[str, str]]
-"""(chain position, position that reads its value)."""
+"""(node of a chain, node of the chain that reads its value)."""
 
 
 class Matcher:
-    """Matches rules in one capture; created once."""
+    """Finds the nodes of one capture that rules match; created once per capture."""
 
     def __init__(self, capture: Capture, facts: Mapping[str, NodeFacts]) -> None:
         self._facts = facts
@@ -49,7 +49,7 @@ class Matcher:
         return {name for op in named for name in self._by_op[op]}
 
     def _players(self, node: ChainNode) -> set[str]:
-        """Nodes that may take a position of a chain; inputs too, where any operation matches."""
+        """Nodes that may take a position of a chain; placeholders too, if any operation matches."""
         named = set(self._graph) if node.ops == ("*",) else self._with_ops(node.ops) & set(self._graph)
         return {n for n in named if n not in self._facts or evaluate(node.when, self._facts[n]) is True}
 
@@ -77,7 +77,8 @@ def _drawings(chain: Chain) -> Iterator[Edges]:
 
 
 def _values_graph(capture: Capture) -> nx.DiGraph:
-    """Which operations read whose values: reshapes, selections and casts are contracted, placeholders stay."""
+    """Graph of the operations that read each other's values: reshapes, selections and casts are contracted,
+    placeholders stay."""
     origin = {item.name: item.name for item in capture.placeholders}
     graph = nx.DiGraph()
     graph.add_nodes_from(origin)

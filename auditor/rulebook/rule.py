@@ -17,7 +17,7 @@ from .conditions import ALWAYS, Condition, all_of, refusal
 from .facts import EACH, FACTS, Fact, address_problem
 
 FORMATS = "formats"
-"""Special field: the formats of a finding."""
+"""Field of a message template for the formats of a finding."""
 
 
 def facts_shown(message: str, formats: Collection[str]) -> list[str]:
@@ -37,7 +37,7 @@ def facts_shown(message: str, formats: Collection[str]) -> list[str]:
 
 
 def fill_message(message: str, facts: Mapping[str, Any], formats: Collection[str]) -> str:
-    """Insert facts into a message; an unknown one reads "unknown". formats: for `{formats}`."""
+    """Insert facts into a message; an unknown fact reads "unknown". formats: for `{formats}`."""
     shown = {name: _field_value(value, formats) for name, value in facts.items()}
     return message.format_map({**shown, FORMATS: " and ".join(map(label, formats))})
 
@@ -132,7 +132,7 @@ class ChainNode(_Table):
 class Chain(_Table):
     """A small graph of operations to match, ignoring reshapes and casts. report: the node that a finding names.
 
-    paths: `a > b? > c`, with nodes by name; a `?` marks an optional one.
+    paths: `a > b? > c`, with nodes by name; a `?` marks an optional node.
     """
 
     paths: Texts
@@ -155,11 +155,11 @@ class Match(_Table):
 
 @dataclass(frozen=True)
 class Example(_Table):
-    """Code on which a rule fires, and the repaired code ("" where there is nothing to repair).
+    """Code on which a rule fires, and the repaired code ("" if there is nothing to repair).
 
     code, fixed: Python that defines `forward(...)`, or a module called `model`; torch, nn and F are imported. inputs:
-    one Python expression for each tensor argument. changes: how the repaired code's FP32 results differ, "" where only
-    by rounding.
+    one Python expression for each tensor argument. changes: how the repaired code's FP32 results differ, "" if only by
+    rounding.
     """
 
     code: Text
@@ -172,9 +172,9 @@ class Example(_Table):
 class Rule(_Table):
     """A pattern that fails in a format.
 
-    upcast: whether it also applies to values that the user's code converts to FP32; loading adds that to `when`.
-    supersedes: codes of more general rules, which are dropped where this one fires; it inherits their highest severity
-    and confidence. measurable: whether running one operation low can confirm the rule.
+    upcast: whether the rule also applies to values that the user's code converts to FP32; loading adds that to `when`.
+    supersedes: codes of more general rules, which are dropped if this rule fires; it inherits their highest severity
+    and confidence. measurable: whether running one operation in low precision can confirm the rule.
     """
 
     match: Match
@@ -204,5 +204,5 @@ class Rule(_Table):
 
     @property
     def family(self) -> str:
-        """The directory that contains its file."""
+        """Name of the directory that contains the rule's file."""
         return self.path.parent.name

@@ -86,7 +86,7 @@ def centres(node: fx.Node) -> bool:
 
 
 def shifts_by_max(node: fx.Node) -> bool:
-    """Whether the node is x minus its own maximum, or about that."""
+    """Whether the node is x minus its own maximum, or minus a smooth maximum."""
     taken = _subtrahend(node)
     return taken is not None and row_of(taken).maximum and _reads_minuend(node, taken)
 
@@ -103,13 +103,14 @@ def _reads_minuend(node: fx.Node, reduction: fx.Node) -> bool:
 
 
 def input_max_abs(node: fx.Node, ranges: Mapping[str, Magnitudes], weights: set[str]) -> float | None:
-    """Largest magnitude of the node's activations, from their nearest measurement upstream; `weights` are excluded."""
+    """Largest magnitude of the node's input activations, see `nearest_range`; `weights` are excluded."""
     activations = [item for item in node.all_input_nodes if source(item).name not in weights]
     return max((result.max_abs for item in activations if (result := nearest_range(item, ranges))), default=None)
 
 
 def nearest_range(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> Magnitudes | None:
-    """Magnitudes of the node, from the nearest measurement upstream of the same values."""
+    """Magnitudes of the node's result. If it was not measured, those of the nearest measured input that has the same
+    values."""
     while node.name not in ranges and row_of(node).transparent and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return ranges.get(node.name)
@@ -145,7 +146,8 @@ def derived_arguments(capture: Capture) -> dict[str, frozenset[int | str]]:
 
 
 def beyond(literal: float, name: str) -> bool:
-    """Whether the format cannot represent the literal's magnitude: it becomes infinite, or the largest number."""
+    """Whether the format cannot represent the literal's magnitude: the literal becomes infinite, or the largest
+    number."""
     return abs(_round_literal(literal, name)) == float("inf") or (
         FORMATS[name].overflows_to == "largest" and abs(literal) > FORMATS[name].largest
     )
@@ -164,9 +166,9 @@ def _round_literal(literal: float, name: str) -> float:
 LEAST = 1e3
 """Minimum magnitude of a literal that masks scores instead of scaling or shifting them."""
 EXACT = 1e-6
-"""Relative precision of a literal in FP32."""
+"""Relative tolerance for recognizing a literal in FP32 values."""
 NEAR = 0.1
-"""Tolerance for scores that are added to a mask's literal."""
+"""Relative tolerance for a mask's literal to which scores were added."""
 
 
 def literal_results(capture: Capture, ranges: Mapping[str, Magnitudes]) -> frozenset[str]:
@@ -223,7 +225,7 @@ def _is_whole(node: fx.Node) -> bool:
 
 
 def is_floating(node: fx.Node) -> bool:
-    """Whether its (first) result is a floating-point tensor."""
+    """Whether the node's first result is a floating-point tensor."""
     held = dtype(node)
     return held is not None and held.is_floating_point
 
@@ -259,14 +261,15 @@ def cancelled_bits(node: fx.Node, into: float | None, out: float | None) -> floa
 
 
 def reduce_op(node: fx.Node) -> str | None:
-    """The reduction of a functional collective."""
+    """The reduction of a collective operation, such as "sum"; None for other operations."""
     asked = arguments(node).get("reduce_op") if is_collective(op_of(node)) else None
     return asked if isinstance(asked, str) else None
 
 
 @dataclass(frozen=True)
 class AdditionRun:
-    """Repeated additions to one value. lost: {format: sum of updates below its spacing}; absorbed: see NodeFacts."""
+    """Repeated additions to one value. lost: {format: sum of updates of at most half its spacing}; absorbed: see
+    NodeFacts."""
 
     length: int = 0
     lost: Mapping[str, float] = field(default_factory=dict)
@@ -286,7 +289,7 @@ def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Nod
 
 
 def _longer(run: AdditionRun, node: fx.Node, ranges: Mapping[str, Magnitudes]) -> AdditionRun:
-    """Extend repeated additions by one. Of its two terms, the larger is taken as the running value, the smaller as the
+    """Extend repeated additions by one. The larger of the two terms is taken as the running value, the smaller as the
     update."""
     known = sorted(found.max_abs for item in node.all_input_nodes if (found := nearest_range(item, ranges)))
     if len(known) < 2:

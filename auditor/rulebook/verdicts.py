@@ -41,10 +41,10 @@ def verdict_of(
     max_error: float,
     noise: Noise = QUIET,
 ) -> Verdict:
-    """unsafe: alone it exceeds the budget, makes finite outputs non-finite, flips discrete results, or raises.
+    """Verdict of one node in one format. unsafe: by itself it exceeds the budget, makes outputs non-finite, or raises.
 
-    A node that no strategy runs low is safe, and the reason says so. NaN fails every threshold. Differences within the
-    noise of FP32 are ignored.
+    A node that no strategy runs in low precision is safe, and the reason says so. NaN fails every threshold.
+    Differences within the noise of FP32 are ignored.
     """
     if error is None or contribution is None:
         return Verdict("untested", "the measurement did not reach it")
@@ -72,14 +72,14 @@ def verdict_of(
 
 
 def within(noise: Noise) -> str:
-    """A clause: not more than the differences between FP32 runs."""
+    """Clause for an effect that does not exceed the differences between FP32 runs."""
     return f"at most {FLOOR:g} times the difference between FP32 runs ({noise.error:.2g})"
 
 
 def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
-    """How far an operation moves the outputs, in words that say whether it was measured or predicted.
+    """Words for an operation's effect on the outputs, which also say whether it was measured or predicted.
 
-    beyond: a limit that it exceeds, so enough digits are written to show that.
+    beyond: a limit that the effect exceeds; enough digits are written to show that.
     """
     if not math.isfinite(contribution.isolated):
         return "the outputs turn Inf or NaN"
@@ -92,7 +92,7 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
 
 
 def _share_of_budget(contribution: Contribution, max_error: float) -> str:
-    """The share of the error budget, or of the tightest criterion."""
+    """Words for the effect as a share of the error budget, or of the tightest criterion."""
     predicted = contribution.decided_by == "first-order"
     alone = f"{_company(contribution)} it"
     uses = f"{alone} is predicted to use" if predicted else f"{alone} uses"
@@ -106,7 +106,7 @@ def _share_of_budget(contribution: Contribution, max_error: float) -> str:
 
 
 def _part(share: float) -> str:
-    """A share in words, with two digits; never rounded to all."""
+    """Words for a share, with two digits; a share above 1 is never written as 100 %."""
     if share > 100:
         return f"{share:,.0f} times"
     text = f"{100 * share:.2g}" if share < 0.995 else f"{100 * share:.0f}"
@@ -116,7 +116,7 @@ def _part(share: float) -> str:
 
 
 def _company(contribution: Contribution) -> str:
-    """Whether it ran low alone."""
+    """Clause that says whether the operation ran in low precision by itself."""
     if contribution.decided_by != "group":
         return "run alone,"
     return f"run low with {'1 other' if contribution.together == 2 else f'{contribution.together - 1:,} others'},"
@@ -166,7 +166,8 @@ def _limit(error: NodeError) -> str | None:
 
 @dataclass(frozen=True)
 class Judgement:
-    """verdicts: {node: {format: Verdict}}; exposed: {node: {format: strategies that would run it low}}."""
+    """Verdicts of all nodes. verdicts: {node: {format: Verdict}}; exposed: {node: {format: strategies that would run it
+    low}}."""
 
     verdicts: Mapping[str, Mapping[str, Verdict]]
     exposed: Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -278,7 +279,7 @@ def backward_reasons(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:
 
 
 def with_backward(judged: Judgement, captured: Capture, nodes: Sequence[BackwardNode], step: Capture) -> Judgement:
-    """The verdicts of the audited graph; unsafe, too, are operations whose backward pass fails in the training step's
+    """The verdicts of the audited graph, with operations marked unsafe whose backward pass fails in the training step's
     graph."""
     same = same_operations(step, captured)
     verdicts = {name: dict(by_format) for name, by_format in judged.verdicts.items()}

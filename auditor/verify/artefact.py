@@ -29,26 +29,26 @@ from ..trees import tensors_in
 from .running import NOT_RUN, Answers, Question, Runs, said_no_memory
 
 TIMEOUT = 1800.0
-"""Seconds until a plan without a result counts as failed."""
+"""Seconds after which a plan without a result counts as failed."""
 
 GRACE = 1.0
-"""Seconds for the process to end once all jobs are done."""
+"""Seconds that the verification process may take to end once all jobs are done."""
 
 STARTED = "started.pt"
-"""The file with the state at the start of a job. `failed`: what the user's code raised; `unread`: why inputs are
-missing; `answer`: FP32 outputs for the first batch, if the model was built for this job."""
+"""The file that the verification process writes at the start of a job. `failed`: the exception of the user's code;
+`unread`: why inputs are missing; `answer`: FP32 outputs for the first batch, if the model was built for this job."""
 
 COUNTED = "counted"
-"""The file with the progress of a plan, if worth reporting."""
+"""The file to which the verification process writes the progress of a plan."""
 
 ALIKE = 1e-3
 """Largest relative L2 difference between FP32 outputs of equal models: rounding gives 1e-6, other weights give 1."""
 
-REBUILD = "patched_model.py runs that code again, in the same working directory, so it must be repeatable. No verdict"
-"""Message where the user's code fails before any plan is applied."""
+REBUILD = "patched_model.py runs the same code in the same working directory: make that code repeatable. No verdict"
+"""Added to the message if the user's code fails before any plan is applied."""
 
 LATER = 20.0
-"""Extra seconds beyond a score's time limit, to start, build the model and report the timeout itself."""
+"""Seconds added to a score's time limit, for starting, building the model and reporting the timeout itself."""
 
 _BOOT = """
 import json, sys
@@ -56,7 +56,7 @@ sys.path[:] = json.loads(sys.argv.pop())
 from auditor.verify.worker import main
 main()
 """
-"""Start code, since `python -m` would put the working directory first and run the package as `__main__`."""
+"""Start code: `python -m` would put the working directory first in sys.path and run the package as `__main__`."""
 
 _standby: Process | None = None
 
@@ -76,7 +76,7 @@ def start() -> Process:
 
 @contextmanager
 def standby() -> Iterator[None]:
-    """In the body a process for the first `start()` exists, which imports its modules in the meantime."""
+    """In the body, the process for the first `start()` exists already and imports its modules."""
     global _standby
     with suppress(OSError):
         _standby = start()
@@ -89,7 +89,7 @@ def standby() -> Iterator[None]:
 
 
 def hand(process: Process, job: Any) -> None:
-    """Send a job to a process; ignored if it has ended."""
+    """Send a job to a process; does nothing if the process has ended."""
     assert process.stdin is not None
     with suppress(OSError):
         pickle.dump(job, process.stdin)
@@ -97,16 +97,16 @@ def hand(process: Process, job: Any) -> None:
 
 
 class NotHandedOver(Exception):
-    """The audited model or its inputs cannot be used in another process; the message says why."""
+    """The audited model or its inputs cannot be used in another process; the message gives the reason."""
 
 
 class Verifier:
-    """Runs the artefacts of one model in a separate process, which exists until the body ends.
+    """Runs the artefacts of one model in a separate process, which ends with the body.
 
     The process imports `patched_model.py` by its path, as a user's script would, builds the model for the first plan,
-    and runs the plans in turn. Given a folder instead, it loads the file with the plan's name: an exported program or
-    an ONNX model, see loaders.py. If the process crashes or hangs, the current plan has failed, and another process
-    runs the rest.
+    and runs the plans in turn. If `ask` gets a folder instead, the process loads the file with the plan's name: an
+    exported program or an ONNX model, see loaders.py. If the process crashes or hangs, the current plan has failed, and
+    another process runs the rest.
     """
 
     def __init__(
@@ -124,7 +124,8 @@ class Verifier:
     ) -> None:
         """batches: used on their devices. scratch: a folder that is deleted if this process is killed. gradients, most:
         see Runs. timeout: seconds for a plan, TIMEOUT by default. expected: FP32 outputs for the first batch, which the
-        model built in the process must reproduce, within `noise`, the difference between FP32 runs."""
+        model built in the process must reproduce up to ALIKE or three times `noise`, the difference between FP32
+        runs."""
         self.scratch, self._timeout = scratch, timeout or TIMEOUT
         self._expected, self._limit = expected, max(ALIKE, 3 * noise)
         self._settings: dict[str, Any] = {
@@ -148,7 +149,7 @@ class Verifier:
     @classmethod
     @contextmanager
     def start(cls, batches: Sequence[Batch], **settings: Any) -> Iterator[tuple[Verifier, Path]]:
-        """For the body, a Verifier and its folder. settings: as for the constructor. Raises: NotHandedOver."""
+        """For the body, a Verifier and its folder. settings: as for the constructor."""
         with (
             tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True) as folder,
             cls(batches, Path(folder), **settings) as verifier,
@@ -174,7 +175,8 @@ class Verifier:
     ) -> dict[str, Any]:
         """The result of each plan in a file, or a one-line reason why it failed; FP32 and TODAY mean the model itself.
 
-        later: seconds added to the timeout. Raises: NotHandedOver.
+        later: seconds added to the timeout. Raises: NotHandedOver; LoadError(slug="not-rebuilt");
+        torch.OutOfMemoryError.
         """
         result: dict[str, Any] = {}
         (self.scratch / COUNTED).unlink(missing_ok=True)
@@ -187,7 +189,7 @@ class Verifier:
             try:
                 failure = self._run(job, files, self._timeout + later)
                 if known is not None and self._process is None and not (folder / STARTED).exists():
-                    continue  # it had ended since it answered others
+                    continue  # the process had ended after an earlier job: start another
                 self._check_start(folder / STARTED, failure)
             except BaseException:
                 self._give_up()
@@ -195,14 +197,15 @@ class Verifier:
             answered = {plan: _read(each) for plan, each in zip(left, files, strict=True) if each.exists()}
             shutil.rmtree(folder, ignore_errors=True)
             missing = [plan for plan in left if plan not in answered]
-            result |= answered | dict.fromkeys(missing[:1], NOT_RUN + failure)  # another process goes on with the rest
+            result |= answered | dict.fromkeys(missing[:1], NOT_RUN + failure)  # another process runs the rest
         return result
 
     def _check_start(self, file: Path, failure: str) -> None:
         """Compare the model built in the process with the audited one.
 
-        Raises: LoadError(slug="not-rebuilt") where the user's code did not build the model again, or it does not run in
-        FP32; NotHandedOver where it is a different model, or its inputs cannot be passed.
+        Raises: LoadError(slug="not-rebuilt") if the user's code does not build the model again, or the model does not
+        run in FP32; torch.OutOfMemoryError if memory ran out there; NotHandedOver if the model is a different one, or
+        its inputs cannot be passed.
         """
         if not file.exists():
             said = f"the model could not be built in a fresh process: {failure}"
@@ -222,14 +225,14 @@ class Verifier:
         except MeasureError:
             difference = float("inf")
         if not difference <= self._limit:
-            raise NotHandedOver("the factory returns a different model each time: seed it, or give --weights")
+            raise NotHandedOver("the factory returns a different model each time: seed the factory, or give --weights")
 
     def _run(self, job: Mapping[str, Any], files: Sequence[Path], timeout: float) -> str:
         """Run a job; returns how the process ended if it left a plan without a result.
 
         The process is stopped if one plan takes longer than `timeout`.
         """
-        let_go(self._settings["device"])  # the other process is to use it
+        let_go(self._settings["device"])  # for the other process
         if (limit := offload.now()) is not None:
             limit.let_go()
         if self._process is None:
@@ -248,7 +251,7 @@ class Verifier:
 
         if not wait_until(lambda: process.poll() is not None or count_answers() == len(files), timeout, count_answers):
             self._give_up()
-            return f"the process that ran it did not respond within {timeout:g} seconds"
+            return f"the process that ran the plan did not respond within {timeout:g} seconds"
         if count_answers() == len(files):
             return ""
         failure = _describe_end(process)
@@ -262,16 +265,18 @@ class Verifier:
 
 
 def _read(file: Path) -> Any:
-    """The result of one plan, or the reason why there is none."""
+    """The result of one plan, or the reason why it cannot be read."""
     try:
         with torch.serialization.safe_globals([Answers, ScoreResult, TimeAndMemory, Times]):
-            return torch.load(file, weights_only=True, mmap=True)  # read where it is compared
+            return torch.load(file, weights_only=True, mmap=True)  # mapped: read when compared
     except Exception as error:
-        return f"its outputs cannot be passed between processes: {first_line(error)[:200]}"
+        return f"the plan's outputs cannot be passed between processes: {first_line(error)[:200]}"
 
 
 def _describe_end(process: Process) -> str:
-    """How a process ended, with its last line of output."""
+    """How a process ended, in words, with its last line of output."""
     last = printable("".join(process.last_words()[-1:]).strip())
     silent = " without a result" if process.returncode >= 0 else ""
-    return f"the process that ran it {how_ended(process.returncode)}{silent}" + (f": {last[:300]}" if last else "")
+    return f"the process that ran the plan {how_ended(process.returncode)}{silent}" + (
+        f": {last[:300]}" if last else ""
+    )

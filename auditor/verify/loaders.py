@@ -1,4 +1,4 @@
-"""Callables that replace the model: `patched_model.py` under a plan, an exported program, or an ONNX model."""
+"""Callables in place of the model: `patched_model.py` under a plan, an exported program, or an ONNX model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROGRAM, ONNX = ".pt2", ".onnx"
 """File suffixes of a plan's exported program and ONNX model."""
 
 AS_IT_IS = ".rounded"
-"""Suffix of a plan's name for running its ONNX model unoptimized, as in the file."""
+"""Suffix of a plan's name for running its ONNX model without optimizations, as in the file."""
 
 PROVIDER = "CPUExecutionProvider"
 
@@ -34,7 +34,8 @@ _NAMES = {"tensor(float16)": torch.float16, "tensor(bfloat16)": torch.bfloat16}
 def patch_model(
     model: nn.Module, plans: Collection[str], apply: Callable[[nn.Module, str], object], plan: str
 ) -> Iterator[nn.Module]:
-    """In the body, the model under one of the plans, or in FP32 including low weights; then it is restored."""
+    """In the body, the model under one of the plans; for FP32 and TODAY in FP32, its low weights too. Then it is
+    restored."""
     name = FP32 if plan == TODAY else plan
     with isolate(model):
         if name != FP32 or FP32 in plans:
@@ -43,19 +44,20 @@ def patch_model(
 
 
 def in_hand(model: nn.Module, plans: Mapping[str, Plan], plan: str) -> AbstractContextManager[nn.Module]:
-    """As `patch_model`, for plans without a file."""
+    """`patch_model` for plans in memory, without a file."""
     return patch_model(model, plans, lambda model, name: apply_plan(model, plan_table(plans[name])), plan)
 
 
 def load_program(folder: Path, device: str, plan: str) -> AbstractContextManager[nn.Module]:
-    """The program or ONNX model in the folder under a plan's name."""
+    """The exported program or ONNX model that the folder contains for a plan."""
     if (file := folder / f"{plan}{ONNX}").exists():
         return nullcontext(_OnnxModel(file))
     return nullcontext(ProgramModule(torch.export.load(folder / f"{plan}{PROGRAM}").module().to(device)))
 
 
 class ProgramModule(nn.Module):
-    """Calls a program. Outputs of a user-defined class become an object with the same names as attributes and keys."""
+    """Calls an exported program. Outputs of a user-defined class become an object with the same names as attributes and
+    keys."""
 
     def __init__(self, program: nn.Module) -> None:
         super().__init__()
@@ -72,7 +74,7 @@ class ProgramModule(nn.Module):
 
 
 class _NamedOutputs(dict[Any, Any]):
-    """Outputs by name, like most output classes."""
+    """A dict of outputs that also allows access by attribute and position, like most output classes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -86,7 +88,7 @@ class _NamedOutputs(dict[Any, Any]):
 
 
 class _OnnxModel(nn.Module):
-    """Calls onnxruntime; inputs are cast to the model's dtypes, floating-point outputs to FP32."""
+    """Runs an ONNX model with onnxruntime; inputs are cast to the model's dtypes, floating-point outputs to FP32."""
 
     def __init__(self, file: Path) -> None:
         import onnxruntime
@@ -109,7 +111,7 @@ class _OnnxModel(nn.Module):
 
 
 def _to_numpy(x: torch.Tensor) -> Any:
-    """A tensor for onnxruntime; NumPy has no BF16, whose bits use another type."""
+    """A tensor as onnxruntime's value; NumPy has no BF16, so its bits are passed as another type."""
     from onnx import TensorProto
     from onnxruntime import OrtValue
 

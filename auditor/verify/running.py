@@ -1,4 +1,4 @@
-"""Runs patched models: outputs, scores and times, in the verification process and in the audit's own."""
+"""Runs patched models for outputs, scores and times, in the verification process and in the audit's own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Call = Callable[..., Any]
 Number = Callable[[], float]
 
 Load = Callable[[str], AbstractContextManager[nn.Module]]
-"""A context manager that provides the model under a named plan."""
+"""Load(plan): a context manager that provides the model under the plan of that name."""
 
 FP32, TODAY = "fp32", "fp32_today"
 """Plan names for the model itself: unchanged, and under the caller's own flags."""
@@ -50,16 +50,16 @@ SECONDS = 2.0
 """Total seconds of the timed forwards, unless the minimum number takes longer."""
 
 PATIENCE = 30.0
-"""Seconds of warm-up, without compilation, after which timing starts."""
+"""Seconds after which the warm-up ends early."""
 
 NO_MEMORY = "out of memory"
 
 NOT_RUN = "not run, "
-"""Prefix of reasons unrelated to precision: a timeout, a file, or the end of its process."""
+"""Prefix of reasons unrelated to precision: a timeout, a file, or the end of the process."""
 
 
 def failure_of(error: BaseException) -> str:
-    """An exception in one line, with the line of the model."""
+    """An exception in one line, with the source line of the model that raised it."""
     said = first_line(error)[:300] if isinstance(error, AuditorError) else describe(error, 300)
     place = raised_at(error)
     said += f" ({place})" if place else ""
@@ -69,7 +69,7 @@ def failure_of(error: BaseException) -> str:
 
 
 def says_nothing(failure: str | None) -> bool:
-    """Whether the reason why a plan did not run is unrelated to precision."""
+    """Whether a plan failed for a reason that is unrelated to precision."""
     return failure is not None and (failure.startswith(NOT_RUN) or said_no_memory(failure))
 
 
@@ -91,11 +91,11 @@ class Answers:
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs the loaded models, natively on a GPU, emulating one on a CPU; all state is restored.
+    """Runs the loaded models, natively on a GPU, emulating a GPU on a CPU; all state is restored.
 
-    gradients: whether the model supports them. most: operations that a forward may take, see `emulate`. apart: whether
-    the process exists only for these runs. Each method answers a question (see Question); a failed run returns a
-    one-line reason.
+    gradients: whether the model supports them. most: maximum operations of a forward, see `emulate`. apart: whether the
+    process exists only for these runs. Each method answers a question (see Question); a failed run returns a one-line
+    reason.
     """
 
     load: Load
@@ -107,9 +107,9 @@ class Runs:
     apart: bool = False
 
     def answers(self, plan: str) -> Answers | str:
-        """The model's outputs on each batch without gradients and, on the first, with them.
+        """The model's outputs on each batch without gradients and, on the first, with gradients enabled.
 
-        On a GPU it also runs with PyTorch's fused transformer path, which its user would get; a CPU's fused path
+        On a GPU the model also runs with PyTorch's fused transformer path, which its user would get; a CPU's fused path
         differs from a GPU's.
         """
 
@@ -132,7 +132,7 @@ class Runs:
     def score(
         self, plan: str, scoring: ScoreFunction | str, most: int | None = None, limit: float | None = None
     ) -> ScoreResult | str:
-        """The score of the model by the user's function. most, limit: see `given_by`.
+        """The user's score of the model. most, limit: see `call_scoring`.
 
         `limit` cannot stop code that neither calls the model nor yields a number.
         """
@@ -146,7 +146,7 @@ class Runs:
         return self._run_or_reason(plan, nullcontext(), run)
 
     def generate(self, plan: str, compare: Callable[..., Any]) -> dict[str, list[torch.Tensor]] | str:
-        """The results of decoding prompts with the model, from `compare(model, around=...)`."""
+        """Results of `compare(model, around=...)`, which decodes prompts with the model."""
         around = partial(as_on, self.device)
         return self._run_or_reason(plan, ieee(), lambda model: compare(model, around=around))
 
@@ -175,9 +175,9 @@ Question = Callable[[Runs, str], Any]
 def run_patched(
     model: nn.Module, batches: Sequence[Batch], device: str, seed: int = 0, most: int | None = None
 ) -> list[list[torch.Tensor]]:
-    """Output tensors, on the CPU, of a model that carries its own scopes; one list per batch.
+    """Output tensors, on the CPU, of a model to which a plan was applied; one list per batch.
 
-    The model is called as its user calls it. Raises: whatever it raises, or a GPU would raise.
+    The model is called as its user calls it. Raises: whatever the model raises, or would raise on a GPU.
     """
     around = partial(as_on, device, most)
     return [[x.cpu() for x in answer(model, batch, seed=seed, around=around)] for batch in batches]
@@ -185,7 +185,7 @@ def run_patched(
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward of a model on a batch, always from the same state and random numbers."""
+    """Runs one forward of a model on a batch, always from the same state and random numbers."""
 
     model: nn.Module
     batch: Batch
@@ -193,7 +193,7 @@ class Forward:
     seed: int
 
     def run(self, call: Call, measure: Callable[[str], AbstractContextManager[Number]]) -> float:
-        """Run one forward with `call` in the model's place, no operations intercepted; returns the measurement."""
+        """Run one forward with `call` in place of the model and no operations intercepted; returns the measurement."""
         with isolate(self.model, self.batch, seed=self.seed):
             args, kwargs = copy_batch(self.batch)
             with torch.no_grad(), _disable_current_modes(), measure(self.device) as result:
@@ -229,7 +229,7 @@ class Forward:
         return self.time_eager(lambda *args, **kwargs: graph.replay())
 
     def measure_memory(self) -> int:
-        """Bytes of the model and its inputs, and the allocator's peak during a forward beyond them."""
+        """Bytes of the model and its inputs, plus the allocator's peak during a forward."""
         most = int(self.run(self.model, peak))
         held = [x for m in modules_of(self.model) for x in (*m._parameters.values(), *m._buffers.values())]
         held += tensors_in(copy_batch(self.batch))
@@ -238,10 +238,10 @@ class Forward:
 
 
 def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: bool = True) -> TimeAndMemory:
-    """Time one forward: plain, compiled, and on CUDA as a graph; a variant that fails has a reason instead.
+    """Time one forward: eager, compiled, and on CUDA as a graph; a variant that fails has a reason instead.
 
-    apart: whether this process exists only for this: compiling leaves traces, so elsewhere only the plain variant runs.
-    The model is restored.
+    apart: whether this process exists only for these runs. Compiling changes a process, so otherwise only the eager
+    variant and memory are measured. The model is restored.
     """
     forward = Forward(model, batch, device, seed)
     ways: dict[str, Callable[[], Any]] = {"eager": lambda: forward.time_eager(model), "memory": forward.measure_memory}
@@ -253,7 +253,7 @@ def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, 
     result: dict[str, Any] = {}
     with isolate(model, batch):
         try:
-            answer(model, batch, seed=seed)  # whose writes are seen, and undone
+            answer(model, batch, seed=seed)  # fails here if it cannot run; its writes are undone
         except Exception as error:
             let_through(error, memory=False)
             return TimeAndMemory(missing=dict.fromkeys(("eager", "compiled", "memory"), failure_of(error)))
@@ -295,7 +295,7 @@ def _of_a_gpu(device: str) -> Iterator[Number]:
 
 @contextmanager
 def _of_the_cpu() -> Iterator[Number]:
-    """From torch's profiler, which sees every allocation; its two lines on stderr are suppressed."""
+    """Peak memory from torch's profiler, which sees every allocation; its two lines on stderr are suppressed."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def jobs() -> Iterator[Any]:
-    """The messages to this process, in order: first settings, among them `scratch`.
+    """The messages to this process, in order: the settings first, which include `scratch`.
 
     The process ends, and deletes the folder `scratch`, once the other end of its standard input is closed. Other code
     reads an empty standard input.
@@ -75,7 +75,7 @@ def jobs() -> Iterator[Any]:
 
 
 class Worker:
-    """Runs jobs. model, batches: None until a job needs them."""
+    """Runs jobs in this process. model, batches: None until a job needs them."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = settings
@@ -83,7 +83,7 @@ class Worker:
         self.batches: list[Batch] | None = None
 
     def did(self, job: Mapping[str, Any]) -> bool:
-        """Run a job: its question for each of its plans. False where nothing can run."""
+        """Run a job: its question for each of its plans. False if nothing can run."""
         settings, folder = self.settings, job["folder"]
         load, said = self._load_plans(job["file"])
         write(folder / STARTED, said)
@@ -109,10 +109,12 @@ class Worker:
             if self.model is not None:
                 module = import_source("patched_model", file)
                 return partial(patch_model, self.model, module.PLANS, module.apply), {}
-            sys.argv = [str(file)]  # a source that looks at its arguments finds none
+            sys.argv = [str(file)]  # the user's code must see no arguments
             module = import_source("patched_model", file)
             model = build_model(module, self.settings)
-            if (unread := self._read()) or self.batches is None:  # they may be of classes of the model's file
+            if (
+                unread := self._read()
+            ) or self.batches is None:  # read now: inputs may be of classes in the model's file
                 return None, unread
             materialise(model, self.batches[0], self.settings["seed"])
             what, self.model = "running the model in FP32", model
@@ -125,7 +127,7 @@ class Worker:
             return None, {"failed": f"{what} in a fresh process raised {said}"}
 
     def _read(self) -> dict[str, str]:
-        """Read the inputs onto their devices; returns the reason if that fails."""
+        """Move the inputs to their devices; returns the reason if they cannot be read."""
         if "unread" in self.settings or self.batches is not None:
             return {"unread": self.settings["unread"]} if self.batches is None else {}
         try:

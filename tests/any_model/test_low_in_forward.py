@@ -168,7 +168,7 @@ def test_fp64_is_kept_and_the_rest_is_audited(kind: str) -> None:
 
 
 def test_a_model_in_fp64_alone_has_nothing_to_audit() -> None:
-    with refused(CaptureError, "nothing-to-audit", match=r"FP64 alone.*model\.float\(\)"):
+    with refused(CaptureError, "nothing-to-audit", match=r"only in FP64.*model\.float\(\)"):
         auditor.audit(mlp().double(), normal(4, 16, dtype=FP64), device="cpu")
 
 

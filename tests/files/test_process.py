@@ -210,4 +210,5 @@ def test_two_audits_into_the_same_place_at_once(tmp_path: Path, root: Path) -> N
     (other,) = set(errors) - {ran}
     assert f"'../{ran}/" in files["patched_model.py"]
     assert f"'../{other}/" not in files["patched_model.py"]
-    assert f"budget of {ran}" in files["report.html"]
+    assert f"--max-error {ran}" in files["report.html"]
+    assert f"--max-error {other}" not in files["report.html"]

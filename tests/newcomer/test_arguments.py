@@ -81,7 +81,7 @@ def raising(*given: Any) -> Any:
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
-        (lambda r, c: None, "metric=<lambda> returned None: it returns one number"),
+        (lambda r, c: None, "metric=<lambda> returned None: return one number"),
         (lambda r, c: "x", "returned a value of type str"),
         (lambda r, c: torch.ones(2), "returned a value of type Tensor"),
         (lambda r, c: [1.0], "returned a value of type list"),

@@ -86,7 +86,7 @@ def test_a_fleet_says_which_failed(tmp_path: Path) -> None:
     assert not list(root.glob("fleet/**/plan.json"))
 
 
-ANOTHER = "the factory returns a different model each time: seed it, or give --weights"
+ANOTHER = "the factory returns a different model each time: seed the factory, or give --weights"
 DRAWS = {"numpy": "int(numpy.random.default_rng().integers(2**31))", "the clock": "time.time_ns() % 2**31"}
 
 

@@ -87,7 +87,7 @@ def test_what_the_measurement_finds_is_its_verdict_and_its_number_that_of_a_run(
     (report,) = audit.nodes
     for (fmt,), one in found.items():
         assert report.verdicts[fmt].verdict == "unsafe"
-        assert one.message == f"the measurement finds cos unsafe in {label(fmt)}: {report.verdicts[fmt].reason}"
+        assert one.message == f"cos is unsafe in {label(fmt)}: {report.verdicts[fmt].reason}"
     for fmt, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         moved = float((x.to(dtype).cos().float() - x.cos()).norm() / x.cos().norm())
         assert f" {moved:.2g}" in found[(fmt,)].message
@@ -96,17 +96,17 @@ def test_what_the_measurement_finds_is_its_verdict_and_its_number_that_of_a_run(
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("HWR001", "a 8 x 10 x 100 product with widths or channels that are no multiples of 8 (10 and 100)"),
-        ("HWR001", "padding adds 66% to its work"),
-        ("ACT005", "the result of linear reaches 2e+04 here: 1.7 doublings are left"),
+        ("HWR001", "this 8 x 10 x 100 matrix product has sizes that are not multiples of 8 (10 and 100)"),
+        ("HWR001", "padding adds 66% to the work"),
+        ("ACT005", "the result of linear reaches 2e+04 on the calibration inputs: after 1.7 more doublings FP16 overflows"),
         ("BND003", "with cast weights (not under autocast)"),
         ("RNN003", "one of 20 calls of this cell: under autocast and with cast weights"),
         ("POS001", "angles up to 905 are computed in low precision, where adjacent numbers differ by 0.5 in FP16 and 4 in BF16"),
-        ("RED008", "the end of 32 additions to one value"),
-        ("RED009", "operands up to 1001 cancel down to 1: 10.0 significant bits are gone. FP16 has 11. BF16 has 8"),
-        ("CON003", "a literal 1e-06 away from 1 is exactly 1 in FP16 and BF16"),
-        ("TRN002", "is guarded by 1e-09"),
-        ("TRN003", "2 operations read the table of this embedding"),
+        ("RED008", "32 additions to one value end here"),
+        ("RED009", "cancel to a result of at most 1: 10.0 significant bits are lost. FP16 has 11 bits. BF16 has 8 bits"),
+        ("CON003", "a constant that differs from 1 by 1e-06 acts as exactly 1 in FP16 and BF16"),
+        ("TRN002", "the guard 1e-09 of a root"),
+        ("TRN003", "2 operations read this embedding's table"),
         ("NRM005", "a running statistic of 1e+06 does not fit FP16"),
     ],
 )  # fmt: skip

@@ -54,21 +54,21 @@ BUDGET = {
     "cli": (1360, "settings"),
     "criteria": (1150, "criteria"),
     "document": (900, "document"),
-    "execution": (1260, "execution"),
+    "execution": (1270, "execution"),
     "fleet": (440, "fleet"),
     "generation": (640, "generation"),
-    "graphs": (1120, "graphs"),
+    "graphs": (1110, "graphs"),
     "isolation": (1200, "isolation"),
-    "loading": (1900, "loading"),
+    "loading": (1910, "loading"),
     "loose files": (990, "flow"),
-    "measure": (2340, "measure"),
+    "measure": (2360, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2420, "plan"),
-    "progress": (310, "telling"),
+    "plan": (2450, "plan"),
+    "progress": (300, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1240, "rehearsal"),
-    "report": (3260, "report"),
+    "report": (3250, "report"),
     "rulebook": (2400, "rules"),
     "score": (290, "criteria"),
     "snippets": (450, "snippets"),
@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33050, 203, 24
+LINES, FILES, ROOMS = 33240, 203, 24
 """Of all of them."""
 
 

@@ -69,7 +69,7 @@ def test_names_that_are_refused(name: str) -> None:
 @pytest.mark.parametrize("lacking", ["name", "title", "runtime"])
 def test_what_a_strategy_lacks_is_said_before_an_audit_needs_it(lacking: str) -> None:
     other = type("Other", (Mine,), {"name": "other", lacking: None})()
-    with refused(AuditorError, "bad-strategy", match=f"it lacks the (text|class) `?{lacking}"):
+    with refused(AuditorError, "bad-strategy", match=f"its attribute `{lacking}` must be a (string|class)"):
         register(other)
     assert "other" not in names()
 
@@ -168,7 +168,7 @@ def test_a_symbol_that_is_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / "renamed_net.py").write_text("class Other: pass\n")
     source = {"path": "renamed_net.py", "digest": None, "module": "renamed_net", "working_directory": None}
     source |= {"symbol": "Net", "kind": "class", "weights": None}
-    with pytest.raises(ValueError, match=r"renamed_net\.py no longer defines 'Net': audit it again"):
+    with pytest.raises(ValueError, match=r"renamed_net\.py no longer defines 'Net': audit the model again"):
         make_original(source, str(tmp_path / "patched_model.py"), (), {})
 
 

@@ -156,10 +156,10 @@ def test_a_type_of_torch_that_only_stores_can_be_registered(row: Format) -> None
 @pytest.mark.parametrize(
     ("exponent_bits", "mantissa", "message"),
     [
-        (0, 3, "has 1 to 11 exponent bits, not 0"),
-        (99, 3, "has 1 to 11 exponent bits, not 99"),
-        (5, 3.5, "has 1 to 52 fraction bits, not 3.5"),
-        ("5", 3, "has 1 to 11 exponent bits, not '5'"),
+        (0, 3, "must have 1 to 11 exponent bits, not 0"),
+        (99, 3, "must have 1 to 11 exponent bits, not 99"),
+        (5, 3.5, "must have 1 to 52 fraction bits, not 3.5"),
+        ("5", 3, "must have 1 to 11 exponent bits, not '5'"),
     ],
 )
 def test_bits_of_no_format_are_refused_before_anything_is_worked_out(

@@ -95,7 +95,7 @@ def test_facts_of_the_measurement_fire_their_rules() -> None:
     facts = gather(toy.capture, toy.ranges, verdicts)
     found = compare_with_verdicts(classify(toy.capture, facts, RULES), verdicts)
     assert codes(found) == [("MSR001", "tanh"), ("MSR002", "cos")]
-    assert found[0].message == "the measurement finds tanh unsafe in FP16: overflow"
+    assert found[0].message == "tanh is unsafe in FP16: overflow"
     assert all(item.agrees for item in found)
     assert not [item for item in classify(toy.capture, toy.facts, RULES) if item.rule.startswith("MSR")]
 
@@ -117,7 +117,7 @@ def test_an_unused_ignore_is_a_finding() -> None:
     kept, unused = apply_selection(found, (), (stale,), RULES)
     assert kept == found[0]
     assert (unused.rule, unused.severity, unused.source, unused.node) == ("CFG001", "warning", "pyproject.toml:7", "")
-    assert unused.message == "nothing in this audit matches this entry of [tool.auditor]: NRM001 in 'blocks.*'"
+    assert unused.message == "this entry of [tool.auditor] matches no finding: NRM001 in 'blocks.*'"
     assert unused.evidence["reason"] == "checked by hand"
 
 
@@ -158,7 +158,7 @@ def test_findings_come_in_graph_order_then_by_code() -> None:
 
 def test_a_finding_speaks_in_the_users_terms() -> None:
     (finding,) = (item for item in classify(TOY.capture, TOY.facts, RULES) if item.rule == "CON001")
-    assert finding.message == "the literal -1e+09 does not fit FP16, whose largest number is 65504"
+    assert finding.message == "the constant -1e+09 does not fit FP16, whose largest number is 65504"
     assert (finding.severity, finding.formats, finding.owner) == ("error", ("fp16",), "")
     assert finding.source.startswith("test_findings.py:")
     assert finding.evidence == {

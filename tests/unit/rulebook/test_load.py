@@ -260,7 +260,7 @@ def test_an_example_is_read_and_explained(tmp_path: Path) -> None:
     for line in (rule.example.code, rule.example.fixed):
         assert f"\n    {line}\n" in explain(rule)
     assert "called with `torch.ones(4)`" in explain(rule)
-    assert "Confidence: low, and high where the operation is measured to be unsafe." in explain(rule)
+    assert "Confidence: low, or high if the operation is measured to be unsafe." in explain(rule)
 
 
 def test_all_of_a_rule_is_in_its_data(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def act(*seen):
         verifier._process.kill()
         verifier._process.wait()
         again = verifier.ask(file, ["cast_bf16"])
-    ended = "not run, the process that ran it"
+    ended = "not run, the process that ran the plan"
     assert [found[name] for name in PLANS[:2]] == [
         f"{ended} was killed by SIGSEGV",
         f"{ended} ended with exit code 3 without a result: \ufffd\ufffd\\x00 last",
@@ -130,7 +130,7 @@ def test_a_plan_that_hangs_is_given_up(tmp_path: Path) -> None:
         verifier.ask(emitted(tmp_path, *PLANS), ["cast_fp16"])
         verifier._timeout = 0.5
         found = verifier.ask(emitted(tmp_path, *PLANS), ["cast_bf16"])
-    assert found == {"cast_bf16": "not run, the process that ran it did not respond within 0.5 seconds"}
+    assert found == {"cast_bf16": "not run, the process that ran the plan did not respond within 0.5 seconds"}
 
 
 def test_neither_noise_nor_threads_nor_arguments_nor_numbers_drawn_at_import_matter(tmp_path: Path) -> None:
