@@ -21,7 +21,7 @@ from ..criteria.measure import Criteria, names_of
 from ..execution.policy import choice_from_scopes
 from ..folder import OWN
 from ..isolation.answer import answer
-from ..numerics.nodes import row_of, tensors_of
+from ..numerics.nodes import row_of, tensors_in
 from ..plan.problem import Problem
 from ..plan.workbench import Workbench
 from ..records import Batch, Capture, Plan, Subject
@@ -127,10 +127,10 @@ def parts_of(capture: Capture) -> dict[str, str]:
             for source in node.all_input_nodes[1:3]:
                 cached.update(_through(source))
     for node in reversed(nodes):
-        discrete = any(not x.is_floating_point() for x in tensors_of(node.meta.get("val")))
+        discrete = any(not x.is_floating_point() for x in tensors_in(node.meta.get("val")))
         if node.op == "call_function" and discrete and not row_of(node).asks_shape:
             for source in node.all_input_nodes:
-                if source.op == "call_function" and any(x.is_floating_point() for x in tensors_of(source.meta["val"])):
+                if source.op == "call_function" and any(x.is_floating_point() for x in tensors_in(source.meta["val"])):
                     routed.update(_of_product(source))
     head = set(_through(next((n for n in nodes if n.name == capture.outputs[0]), nodes[-1])))
     result = {}

@@ -16,7 +16,7 @@ from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
 from ..numerics.entries import is_plain
 from ..numerics.metrics import output_error
-from ..numerics.nodes import tensors_of
+from ..numerics.nodes import tensors_in
 from ..records import Capture, Contribution, Noise, Subject
 from .rerun import Yardstick
 
@@ -102,7 +102,7 @@ def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, 
     try:
         with torch.no_grad(), isolate(seed=seed):
             for n, result, other in beside(first, second, inputs):
-                pairs = zip(tensors_of(result), tensors_of(other), strict=True)
+                pairs = zip(tensors_in(result), tensors_in(other), strict=True)
                 compared = [(a, b) for a, b in pairs if is_plain(a) and is_plain(b)]
                 error = output_error([a for a, _ in compared], [b for _, b in compared]) if compared else 0.0
                 if error > 0 and not any(source.name in apart for source in n.all_input_nodes):
