@@ -27,16 +27,16 @@ LONGEST = 26
 TERMS = {
     "calibration inputs": "the batches that plans are derived from",
     "cast": "a dtype conversion; the strategy `cast` stores the weights in low precision",
-    "emulate": "compute on a CPU what a GPU would: the same rounding and CUDA's autocast lists",
-    "error budget": "how far the outputs may be from FP32: `--max-error`, relative L2, 0.01 by default",
-    "FP32 island": "modules kept in FP32 inside a part that runs in low precision",
-    "held-out inputs": "batches that plans are verified on, but not derived from",
+    "emulate": "compute on a CPU with the arithmetic of a GPU: the same rounding, and CUDA's autocast lists",
+    "error budget": "the largest allowed error of the outputs: `--max-error`, relative L2 against FP32, 0.01 by default",
+    "FP32 island": "modules kept in FP32 inside a part of the model that runs in low precision",
+    "held-out inputs": "batches that are used only to verify plans, not to derive them",
     "local error": "an operation's error in a format, on inputs from the FP32 run",
     "operation": "one call of a PyTorch function in the recording, such as `aten.mm`",
     "plan": "a precision for every module and the functions kept in FP32",
     "predicted": "computed from measurements of single operations",
     "verdict": "`safe`, `sensitive`, `unsafe` or `untested`, for an operation in a format",
-    "verified": "run as its artefact in a fresh process",
+    "verified": "said of a plan whose artefact was run in a fresh process",
 }
 """Entries of docs/glossary.md that the report repeats."""
 
