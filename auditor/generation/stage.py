@@ -180,7 +180,6 @@ def shares(problem: Problem, plan: Plan, flips: Callable[[float], float | None])
             squares[of[name]] += square
             counts[of[name]] += 1
     total = sum(squares.values())
-
     found = [
         PartShare(part, square / total, counts[part], flips(math.sqrt(max(total - square, 0.0))))
         for part, square in squares.items()

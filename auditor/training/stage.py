@@ -16,6 +16,7 @@ from ..execution.resolve import resolve
 from ..execution.step import Step, bind_step, gradient_error, run_step
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import largest_scale, magnitudes_of, merge_magnitudes, significant, underflow_share
+from ..plan.recommend import has_low
 from ..records import Capture, Magnitudes, Objective, Plan, Subject
 from ..records.training import (
     BackwardNode,
@@ -96,7 +97,8 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
 
 def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None) -> Training:
     """The loss-scale window under the FP16 plan, the losses of BF16, trial steps, and recommendations."""
-    lowerings = {fmt: StepPrecision(fmt, _usable(plans.get(f"autocast_{fmt}"))) for fmt in prepared.formats}
+    trainable = {name: plan for name, plan in plans.items() if plan.holds and has_low(plan)}
+    lowerings = {fmt: StepPrecision(fmt, trainable.get(f"autocast_{fmt}")) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
     low = low_names(prepared.capture, fmt, lowerings[fmt].precision)
     subject, by_module = prepared.first.subject, low_by_module(prepared.capture, prepared.gradients, low)
@@ -138,13 +140,6 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
         batches=len(prepared.losses),
     )
     return replace(result, advice=advice_of(result, prepared.capture))
-
-
-def _usable(plan: Plan | None) -> Plan | None:
-    """A plan to train under: it is verified and runs something low."""
-    if plan is None or not plan.holds:
-        return None
-    return plan if any(choice.precision != "fp32" for choice in plan.scopes.values()) else None
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
