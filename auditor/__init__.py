@@ -24,6 +24,4 @@ def __getattr__(name: str) -> Any:
     """Import public names on first use, so that `python -m auditor --help` does not import torch."""
     if name not in _API:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_API[name]}"), name)
-    globals()[name] = value
-    return value
+    return getattr(importlib.import_module(f"{__name__}.{_API[name]}"), name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import ValidationError, model_validator
 
 from .artefact.strategies import GRAPHS
 from .criteria import criteria_of
-from .errors import AuditorError
+from .errors import AuditorError, suggest
 from .report import FORMATS
 from .resources import resource_dir, tables
 from .settings import Directory, Flag, Option, Settings, bad, either, options_of
@@ -92,9 +91,8 @@ def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collect
     known = {key_of(name): name for name in given if name not in hidden}
     for key in (key.replace("_", "-") for key in table):
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            meant = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-            raise AuditorError(f"{refusal} {key!r}: {meant}", slug)
+            hint = suggest(key, known, f"known: {', '.join(known)}")
+            raise AuditorError(f"{refusal} {key!r}: {hint}", slug)
     return {known[key.replace("_", "-")]: value for key, value in table.items()}
 
 

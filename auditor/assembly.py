@@ -11,14 +11,13 @@ import torch
 from . import __version__
 from .criteria.criterion import FLOOR
 from .criteria.defaults import by_itself, describe_defaults, suggest_criteria
-from .criteria.measure import Criteria
+from .criteria.measure import Criteria, names_of
 from .devices import libraries, name_of
 from .document.codec import under_several_names
 from .document.places import portable
 from .execution.beside import UnderPlan
 from .graphs import GraphPlans
 from .isolation.members import named_modules, named_parameters, size_of, structure_of
-from .isolation.outputs import NamedTensors
 from .loading.inputs import shapes_of
 from .measure.causes import storage_notes
 from .offload import came_to, within
@@ -108,12 +107,11 @@ def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | Non
                 joint = ran.joint if ran.joint is not None else ran.measured_error
                 proposals += by_itself(set_, plan_title(plan), ran.apart, joint or 0.0, options.max_error)
                 break
-        outputs = bench.reference(bench.subject.batches[0])
-        names = outputs.names if isinstance(outputs, NamedTensors) else ()
+        names = names_of(bench.reference(bench.subject.batches[0]))
         proposals += suggest_criteria(set_, names, bench.capture.first)
     return {
         "metric": "largest share of what a criterion allows" if criteria else name,
-        "criteria": tuple(map(str, criteria.all)) if criteria else (),
+        "criteria": tuple(map(str, criteria.all())) if criteria else (),
         "proposals": tuple(proposals),
     }
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 _NO_MEMORY = re.compile(
     r"can('t|not) allocate memory|out of memory|not enough memory|failed to map segment|STATUS_ALLOC_FAILED",
@@ -58,6 +63,19 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def describe(error: BaseException, most: int | None = 200) -> str:
+    """An error's type and the first line of its message: `ValueError: unknown mode`. most: characters of that line."""
+    name, line = type(error).__name__, first_line(error).strip()
+    return name if line == name else f"{name}: {line[:most]}"
+
+
+def suggest(name: str, known: Iterable[str], otherwise: str = "", most: int = 1, cutoff: float = 0.6) -> str:
+    """`did you mean X?` for the known names that are closest to a wrong one, in any case; else another hint."""
+    names = {each.lower(): each for each in known}
+    close = [names[each] for each in difflib.get_close_matches(name.lower(), names, most, cutoff)]
+    return f"did you mean {' or '.join(close)}?" if close else otherwise
+
+
 def printable(text: str) -> str:
     """Escape every character that could control a terminal, break a line or reorder letters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
@@ -82,14 +100,9 @@ def device_failed(error: BaseException) -> bool:
     return any(_is_called(one, "AcceleratorError") for one in _raised_from(error)) and not device_is_full(error)
 
 
-def disk_is_full(error: BaseException) -> DiskError | None:
-    """The error about a full disk in the chain of causes; None if there is none."""
-    return next((one for one in _raised_from(error) if isinstance(one, DiskError)), None)
-
-
-def time_is_up(error: BaseException) -> bool:
-    """Whether the chain of causes contains a TimeoutError, as raised by a time limit of the caller."""
-    return any(isinstance(one, TimeoutError) for one in _raised_from(error))
+def caused_by(error: BaseException, kind: type[E]) -> E | None:
+    """The first error of a kind in the chain of causes, such as the TimeoutError of a caller's time limit."""
+    return next((one for one in _raised_from(error) if isinstance(one, kind)), None)
 
 
 def origin_of(error: BaseException) -> BaseException:
@@ -101,19 +114,17 @@ def origin_of(error: BaseException) -> BaseException:
 def let_through(error: BaseException, *, memory: bool = True) -> None:
     """Raise the error again if the operation is not its cause: a time limit, an error in the caller's function or, with
     `memory`, exhausted memory or disk space, or a failed GPU."""
-    if isinstance(error, CallbackError) or time_is_up(error):
+    if isinstance(error, CallbackError) or caused_by(error, TimeoutError):
         raise error
-    if memory and (out_of_memory(error) or device_failed(error) or disk_is_full(error) is not None):
+    if memory and (out_of_memory(error) or device_failed(error) or caused_by(error, DiskError)):
         raise error
 
 
 def from_outside(error: BaseException) -> bool:
     """Whether code outside this package raised the error: torch, a library or the user's model."""
-    innermost = error.__traceback__
-    while innermost is not None and innermost.tb_next is not None:
-        innermost = innermost.tb_next
+    frames = traceback.extract_tb(error.__traceback__)
     ours = Path(__file__).resolve().parent
-    return innermost is not None and ours not in Path(innermost.tb_frame.f_code.co_filename).resolve().parents
+    return bool(frames) and ours not in Path(frames[-1].filename).resolve().parents
 
 
 def _raised_from(error: BaseException | None) -> Iterator[BaseException]:

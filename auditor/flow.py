@@ -146,17 +146,16 @@ def _make_plans(
     if generating is not None:
         with stages("decode", "every verified plan"):
             plans = generating.under(plans, bench)
-    planned = GraphPlans(plans, baselines, fp32_today=today, held=held)
+    planned = GraphPlans(plans, baselines)
     if {*GRAPHS} & {*options.strategies}:
         with stages("graph", "export, solve, verify"):
             graphs = graphs_of(bench, score)
-            baselines = {**baselines, **graphs.baselines}
-        planned = replace(graphs, plans={**plans, **graphs.plans}, baselines=baselines, fp32_today=today, held=held)
+        planned = replace(graphs, plans={**plans, **graphs.plans}, baselines={**baselines, **graphs.baselines})
     if options.times:
         with stages("times", "FP32 and every plan, repeatedly"):
             timed, timing = timed_plans(bench, planned.plans)
         planned = replace(planned, plans=timed, timing=timing)
-    return planned
+    return replace(planned, fp32_today=today, held=held)
 
 
 def _finder(captured: Capture, options: Settings) -> Callable[..., tuple[Finding, ...]]:

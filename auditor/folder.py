@@ -13,7 +13,6 @@ from .errors import AuditorError
 ROOM = 1 << 20
 """Free bytes required before an audit begins, roughly the size of its files."""
 
-
 OWN = ".auditor-"
 """Prefix of temporary names, which are deleted afterwards."""
 

@@ -158,12 +158,10 @@ def _without_a_word(code: int | None, where: str, timeout: float | None) -> Audi
     if code == NO_THREAD:
         why = "the C library ended it, since no memory for a thread was left"
         return AuditorError(f"the process ran out of memory{where}, and nothing was written: {why}", "out-of-memory")
+    ended = f"the process {how_ended(code)}{where}, and nothing was written"
+    why = "native code (outside Python) crashed"
     if code >= 0:
-        return AuditorError(
-            f"the model's code ended the process with exit code {code}{where}, and nothing was "
-            "written: let it raise an exception instead",
-            "process-ended",
-        )
-    killed = -code == signal.SIGKILL
-    why = "the system does this when memory runs out" if killed else "native code (outside Python) crashed"
-    return AuditorError(f"the process {how_ended(code)}{where}, and nothing was written: {why}", "process-ended")
+        why = "the model's code did this: let it raise an exception instead"
+    elif -code == signal.SIGKILL:
+        why = "the system does this when memory runs out"
+    return AuditorError(f"{ended}: {why}", "process-ended")

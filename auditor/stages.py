@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from .errors import AuditorError, device_failed, first_line, from_outside, out_of_memory, time_is_up
+from .errors import AuditorError, caused_by, describe, device_failed, from_outside, out_of_memory
 
 QUIET = 1.0
 """Minimum seconds between two heartbeats."""
@@ -54,9 +54,9 @@ class Stages:
 
 def explain(stage: str, error: Exception) -> None:
     """Replace an error of torch or the model by an explanation; an AuditorError gets a note of the stage."""
-    if isinstance(error, AuditorError) or time_is_up(error):
+    if isinstance(error, AuditorError) or caused_by(error, TimeoutError):
         return
-    said = f"{type(error).__name__}: {first_line(error)[:200]}"
+    said = describe(error)
     if out_of_memory(error):
         raise AuditorError(
             f"out of memory in the stage {stage!r} ({said}): give smaller inputs, a machine with more memory, or, where a GPU is full, --device cpu",

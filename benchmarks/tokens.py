@@ -22,11 +22,11 @@ import auditor
 from auditor.criteria.criterion import Criterion
 from auditor.criteria.values import value
 from auditor.execution.execute import Executor, Run, SomeLow
-from auditor.generation.parts import WEIGHTS, parts_of
+from auditor.generation.stage import WEIGHTS, parts_of
 from auditor.measure.alone import rounder
 from auditor.measure.measure import Measurement
 from auditor.numerics.casting import widen
-from auditor.numerics.nodes import tensors_of
+from auditor.numerics.nodes import tensors_in
 from benchmarks.harness import Row, report
 from tests.support.subjects import measurement_of
 
@@ -142,12 +142,12 @@ class Tried:
         executor = Executor(capture.graph_module, low, before=Run(self.measured.values))
         with torch.no_grad():
             *_, (_, last) = executor.steps(*self.measured.flat_inputs)
-        found = self._decoded(tensors_of(widen(last)))
+        found = self._decoded(tensors_in(widen(last)))
         return value(KL, self._reference, found), 1000 * (1 - value(TOP, self._reference, found))
 
     @staticmethod
     def _decoded(outputs: Any) -> Tensor:
-        return tensors_of(outputs)[0].detach()[:, LENGTH - 1 :]
+        return tensors_in(outputs)[0].detach()[:, LENGTH - 1 :]
 
 
 def plans_of(name: str, model: nn.Module, ids: Tensor) -> tuple[list[Row], dict[str, dict[str, float]]]:

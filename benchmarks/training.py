@@ -20,10 +20,9 @@ from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import magnitudes_of, merge_magnitudes, significant, underflow_share
 from auditor.records.training import LossScale, ParameterGradients
 from auditor.training.objective import in_training
-from auditor.training.own import settle
+from auditor.training.recommend import loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 from auditor.training.stage import low_by_module, low_names
-from auditor.training.step import capture_step, step_batches
-from auditor.training.window import loss_scale, lost_by_adam, lost_by_sgd, ratios_of
+from auditor.training.step import capture_step, settle, step_batches
 from benchmarks.drawing import Curves, drawn
 from benchmarks.learning import Loop, Task, fresh, loop, subject_of, task
 

@@ -56,13 +56,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(browser)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _rules_are_read_once() -> None:
-    from tests.support.rule_files import read_built_in_once
-
-    read_built_in_once()
-
-
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The top of the repository."""

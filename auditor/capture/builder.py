@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..numerics.nodes import op_name, operation_of, tensors_of
+from ..numerics.nodes import op_name, operation_of, tensors_in
 from ..records import Batch, Call
 from ..trees import over_tensors
 from .regions import Region
@@ -145,12 +145,12 @@ class Builder:
             node.meta[_GRADIENT] = isinstance(value, torch.nn.Parameter) and value.requires_grad
         else:
             reached = any(source.meta[_GRADIENT] for source in node.all_input_nodes)
-            node.meta[_GRADIENT] = reached and any(_differentiable(x) for x in tensors_of(value))
+            node.meta[_GRADIENT] = reached and any(_differentiable(x) for x in tensors_in(value))
 
 
 def _is_exact(value: Any) -> bool:
     """Whether rounding cannot change a value, given exact inputs."""
-    return not any(map(_differentiable, tensors_of(value)))
+    return not any(map(_differentiable, tensors_in(value)))
 
 
 def _outline(x: torch.Tensor) -> torch.Tensor:
@@ -200,7 +200,7 @@ class Binder:
         """The graph's inputs in placeholder order; parameters and buffers are the model's own, not copies."""
         args, kwargs = batch
         keywords = (*(k for k in self.keywords if k in kwargs), *(k for k in kwargs if k not in self.keywords))
-        inputs = iter({id(x): x for x in tensors_of((args, {key: kwargs[key] for key in keywords}))}.values())
+        inputs = iter({id(x): x for x in tensors_in((args, {key: kwargs[key] for key in keywords}))}.values())
         result = []
         for name in self.order:
             if name in self.constants:
@@ -231,7 +231,7 @@ def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
         bound = {f"input_{i}": x for i, x in enumerate(args)} | kwargs
     result: dict[int, str] = {}
     for name, value in bound.items():
-        tensors = tensors_of(value)
+        tensors = tensors_in(value)
         for index, x in enumerate(tensors):
             result.setdefault(id(x), name if value is x else f"{name}_{index}")
     return result

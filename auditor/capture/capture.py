@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_map_only
 
-from ..errors import AuditorError, CaptureError, MeasureError, first_line, let_through
+from ..errors import AuditorError, CaptureError, MeasureError, describe, let_through
 from ..isolation import isolate
 from ..isolation.answer import copy_batch, from_the_start
 from ..isolation.members import modules_of
@@ -76,7 +76,7 @@ def record_path(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) 
         if isinstance(error, AuditorError) and not isinstance(error, MeasureError):
             raise
         raise CaptureError(
-            f"{subject.name} could not be recorded: {_reason(error)}. "
+            f"{subject.name} could not be recorded: {describe(error)}. "
             "Check that the model runs on these inputs in FP32, outside torch.compile.",
             slug="capture-failed",
         ) from error
@@ -129,7 +129,7 @@ def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Seque
     except Exception as error:
         let_through(error)
         raise CaptureError(
-            f"{subject.name} runs, but a replay of its recorded operations fails: {_reason(error)}. Check whether the model "
+            f"{subject.name} runs, but a replay of its recorded operations fails: {describe(error)}. Check whether the model "
             "uses an operation that works only inside a context manager, or handles that are freed after the run.",
             slug="capture-failed",
         ) from error
@@ -145,10 +145,6 @@ def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Seque
 
 def _unnest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [part for x in tensors for part in (x.unbind() if x.is_nested else [x])]
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {first_line(error)[:160]}" if str(error) else type(error).__name__
 
 
 def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tensor], seed: int) -> str | None:
@@ -183,7 +179,7 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
         what = "answers in other shapes"
     except Exception as problem:
         let_through(problem)
-        what = f"fails ({_reason(problem)})"
+        what = f"fails ({describe(problem)})"
     return f"The model keeps state between calls: a later one on the same inputs {what}; {_HANDLING}"
 
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from ..errors import let_through
 from ..isolation.answer import from_the_start
 from ..numerics.entries import entries, extent, places
-from ..numerics.nodes import op_name, row_of, tensors_of
+from ..numerics.nodes import op_name, row_of, tensors_in
 from ..records import Batch, Capture, ModelPath, Subject
 from .builder import Recording
 from .record import record
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 def key_of(batch: Batch) -> tuple[int, ...]:
     """The key of a batch: the ids of its tensors."""
-    return tuple(id(x) for x in tensors_of(batch))
+    return tuple(id(x) for x in tensors_in(batch))
 
 
 def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[tuple[int, ...]]:

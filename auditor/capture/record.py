@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ..isolation.draws import Draw, draw_of, drew, may_draw
 from ..isolation.members import named_modules
 from ..isolation.outputs import NamedTensors, tensor_outputs
-from ..numerics.nodes import mutates, operation_of, tensors_of, to_device
+from ..numerics.nodes import mutates, operation_of, tensors_in, to_device
 from ..records import Batch, Call
 from ..trees import over_tensors
 from .builder import Builder, Mark, Recording, ends, named_inputs
@@ -112,7 +112,7 @@ class _Recorder(Handler):
         """Called when a module call ends: a plan's wrapper converts the returned tensors, but not those in
         attributes."""
         with torch._C.DisableTorchFunction():  # these are not the model's own calls
-            for x in tensors_of(result):
+            for x in tensors_in(result):
                 while torch._C._functorch.is_functorch_wrapped_tensor(x):
                     x = torch._C._functorch.get_unwrapped(x)
                 if self.values.knows(x):
@@ -137,10 +137,10 @@ class _Recorder(Handler):
         if not isinstance(op, torch._ops.OpOverload):
             return run(op, args, kwargs, region)
         if operation_of(op).reads:
-            self.notice_reads(*tensors_of((args, kwargs)))
+            self.notice_reads(*tensors_in((args, kwargs)))
             return run(op, args, kwargs, region)
         args, kwargs = positional(op, args, kwargs)
-        given, row, writes = tensors_of((args, kwargs)), operation_of(op), mutates(op)
+        given, row, writes = tensors_in((args, kwargs)), operation_of(op), mutates(op)
         self.builder.mark = Mark(
             self.calls.open,
             written_at(record.__code__),
@@ -193,7 +193,7 @@ class _Recorder(Handler):
             return self._emit(_aten.detach.default, (own,), {}, x) if ends(own, x) else own
 
         tree: tuple[Any, Any] = over_tensors(node, (args, kwargs))
-        ragged = [x for x in tensors_of(args) if x.is_nested and x.layout is torch.jagged]
+        ragged = [x for x in tensors_in(args) if x.is_nested and x.layout is torch.jagged]
         if ragged:
             tree = pytree.tree_map_only(torch.SymInt, lambda size: self._ragged_size(size, ragged), tree)
         return tree, floating
@@ -275,7 +275,7 @@ class _Recorder(Handler):
             return
         places = written_arguments(op)
         changed = [args[p] if isinstance(p, int) and p < len(args) else kwargs.get(str(p)) for p in places]
-        written = [x for value in changed for x in tensors_of(value)]
+        written = [x for value in changed for x in tensors_in(value)]
         if row.replaces_memory:
             for x in written:
                 self.values.update_storage(x)
@@ -299,7 +299,7 @@ class _Recorder(Handler):
         single = len(written) == 1 and isinstance(result, torch.Tensor)  # not a list
         for index, x in enumerate(written):
             own = node if single else self._emit(operator.getitem, (node, index), {}, x)
-            if promotes(op, x, tensors_of((args, kwargs)) if single else [x]):  # the written tensor keeps its dtype
+            if promotes(op, x, tensors_in((args, kwargs)) if single else [x]):  # the written tensor keeps its dtype
                 own = self._emit(_aten.to.dtype, (own, x.dtype), {}, x)
             self.values.write(x, own)
 

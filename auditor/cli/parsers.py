@@ -15,10 +15,8 @@ from ..asked import command_of
 from ..errors import AuditorError
 from ..settings import bad, options_of
 from .audit import AuditTarget
-from .fleet import Fleet
 from .program import PROGRAM, Verb
-from .rehearse import Rehearse
-from .verbs import Apply, Diff, Explain, ExplainLayer, Rules, Snippet
+from .verbs import Apply, Diff, Explain, ExplainLayer, Fleet, Rehearse, Rules, Snippet
 
 EPILOG = """\
 TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments: model.py:Net(width=8).

@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any, ClassVar, TextIO
 
 from ..asked import Command
-from ..errors import AuditorError, first_line, out_of_memory, printable, time_is_up
+from ..errors import AuditorError, caused_by, describe, first_line, out_of_memory, printable
 from ..processes import supervise, unwind_on_signals
 from ..progress.shown import Display, refresh_display
 
@@ -79,7 +79,7 @@ def exit_code_of(command: Callable[[], int], debug: bool) -> int:
 
 def _explain(error: Exception) -> tuple[str, str]:
     """The message of an error, and the next step."""
-    said = f"{type(error).__name__}: {first_line(error)}"
+    said = describe(error, None)
     if out_of_memory(error):
         message = f"out of memory ({first_line(error)[:200]}): use a machine with more memory, or smaller inputs"
         error = error if isinstance(error, AuditorError) else AuditorError(message, slug="out-of-memory")
@@ -87,7 +87,7 @@ def _explain(error: Exception) -> tuple[str, str]:
         if error.slug == "bad-option":
             return str(error), f"`{PROGRAM} --help` lists the options"
         return str(error), f"`{PROGRAM} explain {error.slug}` explains this error"
-    if time_is_up(error):
+    if caused_by(error, TimeoutError):
         return f"stopped by a time limit, {said}", "raise the limit, or give smaller inputs"
     where = "".join(f" {note}" for note in getattr(error, "__notes__", ())[:1])
     return f"internal error{where}, {said}", "please report it with --debug"

@@ -1,11 +1,12 @@
-"""All verbs except `audit`, `fleet` and `rehearse`: they print or convert rules, errors, plans and past audits."""
+"""All verbs except `audit`: they print or convert rules, errors, plans and past audits, audit many models, or rehearse."""
 
 from __future__ import annotations
 
-import difflib
 import json
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,21 +15,26 @@ from pydantic import Field
 from .. import folder
 from ..asked import LEVELS, rules_of
 from ..document.places import portable_path
-from ..errors import AuditorError
-from ..progress.shown import Display
-from ..settings import Location, Option
+from ..errors import AuditorError, LoadError, suggest
+from ..progress.shown import Display, reporter
+from ..report.words import count, printable
+from ..settings import Directory, Flag, Location, Option, Seconds, bad
 from ..snippets import TOOLS
 from .program import PROGRAM, Verb, behind_the_result, say, watch
 
 if TYPE_CHECKING:
     from ..document.compare import Comparison
+    from ..fleet.index import Row
+    from ..fleet.running import Outcome, Task
     from ..records import Finding, Subject
 
-PATCHED = "patched_model.py"
+PATCHED, INDEX = "patched_model.py", "index.html"
+BATCHES = ("batches", "get_batches", "train_loader", "loader")
 
 PlanFile = Annotated[Location, Option(shown="PLAN"), Field(description="a plan.json, or the directory of an audit")]
 Target = Annotated[str, Option(shown="TARGET"), Field(description="the model's file or module, such as model.py:Net")]
 PlanName = Annotated[str | None, Option(shown="NAME")]
+Count = Annotated[int, Field(ge=0, lt=10_000)]
 Level = Annotated[str, Option(choices=lambda: LEVELS)]
 
 
@@ -49,9 +55,7 @@ class Explain(Verb):
             return 0
         rules = {rule.code: rule for rule in rules_of(self.rules)}
         if self.code.upper() not in rules:
-            close = difflib.get_close_matches(slug, [*map(str.lower, rules), *errors()], n=1)
-            meant = next((code for code in rules if [code.lower()] == close), *close) if close else ""
-            hint = f"did you mean {meant}?" if meant else f"`{PROGRAM} rules` lists the rules"
+            hint = suggest(slug, [*rules, *errors()], f"`{PROGRAM} rules` lists the rules")
             raise AuditorError(f"no rule or error is called {self.code}: {hint}", slug="no-rule")
         say(explain(rules[self.code.upper()]))
         return 0
@@ -193,6 +197,131 @@ def _as_data(changes: Comparison, files: tuple[str, str]) -> dict[str, Any]:
         for file, side in zip(files, (changes.before, changes.after), strict=True)
     )
     return {"before": before, "after": after, **data, "kept": changes.unchanged_findings}
+
+
+class Fleet(Verb):
+    """Audit many models, each in its own process; DIR/index.html summarizes all audits."""
+
+    takes = ("targets", "out", "jobs", "timeout", "retries", "force", "baseline", "address", "quiet")
+    targets: Annotated[Location, Option(shown="TARGETS")]
+    """a TOML file with one [[target]] table per model, which has its name, target and audit options"""
+    out: Annotated[Location, Option(flag="--out")]
+    """output directory DIR, with a folder for each audit and the summary page"""
+    jobs: Annotated[Count | None, Option("a whole number", "N")] = None
+    """number of audits to run in parallel; by default half the number of processors"""
+    timeout: Seconds = None
+    """time limit of one audit in seconds (default: none)"""
+    retries: Annotated[Count, Option("a whole number", "N")] = 1
+    """number of retries if an audit's process crashes or is killed, for example for lack of memory"""
+    force: Flag = False
+    """repeat all audits, even those whose target and options have not changed since the last run"""
+    baseline: Directory = None
+    """directory of an earlier fleet run: list regressions since that run, and exit with code 1 if there are any"""
+    address: Annotated[str | None, Option(shown="ADDRESS")] = None
+    """address of a Ray cluster on which to run the audits; `auto`: the cluster of this machine"""
+
+    def run(self) -> int:
+        from ..fleet import cluster, index, running, targets
+
+        wanted = targets.read(self.targets)
+        if self.baseline is not None and not self.baseline.is_dir():
+            raise bad(f"{self.baseline} is no directory of an earlier fleet: name the --out of one")
+        folder.check_directory(self.out)
+        outcomes = {} if self.force else running.earlier_outcomes(self.out, wanted)
+        jobs = self.jobs or max(running.PROCESSORS // 2, 1)
+        tasks = [
+            running.Task(target, self.out / target.name, self.timeout, self.retries, max(running.PROCESSORS // jobs, 1))
+            for target in wanted
+            if target.name not in outcomes
+        ]
+
+        def tell(line: str) -> None:
+            if not self.quiet:
+                print(line, file=sys.stderr, flush=True)
+
+        def write() -> list[Row]:
+            rows = index.rows_of(wanted, outcomes, self.out, self.baseline)
+            folder.write(self.out, {INDEX: index.render(rows, self.baseline)})
+            return rows
+
+        def note(task: Task, outcome: Outcome) -> None:
+            outcomes[task.target.name] = outcome
+            running.keep(self.out, outcomes)
+            how = "audited" if outcome.has_audit else f"failed: {outcome.said}"
+            tell(f"  {len(outcomes)} of {len(wanted)}, {task.target.name}, {outcome.seconds:.0f} s, {how}")
+
+        tell(f"fleet: {count(len(wanted), 'model')}, {len(outcomes)} audited before")
+        write()
+        try:
+            if self.address is not None:
+                cluster.run_all(tasks, self.address, note)
+            else:
+                running.run_all(tasks, jobs, note)
+        finally:
+            rows = write()
+        looks = [(row, row.said or "; ".join(row.worse)) for row in rows]
+        lines = [f"{row.name}: {row.state}, {printable(why)}\n" for row, why in looks if why]
+        say(f"{index.headline(rows)}\n{''.join(lines)}Fleet    {self.out / INDEX}\n")
+        return int(any(row.state in ("failed", "worse") or (row.findings or {}).get("error") for row in rows))
+
+
+class Rehearse(Verb):
+    """Run a training step a few hundred times in each recipe (FP32, autocast, BF16), and recommend a recipe."""
+
+    takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
+    target: Annotated[
+        str, Option(shown="FILE.py:STEP"), Field(description="a function that runs one training step on a batch")
+    ]
+    steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number", "N")] = 200
+    """number of training steps in each recipe"""
+    batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
+    """arguments of the training step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
+    `get_batches()`, `train_loader` or `loader`"""
+    plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
+    """the plan.json or directory of an audit; its plan is rehearsed too"""
+    remedies: Flag = True
+    """if a recipe has a problem, also run repaired variants of the recipe"""
+
+    def run(self) -> int:
+        return watch(self, self._rehearse, reporter(self.quiet))
+
+    def _rehearse(self, progress: Display) -> int:
+        progress("load", self.target, 0, 0)
+        from ..document.read import load
+        from ..loading.target import named_in, parse, user_code
+        from ..rehearsal.rehearse import rehearse
+        from ..report.blocks import looks, to_terminal
+        from ..report.rehearsal import overview
+
+        target = parse(self.target)
+        plan = load(self.plan_file) if self.plan_file else None
+        directory = self.out or Path("audits") / f"{target.name}-rehearsal"
+        folder.check_directory(directory)
+        with behind_the_result(self.debug), user_code(target, self.seed):
+            advice = "name the function that runs one training step, as train.py:step"
+            step, batches = named_in(target, advice, "missing-target", self.seed), self._batches(target)
+            how: dict[str, Any] = {"remedies": self.remedies, "progress": progress, "target": self.target}
+            result = rehearse(step, batches, self.steps, plan=plan, seed=self.seed, **how)
+        files = result.save(directory)
+        progress.close()
+        say(to_terminal(overview(result), looks()) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
+        return 0
+
+    def _batches(self, target: Any) -> Any:
+        """The batches for the step; None where the file has none of the conventional names and no option names one."""
+        from ..loading.target import call, named_in, parse
+
+        names = (self.batches,) if self.batches else BATCHES
+        for name in names:
+            where = parse(name) if ":" in name else replace(target, symbol=name)
+            try:
+                value = named_in(where, "give --batches file.py:name", "missing-inputs", self.seed)
+            except LoadError as error:
+                if self.batches or error.slug != "missing-inputs":
+                    raise
+                continue
+            return call(value, f"{name}()", "bad-inputs") if callable(value) else value
+        return None
 
 
 def severe(findings: Iterable[Finding], level: str) -> int:

@@ -1,6 +1,5 @@
 """Criteria: limits that the user sets on the error of one output. Importing this needs no torch."""
 
-from .criterion import KINDS, Criterion
-from .parse import criteria_of
+from .criterion import KINDS, Criterion, criteria_of
 
 __all__ = ["KINDS", "Criterion", "criteria_of"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ..errors import AuditorError
+from ..errors import AuditorError, suggest
 from ..isolation.outputs import NamedTensors
 from ..numerics.metrics import output_error
 from ..records import CriterionValue, Distance
@@ -56,10 +55,10 @@ class Criteria:
             return Criterion(OTHERS, "rel_l2", self.max_error)
         return Criterion(OTHERS, name_of(self.joint), self.max_error, function=self.joint)
 
-    @property
-    def all(self) -> tuple[Criterion, ...]:
-        """The criteria, and the error budget where some outputs have no criterion."""
-        return (*self.each, self.rest_criterion) if self.output_indices(self.rest_criterion, self.names) else self.each
+    def all(self, names: Sequence[str] | None = None) -> tuple[Criterion, ...]:
+        """The criteria, and the error budget where some of these outputs have no criterion."""
+        rest = self.rest_criterion
+        return (*self.each, rest) if self.output_indices(rest, self.names if names is None else names) else self.each
 
     def __call__(self, reference: Tensors, candidate: Tensors) -> float:
         """The largest share that any criterion takes of its limit; above 1 a limit is exceeded."""
@@ -71,11 +70,10 @@ class Criteria:
         expected: whether decisions count as the flips to be expected from their margins, not as the flips that
         occurred. Raises: MeasureError(slug="shape-mismatch").
         """
-        names = names_of(reference, self.names)
         if len(reference) != len(candidate):
             output_error(reference, candidate)  # says so
-        spoken = (*self.each, *([self.rest_criterion] if self.output_indices(self.rest_criterion, names) else []))
-        return [self._one(criterion, reference, candidate, expected) for criterion in spoken]
+        criteria = self.all(names_of(reference, self.names))
+        return [self._one(criterion, reference, candidate, expected) for criterion in criteria]
 
     def values(
         self,
@@ -136,7 +134,7 @@ class Criteria:
         return CriterionResult(criterion, worst, criterion.share(worst))
 
 
-def names_of(reference: Tensors, otherwise: tuple[str, ...]) -> tuple[str, ...]:
+def names_of(reference: Tensors, otherwise: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The names that outputs carry, or the given default."""
     return reference.names if isinstance(reference, NamedTensors) else otherwise
 
@@ -153,8 +151,7 @@ def criteria_for(
         if not meant:
             names, more = reference.names[:20], len(reference.names) - 20
             listed = ", ".join(dict.fromkeys(names)) + (f", and {more} more" if more > 0 else "")
-            close = difflib.get_close_matches(criterion.output, reference.names, n=1)
-            hint = f": did you mean {close[0]}?" if close else "."
+            hint = f": {close}" if (close := suggest(criterion.output, reference.names)) else "."
             raise AuditorError(
                 f"the model has no output {criterion.output!r}, which '{criterion}' names{hint} It returns "
                 f"{listed or 'no tensor'}",

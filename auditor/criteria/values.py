@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..errors import CallbackError, first_line, let_through
+from ..errors import CallbackError, describe, let_through
 from ..numerics.entries import dense, extent, is_number
 from ..numerics.metrics import comparable_pairs, relative_l2
 from .criterion import Criterion
@@ -28,9 +28,7 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
         except Exception as error:
             let_through(error)
             raise CallbackError(
-                f"{criterion.kind}, the criterion of {criterion.output}, raised {type(error).__name__}: "
-                f"{first_line(error)[:200]}",
-                slug="bad-criterion",
+                f"{criterion.kind}, the criterion of {criterion.output}, raised {describe(error)}", slug="bad-criterion"
             ) from error
     worst = criterion.how.best
     for r, c in comparable_pairs([dense(reference)], [dense(candidate)]):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,10 +171,5 @@ def _verdict_changes(before: Sequence[NodeReport], after: Sequence[NodeReport]) 
 
 def _by_place(reports: Sequence[NodeReport]) -> dict[tuple[str, str, int], NodeReport]:
     """Group operations by module, kind and index: names of graph nodes shift when a node is added before them."""
-    seen: Counter[tuple[str, str]] = Counter()
-    result = {}
-    for report in reports:
-        kind = (report.node.owner, report.node.op)
-        result[(*kind, seen[kind])] = report
-        seen[kind] += 1
-    return result
+    indices: defaultdict[tuple[str, str], Iterator[int]] = defaultdict(itertools.count)
+    return {(r.node.owner, r.node.op, next(indices[r.node.owner, r.node.op])): r for r in reports}

@@ -32,11 +32,6 @@ def portable_path(path: str) -> str:
     return "/".join(parts[at:]) if at is not None else from_repository(Path(path))
 
 
-def is_installed(path: str | None) -> bool:
-    """Whether a file belongs to an installed package, and not to the user's repository."""
-    return path is not None and not LIBRARIES.isdisjoint(Path(path).parts)
-
-
 @cache
 def _repository(folder: Path) -> Path | None:
     """The nearest parent folder that contains `.git`."""

@@ -17,7 +17,7 @@ from ..numerics.casting import widen
 from ..numerics.entries import entries, is_plain
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import relative_l2
-from ..numerics.nodes import row_of, target_of, tensors_of, view_source
+from ..numerics.nodes import row_of, target_of, tensors_in, view_source
 from ..records import Batch, Capture, Dtypes, ModelPath, NonFinite, Plan
 from .execute import Executor, ValueOf, beside
 from .policy import Policy, choice_from_scopes
@@ -48,7 +48,7 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
         try:
             with torch.no_grad():
                 for n, result, expected in beside(low, reference, path.capture.bind(model, path.batches[0])):
-                    if given := tensors_of(result):
+                    if given := tensors_in(result):
                         before = (
                             FORMATS[kernels[n.name]].dtype if n.name in kernels else None
                         )  # before the author's cast
@@ -72,8 +72,8 @@ def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, output: torch.dtype) 
     """The dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
     tensors, without scalars if there are others. Discrete dtypes count only if all inputs are discrete."""
     read, handed = (
-        tensors_of(policy.converted_arguments(n, (n.args, n.kwargs), value_of)),
-        tensors_of(policy.kernel_arguments(n, value_of)),
+        tensors_in(policy.converted_arguments(n, (n.args, n.kwargs), value_of)),
+        tensors_in(policy.kernel_arguments(n, value_of)),
     )
     floating = [x for x in handed if x.is_floating_point() or x.is_complex()] or handed
     deciding = [x.dtype for x in floating if x.dim()] or [x.dtype for x in floating]
@@ -178,7 +178,7 @@ class _NonFiniteTrace:
 
     def _cause(self, n: fx.Node, kind: str, expected: torch.Tensor, where: torch.Tensor) -> str:
         largest = float(expected[where].abs().max())
-        read = [x for source in n.all_input_nodes for x in tensors_of(self._reference.value_of(source))]
+        read = [x for source in n.all_input_nodes for x in tensors_in(self._reference.value_of(source))]
         numbers = [x for x in read if x.is_floating_point() and is_plain(x) and x.numel()]
         if row_of(n).cancels and any(float(x.abs().max()) > 8 * largest for x in numbers):
             return "cancellation"
@@ -197,7 +197,7 @@ class _NonFiniteTrace:
                 return result
         args, kwargs = widen(self._policy.kernel_arguments(n, self._low.value_of))
         try:
-            wide = tensors_of(target_of(n)(*args, **kwargs))
+            wide = tensors_in(target_of(n)(*args, **kwargs))
         except Exception as error:
             let_through(error)
             wide = []
@@ -208,5 +208,5 @@ class _NonFiniteTrace:
 
 def _pairs(low: Any, expected: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Floating-point tensors of two results that have equal shapes, as pairs in float32."""
-    pairs = zip(tensors_of(widen(low)), tensors_of(widen(expected)), strict=False)
+    pairs = zip(tensors_in(widen(low)), tensors_in(widen(expected)), strict=False)
     return [(a, b) for a, b in pairs if b.is_floating_point() and is_plain(a) and is_plain(b) and a.shape == b.shape]

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from ..numerics.casting import carried_in, widen
 from ..numerics.entries import entries, is_number, is_plain
 from ..numerics.kernels import run_op
-from ..numerics.nodes import arguments_with_defaults, target_of, tensors_of, wait_for_result
+from ..numerics.nodes import arguments_with_defaults, target_of, tensors_in, wait_for_result
 from ..records import Capture, Literals, Node
 
 Observe = Callable[[fx.Node, Any], None]
@@ -47,7 +47,7 @@ class Semantics:
                 return False
             return x.shape == y.shape and torch.equal(entries(x), entries(y))
 
-        ours, theirs = tensors_of(result), tensors_of(other)
+        ours, theirs = tensors_in(result), tensors_in(other)
         return bool(ours) and len(ours) == len(theirs) and all(map(equal, ours, theirs))
 
 
@@ -201,7 +201,7 @@ def beside(low: Executor, reference: Executor, inputs: Sequence[Any]) -> Iterato
 
 def separate_tensors(result: Any, inputs: Sequence[Any]) -> Any:
     """Copy a result that is one of the inputs, as from a cast to the same dtype: each node needs its own gradient."""
-    own = {id(leaf) for value in inputs for leaf in tensors_of(value)}
+    own = {id(leaf) for value in inputs for leaf in tensors_in(value)}
 
     def another(x: torch.Tensor) -> torch.Tensor:
         if id(x) not in own:

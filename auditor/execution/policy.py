@@ -16,7 +16,7 @@ from ..numerics.autocast import autocast_arguments
 from ..numerics.casting import asked_for, format_in, like, round_tree
 from ..numerics.formats import FORMATS, format_of, is_low
 from ..numerics.kernels import UnsupportedInFormat, run_op
-from ..numerics.nodes import dtype, target_of, tensors_of
+from ..numerics.nodes import dtype, target_of, tensors_in
 from ..numerics.operations import Treatment, operation
 from ..paths import enclosing_paths, function_in, nearest, nearest_above, of_function, within
 from ..records import AutocastRegion, Call, Capture, Literals, Node, ScopeChoice
@@ -354,7 +354,7 @@ class Policy(Semantics):
             where = f"{node.owner or 'the model'} ({node.source or node.op})"
             raise UnsupportedInFormat(f"{error} in {where}", node.owner) from error
         if node.in_place and isinstance(result, torch.Tensor) and format_in(result) is not None:
-            result = like(result, tensors_of(args)[0])
+            result = like(result, tensors_in(args)[0])
         cast = asked_for(self._literals(node).result)
         return result if cast is None else round_tree(result, cast)
 

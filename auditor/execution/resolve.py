@@ -13,7 +13,7 @@ from ..numerics.autocast import autocast_target
 from ..numerics.casting import asked_for
 from ..numerics.formats import FORMATS, Format
 from ..numerics.kernels import promoted_format
-from ..numerics.nodes import row_of, tensors_of
+from ..numerics.nodes import row_of, tensors_in
 from ..records import Capture, Node
 from .execute import Executor, Run, Semantics, ValueOf
 from .policy import Policy, plain
@@ -215,7 +215,7 @@ def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[s
 
 def _own(n: fx.Node) -> tuple[str, bool]:
     """Format of the recorded result, "" if discrete, and whether it is a scalar (zero-dimensional)."""
-    value = next(iter(tensors_of(n.meta.get("val"))), None)
+    value = next(iter(tensors_in(n.meta.get("val"))), None)
     return ("", False) if value is None else (_name(value.dtype), value.dim() == 0)
 
 

@@ -20,7 +20,7 @@ from ..numerics.casting import round_tree
 from ..numerics.entries import dense, is_plain
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import output_error
-from ..numerics.nodes import tensors_of
+from ..numerics.nodes import tensors_in
 from ..records import Batch, Capture, Subject
 from .execute import Executor, Observe, Semantics, SeparateResults, SomeLow
 from .policy import Policy, plain
@@ -95,8 +95,8 @@ def run_step(step: Step) -> Step:
     with isolate(seed=step.seed), torch.enable_grad(), ExitStack() as during:
         for n, outputs in Executor(step.capture.graph_module, SeparateResults()).steps(*step.flat):
             if n.op != "output":
-                step.env[n.name], step.live[n.name] = outputs, tensors_of(outputs)
-        step.loss = tensors_of(outputs)[0].reshape(())
+                step.env[n.name], step.live[n.name] = outputs, tensors_in(outputs)
+        step.loss = tensors_in(outputs)[0].reshape(())
         for name, leaves in step.live.items():
             for index, leaf in enumerate(leaves):
                 if leaf.is_floating_point() and leaf.requires_grad and is_plain(leaf):
@@ -178,7 +178,7 @@ def hear_gradients(step: Step, policy: Policy, scale: float, watch: Watch) -> Lo
     """Replay the step under a policy; `watch` is called with each gradient of an operation's result."""
 
     def observe(node: fx.Node, value: Any) -> None:
-        for index, leaf in enumerate(tensors_of(value) if node.op == "call_function" else ()):
+        for index, leaf in enumerate(tensors_in(value) if node.op == "call_function" else ()):
             if leaf.requires_grad and is_plain(leaf):
                 leaf.register_hook(partial(watch, node.name, index))  # type: ignore[no-untyped-call]
 
@@ -190,7 +190,7 @@ def _replay_step(step: Step, policy: Semantics, scale: float, observer: Observe 
     names, leaves = list(step.parameters), list(step.parameters.values())
     try:
         with isolate(seed=step.seed), torch.enable_grad():
-            loss = tensors_of(executor.run(*step.flat))[0].reshape(())
+            loss = tensors_in(executor.run(*step.flat))[0].reshape(())
             result = torch.autograd.grad(loss * scale, leaves, allow_unused=True)
     except Exception as error:
         let_through(error)

@@ -197,13 +197,10 @@ def _functional(program: ExportedProgram) -> fx.GraphModule:
             node.replace_all_uses_with(same)
             module.graph.erase_node(node)
         elif node.target is _aten._native_batch_norm_legit_no_training.default:
-            x, weight, bias, mean, variance, momentum, eps = (
-                node.args
-            )  # a batch norm, as it was with its writes in place
-            node.target, node.args = (
-                _aten.batch_norm.default,
-                (x, weight, bias, mean, variance, False, momentum, eps, False),
-            )
+            # a batch norm, as it was with its writes in place
+            x, weight, bias, mean, variance, momentum, eps = node.args
+            node.target = _aten.batch_norm.default
+            node.args = (x, weight, bias, mean, variance, False, momentum, eps, False)
             for first in list(node.users):
                 first.replace_all_uses_with(node)
                 module.graph.erase_node(first)

@@ -15,7 +15,7 @@ from ..errors import let_through
 from ..execution.execute import low_literals, with_literals
 from ..numerics import operations as table
 from ..numerics.formats import dtype_of
-from ..numerics.nodes import op_name, row_of, target_of, tensors_of
+from ..numerics.nodes import op_name, row_of, target_of, tensors_in
 from ..plan.costs import TIE, cast_seconds, costs_of, elements_of, price
 from ..plan.mincut import FORBIDDEN
 from ..plan.workbench import Workbench
@@ -166,7 +166,7 @@ def _reason_to_keep(
 
 def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> str:
     """Why an operation cannot run in low precision, tested on shapes only. "" where low inputs give low results."""
-    given = [x for source in node.all_input_nodes for x in tensors_of(source.meta.get("val"))]
+    given = [x for source in node.all_input_nodes for x in tensors_in(source.meta.get("val"))]
     if {x.dtype for x in given if x.is_floating_point() or x.is_complex()} != {torch.float32}:
         return "it has inputs that are neither FP32 nor integers"
     low = low_arguments(node, dtype, literals)
@@ -177,18 +177,15 @@ def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None
     except Exception as error:
         let_through(error)
         return "torch has no low-precision kernel for these shapes"
-    found = {x.dtype for x in tensors_of(result) if x.is_floating_point() or x.is_complex()}
+    found = {x.dtype for x in tensors_in(result) if x.is_floating_point() or x.is_complex()}
     return "" if found <= {dtype} else "its result is FP32 even for low inputs"
 
 
 def low_arguments(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> tuple[Any, Any]:
     """The arguments of a node in low precision: literals as Python would write them, and no FP32 dtype."""
-
-    def lower_argument(value: Any) -> Any:
-        return dtype if value is torch.float32 else value
-
-    args, kwargs = with_literals(node.args, dict(node.kwargs), literals)
-    return tuple(map(lower_argument, args)), {key: lower_argument(value) for key, value in kwargs.items()}
+    given: Any = with_literals(node.args, dict(node.kwargs), literals)
+    result: Any = fx.node.map_aggregate(given, lambda value: dtype if value is torch.float32 else value)
+    return result
 
 
 def align_nodes(graph: fx.Graph, capture: Capture) -> dict[str, str]:
@@ -198,13 +195,13 @@ def align_nodes(graph: fx.Graph, capture: Capture) -> dict[str, str]:
     """
     places = {p.fqn: p.name for p in capture.placeholders if p.fqn is not None}
     inputs = [p.name for p in capture.placeholders if p.kind == "input"]
-    tensors = [node for node in graph.nodes if tensors_of(node.meta.get("val"))]
+    tensors = [node for node in graph.nodes if tensors_in(node.meta.get("val"))]
     weights = {n.name: str(n.target).partition(".")[2] for n in tensors if n.op == "get_attr"}
     result = {name: places[fqn] for name, fqn in weights.items() if fqn in places}
     result |= dict(zip((node.name for node in tensors if node.op == "placeholder"), inputs, strict=False))
     computing = [node for node in tensors if node.op == "call_function"]
     ours = [
-        (*_place(owner_of(n), row_of(n).op, tensors_of(n.meta["val"])[0].shape, capture), n.name) for n in computing
+        (*_place(owner_of(n), row_of(n).op, tensors_in(n.meta["val"])[0].shape, capture), n.name) for n in computing
     ]
     theirs = [(*_place(node.owner, node.op, node.shape, capture), name) for name, node in capture.nodes.items()]
     return result | dict(align(ours, theirs))

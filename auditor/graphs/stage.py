@@ -21,7 +21,7 @@ from ..execution.policy import Policy, plain
 from ..isolation.answer import from_the_start
 from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..numerics.formats import dtype_of, runs
-from ..numerics.nodes import tensors_of
+from ..numerics.nodes import tensors_in
 from ..plan.costs import costs_of, most_alive
 from ..plan.mincut import HIGH, LOW, Arc, Candidate, Choice, Cuts
 from ..plan.modules import VISITS
@@ -241,7 +241,6 @@ class Operations(Space):
         super().__init__()
         self.table, self._trial, self._cuts = table, trial, cuts_of(table)
         self.nothing = self._choice(table.free)
-
         each = {name: table.operations[name] for name in sorted(table.free)}
         order = sorted(each, key=lambda name: (each[name].low - each[name].high) / max(each[name].error, 1e-30))
         self._groups: list[frozenset[Hashable]] = [frozenset((name,)) for name in order]
@@ -346,7 +345,7 @@ def memory_needed(module: fx.GraphModule) -> MemoryUse:
     Views and frees count as for other plans.
     """
     nodes = list(module.graph.nodes)
-    size = {node.name: sum(x.nbytes for x in tensors_of(node.meta.get("val"))) for node in nodes}
+    size = {node.name: sum(x.nbytes for x in tensors_in(node.meta.get("val"))) for node in nodes}
     free = {name for name, cost in costs_of(module.graph).items() if cost.free}
     free |= {node.name for node in nodes if node.op == "call_function" and is_pick(node)}
     inputs = {node.name for node in nodes if node.op == "placeholder"}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import os
@@ -19,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..capture.source import is_installed
-from ..errors import LoadError
+from ..errors import LoadError, suggest
 from ..isolation.members import size_of
 from ..isolation.process import reseed, swap_attribute
 from ..numerics.formats import is_low
@@ -79,9 +78,8 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
             if not isinstance(given, list | tuple):
                 raise LoadError(f"{what} must return a list of arguments", slug="bad-spec")
             both = len(given) == 2 and isinstance(given[0], list | tuple) and isinstance(given[1], Mapping)
-            args, kwargs = (
-                (tuple(given[0]), dict(given[1])) if both else (tuple(given), {})
-            )  # [[args], {kwargs}] | [args]
+            # [[args], {kwargs}] | [args]
+            args, kwargs = (tuple(given[0]), dict(given[1])) if both else (tuple(given), {})
         made = _build(made, target, symbol, seed, *args, **kwargs)
         if symbol.rpartition(".")[2] == "audit_spec":
             what = f"audit_spec() in {target.label}"
@@ -139,11 +137,11 @@ def _find_symbol(module: ModuleType, target: Target, symbol: str) -> Any:
     own = {n for n, c in public.items() if _is_model_class(c) and c.__module__.partition(".")[0] != "torch"}
     models = [name for name, value in public.items() if name in own or isinstance(value, nn.Module)]
     functions = [n for n, f in public.items() if inspect.isfunction(f) and f.__module__ == module.__name__]
-    names = {name.lower(): name for name in (*functions, *models)}
-    close = difflib.get_close_matches(symbol.lower(), names, n=1)
-    hint = f"did you mean {names[close[0]]}? It" if close else "it"
+    hint = suggest(symbol, (*functions, *models))
     listed = ", ".join([*models, *functions][:8]) or "none that builds a model"
-    raise LoadError(f"{target.label} has no {symbol!r}: {hint} defines {listed}", slug="no-symbol")
+    raise LoadError(
+        f"{target.label} has no {symbol!r}: {f'{hint} It' if hint else 'it'} defines {listed}", slug="no-symbol"
+    )
 
 
 def _build(value: Callable[..., Any], target: Target, symbol: str, seed: int, /, *args: Any, **kwargs: Any) -> Any:
@@ -193,8 +191,7 @@ def _timm(target: Target) -> BuiltModel:
     timm = importlib.import_module("timm")
     name = str(target.args[0])
     if not timm.is_model(name):
-        close = difflib.get_close_matches(name, timm.list_models(), n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() has them all"
+        hint = suggest(name, timm.list_models(), "timm.list_models() has them all", most=3)
         raise LoadError(f"timm knows no model {name!r}: {hint}", slug="no-symbol")
     model = call(timm.create_model, f"timm.create_model({name!r})", "model-raises", *target.args, **target.kwargs)
     return BuiltModel(model, Origin(None, "timm", "create_model", "factory", target.args, dict(target.kwargs)))

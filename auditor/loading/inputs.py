@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..errors import LoadError, first_line
+from ..errors import LoadError, describe
 from ..isolation.process import reseed
 from ..numerics.entries import extent
 from ..records import Batch
@@ -109,9 +109,9 @@ def tokenize(model: Any, value: Any) -> Any:
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         given = tokenizer(list(texts), return_tensors="pt", padding=len(texts) > 1)
     except Exception as error:
-        why = f"{type(error).__name__}: {first_line(error)[:160]}"
         raise LoadError(
-            f"text inputs need a tokenizer in the folder of the model's weights ({why}): give token ids", "bad-inputs"
+            f"text inputs need a tokenizer in the folder of the model's weights ({describe(error)}): give token ids",
+            "bad-inputs",
         ) from error
     return {name: x for name, x in given.items() if name in forward_parameters(model)}
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..devices import CPU, NATIVE, is_native, is_spread
-from ..errors import AuditorError, device_failed, first_line, let_through
+from ..errors import AuditorError, describe, device_failed, let_through
 from ..isolation.answer import answer
 from ..records import Subject
 
@@ -48,7 +48,7 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
     assert refused is not None
     raise AuditorError(
         f"{subject.name} runs on {', '.join(sorted(here)) or CPU} and not on {device} "
-        f"({type(refused).__name__}: {first_line(refused)[:160]}): audit the model with "
+        f"({describe(refused)}): audit the model with "
         f"{'device=auto, where it is' if any(map(is_native, here)) else 'device=cpu'}",
         slug="no-copy",
     ) from refused
@@ -102,8 +102,7 @@ def copy_to_device(value: T, device: str, memo: dict[int, Any] | None = None) ->
     except Exception as error:
         let_through(error)
         raise AuditorError(
-            f"cannot copy {type(value).__name__} to the GPU ({type(error).__name__}: {error}): audit "
-            "the model with device='cpu'",
+            f"cannot copy {type(value).__name__} to the GPU ({describe(error)}): audit the model with device='cpu'",
             slug="no-copy",
         ) from error
 

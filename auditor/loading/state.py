@@ -19,9 +19,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
 
 from .. import offload
-from ..errors import LoadError, first_line, let_through
+from ..errors import LoadError, describe, let_through
 from ..isolation.members import modules_of, named_modules, named_tensors, raise_in_place, size_of, stored_low
 from ..isolation.process import reseed, swap_attribute
+from ..numerics.casting import widen
 from ..numerics.entries import entries
 from ..numerics.formats import is_low
 from ..records import Batch, Subject
@@ -172,8 +173,7 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
 
 
 def _widen(subject: Subject, which: str, note: str) -> Subject:
-    given = subject.batches, subject.held_out
-    batches, held_out = pytree.tree_map_only(Tensor, lambda x: x.float() if is_low(x.dtype) else x, given)
+    batches, held_out = widen((subject.batches, subject.held_out))
     return replace(subject, raised=which, batches=batches, held_out=held_out, warnings=(*subject.warnings, note))
 
 
@@ -216,7 +216,7 @@ def present(model: nn.Module) -> Iterator[None]:
                         let_through(error)
                         raise LoadError(
                             f"a weight of {type(module).__name__} is offloaded and cannot be loaded by its hook "
-                            f"({type(error).__name__}: {first_line(error)[:160]}): load the weights first",
+                            f"({describe(error)}): load the weights first",
                             slug="meta-weights",
                         ) from error
                     offload.onto(module)

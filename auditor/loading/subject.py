@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from .. import offload
-from ..errors import LoadError, first_line, let_through
+from ..errors import LoadError, describe, let_through
 from ..isolation.answer import answer
 from ..isolation.members import is_wrapped, named_tensors, unwrap_model, wrapper_of
 from ..isolation.outputs import NamedTensors
@@ -73,9 +73,7 @@ def load(
         return settle_precision(result, check)
 
 
-def from_object(
-    model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | None = None, name: str | None = None
-) -> Subject:
+def from_object(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | None = None) -> Subject:
     """A Subject around the caller's model, which is neither moved nor changed.
 
     example_inputs: any form that `inputs.as_batches` accepts, or None if `kwargs` suffices; kwargs: keyword arguments
@@ -89,16 +87,9 @@ def from_object(
     def subject(arrays: bool) -> Subject:
         batches = inputs.as_batches(given, "example_inputs", arrays=arrays)
         calls = tuple((args, {**own, **(kwargs or {})}) for args, own in batches)
-        target = f"{type(model).__module__}:{type(model).__qualname__}"
-        return Subject(
-            model,
-            calls,
-            name or type(model).__name__,
-            target,
-            "example_inputs",
-            "a live nn.Module",
-            warnings=notes,
-        )
+        kind = type(model)
+        target = f"{kind.__module__}:{kind.__qualname__}"
+        return Subject(model, calls, kind.__name__, target, "example_inputs", "a live nn.Module", warnings=notes)
 
     model, notes = _unwrap(model)
     _reject_unfit(model)
@@ -134,7 +125,7 @@ def check(subject: Subject) -> Subject:
                 let_through(error)
                 raise LoadError(
                     f"{subject.name} takes or returns a {type(leaf).__name__}, a tensor class that rejects operations "
-                    f"needed for comparison ({type(error).__name__}: {first_line(error)[:160]}): use plain tensors",
+                    f"needed for comparison ({describe(error)}): use plain tensors",
                     slug="tensor-class",
                 ) from error
         if any(is_number(leaf) and bool(entries(leaf).isnan().any()) for leaf in leaves):
@@ -149,7 +140,6 @@ def check(subject: Subject) -> Subject:
 def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
     """The subject with its outputs; inputs are moved to the model's device if the model runs only then. Raises:
     LoadError."""
-
     try:
         return subject, [_forward(subject, batch) for batch in subject.batches + subject.held_out]
     except LoadError:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from ..capture.regions import written_as_meant
 from ..capture.source import Place, kind_of, line_of
-from ..errors import CallbackError, LoadError, first_line, let_through, origin_of
+from ..errors import CallbackError, LoadError, describe, let_through, origin_of
 from ..isolation import isolate
 from ..isolation.process import ieee, swap_attribute
 from ..records import Progress
@@ -250,7 +250,9 @@ def blame(error: BaseException) -> str:
     If the error was raised from another one, such as a library's failed import, the other one follows.
     """
     first = origin_of(error)
-    text = _one_line(error) if first is error else f"{_one_line(error).rstrip('.')}, from {_one_line(first)}"
+    text = describe(error, None)
+    if first is not error:
+        text = f"{text.rstrip('.')}, from {describe(first, None)}"
     frames = [*traceback.extract_tb(error.__traceback__), *traceback.extract_tb(first.__traceback__)]
     places = [line_of(Place(f.filename, f.lineno or 0)) for f in frames if kind_of(f.filename) == "own"]
     return f"{text} ({places[-1]})" if places else text
@@ -269,8 +271,3 @@ def guard_progress(progress: Progress) -> Progress:
             ) from error
 
     return call_guarded
-
-
-def _one_line(error: BaseException) -> str:
-    name, line = type(error).__name__, first_line(error).strip()
-    return name if line == name else f"{name}: {line}"

@@ -20,7 +20,7 @@ from ..numerics.formats import FORMATS
 from ..numerics.histogram import Profile
 from ..numerics.kernels import UnsupportedInFormat, adds_bias_apart, is_tensor_core, run_op
 from ..numerics.metrics import disagreement, output_error, runs, sqnr_db
-from ..numerics.nodes import op_of, operation_of, row_of, target_of, tensors_of, view_source, wait_for_result
+from ..numerics.nodes import op_of, operation_of, row_of, target_of, tensors_in, view_source, wait_for_result
 from ..records import Capture, Literals, NodeError
 from .causes import cause_of, deciding_nodes, divisors, guarding_nodes
 
@@ -104,7 +104,7 @@ class Alone:
         args, kwargs = inputs
         target = target_of(n)
         try:
-            on_cpu = all(leaf.device.type == "cpu" for leaf in tensors_of(args))
+            on_cpu = all(leaf.device.type == "cpu" for leaf in tensors_in(args))
             fused = is_tensor_core(target) and on_cpu and not adds_bias_apart(target, args)
             rounded_once = view_source(n) is not None or row_of(n).exact or fused
             exact = None
@@ -123,11 +123,11 @@ class Alone:
             return
         ran = self.kept.get(n.name)
         ran = ran or self.run(n, fx.node.map_arg((n.args, n.kwargs), self.low_value), beside=trace.own == "run")
-        low = tensors_of(ran.low)[index].float()
+        low = tensors_in(ran.low)[index].float()
         if trace.own == "run":
-            yield "own", low - tensors_of(ran.exact)[index]
+            yield "own", low - tensors_in(ran.exact)[index]
         if trace.isolated == "run":
-            yield "isolated", low - tensors_of(self._values[n.name])[index]
+            yield "isolated", low - tensors_in(self._values[n.name])[index]
 
 
 def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
@@ -139,7 +139,7 @@ def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
     isolated: Error = "inputs" if by_inputs else "run"
     exact = row_of(n).exact
     if ran.exact is not None and not any(
-        x.is_quantized for x in tensors_of(ran.low)
+        x.is_quantized for x in tensors_in(ran.low)
     ):  # quantized: integers with a scale
         if (own := _own_error(ran.exact, ran.low)) == "run":
             return Trace(isolated, "run")
@@ -151,7 +151,7 @@ def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
 
 def _agree(reference: Any, local: Any, *, rounded: bool = True) -> bool:
     """Whether every entry of a low-precision result equals the reference, or with `rounded` the rounded reference."""
-    for wide, low in zip(tensors_of(reference), tensors_of(local), strict=True):
+    for wide, low in zip(tensors_in(reference), tensors_in(local), strict=True):
         for r, c in runs(entries(wide), entries(low)):
             if not torch.equal(entries(_like(r, low)).to(r.dtype) if rounded else r, c.to(r.dtype)):
                 return False
@@ -165,7 +165,7 @@ def _like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 
 def _own_error(exact: Any, low: Any) -> Error:
     """The source of the difference between a low-precision result and the exact one."""
-    wide, local = tensors_of(exact), tensors_of(low)
+    wide, local = tensors_in(exact), tensors_in(low)
     try:
         if same_shapes(wide, local) and _agree(exact, low):
             return "none" if _agree(exact, low, rounded=False) else "rounding"
@@ -179,7 +179,7 @@ def _own_error(exact: Any, low: Any) -> Error:
 
 def same_shapes(a: Any, b: Any) -> bool:
     """Whether the tensors of two results have equal shapes, and sparse tensors equally many entries."""
-    ours, theirs = ([extent(x) for x in tensors_of(tree)] for tree in (a, b))
+    ours, theirs = ([extent(x) for x in tensors_in(tree)] for tree in (a, b))
     return ours == theirs
 
 
@@ -212,8 +212,8 @@ class InFormat:
 
     def measure(self, n: fx.Node) -> tuple[NodeError, Trace]:
         """Measure the node by itself and in the low run. If that is impossible, the NodeError states the reason."""
-        given = tensors_of([self._values.get(source.name) for source in n.all_input_nodes])
-        results, error = tensors_of(self._values[n.name]), NodeError()
+        given = tensors_in([self._values.get(source.name) for source in n.all_input_nodes])
+        results, error = tensors_in(self._values[n.name]), NodeError()
         if any(leaf.is_quantized for leaf in (*given, *results)):
             reason = f"{op_of(n)} computes with quantised integers"
             error = NodeError(unsupported=reason, cause="unsupported")
@@ -246,7 +246,7 @@ class InFormat:
         if result is None or not same_shapes(reference, result):
             result = round_tree(reference, self.alone.row)
             self.pure = False
-        single = any(x.dtype is torch.float32 and carried_in(x) is None for x in tensors_of(result))
+        single = any(x.dtype is torch.float32 and carried_in(x) is None for x in tensors_in(result))
         self.pure = self.pure and not single
         self.env[n] = result
 
@@ -288,16 +288,16 @@ class InFormat:
         return self._rounded[source]
 
     def _error(self, n: fx.Node, ran: Ran) -> NodeError:
-        ours = tensors_of(self._values[n.name])
+        ours = tensors_in(self._values[n.name])
         if not ours:
             return NodeError(unsupported=ran.unsupported)
-        propagated = tensors_of(self.env[n])
+        propagated = tensors_in(self.env[n])
         if not is_number(ours[0]):
             if _disagreement(ours, propagated):
                 self._spoilt.add(n)
             if ran.unsupported is not None or not same_shapes(ours, ran.low):
                 return NodeError(unsupported=ran.unsupported or _OTHER_SHAPE, cause="unsupported")
-            share = _disagreement(ours, tensors_of(ran.low))
+            share = _disagreement(ours, tensors_in(ran.low))
             return NodeError(disagreement=share, cause="discrete" if share else None)
         profile, row = self._profiles[n], self.alone.row
         source = view_source(n)
@@ -312,7 +312,7 @@ class InFormat:
         if ran.unsupported is not None or not same_shapes(ours, ran.low):
             reason = ran.unsupported or _OTHER_SHAPE
             return NodeError(propagated_error=later, unsupported=reason, cause="unsupported")
-        low = entries(tensors_of(ran.low)[0])
+        low = entries(tensors_in(ran.low)[0])
         gap = profile.deviation(low, row) if source is None else profile.rounding(row)
         inputs = [self._profiles[source] for source in n.all_input_nodes if source in self._profiles]
         divisor = next((self._profiles.get(source) for source in divisors(n)), None)
@@ -331,7 +331,7 @@ class InFormat:
 
     def _turns(self, n: fx.Node) -> bool:
         """Whether the low run is Inf or NaN where FP32 is finite, even if the node by itself is not."""
-        pairs = zip(tensors_of(self._values[n.name]), tensors_of(self.env[n]), strict=False)
+        pairs = zip(tensors_in(self._values[n.name]), tensors_in(self.env[n]), strict=False)
         return n in self._spoilt and any(
             is_number(ours) and bool((entries(ours).isfinite() & ~entries(low).isfinite()).any()) for ours, low in pairs
         )

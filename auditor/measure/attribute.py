@@ -17,7 +17,7 @@ from ..numerics.entries import dense, entries, finite, is_number, is_plain
 from ..numerics.formats import FORMATS, format_of
 from ..numerics.kernels import is_tensor_core
 from ..numerics.metrics import output_error
-from ..numerics.nodes import operation_of, row_of, target_of, tensors_of, view_source
+from ..numerics.nodes import operation_of, row_of, target_of, tensors_in, view_source
 from ..records import Contribution
 from ..stages import beat
 from .alone import Trace
@@ -227,7 +227,7 @@ class _Hook:
 
     def add(self) -> None:
         """Process the waiting gradients."""
-        value = tensors_of(self.estimates.measurement.values[self.source])[self.index].contiguous()
+        value = tensors_in(self.estimates.measurement.values[self.source])[self.index].contiguous()
         given = [x for x in (self.waiting, self.returned) if x and value.numel()]
         self.waiting, self.returned = [], []
         with torch.no_grad():
@@ -264,7 +264,7 @@ def _steps(measurement: Measurement) -> int:
     result = 0
     for node in measurement.capture.graph_module.graph.nodes:
         if node.op == "call_function" and operation_of(target_of(node)).recurrent:
-            read = tensors_of(measurement.values[node.all_input_nodes[0].name])
+            read = tensors_in(measurement.values[node.all_input_nodes[0].name])
             result += max((max(x.shape[:-1], default=1) for x in read[:1]), default=0)
     return result
 
@@ -314,7 +314,7 @@ def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
     """{criterion: its outputs, and how their probes are formed}; empty if any criterion has no quadratic form."""
     live = dict(enumerate(measurement.outputs))
     result = {}
-    for criterion in criteria.all:
+    for criterion in criteria.all():
         outputs = tuple(live[i] for i in criteria.output_indices(criterion, criteria.names))
         forms = _forms(criterion, criteria, outputs)
         if forms is None:

@@ -20,7 +20,7 @@ from ..execution.execute import Executor, Run, SomeLow, ValueOf
 from ..numerics.casting import widen
 from ..numerics.entries import is_number
 from ..numerics.metrics import disagreement
-from ..numerics.nodes import arguments_with_defaults, row_of, tensors_of
+from ..numerics.nodes import arguments_with_defaults, row_of, tensors_in
 from ..paths import within
 from ..records.decisions import Decision, Decisions
 from ..stages import beat
@@ -78,11 +78,11 @@ def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
     reaching = set(reach((n for n in nodes if n.op == "output"), lambda n: n.all_input_nodes))
 
     def decides(n: fx.Node) -> bool:
-        row, read = row_of(n), (x for source in n.all_input_nodes for x in tensors_of(values[source.name]))
+        row, read = row_of(n), (x for source in n.all_input_nodes for x in tensors_in(values[source.name]))
         if row.packet == "getitem" or row.asks_shape or row.asks_finite or not any(map(is_number, read)):
             return False
         several = [values[user.name] for user in n.users if user in reaching and row_of(user).packet == "getitem"]
-        return row.steps or not all(map(is_number, tensors_of(several or values[n.name])))
+        return row.steps or not all(map(is_number, tensors_in(several or values[n.name])))
 
     return {n.name: n for n in nodes if n.op == "call_function" and n in reaching and decides(n)}
 
@@ -117,7 +117,7 @@ class _LowRuns:
                     if n.name in counted:
                         seen[n.name] = self._count_flips(n, low.receive(n, executor.value_of), widen(result))
                         changed |= {n.name} if chooses_otherwise(n, widen(result), values[n.name]) else set()
-            error, _ = self.yardstick(self._reference, tensors_of(widen(result)))
+            error, _ = self.yardstick(self._reference, tensors_in(widen(result)))
         except Exception as failure:  # a shape that depends on a decision may not fit
             let_through(failure)
             error = math.inf
@@ -128,7 +128,7 @@ class _LowRuns:
         about = n.name, node.op, node.owner, node.source
         scored = read_scores(n, lambda source: values[source.name], lambda source: widen(arriving(source)))
         if scored is None:
-            pairs = zip(tensors_of(values[n.name]), tensors_of(result), strict=True)
+            pairs = zip(tensors_in(values[n.name]), tensors_in(result), strict=True)
             ours, theirs = next((a, b) for a, b in pairs if row_of(n).steps or not is_number(a))
             differ = disagreement(ours, theirs) if ours.shape == theirs.shape else 1.0
             return Decision(*about, ours.numel(), differ, None, None)

@@ -16,7 +16,7 @@ from ..execution.execute import Executor
 from ..numerics.entries import entries, is_number, is_plain
 from ..numerics.formats import format_of
 from ..numerics.histogram import Profile
-from ..numerics.nodes import tensors_of, view_source
+from ..numerics.nodes import tensors_in, view_source
 from ..records import Batch, Capture, Magnitudes, NodeError
 from ..stages import tick
 from .alone import Alone, InFormat, Leaves, Trace
@@ -53,10 +53,10 @@ class Measurement:
 
     def keep(self, n: fx.Node, reference: Any, profiles: dict[fx.Node, Profile]) -> None:
         """Store a node's result and magnitudes, the latter also in `profiles`."""
-        self.live[n.name] = tensors_of(reference)
+        self.live[n.name] = tensors_in(reference)
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, reference)
         self.values[n.name] = detached
-        real = next((entries(leaf) for leaf in tensors_of(detached) if is_number(leaf)), None)
+        real = next((entries(leaf) for leaf in tensors_in(detached) if is_number(leaf)), None)
         if real is not None:
             source = view_source(n)
             seen = profiles.get(source) if source is not None else None
@@ -124,7 +124,7 @@ def working_set(capture: Capture) -> int:
     """Peak bytes for measuring the largest operation: FP32 and low values, gradients, comparisons."""
 
     def size(n: fx.Node) -> int:
-        values = tensors_of(n.meta.get("val"))
+        values = tensors_in(n.meta.get("val"))
         return sum(x.numel() * max(x.element_size(), 4) for x in values if not x.is_nested)
 
     called = (n for n in capture.graph_module.graph.nodes if n.op == "call_function")

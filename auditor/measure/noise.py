@@ -9,14 +9,14 @@ import torch
 
 from ..criteria.criterion import floor_of
 from ..criteria.measure import Criteria
-from ..errors import first_line, let_through
+from ..errors import describe, let_through
 from ..execution.execute import RECORDED, Executor, beside
 from ..isolation import isolate
 from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
 from ..numerics.entries import is_plain
 from ..numerics.metrics import output_error
-from ..numerics.nodes import tensors_of
+from ..numerics.nodes import tensors_in
 from ..records import Capture, Contribution, Noise, Subject
 from .rerun import Yardstick
 
@@ -49,7 +49,7 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
         graded = answer(subject.model, batch, seed=seed, gradients=True)
     except Exception as error:
         let_through(error)
-        graded = f"{type(error).__name__}: {first_line(error)}"
+        graded = describe(error, None)
     if not native and not isinstance(graded, str) and RECORDED.same([*first], [*graded]):
         return FP32Runs(Noise(runs=2), {id(batch): first})
     apart, joint = 0.0, 0.0
@@ -102,7 +102,7 @@ def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, 
     try:
         with torch.no_grad(), isolate(seed=seed):
             for n, result, other in beside(first, second, inputs):
-                pairs = zip(tensors_of(result), tensors_of(other), strict=True)
+                pairs = zip(tensors_in(result), tensors_in(other), strict=True)
                 compared = [(a, b) for a, b in pairs if is_plain(a) and is_plain(b)]
                 error = output_error([a for a, _ in compared], [b for _, b in compared]) if compared else 0.0
                 if error > 0 and not any(source.name in apart for source in n.all_input_nodes):

@@ -15,7 +15,7 @@ from ..errors import first_line, let_through
 from ..execution.execute import RECORDED, SeparateResults, ValueOf, separate_tensors
 from ..numerics.entries import entries, is_plain
 from ..numerics.kernels import is_product
-from ..numerics.nodes import is_torchs_own, operation_of, row_of, target_of, tensors_of, view_source, wait_for_result
+from ..numerics.nodes import is_torchs_own, operation_of, row_of, target_of, tensors_in, view_source, wait_for_result
 
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 
@@ -46,25 +46,25 @@ def run_with_gradients(
             if (
                 not isinstance(found, torch.Tensor) or not found.requires_grad
             ):  # it raises with gradients enabled enabled
-                lost += [x for x in tensors_of((args, kwargs)) if x.requires_grad]
+                lost += [x for x in tensors_in((args, kwargs)) if x.requires_grad]
                 args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
                 with torch.no_grad():
                     return wait_for_result(target, target(*args, **kwargs)), lost
             lost.append(found)
             args, kwargs = pytree.tree_map(lambda x, found=found: x.detach() if x is found else x, (args, kwargs))
     tried, row = careful or not is_torchs_own(target), operation_of(target)
-    refuses = row.late or any(type(x.grad_fn).__name__ == "NotImplemented" for x in tensors_of(result))
-    tracked = row.asks_shape or row.draws_by or any(x.requires_grad for x in tensors_of(result))
+    refuses = row.late or any(type(x.grad_fn).__name__ == "NotImplemented" for x in tensors_in(result))
+    tracked = row.asks_shape or row.draws_by or any(x.requires_grad for x in tensors_in(result))
     if tracked and not refuses and (not tried or _leads_back(result, args, kwargs)):
         return result, lost
-    rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
+    rest = [x for x in tensors_in((args, kwargs)) if x.requires_grad]
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result), lost + rest
 
 
 def _with_way_back(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """On a GPU, the arguments for training mode: recurrent layers support gradients only there; without dropout the
     result is equal."""
-    if not operation_of(target).recurrent or all(x.device.type == "cpu" for x in tensors_of(args)):
+    if not operation_of(target).recurrent or all(x.device.type == "cpu" for x in tensors_in(args)):
         return args
     assert isinstance(target, torch._ops.OpOverload)
     names = _names(target)
@@ -74,9 +74,9 @@ def _with_way_back(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[A
 
 def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the backward pass from the result to the arguments runs without raising."""
-    ends = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
+    ends = [x for x in tensors_in((args, kwargs)) if x.requires_grad]
     try:
-        connected = [entries(x).sum() for x in tensors_of(result) if x.requires_grad and ends]
+        connected = [entries(x).sum() for x in tensors_in(result) if x.requires_grad and ends]
         if connected:
             torch.autograd.grad(torch.stack(connected).sum(), ends, retain_graph=True, allow_unused=True)
     except Exception as error:
@@ -177,15 +177,15 @@ class Reference(SeparateResults):
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), value_of)
         if isinstance(n.target, torch._ops.OpOverload) and row_of(n).normalizes == "statistics":
             return batch_norm(target_of(n), *args)
-        if not any(x.is_floating_point() or x.is_complex() for x in tensors_of(n.meta.get("val"))):
+        if not any(x.is_floating_point() or x.is_complex() for x in tensors_in(n.meta.get("val"))):
             with torch.no_grad():  # a discrete result has no derivative, and autograd may raise
                 return RECORDED.compute(n, value_of)
         values = {source: value_of(source) for source in n.all_input_nodes}
-        if is_product(target_of(n)) and all(map(is_plain, tensors_of(list(values.values())))):
+        if is_product(target_of(n)) and all(map(is_plain, tensors_in(list(values.values())))):
             return self._product(n, values)
         result, lost = run_with_gradients(target_of(n), args, kwargs, self.back == "tried")
         if lost:
-            self.lost |= {s for s, value in values.items() if any(x is y for x in tensors_of(value) for y in lost)}
+            self.lost |= {s for s, value in values.items() if any(x is y for x in tensors_in(value) for y in lost)}
         if row_of(n).steps:
             self.lost |= set(values)
         return result

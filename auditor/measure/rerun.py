@@ -18,7 +18,7 @@ from ..execution.execute import RECORDED, Executor, Run, Semantics, SomeLow
 from ..numerics.casting import widen
 from ..numerics.entries import extent, is_number
 from ..numerics.metrics import output_error
-from ..numerics.nodes import row_of, tensors_of, view_source
+from ..numerics.nodes import row_of, tensors_in, view_source
 from ..records import Capture, Contribution, Distance, FlaggedRegion, Verdict
 from ..stages import beat
 from .alone import rounder
@@ -104,7 +104,7 @@ class Reruns:
         low, values = self._low(names), self._reference.values
         try:
             outputs, _ = self._run(low, self._reference)
-            left = [output_error(tensors_of(values[n.name]), tensors_of(result)) for n, result in low.left.items()]
+            left = [output_error(tensors_in(values[n.name]), tensors_in(result)) for n, result in low.left.items()]
             return max(left), self.yardstick.contribution_metric(self._outputs, outputs), None
         except Exception as error:
             let_through(error)
@@ -133,7 +133,7 @@ class Reruns:
                 if n.op == "call_function":
                     self._operations += 1
                     flipped = flipped or chooses_otherwise(n, widen(result), self.measurement.values[n.name])
-        return tensors_of(widen(result)), flipped
+        return tensors_in(widen(result)), flipped
 
 
 def chooses_otherwise(n: fx.Node, result: Any, reference: Any) -> bool:
@@ -141,7 +141,7 @@ def chooses_otherwise(n: fx.Node, result: Any, reference: Any) -> bool:
     row = row_of(n)
     if row.asks_shape or row.asks_finite:
         return False
-    pairs = zip(tensors_of(result), tensors_of(reference), strict=False)
+    pairs = zip(tensors_in(result), tensors_in(reference), strict=False)
     return any(extent(x) != extent(y) or bool((x != y).any()) for x, y in pairs if row.steps or not is_number(y))
 
 

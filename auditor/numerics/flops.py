@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .nodes import row_of, tensors_of
+from .nodes import row_of, tensors_in
 
 FORMULAS: dict[str, Callable[..., int]] = {}
 """{name: formula(first result, *the call's positional arguments)}; the formulas get tensors without entries."""
@@ -21,7 +21,7 @@ def flops_of(node: fx.Node) -> int:
     function = FORMULAS.get(name)
     # Rows of a jagged tensor are rows of a matrix, whatever the sequence lengths; its attention isn't counted.
     shape = "rows" if name in ("product", "added_product") else "val"
-    out = tensors_of(_outline(node, shape))
+    out = tensors_in(_outline(node, shape))
     if function is None or not out:
         return 0
     args = fx.node.map_arg(node.args, lambda source: _outline(source, shape))

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..trees import tensors_in
+from ..trees import tensors_in as tensors_in  # beside what reads the nodes that return them
 from .operations import Operation, operation
 
 _TORCHS_OWN = ("aten", "prims", "_c10d_functional")
@@ -97,11 +97,6 @@ def wait_for_result(target: object, value: Any) -> Any:
 @cache
 def _is_uninitialized(target: torch._ops.OpOverload) -> bool:
     return operation_of(target).uninitialized
-
-
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    """The tensors among the leaves of a value."""
-    return tensors_in(value)
 
 
 def view_source(n: fx.Node) -> fx.Node | None:

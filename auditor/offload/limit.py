@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from ..errors import AuditorError, disk_is_full
+from ..errors import AuditorError, DiskError, caused_by
 from .files import OffloadMode, in_file, is_large, is_offloaded, laid_as, release
 
 NEARLY = 0.75
@@ -105,7 +105,7 @@ def resident_limit(size: int | None) -> Iterator[Limit | None]:
         with OffloadMode():  # type: ignore[no-untyped-call]
             yield limit
     except Exception as error:
-        if (full := disk_is_full(error)) is not None and full is not error:
+        if (full := caused_by(error, DiskError)) is not None and full is not error:
             raise full from None
         raise
     finally:

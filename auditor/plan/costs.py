@@ -12,7 +12,7 @@ from torch import fx
 from ..execution.resolve import Resolution
 from ..numerics.flops import flops_of
 from ..numerics.formats import FORMATS, is_low
-from ..numerics.nodes import row_of, tensors_of
+from ..numerics.nodes import row_of, tensors_in
 from ..records import Capture, MemoryUse
 from ..resources import table
 
@@ -31,7 +31,7 @@ def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolutio
     size = dict.fromkeys((node.name for node in nodes), 0)
     for node in nodes:
         known = FORMATS.get(resolution.dtypes.get(node.name, ""))  # of its FP32 and low tensors under the plan
-        for x in tensors_of(node.meta.get("val")):
+        for x in tensors_in(node.meta.get("val")):
             converted = known is not None and (x.dtype is torch.float32 or is_low(x.dtype))
             size[node.name] += x.numel() * (known.bytes if known and converted else x.itemsize)
         for reader in resolution.lowered.get(node.name, ()):
@@ -77,7 +77,7 @@ def _holder(node: fx.Node, free: Collection[str]) -> str:
 
 def elements_of(node: fx.Node) -> int:
     """Number of floating-point elements in a node's result."""
-    return sum(x.numel() for x in tensors_of(node.meta.get("val")) if x.is_floating_point())
+    return sum(x.numel() for x in tensors_in(node.meta.get("val")) if x.is_floating_point())
 
 
 TIE = 1e-3
@@ -105,7 +105,7 @@ def costs_of(graph: fx.Graph) -> dict[str, Cost]:
 
 def _is_free(node: fx.Node) -> bool:
     """Whether the result is a view of the argument; for a reshape, whether the strides allow a view."""
-    how, values = row_of(node).view, [tensors_of(n.meta.get("val")) for n in (*node.all_input_nodes[:1], node)]
+    how, values = row_of(node).view, [tensors_in(n.meta.get("val")) for n in (*node.all_input_nodes[:1], node)]
     if how == "if_strides_allow" and len(values) == 2 and all(values):
         try:
             values[0][0].view(values[1][0].shape)

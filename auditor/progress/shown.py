@@ -163,11 +163,8 @@ class Cell(Display):
 
     def close(self, failed: bool = False) -> None:
         if self.stage:
-            self._display(
-                f"ended in {self.stage} after {self.elapsed_seconds}"
-                if failed
-                else f"audited in {self.elapsed_seconds}"
-            )
+            how = f"ended in {self.stage} after" if failed else "audited in"
+            self._display(f"{how} {self.elapsed_seconds}")
         super().close()
 
     def _display(self, text: str, bar: str = "") -> None:

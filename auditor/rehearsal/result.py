@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -134,12 +133,6 @@ class Rehearsal:
     problems: tuple[RecipeProblem, ...]
     recommended: str
     recommendation: str
-
-    @cached_property
-    def unbroken_recipes(self) -> tuple[str, ...]:
-        """The recipes without a problem, in execution order."""
-        broken = {problem.recipe for problem in self.problems}
-        return tuple(name for name in self.runs if name not in broken)
 
     def to_dict(self) -> dict[str, Any]:
         """All results as plain data, with Inf and NaN as text."""

@@ -169,9 +169,8 @@ class Session:
         if self.recipe.scopes or self.recipe.loss_in_fp32:
             self._keep(dict(self.recipe.scopes), roots)
         sizes = [p.numel() for p in self.parameters.values()]
-        shared: Any = torch.frombuffer(
-            mmap.mmap(-1, 4 * max(sum(sizes), 1)), dtype=torch.float32
-        )  # with forked processes
+        # shared with forked processes
+        shared: Any = torch.frombuffer(mmap.mmap(-1, 4 * max(sum(sizes), 1)), dtype=torch.float32)
         self._shadow = dict(zip(self.parameters, shared.split(sizes), strict=False))
         self._updates = Updates(self.result, self.parameters, self._shadow)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..document.places import from_repository, is_installed
+from ..capture.source import is_installed
+from ..document.places import from_repository
 from ..paths import pattern
 from ..records import Finding, Node
 from ..records.audit import Audit
@@ -169,7 +170,7 @@ def _message(cause: Cause) -> str:
 def _related_call(cause: Cause) -> dict[str, Any]:
     """The call that led to a finding's line, as a link in SARIF viewers, unless it is the finding's own place."""
     node = cause.report.node if cause.report else None
-    if node is None or is_installed(node.source_path) or (caller := _caller(node)) is None:
+    if node is None or is_installed(node.source_path or "") or (caller := _caller(node)) is None:
         return {}
     text = f"called from {(cause.worst.called_from or '').partition(' in ')[2]}"
     return {"relatedLocations": [{"id": 1, "physicalLocation": _physical(caller), "message": {"text": text}}]}

@@ -100,7 +100,7 @@ class Fold:
 @dataclass(frozen=True)
 class Chart:
     """A picture of `height` pixels. paths: (CSS class, SVG path); legend: (CSS class, words); ticks: (position on an
-    axis, words); rows: the operation of each point on the curves."""
+    axis, words); rows: the operation of each point on the curves. titled: whether HTML shows the label above it."""
 
     label: str
     about: str
@@ -111,6 +111,7 @@ class Chart:
     x_ticks: tuple[tuple[float, str], ...] = ()
     y_ticks: tuple[tuple[float, str], ...] = ()
     rows: tuple[int, ...] = ()
+    titled: bool = True
 
 
 Block = Title | Prose | Entries | Grid | Code | Fold | Chart
@@ -327,8 +328,8 @@ def _html_chart(chart: Chart) -> Markup:
     drawn += [Markup(tick).format(RIGHT, chart.height - 4, "end", chart.x_title)]
     keys = Markup().join(_markup('<span class="key {}">{}</span>', *key) for key in chart.legend)
     rows = Markup(' data-rows="{}"').format(",".join(map(str, chart.rows))) if chart.rows else ""
-    return Markup(
-        '<h3>{0}</h3><p class="about">{1}</p><figure class="chart"><p class="legend">{2}</p>'
+    return _markup("<h3>{}</h3>" * chart.titled, chart.label) + Markup(
+        '<p class="about">{1}</p><figure class="chart"><p class="legend">{2}</p>'
         '<div class="scroll" tabindex="0" role="group" aria-label="{0}">'
         '<svg viewBox="0 0 {3} {4}" role="img" aria-label="{0}"{5}>{6}</svg></div></figure>'
     ).format(chart.label, prose(chart.about), keys, WIDTH, chart.height, rows, Markup().join(drawn))

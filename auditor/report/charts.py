@@ -68,6 +68,7 @@ def depth_chart(audit: Audit) -> Chart | None:
         tuple((x(i / per_point), f"{i:,}") for i in round_steps(len(nodes) - 1)),
         tuple((y(d), power(10, d)) for d in powers),
         tuple(b[0][0] for b in bins),
+        titled=False,
     )
 
 

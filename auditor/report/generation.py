@@ -35,8 +35,7 @@ def generation_lines(audit: Audit) -> list[Block]:
     """For the terminal, which may leave out the last: the recommended plan and others, the part to keep in FP32 first, the setup."""
     if audit.generation is None:
         return []
-    plans = sorted(_decoded_plans(audit), key=lambda pair: pair[0].name != audit.recommended)
-    lines = [f"{plan_title(plan)}: {_figures(generated)}" for plan, generated in plans]
+    lines = [f"{plan_title(plan)}: {_figures(generated)}" for plan, generated in _decoded_plans(audit)]
     return [Prose("Tokens", (*lines, *lift_words(audit), _about(audit.generation)))]
 
 
@@ -88,8 +87,7 @@ def _caches(made: Generation) -> Iterator[Grid]:
 
 def lift_words(audit: Audit) -> Iterator[str]:
     """The part that should stay FP32 first; nothing without predictions."""
-    plans = sorted(_decoded_plans(audit), key=lambda pair: pair[0].name != audit.recommended)
-    for plan, generated in plans[:1]:
+    for plan, generated in _decoded_plans(audit)[:1]:
         best = next((part for part in generated.parts if part.flips is not None), None)
         if best is not None and generated.predicted_flips is not None:
             yield (
@@ -100,7 +98,9 @@ def lift_words(audit: Audit) -> Iterator[str]:
 
 
 def _decoded_plans(audit: Audit) -> list[Decoded]:
-    return [(plan, plan.generated) for plan in audit.plans.values() if plan.generated is not None]
+    """The plans that decoded, the recommended one first."""
+    decoded = [(plan, plan.generated) for plan in audit.plans.values() if plan.generated is not None]
+    return sorted(decoded, key=lambda pair: pair[0].name != audit.recommended)
 
 
 def _about(made: Generation) -> str:

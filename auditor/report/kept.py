@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..errors import AuditorError
+from ..errors import AuditorError, suggest
 from ..execution.policy import choice_from_scopes
 from ..numerics.formats import FORMATS
 from ..paths import enclosing_paths, pattern, within
@@ -147,9 +146,8 @@ def explain_layer(audit: Audit, name: str) -> str:
     paths = {path for plan in audit.plans.values() for path in (*plan.scopes, *_modules(plan))} | {*owners.values()}
     modules = {above for path in paths for above in enclosing_paths(path)}
     if name not in modules and name not in owners:
-        close = difflib.get_close_matches(name, [*modules, *owners], n=1, cutoff=0.5)
         lists = "plan.json lists module paths, measurements.json names of operations"
-        hint = f"did you mean {close[0]}?" if close else lists
+        hint = suggest(name, [*modules, *owners], lists, cutoff=0.5)
         raise AuditorError(f"the model has no module or operation {name!r}: {hint}", slug="no-such-layer")
     text = [own(name)]
     for title, plan in sorted(audit.plans.items(), key=lambda item: item[0] != audit.recommended):

@@ -188,8 +188,10 @@ def _sentences(one: Decisions) -> list[str]:
     low = f"{label(one.format)}, all low: error {ratio(one.error)}"
     first = one.operations[0]
     if first.seen is None:
-        where = f"{_where(first)}{' and others' if one.operations[1:] else ''}"
-        said = f"{low}, {ratio(one.frozen)} with the choices that set the shapes of {where} held to FP32's"
+        others = " and others" if one.operations[1:] else ""
+        said = (
+            f"{low}, {ratio(one.frozen)} with the choices that set the shapes of {where(first)}{others} held to FP32's"
+        )
         return [f"{said}: flips make {percent(one.share)} of its square."]
     if one.lifted is None:
         flips = any(each.error is not None for each in one.operations)
@@ -197,7 +199,7 @@ def _sentences(one: Decisions) -> list[str]:
     earlier = "" if one.lifted_seen <= first.seen / 2 else "; the rest comes from earlier operations"
     return [
         f"{low}, {ratio(one.frozen)} with decisions held to FP32's: flips make {percent(one.share)} of its square.",
-        f"Most costly: {_where(first)}, {_in_1000(first.seen)} flips in 1,000.",
+        f"Most costly: {where(first)}, {_in_1000(first.seen)} flips in 1,000.",
         f"With its scores in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} are left and the error is "
         f"{ratio(one.lifted_error)}{earlier}.",
     ]
@@ -205,11 +207,7 @@ def _sentences(one: Decisions) -> list[str]:
 
 def _row(of: Decisions, one: Decision) -> tuple[str, ...]:
     flips = (or_blank(share, _in_1000) for share in (one.seen, one.own, one.predicted))
-    return (_where(one), label(of.format), f"{one.count:,}", *flips, or_blank(one.error, ratio))
-
-
-def _where(one: Decision) -> str:
-    return f"`{op(one.op)}` in `{scope(one.owner)}`" + (f" ({one.source})" if one.source else "")
+    return (where(one), label(of.format), f"{one.count:,}", *flips, or_blank(one.error, ratio))
 
 
 def _in_1000(share: float) -> str:

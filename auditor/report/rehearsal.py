@@ -108,9 +108,10 @@ def _style(run: RecipeRun) -> str:
 
 
 def _remedies(result: Rehearsal) -> Iterator[Block]:
-    for name in dict.fromkeys(
-        remedy for each in result.unbroken_recipes for remedy in result.runs[each].recipe.remedies
-    ):
+    """The code of every remedy in a recipe that has no problem."""
+    broken = {problem.recipe for problem in result.problems}
+    unbroken = (run.recipe for name, run in result.runs.items() if name not in broken)
+    for name in dict.fromkeys(remedy for recipe in unbroken for remedy in recipe.remedies):
         title = name.replace("_", " ").replace("fp32", "FP32").replace("kahan", "Kahan")
         yield Fold(f"The code of {title}", (Code("", code_of(name)),))
 

@@ -10,7 +10,7 @@ from ..numerics.histogram import subnormal_share, underflow_share
 from ..records.audit import Audit
 from ..records.training import LossScale, ModuleGradients, Training
 from ..snippets.trainers import training_code
-from ..training.window import count_underflows
+from ..training.recommend import count_underflows
 from .blocks import Block, Code, Fold, Grid, Prose
 from .charts import gradient_chart
 from .words import count, label, magnitude, percent, ratio, scope, sentence, where

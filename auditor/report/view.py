@@ -17,10 +17,9 @@ from ..plan.recommend import has_low, kept_apart, outcome
 from ..records import NodeReport
 from ..records.audit import Audit
 from .blocks import Block, Code, Grid, Prose
-from .criteria import SHARES, advice, proposal_words, score_headline
 from .findings import causes
 from .origins import at, nonfinite_runs
-from .plans import PlanView, inputs_of, times
+from .plans import SHARES, PlanView, advice, inputs_of, proposal_words, score_headline, times
 from .training import training_headline
 from .words import TERMS, VERDICTS, compact, count, label, op, percent, ratio, sentence, shorten
 

@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,16 +33,22 @@ def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
 
     Chain nodes shared by several rules of a directory are in its `nodes.toml`. Raises: AuditorError(slug="rule-..."),
     also for a directory without rules, a duplicate code, a family whose codes have different prefixes, and an invalid
-    `supersedes`.
+    `supersedes`. Files that have not changed are read once in a process.
     """
+    folders = (resource_dir("rules"),) if directories is None else tuple(directories)
+    files = (file for folder in folders for file in sorted(folder.glob("**/*.toml")))
+    return _load(folders, tuple((file, file.stat().st_mtime_ns) for file in files))
+
+
+@cache
+def _load(directories: Sequence[Path], state: Sequence[tuple[Path, int]]) -> tuple[Rule, ...]:
+    """state: files, with their times of modification."""
     rules: list[Rule] = []
-    for directory in [resource_dir("rules")] if directories is None else directories:
-        paths = sorted(Path(directory).glob("*/*.toml"))
+    for directory in directories:
+        paths = sorted(directory.glob("*/*.toml"))
         if not paths:
-            raise AuditorError(
-                f"{directory} contains no rule; expected <family>/<CODE>-<name>.toml", slug="rule-none-found"
-            )
-        common = Path(directory) / "nodes.toml"
+            raise AuditorError(f"{directory} contains no rule; expected <family>/<CODE>-<name>.toml", "rule-none-found")
+        common = directory / "nodes.toml"
         shared = _validate(common, _NODES, _table(common)) if common.exists() else {}
         rules += [_read(path, shared) for path in paths]
     _check_codes(rules)
@@ -145,9 +152,8 @@ def _refuse(path: Path, place: Sequence[str | int], problem: str, slug: str = "r
     """Raise AuditorError with the problem, and the file, line and key where it is."""
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
     shown = key if key.isprintable() else ascii(key)
-    raise AuditorError(
-        f"{path}:{_line(path.read_text(encoding='utf-8'), place)}: {shown or 'file'}: {problem}", slug=slug
-    )
+    line = _line(path.read_text(encoding="utf-8"), place)
+    raise AuditorError(f"{path}:{line}: {shown or 'file'}: {problem}", slug)
 
 
 def _line(text: str, place: Sequence[str | int]) -> int:

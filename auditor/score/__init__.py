@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ..errors import LoadError, first_line, let_through
+from ..criteria.criterion import name_of
+from ..errors import LoadError, describe, let_through
 from ..isolation import isolate
 from ..isolation.members import named_modules, named_parameters
 from ..isolation.process import disable_compilers, disable_fused_path, swap_attribute
@@ -75,7 +76,7 @@ def find_function(
 
 def in_hand(function: Any, *, better: str | None = None, max_drop: float | None = None) -> ScoreFunction:
     """Scoring by a function object. Raises: LoadError(slug="missing-score")."""
-    name = str(getattr(function, "__name__", type(function).__name__))
+    name = name_of(function)
     return _score_function(function, f"evaluate={name}", name, better, max_drop, None)
 
 
@@ -222,7 +223,7 @@ def fp32_score(scoring: ScoreFunction, given: ScoreResult) -> Evaluation:
     """The score of the FP32 model. Raises: NoScore."""
     value = _value(scoring, given.values)
     samples = None if given.single else len(given.values)
-    formula = None if scoring.of_mean is None else str(getattr(scoring.of_mean, "__name__", "a function"))
+    formula = None if scoring.of_mean is None else name_of(scoring.of_mean)
     return Evaluation(scoring.name, scoring.better, scoring.max_drop, value, samples, formula, given.calls)
 
 
@@ -281,7 +282,7 @@ def _value(scoring: ScoreFunction, values: Sequence[float]) -> float:
     except NoScore:
         raise
     except Exception as error:
-        raise NoScore(f"of_mean({mean:.6g}) raised {type(error).__name__}: {first_line(error)}") from error
+        raise NoScore(f"of_mean({mean:.6g}) raised {describe(error, None)}") from error
 
 
 def _without(scoring: ScoreFunction, why: str) -> Score:

@@ -134,11 +134,12 @@ def low_collective(training: Training, captured: Capture) -> Iterable[Advice]:
         )
 
 
-def reduce_dtype(training: Training, captured: Capture) -> Iterable[Advice]:
-    """The number of ranks whose summed equal gradients overflow FP16 at the recommended scale."""
+def scaled_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
+    """The effect of the recommended loss scale on gradients that are summed over ranks, or clipped, in FP16."""
     window = training.fp16
-    largest = max((p.gradient.max_abs for p in training.parameters), default=0.0)
-    if window is not None and window.init is not None and largest > 0 and training.format == "fp16":
+    if window is None or window.init is None or training.format != "fp16":
+        return
+    if (largest := max((p.gradient.max_abs for p in training.parameters), default=0.0)) > 0:
         ranks = FORMATS["fp16"].largest / (largest * window.init)
         many = f"the sum of {math.ceil(ranks)} equal gradients" if ranks > 1 else "the largest single gradient"
         yield Advice(
@@ -149,20 +150,15 @@ def reduce_dtype(training: Training, captured: Capture) -> Iterable[Advice]:
             {"ranks": ranks},
         )
 
-
-def clip_after_unscale(training: Training, captured: Capture) -> Iterable[Advice]:
-    """The effect of clipping gradients that are still scaled."""
-    window = training.fp16
     norm = merge_magnitudes(p.gradient for p in training.parameters).norm
-    if window is not None and window.init is not None and training.format == "fp16":
-        yield Advice(
-            "clip-after-unscale",
-            "Clip after unscaling",
-            f"The gradient norm is {norm:.3g}; before `scaler.unscale_(optimizer)` it is "
-            f"{norm * window.init:.3g}. Clipping that value to 1 would divide the gradients by "
-            f"{max(norm * window.init / max(norm, 1), 1):.3g} too much.",
-            {"norm": norm, "scaled": norm * window.init},
-        )
+    yield Advice(
+        "clip-after-unscale",
+        "Clip after unscaling",
+        f"The gradient norm is {norm:.3g}; before `scaler.unscale_(optimizer)` it is "
+        f"{norm * window.init:.3g}. Clipping that value to 1 would divide the gradients by "
+        f"{max(norm * window.init / max(norm, 1), 1):.3g} too much.",
+        {"norm": norm, "scaled": norm * window.init},
+    )
 
 
 def zero_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
@@ -186,8 +182,7 @@ ADVICE = (
     master_weights,
     adam_eps,
     low_collective,
-    reduce_dtype,
-    clip_after_unscale,
+    scaled_gradients,
     zero_gradients,
 )
 """All recommendations; those without which training fails come first."""

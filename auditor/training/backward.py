@@ -20,7 +20,7 @@ from ..numerics.entries import dense, finite, is_plain
 from ..numerics.formats import FORMATS
 from ..numerics.kernels import UnsupportedInFormat, run_op
 from ..numerics.metrics import output_error
-from ..numerics.nodes import operation_of, target_of, tensors_of
+from ..numerics.nodes import operation_of, target_of, tensors_in
 from ..records import NodeError
 from ..records.training import BackwardNode, GradientChange
 
@@ -197,10 +197,10 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> tuple
     try:
         with isolate(seed=step.seed), torch.enable_grad():
             if fmt is None:
-                results = tensors_of(target_of(node)(*args, **kwargs))
+                results = tensors_in(target_of(node)(*args, **kwargs))
             else:
                 literals = low_literals(step.capture.nodes[node.name], fmt)
-                results = tensors_of(run_op(target_of(node), *with_literals(args, kwargs, literals)))
+                results = tensors_in(run_op(target_of(node), *with_literals(args, kwargs, literals)))
             wanted = {key: x for key, x in leaves.items() if x.requires_grad}
             result = dict(zip(wanted, _backward(results, gradients, [*wanted.values()]), strict=True))
             return [x.detach() for x in results], result

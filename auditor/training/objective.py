@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..criteria.criterion import name_of
 from ..errors import LoadError, let_through
 from ..isolation import isolate
 from ..loading import load
@@ -43,7 +44,7 @@ def training_subject(
     batches = as_batches(() if example_inputs is None and kwargs else example_inputs, "example_inputs")
     inputs, targets = split(batches, loss_fn, model)
     subject = from_object(model, [(args, {**own, **kwargs}) for args, own in inputs])
-    source = f"loss_fn={_name(loss_fn)}" if loss_fn is not None else OWN_LOSS
+    source = f"loss_fn={name_of(loss_fn)}" if loss_fn is not None else OWN_LOSS
     return check_training(replace(subject, objective=Objective(loss_fn, targets, source)))
 
 
@@ -143,7 +144,7 @@ def _split_one(
     count = len(names)
     if len(args) - count < (0 if kwargs else 1):
         raise LoadError(
-            f"{_name(loss_fn)} takes {', '.join(names)} after the outputs, and a batch has {len(args)} positional "
+            f"{name_of(loss_fn)} takes {', '.join(names)} after the outputs, and a batch has {len(args)} positional "
             f"entries: give the inputs followed by the targets, or a mapping with {', '.join(map(repr, names))}",
             slug="bad-targets",
         )
@@ -156,10 +157,6 @@ def _describe_targets(batch: Batch) -> str:
         f"{list(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__ for t in (*targets, *named.values())
     ]
     return f"targets {', '.join(shapes)}" if shapes else "no target"
-
-
-def _name(function: object) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def load_training(

@@ -16,7 +16,8 @@ from ..execution.resolve import resolve
 from ..execution.step import Step, bind_step, gradient_error, run_step
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import largest_scale, magnitudes_of, merge_magnitudes, significant, underflow_share
-from ..records import Batch, Capture, Magnitudes, Objective, Plan, Subject
+from ..plan.recommend import has_low
+from ..records import Capture, Magnitudes, Objective, Plan, Subject
 from ..records.training import (
     BackwardNode,
     Bf16Outlook,
@@ -31,10 +32,8 @@ from ..trees import over_tensors, tensors_in
 from .advice import advice_of
 from .backward import backward_nodes
 from .objective import in_training
-from .own import FP32, StepPrecision, own_step, settle
-from .recommend import format_to_train_in
-from .step import LOSS, capture_step, step_batches
-from .window import HEADROOM, RATES, loss_scale, lost_by_adam, lost_by_sgd, ratios_of
+from .recommend import HEADROOM, RATES, format_to_train_in, loss_scale, lost_by_adam, lost_by_sgd, ratios_of
+from .step import FP32, LOSS, StepPrecision, capture_step, own_step, settle, step_batches
 
 QUARTERS = 12
 """Maximum number of times the loss scale is quartered until gradients are finite on every batch."""
@@ -98,7 +97,8 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
 
 def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None) -> Training:
     """The loss-scale window under the FP16 plan, the losses of BF16, trial steps, and recommendations."""
-    lowerings = {fmt: StepPrecision(fmt, _usable(plans.get(f"autocast_{fmt}"))) for fmt in prepared.formats}
+    trainable = {name: plan for name, plan in plans.items() if plan.holds and has_low(plan)}
+    lowerings = {fmt: StepPrecision(fmt, trainable.get(f"autocast_{fmt}")) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
     low = low_names(prepared.capture, fmt, lowerings[fmt].precision)
     subject, by_module = prepared.first.subject, low_by_module(prepared.capture, prepared.gradients, low)
@@ -140,13 +140,6 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
         batches=len(prepared.losses),
     )
     return replace(result, advice=advice_of(result, prepared.capture))
-
-
-def _usable(plan: Plan | None) -> Plan | None:
-    """A plan to train under: it is verified and runs something low."""
-    if plan is None or not plan.holds:
-        return None
-    return plan if any(choice.precision != "fp32" for choice in plan.scopes.values()) else None
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
@@ -211,8 +204,9 @@ def _noise(step: Step) -> float | None:
 
     The mean of two halves is off by half their distance. None where the batch cannot be halved.
     """
-    subject, total = step.subject, _samples(step.subject.batches[0])
-    if not total or total < 2:
+    subject = step.subject
+    total, *others = {x.shape[0] for x in tensors_in(subject.batches[0]) if x.dim()} or {0}
+    if total < 2 or others:
         return None
     parts = (_part(subject, total, rows) for rows in (slice(0, total // 2), slice(total // 2, 2 * (total // 2))))
     halves = [own_step(replace(step, subject=part, batch=step_batches(part)[0]), FP32) for part in parts]
@@ -265,11 +259,6 @@ def _inner(step: Step) -> Magnitudes:
         for g in gradients
         if g is not None and (name not in step.capture.nodes or step.capture.nodes[name].owner != LOSS)
     )
-
-
-def _samples(batch: Batch) -> int | None:
-    sizes = {x.shape[0] for x in tensors_in(batch) if x.dim()}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _part(subject: Subject, total: int, rows: slice) -> Subject:

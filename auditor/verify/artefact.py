@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from .. import offload
 from ..devices import let_go
-from ..errors import LoadError, MeasureError, first_line, printable
+from ..errors import LoadError, MeasureError, describe, first_line, printable
 from ..folder import OWN
 from ..numerics.metrics import output_error
 from ..processes import HERE, Process, how_ended, wait_until
@@ -143,7 +143,7 @@ class Verifier:
         try:
             torch.save(pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(batches)), self._settings["batches"])
         except Exception as error:
-            said = f"the inputs cannot be pickled ({type(error).__name__}: {first_line(error)[:160]})"
+            said = f"the inputs cannot be pickled ({describe(error)})"
             self._settings["unread"] = said
 
     @classmethod

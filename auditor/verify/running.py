@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..capture.emulation import as_on
 from ..capture.source import raised_at
 from ..devices import is_native, type_of
-from ..errors import AuditorError, first_line, let_through, out_of_memory
+from ..errors import AuditorError, describe, first_line, let_through, out_of_memory
 from ..isolation import isolate
 from ..isolation.answer import answer, copy_batch
 from ..isolation.members import modules_of
@@ -60,8 +60,7 @@ NOT_RUN = "not run, "
 
 def failure_of(error: BaseException) -> str:
     """An exception in one line, with the source line of the model that raised it."""
-    name, text = type(error).__name__, first_line(error)
-    said = text[:300] if text == name or isinstance(error, AuditorError) else f"{name}: {text[:300]}"
+    said = first_line(error)[:300] if isinstance(error, AuditorError) else describe(error, 300)
     place = raised_at(error)
     said += f" ({place})" if place else ""
     if out_of_memory(error):

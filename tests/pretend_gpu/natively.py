@@ -41,10 +41,8 @@ def _process() -> ProcessPoolExecutor:
 def _begin() -> None:
     global _inside
     from tests.pretend_gpu.start import start
-    from tests.support.rule_files import read_built_in_once
 
     _inside = True
-    read_built_in_once()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH", "")]))
     start()
 

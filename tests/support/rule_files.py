@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-from auditor.resources import resource_dir
-from auditor.rulebook import load
-
 RULE = """severity = "warning"
 confidence = "low"
 formats = ["fp16"]
@@ -43,10 +40,3 @@ code = "def forward(x): return x.sum()"
 fixed = "def forward(x): return x.mean()"
 
 """
-
-
-def read_built_in_once() -> None:
-    """Audits of this process share the built-in rules: reading their files takes a third of the audit of a small model."""
-    read, built_in = load.load_rules, [resource_dir("rules")]
-    kept = read()
-    load.load_rules = lambda given=None: kept if given in (None, built_in) else read(given)

@@ -51,33 +51,33 @@ CAPABILITIES = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1400, "settings"),
-    "criteria": (1170, "criteria"),
+    "cli": (1360, "settings"),
+    "criteria": (1150, "criteria"),
     "document": (900, "document"),
     "execution": (1270, "execution"),
     "fleet": (440, "fleet"),
-    "generation": (650, "generation"),
-    "graphs": (1120, "graphs"),
+    "generation": (640, "generation"),
+    "graphs": (1110, "graphs"),
     "isolation": (1200, "isolation"),
-    "loading": (1930, "loading"),
+    "loading": (1910, "loading"),
     "loose files": (990, "flow"),
     "measure": (2360, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
     "plan": (2450, "plan"),
-    "progress": (310, "telling"),
+    "progress": (300, "telling"),
     "records": (1500, "records"),
-    "rehearsal": (1250, "rehearsal"),
-    "report": (3270, "report"),
+    "rehearsal": (1240, "rehearsal"),
+    "report": (3250, "report"),
     "rulebook": (2400, "rules"),
     "score": (290, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
-    "verify": (910, "verify"),
+    "verify": (900, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33410, 211, 24
+LINES, FILES, ROOMS = 33220, 203, 24
 """Of all of them."""
 
 

@@ -22,7 +22,7 @@ from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy
 from auditor.execution.resolve import resolve
 from auditor.numerics.kernels import UnsupportedInFormat
-from auditor.numerics.nodes import tensors_of
+from auditor.numerics.nodes import tensors_in
 from auditor.numerics.operations import operation
 from auditor.plan import plans
 from auditor.plan.energy import timed_in
@@ -118,7 +118,7 @@ def compared(ran: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def first_dtype(result: Any) -> str:
-    return next((NAMES.get(x.dtype, "") for x in tensors_of(result)), "")
+    return next((NAMES.get(x.dtype, "") for x in tensors_in(result)), "")
 
 
 def of_the_executor(name: str, strategy: str, fmt: str, labels: Labels) -> dict[str, str]:

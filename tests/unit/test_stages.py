@@ -9,12 +9,12 @@ import torch
 from auditor import errors
 from auditor.errors import (
     AuditorError,
+    caused_by,
     device_failed,
     device_is_full,
     from_outside,
     let_through,
     out_of_memory,
-    time_is_up,
 )
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.paths import nearest, nearest_above, place, within
@@ -155,15 +155,15 @@ def test_a_gpu_that_failed_is_let_through_unless_that_is_the_answer() -> None:
 @pytest.mark.parametrize("error", [RuntimeError("no memory format"), ValueError("DefaultCPUAllocator"), KeyError("x")])
 def test_other_errors_are_about_what_ran(error: Exception) -> None:
     assert not out_of_memory(error)
-    assert not time_is_up(error)
+    assert not caused_by(error, TimeoutError)
     let_through(error)
 
 
 def test_a_time_limit_stays_one_when_a_library_wraps_it() -> None:
     wrapped = RuntimeError("failed")
     wrapped.__cause__ = TimeoutError("60 s")
-    assert time_is_up(wrapped)
-    assert time_is_up(TimeoutError())
+    assert caused_by(wrapped, TimeoutError)
+    assert caused_by(TimeoutError(), TimeoutError)
 
 
 def test_who_raised_it() -> None:

@@ -19,7 +19,7 @@ from auditor.execution.beside import under_plan
 from auditor.execution.execute import Executor, Run, Semantics, SomeLow
 from auditor.execution.policy import Policy
 from auditor.measure.alone import rounder
-from auditor.numerics.nodes import tensors_of
+from auditor.numerics.nodes import tensors_in
 from auditor.records import Batch, Capture, Dtypes, Plan, ScopeChoice
 from tests.support.capturing import Function
 from tests.support.replaying import Model
@@ -41,8 +41,8 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def row(op: str, args: Any, kwargs: Any, result: Any) -> tuple[str, tuple[str, ...], str]:
-    read = tuple(sorted({name_of(x.dtype) for x in tensors_of((args, kwargs))}))
-    return op, read, name_of(tensors_of(result)[0].dtype)
+    read = tuple(sorted({name_of(x.dtype) for x in tensors_in((args, kwargs))}))
+    return op, read, name_of(tensors_in(result)[0].dtype)
 
 
 CALLS = {"truediv": "div", "interpolate": "upsample_nearest2d", "norm": "linalg_vector_norm"}
@@ -59,7 +59,7 @@ class Calls(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         name = func.__name__.strip("_")
         name = name[1:] if name[:1] == "r" and name[1:] in ("mul", "add", "sub", "div", "truediv") else name
-        if name not in ("get", "set") and tensors_of(result):
+        if name not in ("get", "set") and tensors_in(result):
             self.seen.append(row(CALLS.get(name, name), args, kwargs or {}, result))
         return result
 

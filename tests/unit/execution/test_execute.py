@@ -14,7 +14,7 @@ from auditor.execution.resolve import resolve
 from auditor.numerics.casting import round_tree
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.kernels import UnsupportedInFormat
-from auditor.numerics.nodes import tensors_of
+from auditor.numerics.nodes import tensors_in
 from auditor.records import Capture, Literals
 from tests.support.capturing import Function
 from tests.support.subjects import capture_of, normal, only
@@ -168,7 +168,7 @@ def dtypes(capture: Capture) -> dict[str, torch.dtype]:
     found: dict[str, torch.dtype] = {}
 
     def observe(node: fx.Node, value: object) -> None:
-        if node.op != "output" and (tensor := tensors_of(value)[0]).is_floating_point():
+        if node.op != "output" and (tensor := tensors_in(value)[0]).is_floating_point():
             found[node.name] = tensor.dtype
 
     how = Policy(capture, "autocast", plain("fp16"), "fp16")

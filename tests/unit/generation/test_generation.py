@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.errors import AuditorError
-from auditor.generation.cache import CacheRounding, cached_tensors
-from auditor.generation.compare import Decoding, ReferenceTokens, expected_flips, figures
+from auditor.generation.compare import CacheRounding, Decoding, ReferenceTokens, cached_tensors, expected_flips, figures
 from auditor.generation.decode import Prompts, prompts_of
 from tests.files.test_strangers import run
 from tests.support.refusing import refused

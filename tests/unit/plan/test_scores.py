@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.errors import AuditorError
 from auditor.records import Audit, Score
-from auditor.report.criteria import score_words
+from auditor.report.plans import score_words
 from auditor.report.view import view
 from tests.support.refusing import refused
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import auditor
 from auditor.records import CriterionValue
 from auditor.records.audit import Audit
-from auditor.report.criteria import criteria_lines, missed_criteria, shown_value
 from auditor.report.findings import causes
+from auditor.report.plans import criteria_lines, missed_criteria, shown_value
 from auditor.report.view import next_step, view
 from auditor.report.words import percent
 from tests.support.subjects import normal

@@ -9,8 +9,8 @@ import pytest
 from auditor.records import Noise, Plan, ScopeChoice, Score, Verification
 from auditor.report.blocks import WIDEST, WIDTH, looks
 from auditor.report.charts import BINS, HEIGHT, depth_chart
-from auditor.report.criteria import advice, score_headline
 from auditor.report.diff import error, exceptions
+from auditor.report.plans import advice, score_headline
 from auditor.report.view import NAMED, noise
 from tests.golden.pages import timed_and_scored
 from tests.unit.report.factory import make_audit

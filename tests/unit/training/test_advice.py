@@ -20,8 +20,8 @@ from auditor.report.training import loop_code, training_section
 from auditor.snippets.trainers import training_code
 from auditor.training.advice import advice_of
 from auditor.training.objective import training_subject
+from auditor.training.recommend import loss_scale
 from auditor.training.step import capture_step
-from auditor.training.window import loss_scale
 from tests.support.replaying import Model
 from tests.unit.report.factory import HOSTILE, make_audit
 from tests.unit.training.conftest import Trained, loss_fn, made

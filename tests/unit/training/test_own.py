@@ -17,9 +17,8 @@ from auditor.execution.step import Step, bind_step, gradient_error, run_step
 from auditor.records import Plan, ScopeChoice
 from auditor.records.audit import Audit
 from auditor.training.objective import in_training, training_subject
-from auditor.training.own import FP32, StepPrecision, own_step, settle
 from auditor.training.stage import low_names
-from auditor.training.step import capture_step, step_batches
+from auditor.training.step import FP32, StepPrecision, capture_step, own_step, settle, step_batches
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 

@@ -11,9 +11,8 @@ from auditor.execution.policy import plain
 from auditor.numerics.histogram import magnitudes_of
 from auditor.records import Capture
 from auditor.records.training import LossScale, ParameterGradients
-from auditor.training.recommend import format_to_train_in
+from auditor.training.recommend import format_to_train_in, loss_scale, lost_by_adam, lost_by_sgd, ratios_of, scaler_code
 from auditor.training.stage import low_by_module, low_names, module_gradients
-from auditor.training.window import loss_scale, lost_by_adam, lost_by_sgd, ratios_of, scaler_code
 from tests.support.replaying import Model
 from tests.support.subjects import capture_of
 
