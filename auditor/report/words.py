@@ -6,6 +6,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import TypeVar
 
 from ..artefact.strategies import strategy_of
@@ -13,6 +14,7 @@ from ..errors import printable as printable  # two words of those that reporters
 from ..numerics.formats import label as label
 from ..paths import pattern
 from ..records import MemoryUse, Node, Plan
+from ..records.decisions import Decision
 from ..records.training import BackwardNode
 
 T = TypeVar("T")
@@ -115,12 +117,8 @@ def shorten(texts: Sequence[str], most: int, file: str = "plan.json") -> tuple[s
 
 def _runs(numbers: Sequence[int]) -> str:
     """Compress numbers: `0-2,7` for 0, 1, 2, 7."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    groups = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])  # equal for neighbors
+    runs = [[number for _, number in group] for _, group in groups]
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
@@ -153,7 +151,7 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def where(node: Node | BackwardNode) -> str:
+def where(node: Node | BackwardNode | Decision) -> str:
     """An operation: its module, name and line."""
     source = line(node.source, getattr(node, "called_from", None))
     return f"`{scope(node.owner)}` {op(node.op)}{f' `{source}`' if source else ''}"
