@@ -172,6 +172,8 @@ def _lengths(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     names = [argument.name for argument in target._schema.arguments]
     defaults = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
     given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    if "n_fft" in given:
+        return [given["n_fft"]]
     x = tensors_in((args, kwargs))[0]
     sizes = _several(given.get("n", given.get("s")))
     dims = _several(given["dim"]) or list(range(-len(sizes), 0)) or list(range(x.dim()))

@@ -46,7 +46,7 @@ def _spectrum(x: Tensor) -> Tensor:
 
 
 def _spectrogram(x: Tensor) -> Tensor:
-    return torch.stft(x, 64, window=None, return_complex=True).abs()
+    return torch.stft(x, 80, window=None, return_complex=True).abs()
 
 
 def _resized(x: Tensor) -> Tensor:
