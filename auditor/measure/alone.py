@@ -272,7 +272,9 @@ class InFormat:
         broken = _turns_non_finite(error) or overflows or bool(error.disagreement) or vanishes
         told = error.unsupported is None
         trace = trace_of(n, self._values[n.name], ran, n.name in self._by_inputs) if told else Trace()
-        if begins and self.pure and trace == Trace("rounding", "none"):  # up to here the low run equals the rounded FP32 run
+        if (
+            begins and self.pure and trace == Trace("rounding", "none")
+        ):  # up to here the low run equals the rounded FP32 run
             self._rounded[n] = self.env[n]
         if row_of(n).recurrent:  # slow to run again, and small compared with its steps
             self.alone.kept[n.name] = ran
