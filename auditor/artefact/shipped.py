@@ -42,7 +42,7 @@ class Autocast(Strategy):
 
     name = "autocast"
     title = "under autocast"
-    purpose = "weights stay FP32; also trains"
+    purpose = "weights stay FP32; also for training"
     runtime = AutocastRuntime
     rank = 0
     trains = True
@@ -85,7 +85,7 @@ class Cast(Strategy):
 
     name = "cast"
     title = "with cast weights"
-    purpose = "weights stored low; for inference"
+    purpose = "weights stored in low precision; for inference"
     runtime = CastRuntime
     rank = 1
     stores = frozenset({"parameter", "buffer", "constant", "input"})

@@ -128,7 +128,7 @@ def test_what_is_looked_for_is_outlined_in_the_graph(page, reports):
     look = "(() => { const f = document.getElementById('graph-find'); f.value = %r; f.dispatchEvent(new Event('input')); })()"
     page.run(look % "softmax")
     assert page.run(hits) == ["blocks"]
-    assert page.run("document.getElementById('graph-note').textContent").startswith("8 operations found")
+    assert page.run("document.getElementById('graph-note').textContent").startswith("8 matching operations")
     press(page, "#graph-box .node.module", "Enter")
     assert page.run(hits) == ["0 … 7 ×8"]  # still outlined a level below
     page.run(look % "")
