@@ -21,7 +21,7 @@ from .findings import causes
 from .origins import at, nonfinite_runs
 from .plans import SHARES, PlanView, advice, inputs_of, proposal_words, score_headline, times
 from .training import training_headline
-from .words import TERMS, VERDICTS, compact, count, label, op, percent, ratio, sentence, shorten
+from .words import VERDICTS, compact, count, label, op, percent, ratio, sentence, shorten, terms
 
 
 class Tally:
@@ -209,7 +209,7 @@ def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) ->
         Prose("Limits", limits or (none,), listed=True),
         *([Prose("Criteria that could be set", proposals, listed=True)] if proposals else []),
         Code("Reproduce", audit.command),
-        Grid(("Term", "Meaning"), tuple(TERMS.items()), texts=2, caption="Terms"),
+        Grid(("Term", "Meaning"), tuple(terms().items()), texts=2, caption="Terms"),
     ]
 
 

@@ -16,6 +16,7 @@ from ..paths import pattern
 from ..records import MemoryUse, Node, Plan
 from ..records.decisions import Decision
 from ..records.training import BackwardNode
+from ..resources import resource_dir
 
 T = TypeVar("T")
 
@@ -24,23 +25,20 @@ SEVERITIES = ("error", "warning", "info")
 LONGEST = 26
 """Maximum characters of block numbers; beyond, only their count is shown."""
 
-TERMS = {
-    "calibration inputs": "the batches that plans are derived from",
-    "cast": "a dtype conversion; the strategy `cast` stores the weights in low precision",
-    "emulate": "compute on a CPU with the arithmetic of a GPU: the same rounding, and CUDA's autocast lists",
-    "error budget": "the largest allowed error of the outputs: `--max-error`, relative L2 against FP32, 0.01 by default",
-    "FP32 island": "modules kept in FP32 inside a part of the model that runs in low precision",
-    "held-out inputs": "batches that are used only to verify plans, not to derive them",
-    "local error": "an operation's error in a format, on inputs from the FP32 run",
-    "operation": "one call of a PyTorch function in the recording, such as `aten.mm`",
-    "plan": "a precision for every module and the functions kept in FP32",
-    "predicted": "computed from measurements of single operations",
-    "verdict": "`safe`, `sensitive`, `unsafe` or `untested`, for an operation in a format",
-    "verified": "of a plan: its artefact was run in a fresh process",
-}
+TERMS = (
+    "calibration inputs, cast, emulate, error budget, FP32 island, held-out inputs, local error, operation, plan, "
+    "predicted, verdict, verified"
+).split(", ")
 """Entries of docs/glossary.md that the report repeats."""
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def terms() -> dict[str, str]:
+    """{term: its meaning} for TERMS, from the table of glossary.md."""
+    text = (resource_dir("docs") / "glossary.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"(?m)^\| (.+?) \| (.+) \|$", text))
+    return {term: rows[term] for term in TERMS}
 
 
 def plan_title(plan: Plan) -> str:

@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33230, 203, 24
+LINES, FILES, ROOMS = 33220, 203, 24
 """Of all of them."""
 
 

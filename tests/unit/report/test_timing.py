@@ -57,11 +57,6 @@ def test_ratio(value, text):
     assert words.ratio(value) == text
 
 
-def test_terms_are_those_of_the_glossary(root):
-    glossary = (root / "docs" / "glossary.md").read_text(encoding="utf-8")
-    assert all(f"| {term} | {meaning} |" in glossary for term, meaning in words.TERMS.items())
-
-
 def test_percent_says_all_only_when_it_is_all():
     assert [words.percent(x) for x in (1.0, 0.9999, 0.5, 0.0001, 0.0)] == ["100%", ">99%", "50%", "<1%", "0%"]
 
