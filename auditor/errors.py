@@ -106,7 +106,7 @@ def caused_by(error: BaseException, kind: type[E]) -> E | None:
 
 
 def origin_of(error: BaseException) -> BaseException:
-    """The first error in a chain of causes."""
+    """The root cause: the error at the start of a chain of causes."""
     *_, first = _raised_from(error)
     return first
 

@@ -6,6 +6,7 @@ generated from this. Importing this needs no torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -79,6 +80,14 @@ def options_of(kind: type[BaseModel]) -> dict[str, Option]:
                     about |= {key: value for key, value in vars(part).items() if value != Option.__dict__[key]}
             result[name] = Option(**about)  # type: ignore[arg-type]
     return result
+
+
+def with_flags(text: str) -> str:
+    """A description with arguments of `auditor.audit()` as command-line options: `max_drop` -> `--max-drop`."""
+    options = options_of(Settings)
+    return re.sub(
+        r"`(\w+)`", lambda name: f"`{options[name[1]].flag or name[1]}`" if name[1] in options else name[0], text
+    )
 
 
 def split_names(given: Any) -> Any:
@@ -178,7 +187,7 @@ class Settings(BaseModel):
     """[generate](generation.md) this many tokens, with the inputs as prompts. Every verified plan decodes the same
     tokens with its own cache, and is compared with FP32"""
     temperature: Annotated[Number, Field(ge=0), Option("a number from 0 on", "T")] = 0.0
-    """sampling temperature of `generate`, with random numbers from `seed`; 0: always the likeliest token"""
+    """sampling temperature for `generate`; random numbers come from `seed`; 0: always the likeliest token"""
     loss_fn: Annotated[Function, Option("a function: loss_fn(outputs, *targets) -> a scalar", flag="")] = None
     """the loss of a training step, `loss_fn(outputs, *targets) -> scalar`; by default the loss that the model returns
     ([training](training.md))"""
@@ -196,8 +205,8 @@ class Settings(BaseModel):
     memory: Annotated[
         ByteSize | None, Field(gt=0), Option("a size such as 4GB or 512MiB", "SIZE", typed="str | int | None")
     ] = None
-    """memory limit of each process, e.g. `4GB` or `512MiB`. Large tensors, weights included, are stored on disk
-    ([larger than memory](memory.md)); the results are the same. Linux only"""
+    """memory limit of each process, e.g. `4GB` or `512MiB`. Large tensors, weights included, are stored on disk, so
+    [the model may exceed memory](memory.md); the results are the same. Linux only"""
     seed: Annotated[
         int,
         BeforeValidator(_no_flag),
@@ -236,9 +245,9 @@ class Settings(BaseModel):
         if self.training and not set(self.formats) <= set(trainable):
             raise bad(f"mode='training' supports {either(trainable)}, not {', '.join(self.formats)}")
         if self.evaluate is None and self.scoring is None and (self.max_drop, self.better) != (None, None):
-            raise bad("max_drop and better need evaluate: give it as well, or leave them out")
+            raise bad("max_drop and better need evaluate: give evaluate as well, or leave both out")
         if self.generate is None and self.temperature:
-            raise bad("temperature needs generate: give it as well, or leave it out")
+            raise bad("temperature needs generate: give generate as well, or leave temperature out")
         if self.generate is not None and self.training:
             raise bad("generate works in mode='inference' only")
         if self.loss_fn is not None and not self.training:
@@ -250,7 +259,7 @@ class Settings(BaseModel):
 
     @property
     def where(self) -> str:
-        """The device that the audit runs on: cpu, cuda:0, ...; several where the model is spread.
+        """The device that the audit runs on: cpu, cuda:0, ...; several if the model is spread.
 
         Raises: AuditorError(slug="no-cuda").
         """
@@ -262,8 +271,8 @@ class Settings(BaseModel):
 
     @property
     def figures(self) -> str:
-        """The row of plan/devices.toml for time predictions: the requested GPU, else the audit's own if it has a
-        row."""
+        """The row of plan/devices.toml for time predictions: the requested GPU, else the GPU of the audit, if the table
+        has its row."""
         return self.gpu or row_of(name_of(self.where)) or DEFAULT_GPU
 
     @property

@@ -36,7 +36,7 @@ class ScoreFunction:
 
     function(model) returns a number, or an iterable with a number for each sample or batch: the score is their mean, or
     `of_mean` of it. better: one of records.score.DIRECTIONS. max_drop: the largest acceptable loss; None: scores are
-    not judged. place: where a fresh process can import the function; None where it cannot.
+    not judged. place: where a fresh process can import the function; None if it cannot.
     """
 
     function: Callable[[nn.Module], Any]
@@ -75,7 +75,7 @@ def find_function(
 
 
 def in_hand(function: Any, *, better: str | None = None, max_drop: float | None = None) -> ScoreFunction:
-    """Scoring by a function object. Raises: LoadError(slug="missing-score")."""
+    """A ScoreFunction from a function object. Raises: LoadError(slug="missing-score")."""
     name = name_of(function)
     return _score_function(function, f"evaluate={name}", name, better, max_drop, None)
 
@@ -123,10 +123,12 @@ def call_scoring(
     limit: float | None = None,
     plan: str = "",
 ) -> ScoreResult:
-    """Call the function on a model, inside `around()`, without gradients unless the function enables them.
+    """Call the scoring function on a model, in the context manager that `around()` returns. Gradients are off unless
+    the function enables them.
 
-    It starts from the seed; the model, the generators and tensors in the function are restored. most: numbers to read
-    at most. limit: seconds. plan: its name, for progress messages. Raises: NoScore.
+    The random generators start from the seed. The model, the generators and the function's tensors are restored
+    afterwards. most: maximum number of values to read. limit: seconds. plan: its name, for progress messages. Raises:
+    NoScore.
     """
     deadline, calls = math.inf if limit is None else time.monotonic() + limit, 0
 
@@ -175,7 +177,7 @@ def call_scoring(
 def _made_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     """The modules and weights of a model under a plan, to detect changes."""
     modules = {f"module {path!r}": (id(m), id(vars(m).get("forward"))) for path, m in named_modules(model)}
-    # tensors made in inference mode count no writes
+    # inference tensors have no version counter
     written = {name: (x, 0 if x.is_inference() else x._version) for name, x in named_parameters(model)}
     return modules | {f"parameter {name!r}": (id(x), x.dtype, writes) for name, (x, writes) in written.items()}
 
@@ -202,7 +204,7 @@ def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tup
         return (number(given, "the function's result"),), True
     values: list[float] = []
     for item in given:
-        flat = isinstance(item, torch.Tensor | np.ndarray) and item.ndim == 1  # a batch's, one for each sample
+        flat = isinstance(item, torch.Tensor | np.ndarray) and item.ndim == 1  # one number for each sample of a batch
         for value in item.tolist() if flat else [item]:
             values.append(number(value, f"number {len(values)}"))
         in_time(len(values))
@@ -253,7 +255,7 @@ def standard_error(
     """Standard error of of_mean(mean of candidate) - of_mean(mean of reference); entries i of both are paired.
 
     Jackknife: each pair is left out once. For plain means this equals the standard deviation of the differences, with n
-    - 1, over the root of n. None for fewer than two pairs, or where `of_mean` fails near the mean. Source: Efron and
+    - 1, over the root of n. None for fewer than two pairs, or if `of_mean` fails near the mean. Source: Efron and
     Tibshirani, An Introduction to the Bootstrap, section 11.5.
     """
     n = len(reference)
@@ -265,7 +267,7 @@ def standard_error(
             float(of_mean((sums[1] - c) / (n - 1))) - float(of_mean((sums[0] - r) / (n - 1)))
             for r, c in zip(reference, candidate, strict=True)
         ]
-    except Exception:  # the user's function, near a mean that it took
+    except Exception:  # of the user's `of_mean`, which accepted the mean itself
         return None
     centre = math.fsum(left_out) / n
     result = math.sqrt((n - 1) / n * math.fsum((x - centre) ** 2 for x in left_out))

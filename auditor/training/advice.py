@@ -33,7 +33,7 @@ def backward_fails(training: Training, captured: Capture) -> Iterable[Advice]:
         protected = node.owner == LOSS and operation(node.op).autocast in ("fp32", "fp32_unless_dtype")
         for fmt, reason in node.reasons.items():
             if protected and (training.errors.get(fmt) or math.inf) < LOST:
-                continue  # autocast runs it in FP32, and a step that runs so is right
+                continue  # autocast runs the operation in FP32, which is correct
             yield Advice(
                 "backward-fails",
                 f"Keep {name if node.owner in ('', LOSS) else node.owner} in FP32 when training in {label(fmt)}",
@@ -81,7 +81,7 @@ def gradient_outliers(training: Training, captured: Capture) -> Iterable[Advice]
 
 
 def master_weights(training: Training, captured: Capture) -> Iterable[Advice]:
-    """BF16 weights that would lose Adam's first updates."""
+    """Advice to keep FP32 master weights if BF16 weights would lose many of Adam's first updates."""
     if training.bf16 is None:
         return
     rate, share = 1e-3, training.bf16.lost_adam[1e-3]
@@ -107,7 +107,7 @@ def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
     damped = sum(n for e, n in pool.exponents.items() if 2.0 ** (e + 1) <= ADAM_EPS) / pool.nonzero
     text = (
         f"Adam stores (1 - beta2) times the squared gradient. In FP16 {_share(squares)} of these "
-        f"are zero, and so is eps = {ADAM_EPS:g}: the step divides by zero, and weights turn Inf "
+        f"values are zero, and so is eps = {ADAM_EPS:g}: the step divides by zero, and weights turn Inf "
         "or NaN. In BF16 eps survives, but moving averages lose updates below 1/256 of their value."
     )
     if damped > LOST:
@@ -129,7 +129,7 @@ def low_collective(training: Training, captured: Capture) -> Iterable[Advice]:
             "low-collective",
             f"Reduce in FP32 in {_place(node.owner)}",
             f"{node.op} at {node.source or node.owner} sums the ranks' values in their own dtype: "
-            "cast to FP32 before it.",
+            "cast to FP32 before the sum.",
             {"module": node.owner},
         )
 

@@ -1,4 +1,5 @@
-"""What operations compute in, and why that is FP32: every sentence on a model on which it is true, seen in a run of its own."""
+"""What operations compute in, and why that is FP32: every sentence on a model on which it is true, seen in a run of its
+own."""
 
 from dataclasses import replace
 
@@ -86,7 +87,7 @@ def test_a_batch_norm_with_fp32_statistics_reads_both() -> None:
     found = auditor.audit(seeded(Net), normal(4, 3, 8, 8), formats=("fp16",), strategies=("autocast",), device="cpu")
     given = {r.node.op.split(".")[1]: (why, r.planned) for why, rs in reasons(found).items() for r in rs}
     assert given["batch_norm"] == (
-        "its inputs are FP16 and FP32, so it computes in the wider one",
+        "its inputs are FP16 and FP32, so it computes in FP32, the wider format",
         Dtypes(("float16", "float32"), "float32", "float16"),
     )
     assert {why for op, (why, _) in given.items() if op != "batch_norm"} == {""}
