@@ -140,7 +140,7 @@ def _environment(bench: Workbench, seconds: Mapping[str, float]) -> Environment:
 
 
 def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
-    """Warnings other than those of the stages."""
+    """Warnings that no stage gives."""
     subject, noise = bench.subject, bench.noise.found
     yield from storage_notes(subject, bench.capture, bench.measured.ranges, bench.options.formats)
     if noise.error > STEADY * bench.yardstick.budget:
@@ -159,7 +159,7 @@ def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
             f"{allowed if noise.floor else 'No plan can have a smaller error.'}"
         )
     if not subject.held_out:
-        yield "The plans were verified on the calibration inputs: define get_eval_inputs() for held-out ones."
+        yield "The plans were verified on the calibration inputs: define get_eval_inputs() for held-out inputs."
     if training is not None and training.batches != len(subject.batches):
         yield (
             f"Gradients were measured on {training.batches} of {len(subject.batches)} batches: "

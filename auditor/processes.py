@@ -85,7 +85,7 @@ class Process(subprocess.Popen[bytes]):
                 self.wait(grace)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL) if hasattr(os, "killpg") else self.kill()
-        self.communicate()  # which closes what is open to it
+        self.communicate()  # which closes the pipes
 
 
 def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None) -> int:

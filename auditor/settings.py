@@ -38,7 +38,7 @@ from .resources import table
 if TYPE_CHECKING:
     from .rulebook.rule import Rule
     from .score import ScoreFunction
-else:  # what pydantic would have to import
+else:  # else pydantic would import torch for these types
     Rule = ScoreFunction = Any
 
 S = TypeVar("S", bound="Settings")
@@ -107,7 +107,7 @@ def _no_flag(value: Any) -> Any:
 
 def _require_reason(value: Ignore) -> Ignore:
     if not (value.module.strip() and value.reason.strip()):
-        raise ValueError("one without a module or a reason")
+        raise ValueError("an entry without a module or a reason")
     return value
 
 

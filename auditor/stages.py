@@ -71,7 +71,7 @@ def explain(stage: str, error: Exception) -> None:
     if from_outside(error):
         raise AuditorError(
             f"the model ran and was recorded, but in the stage {stage!r} an operation raised {said}. It may keep state "
-            "between calls, or reject tensors that require gradients: --debug shows which operation it is",
+            "between calls, or reject tensors that require gradients: --debug shows the operation",
             slug="operation-raises",
         ) from error
     if not hasattr(error, "__notes__"):

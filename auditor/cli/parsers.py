@@ -1,4 +1,4 @@
-"""The argument parsers: one for each verb, built from its declared options."""
+"""The argument parsers: a parser for each verb, built from the verb's declared options."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ TRIES, EXACT = 60, 1e-4
 two."""
 
 WINDOW = 8
-"""Entries on either side of the boundary between chosen ones and others that may change places."""
+"""Number of entries on either side of the boundary between chosen and other entries that may change places."""
 
 FAR, POINTS, ROWS, ROUNDS = 6.0, 8, 4096, 20
 """Number of standard errors beyond which a margin never flips; points of the quadrature; rows that are processed

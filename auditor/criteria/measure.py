@@ -144,7 +144,8 @@ def criteria_for(
 ) -> Criteria:
     """Check criteria against the first batch's outputs; return the distance. joint: the user's measure for the rest.
 
-    Raises: AuditorError(slug="bad-criterion") for a criterion that matches no output, or one of the wrong type.
+    Raises: AuditorError(slug="bad-criterion") for a criterion that matches no output, or does not suit the output's
+    type.
     """
     for criterion in criteria:
         meant = [i for i, name in enumerate(reference.names) if criterion.speaks_of(name)]

@@ -116,7 +116,7 @@ def _apply(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:
         raise PlanError(str(error), slug="lazy-weights") from error
     known = audit is None or (audit.structure == structure_of(model) if audit.structure else audit.parameters == result)
     if audit is not None and not known:
-        said = f"for a model with {audit.parameters} parameters, this one has {result}"
+        said = f"for a model with {audit.parameters} parameters, this model has {result}"
         if audit.parameters == result:
             kind = type(unwrap_model(model)).__name__
             said = f"for another model than this {kind}: names, classes or shapes of modules or parameters differ"

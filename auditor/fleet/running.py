@@ -66,7 +66,7 @@ class Task:
 def asked_of(target: FleetTarget) -> str:
     """A digest of a target's options and of the files they name; if it changed, the target must be audited again.
 
-    Files imported by those are not included.
+    Files that the named files import are not included.
     """
     told = json.dumps([__version__, list(target.words), str(target.folder)])
     digest = hashlib.sha256(told.encode("utf-8", "surrogateescape"))

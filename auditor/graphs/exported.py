@@ -104,8 +104,8 @@ def cannot(said: str) -> PlanError:
 def _program(
     module: nn.Module, batch: Batch, fixed: str = "", takes: Callable[[ExportedProgram], bool] = lambda program: True
 ) -> tuple[ExportedProgram, str]:
-    """Export for any batch size if possible; else with the reason why the batch size is fixed. Raises: what
-    torch.export raises."""
+    """Export for any batch size if possible; else with the reason why the batch size is fixed. Raises: errors of
+    torch.export."""
     sizes = {x.shape[0] if x.dim() else 0 for x in tensors_in(batch)}
     if len(sizes) != 1 or 0 in sizes:
         fixed = "the inputs do not share a first dimension" if sizes else "it takes no tensors"

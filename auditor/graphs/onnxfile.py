@@ -73,7 +73,7 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
 
 
 def _export_onnx(audit: Audit, plan: Plan, ends: str) -> bytes:
-    """Export one program to ONNX bytes. Raises: what torch's exporter or the checker raises."""
+    """Export one program to ONNX bytes. Raises: errors of torch's exporter and of the checker."""
     import onnx
 
     assert plan.program is not None
@@ -194,7 +194,7 @@ def as_bytes(model: Any) -> bytes:
 
 
 def count_operations(model: Any) -> tuple[int, int, int]:
-    """Count a model's floating-point operations, those in FP32, and its casts.
+    """Count a model's floating-point operations, its FP32 operations, and its casts.
 
     Casts, constants and shape operations do not count. An operation has the dtype of its first input and output: Resize
     takes its scales in FP32 regardless of its own dtype.

@@ -48,8 +48,8 @@ class GraphOperation:
 
 @dataclass(frozen=True)
 class Value:
-    """An FP32 value. made_by: its producer, None for inputs and weights. cast: the cost of a conversion; error: what
-    rounding it adds to the squared error. stored: whether it is a weight, which is converted once. returned: whether it
+    """An FP32 value. made_by: its producer, None for inputs and weights. cast: the cost of a conversion; error: the
+    squared error that its rounding adds. stored: whether it is a weight, which is converted once. returned: whether it
     is an output."""
 
     name: str
@@ -90,7 +90,7 @@ class Table:
     def price(self, low: frozenset[str], of: str | None = None) -> tuple[float, float]:
         """Cost (mostly seconds) and squared error with these operations in low precision.
 
-        of: an operation; restricts both to it and the casts around it.
+        of: an operation; restricts both numbers to this operation and the casts of its inputs and outputs.
         """
         operations, values = self.operations, self.values
         if of is not None:

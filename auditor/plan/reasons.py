@@ -20,7 +20,7 @@ from .problem import Problem
 from .search import MARGIN, WORTH
 
 GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
-"""{objective: noun for what a plan saves}."""
+"""{objective: noun for the quantity that a plan saves}."""
 
 
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:

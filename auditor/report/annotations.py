@@ -169,7 +169,7 @@ def _message(cause: Cause) -> str:
 
 
 def _related_call(cause: Cause) -> dict[str, Any]:
-    """The call that led to a finding's line, as a link in SARIF viewers, unless it is the finding's own place."""
+    """The call that led to a finding's line, as a link in SARIF viewers, unless the call is the finding's own line."""
     node = cause.report.node if cause.report else None
     if node is None or is_installed(node.source_path or "") or (caller := _caller(node)) is None:
         return {}

@@ -85,7 +85,7 @@ def _sources(audit: Audit, fmt: str) -> Iterator[Grid]:
 
 
 def _regions(audit: Audit, fmt: str) -> Iterator[Grid]:
-    """Regions of several operations; those that raise or become non-finite come first."""
+    """Regions of several operations; regions that raise or become non-finite come first."""
     result = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
     result.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
     if result:

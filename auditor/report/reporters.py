@@ -34,7 +34,7 @@ ADVICE_SHOWN = 4
 
 
 def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
-    """The page: verdict, at most `entries` things to do, plans and code that uses one; then optional sections."""
+    """The page: verdict, at most `entries` things to do, plans and code that uses a plan; then optional sections."""
     seen, env = view(audit), audit.environment
     about = f"auditor {env.auditor}, torch {env.torch}, {env.device} ({env.execution})"
     page: list[Block] = [

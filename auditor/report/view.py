@@ -27,9 +27,9 @@ from .words import TERMS, VERDICTS, compact, count, label, op, percent, ratio, s
 class Tally:
     """The number of operations with each verdict in one format.
 
-    limit: causes of verdicts other than safe, such as `overflow and precision`. cast_only: number of operations that are
-    unsafe only with cast weights, since autocast runs them in FP32. together: whether the whole model in low precision
-    becomes non-finite.
+    limit: causes of verdicts other than safe, such as `overflow and precision`. cast_only: number of operations that
+    are unsafe only with cast weights, since autocast runs them in FP32. together: whether the whole model in low
+    precision becomes non-finite.
     """
 
     def __init__(self, audit: Audit, fmt: str) -> None:
@@ -154,7 +154,7 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
             "The weights are random: value ranges, and verdicts that depend on them, may differ for a trained model."
         )
     if subject.synthetic_inputs:
-        yield "The inputs were generated: pass real ones with --inputs before you rely on value ranges."
+        yield "The inputs were generated: pass real inputs with --inputs before you rely on value ranges."
     if audit.environment.execution != "native":
         yield "The audit ran without a GPU: formats were emulated on a CPU, and speed-ups are predictions."
     if simulated := [label(name) for name in audit.formats if not runs(name)]:
@@ -186,7 +186,7 @@ def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) ->
     proposals: suggested criteria.
     """
     env, subject, seconds = audit.environment, audit.subject, audit.environment.seconds
-    graph = {"run": "one recorded run", "path": "the path these inputs take"}.get(audit.capture_method, "")
+    graph = {"run": "one recorded run", "path": "the path that these inputs take"}.get(audit.capture_method, "")
     if any(report.node.batch != 1 for report in audit.nodes):
         graph = "a recorded run of each path that the batches take"
     native = "formats run natively" if env.execution == "native" else "GPU arithmetic emulated on a CPU"

@@ -34,9 +34,9 @@ LOWER, OF_MEAN = "lower_is_better", "of_mean"
 class ScoreFunction:
     """The user's function, and how its scores are judged.
 
-    function(model) returns a number, or an iterable with a number for each sample or batch: the score is their mean, or
-    `of_mean` of it. better: one of records.score.DIRECTIONS. max_drop: the largest acceptable loss; None: scores are
-    not judged. place: where a fresh process can import the function; None if it cannot.
+    function(model) returns a number, or an iterable with a number for each sample or batch: the score is the mean, or
+    `of_mean` of the mean. better: one of records.score.DIRECTIONS. max_drop: the largest acceptable loss; None: scores
+    are not judged. place: where a fresh process can import the function; None if it cannot.
     """
 
     function: Callable[[nn.Module], Any]
@@ -84,7 +84,7 @@ def _score_function(
     function: Any, what: str, name: str, better: str | None, max_drop: float | None, place: Target | None
 ) -> ScoreFunction:
     if isinstance(function, type | nn.Module) or not callable(function):
-        wanted = "evaluate must be a function, func(model) -> a number, or one for each sample"
+        wanted = "evaluate must be a function, func(model) -> a number, or a number for each sample"
         raise LoadError(f"{what} is of type {type(function).__name__}: {wanted}", slug="missing-score")
     own = DIRECTIONS[bool(getattr(function, LOWER, False))]
     return ScoreFunction(function, name, better or own, max_drop, getattr(function, OF_MEAN, None), place)
@@ -99,7 +99,7 @@ class NoScore(Exception):
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """Numbers that the function returned. single: one number, not an iterable. calls: how often it called the model."""
+    """Numbers that the function returned. single: one number, not an iterable. calls: number of calls of the model."""
 
     values: tuple[float, ...]
     single: bool

@@ -8,7 +8,7 @@ from .offer import Tool, comment, dtype_text
 
 _PATCHED_NOTE = (
     "patched_model.py is in the directory of plan.json. The patched model has its own autocast regions: "
-    "put no torch.autocast around it. The loss is outside these regions: compute it in FP32, "
+    "put no torch.autocast around it. The loss is outside these regions: compute the loss in FP32, "
     "from outputs converted with .float()."
 )
 _USUAL_SCALE = 65536.0
@@ -18,7 +18,7 @@ _FP16_NOTE = (
     "keeps falling, some gradient exceeds the range of FP16 at every scale."
 )
 _MEASURED = "The initial scale was determined from this model's gradients."
-_GUESSED = "The initial scale is torch's default: an audit with --mode training determines one for this model."
+_GUESSED = "The initial scale is torch's default: an audit with --mode training determines the scale for this model."
 _BF16_NOTE = "BF16 has the range of FP32 and needs no scaling: the disabled scaler changes nothing."
 
 _STEP = '''

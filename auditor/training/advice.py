@@ -75,7 +75,7 @@ def gradient_outliers(training: Training, captured: Capture) -> Iterable[Advice]
             "gradient-outliers",
             "Monitor the gradient norm of single layers",
             f"Compared with the median of {middle:.2g}: {listed}. A spike of the gradient norm "
-            "precedes one of the loss: log these norms, and clip.",
+            "precedes a spike of the loss: log these norms, and clip gradients.",
             {"median": middle, "largest": norms[high[0]]},
         )
 
@@ -112,7 +112,7 @@ def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
     )
     if damped > LOST:
         text += (
-            f" In any format, eps exceeds {_share(damped)} of the gradients: a smaller eps lets those weights change."
+            f" In any format, eps exceeds {_share(damped)} of the gradients: a smaller eps lets their weights change."
         )
     yield Advice(
         "adam-eps",
@@ -146,7 +146,7 @@ def scaled_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
             "reduce-dtype",
             "Reduce gradients over ranks in FP32",
             f"At a loss scale of {window.init:g} {many} overflows FP16. Under autocast gradients and "
-            "their sum are FP32; an FP16 compression hook or FSDP's `reduce_dtype` changes that.",
+            "their sum are FP32; an FP16 compression hook or FSDP's `reduce_dtype` can make the sum FP16.",
             {"ranks": ranks},
         )
 
@@ -155,8 +155,8 @@ def scaled_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
         "clip-after-unscale",
         "Clip after unscaling",
         f"The gradient norm is {norm:.3g}; before `scaler.unscale_(optimizer)` it is "
-        f"{norm * window.init:.3g}. Clipping that value to 1 would divide the gradients by "
-        f"{max(norm * window.init / max(norm, 1), 1):.3g} too much.",
+        f"{norm * window.init:.3g}. Clipping this scaled norm to 1 would make the gradients "
+        f"{max(norm * window.init / max(norm, 1), 1):.3g} times too small.",
         {"norm": norm, "scaled": norm * window.init},
     )
 

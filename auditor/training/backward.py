@@ -1,4 +1,5 @@
-"""Tests every operation's backward pass alone, on rounded FP32 values and gradients, and its effect on the step."""
+"""Tests the backward pass of each single operation, on rounded FP32 values and gradients, and its effect on the
+step."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ Gradients = dict[Key, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class BackwardTest:
-    """The backward pass of one operation alone in one format, on FP32 values and gradients rounded to it.
+    """The backward pass of a single operation in one format, on FP32 values and gradients rounded to it.
 
     error: of the gradients it returns. weight: how far random-sign errors of that size in its results move the loss.
     gaps: {tensor argument: low minus reference gradient, unscaled}, as bfloat16. scale: the loss scale at which the
@@ -71,7 +72,7 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
     nodes = []
     for name, result in tested.items():
         runs = {f: one_low(first, name, f, one.scale) for f, one in result.items() if one.is_broken or name in again}
-        # If the broken gradients of the operation alone reach no parameter: the parameter broken in a step with everything low.
+        # `lost`: the parameter broken in a step with everything low, if the operation alone breaks none
         broken = [fmt for fmt, one in result.items() if one.is_broken]
         reaches = {fmt: _broken_parameter(first, runs[fmt]) or lost[fmt].get(name) for fmt in broken}
         ran = [fmt for fmt, low in runs.items() if low.failure is None and first.faithful]

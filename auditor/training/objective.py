@@ -110,7 +110,7 @@ def _check_loss(loss: Any, objective: Objective) -> None:
         raise LoadError(f"{objective.source} is already {float(loss)} in FP32: fix the step first", slug="bad-loss")
     if not loss.requires_grad:
         raise LoadError(
-            f"{objective.source} depends on no parameter that requires a gradient: unfreeze one, or audit in mode "
+            f"{objective.source} depends on no parameter that requires a gradient: unfreeze a parameter, or audit in mode "
             "inference",
             slug="no-gradient",
         )

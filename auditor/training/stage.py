@@ -58,7 +58,7 @@ class MeasuredStep:
 
 
 def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredStep:
-    """One FP32 step per batch, and every operation's backward pass alone; the model is restored.
+    """Run one FP32 step per batch, and test the backward pass of each single operation; the model is restored.
 
     Raises: CaptureError(slug="capture-failed"), LoadError(slug="bad-loss") if FP32 gradients are not finite.
     """

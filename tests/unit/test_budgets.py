@@ -51,16 +51,16 @@ CAPABILITIES = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1360, "settings"),
-    "criteria": (1150, "criteria"),
+    "cli": (1380, "settings"),
+    "criteria": (1160, "criteria"),
     "document": (900, "document"),
     "execution": (1270, "execution"),
     "fleet": (440, "fleet"),
     "generation": (640, "generation"),
-    "graphs": (1110, "graphs"),
+    "graphs": (1120, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1910, "loading"),
-    "loose files": (990, "flow"),
+    "loose files": (1000, "flow"),
     "measure": (2360, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
@@ -68,16 +68,16 @@ BUDGET = {
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1240, "rehearsal"),
-    "report": (3250, "report"),
+    "report": (3280, "report"),
     "rulebook": (2400, "rules"),
-    "score": (290, "criteria"),
+    "score": (300, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
     "verify": (900, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33230, 203, 24
+LINES, FILES, ROOMS = 33320, 203, 24
 """Of all of them."""
 
 

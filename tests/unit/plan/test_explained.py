@@ -72,7 +72,7 @@ def test_what_saves_less_than_one_more_change_of_precision_must_says_so(monkeypa
     share = f"{reason.saves:.1%} of the time"  # alike, so that what saves most is each of them
     assert (
         reason.words
-        == f"running it in low precision saves at most {share}, below the threshold for one more change of precision"
+        == f"low precision saves at most {share} there, below the threshold for one more change of precision"
     )
 
 

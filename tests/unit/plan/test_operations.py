@@ -47,7 +47,7 @@ def why(strategy: str = "autocast") -> dict[str, Reason]:
         ("softmax softmax", "strategy", "autocast runs softmax in FP32 by itself"),
         ("neg neg", "inherited", "FP32 reaches it from softmax: autocast runs softmax in FP32 by itself"),
         ("matmul matmul", "author", "the author switches autocast off around it"),
-        ("arange arange", "not-floating", "it is no floating-point operation"),
+        ("arange arange", "not-floating", "it is not a floating-point operation"),
         ("sin sin", "author", "the author makes values in FP32"),
         ("neg neg_1", "inherited", "FP32 reaches it from the parameter scale"),
         ("cos cos", "author", "the author computes in float64, which no plan lowers"),
@@ -159,12 +159,12 @@ def test_numbers_that_differ_read_differently(values: tuple[float, ...], texts: 
 
 def test_the_numbers_stand_in_the_clause() -> None:
     said = (
-        "the error from 0.0079 to 0.013, where plans use 80% of the budget of 0.01, and saves at most 1.3% of the time"
+        "the error from 0.0079 to 0.013 (plans may use 80% of the budget of 0.01), and saves at most 1.3% of the time"
     )
-    assert explain_budget(0.0079, 0.0131, 0.01, 0.013, "time", True) == f"running it in low precision takes {said}"
+    assert explain_budget(0.0079, 0.0131, 0.01, 0.013, "time", True) == f"low precision there raises {said}"
     assert (
         explain_budget(0.0079, 0.0131, 0.01, 0.013, "time", False)
-        == f"running it in low precision is predicted to take {said}"
+        == f"low precision there is predicted to raise {said}"
     )
     assert "inf" not in explain_budget(0.001, math.inf, 0.01, 0.07, "time", ran=True).split()
     assert explain_gain(-0.2, "time") == "saves no time"
