@@ -271,8 +271,7 @@ class Settings(BaseModel):
 
     @property
     def figures(self) -> str:
-        """The row of plan/devices.toml for time predictions: the requested GPU, else the GPU of the audit, if the table
-        has its row."""
+        """The row of plan/devices.toml for time predictions: of the requested GPU, else of the audit's GPU."""
         return self.gpu or row_of(name_of(self.where)) or DEFAULT_GPU
 
     @property

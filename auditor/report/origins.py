@@ -133,9 +133,7 @@ class NonFiniteRun:
     def __init__(self, fmt: str, title: str, first: NonFinite | None) -> None:
         self.format, self.first = fmt, first
         if first is None:
-            self.said = (
-                f"{title}: outputs turn Inf or NaN. A replay of the graph stays finite, so the operation is unknown."
-            )
+            self.said = f"{title}: outputs turn Inf or NaN. A replay of the recorded graph stays finite, so the operation responsible is unknown."
         else:
             batch = "" if first.batch == 1 else f", in batch {first.batch}"
             place = at(first.op, first.owner, first.source)

@@ -251,10 +251,10 @@ def score_headline(audit: Audit) -> str:
     worse = f"at most {base.max_drop:g} worse" if base.max_drop else "no worse"
     allowed = "the score rejects no plan" if base.max_drop is None else f"a plan may be {worse}"
     runs = sum(plan.score is not None for plan in audit.plans.values())
-    again = f", and again under {count(runs, 'plan')}" if runs else ""
+    again = f" The function was also called under {count(runs, 'plan')}." if runs else ""
     return (
-        f"{base.function} gives {base.score:.5g} in FP32, {of}in {count(base.calls, 'call')} of "
-        f"the model{again}; {base.better} is better, and {allowed}."
+        f"{base.function} gives {base.score:.5g} for the FP32 model ({of}{count(base.calls, 'call')} of "
+        f"the model).{again} {base.better.capitalize()} is better; {allowed}."
     )
 
 

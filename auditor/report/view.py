@@ -65,11 +65,11 @@ class Tally:
             return f"{self.label} was not tested on any operation."
         if not unsafe and not sensitive:
             tested = f"{count(self.total - untested, 'operation')}{' tested' if untested else ''}"
-            alone = " alone" if self.together else ""
+            alone = " by itself" if self.together else ""
             return f"{self.label}: none of the {tested} is unsafe or sensitive{alone}{left}."
         some = "" if self.cast_only == unsafe else f"{self.cast_only:,} "
         where = f" ({some}only with cast weights)" if self.cast_only else ""
-        cause = f", limited by {self.limit}" if self.limit else ""
+        cause = f"; causes: {self.limit}" if self.limit else ""
         total = count(self.total, "operation")
         return f"{self.label}: {unsafe:,} unsafe{where} and {sensitive:,} sensitive of {total}{cause}{left}."
 

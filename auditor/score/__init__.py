@@ -126,9 +126,8 @@ def call_scoring(
     """Call the scoring function on a model, in the context manager that `around()` returns. Gradients are off unless
     the function enables them.
 
-    The random generators start from the seed. The model, the generators and the function's tensors are restored
-    afterwards. most: maximum number of values to read. limit: seconds. plan: its name, for progress messages. Raises:
-    NoScore.
+    The generators start from the seed; model, generators and the function's tensors are restored. most: maximum number
+    of values to read. limit: seconds. plan: its name, for progress messages. Raises: NoScore.
     """
     deadline, calls = math.inf if limit is None else time.monotonic() + limit, 0
 

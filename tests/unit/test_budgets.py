@@ -57,7 +57,7 @@ BUDGET = {
     "execution": (1270, "execution"),
     "fleet": (440, "fleet"),
     "generation": (640, "generation"),
-    "graphs": (1120, "graphs"),
+    "graphs": (1110, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1910, "loading"),
     "loose files": (1000, "flow"),
@@ -70,14 +70,14 @@ BUDGET = {
     "rehearsal": (1240, "rehearsal"),
     "report": (3280, "report"),
     "rulebook": (2400, "rules"),
-    "score": (300, "criteria"),
+    "score": (290, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
     "verify": (900, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33320, 203, 24
+LINES, FILES, ROOMS = 33310, 203, 24
 """Of all of them."""
 
 
