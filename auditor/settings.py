@@ -259,10 +259,7 @@ class Settings(BaseModel):
 
     @property
     def where(self) -> str:
-        """The device that the audit runs on: cpu, cuda:0, ...; several if the model is spread.
-
-        Raises: AuditorError(slug="no-cuda").
-        """
+        """The device of the audit: cpu, cuda:0, or several for a spread model. Raises: AuditorError(slug="no-cuda")."""
         return self.found or choose(self.device)
 
     def with_values(self: S, **found: Any) -> S:

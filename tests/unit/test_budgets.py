@@ -51,7 +51,7 @@ CAPABILITIES = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1380, "settings"),
+    "cli": (1370, "settings"),
     "criteria": (1160, "criteria"),
     "document": (900, "document"),
     "execution": (1270, "execution"),
