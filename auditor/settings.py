@@ -53,9 +53,9 @@ SEEDS = 2**32
 class Option:
     """How users pass a field. takes: its type in error messages; shown: the placeholder in help.
 
-    choices: allowed values; flag: the command-line flag, if not the name's; "" for a required argument or none. path:
-    whether a value is a path relative to its file, always or if that exists ("place"). typed: the accepted type, if
-    wider than the field's; help: its description.
+    choices: allowed values; flag: the command-line flag, if it differs from the name; "" for a positional argument, or
+    if there is no flag. path: "path" if values are paths relative to the file that sets them; "place" if they are only
+    if such a path exists. typed: the accepted type, if wider than the field's; help: its description.
     """
 
     takes: str = ""

@@ -30,7 +30,7 @@ class Stages:
 
     @contextmanager
     def __call__(self, stage: str, detail: str, total: int = 0) -> Iterator[None]:
-        """Raises: AuditorError, as `explain` does."""
+        """Run the body as one stage. Raises: AuditorError, as `explain` does."""
         self._current, self._done, self._total = stage, 0, total
         self.say(detail)
         start = time.perf_counter()

@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         raise bad(text + self._suggestion(message))
 
     def _suggestion(self, message: str) -> str:
-        """Suggest the closest real option for each unknown one."""
+        """Suggest the closest real option for each unknown option."""
         words = message.removeprefix("unrecognized arguments: ").split() if message.startswith("unrec") else []
         known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
         flags = [word.partition("=")[0] for word in words if word.startswith("-")]

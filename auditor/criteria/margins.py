@@ -215,7 +215,7 @@ def _threshold_variance(low: torch.Tensor) -> float:
 
 @cache
 def _quadrature_points() -> tuple[torch.Tensor, torch.Tensor]:
-    """Points and weights of the quadrature over a standard normal: of its Jacobi matrix (Golub and Welsch, 1969)."""
+    """Points and weights of the quadrature over a standard normal, from its Jacobi matrix (Golub and Welsch, 1969)."""
     beside = torch.arange(1, POINTS, dtype=torch.float64).sqrt()
     points, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
     return points, vectors[0].square()

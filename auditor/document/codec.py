@@ -41,7 +41,7 @@ def to_plan(audit: Audit) -> dict[str, Any]:
 
 
 def to_measurements(audit: Audit) -> dict[str, Any]:
-    """The contents of measurements.json, in the same form."""
+    """The contents of measurements.json: numbers with seven significant digits, and text for Inf and NaN."""
     result = adapter().dump_python(_portable(audit), mode="json", include=measured_fields(Audit))
     return {"format_version": FORMAT_VERSION, "plan": digest(to_plan(audit)), **result}
 

@@ -115,8 +115,8 @@ def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
 
 
 def contributions_of(audit: Audit) -> Contributions:
-    """The largest contribution of each operation of each module, to three digits: of sensitive operations, and of those
-    that would be sensitive at BAND times their contribution."""
+    """The largest contribution of each operation of each module, to three digits. Only operations that are sensitive,
+    or would be at BAND times their contribution."""
     if audit.contributions:
         return audit.contributions
     from ..measure.rerun import SENSITIVE_SHARE

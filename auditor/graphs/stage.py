@@ -185,7 +185,7 @@ AGREES = 0.02
 
 
 class OperationRefused(Exception):
-    """An operation raised during a run; name: which one."""
+    """An operation raised an exception during a run. name: the operation."""
 
     def __init__(self, name: str, said: BaseException) -> None:
         super().__init__(str(said))
@@ -200,7 +200,7 @@ class Trial:
     bench: Workbench
 
     def error(self, table: Table, low: frozenset[str]) -> float:
-        """The worst batch's output error with these operations low. Raises: OperationRefused if one raises."""
+        """The worst batch's output error with these operations low. Raises: OperationRefused if one of them fails."""
         module = lower_operations(self.exported, table, low)
         return worst_of([self._distance(module, batch) for batch in self.bench.subject.batches])
 

@@ -131,7 +131,7 @@ def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, own
     if (reason := _without_operations(problem, owner)) is not None:
         return reason
     if owner in point.high:
-        return Reason("author", "the author switches autocast off around it")
+        return Reason("author", "the model's code switches autocast off there")
     if point.feasible:
         return None
     now, then = (problem.resolve(choice_keeping(each.high, problem.format)) for each in (chosen, point))
@@ -250,13 +250,13 @@ def _explain_operation(
     given, setting = label(resolution.computed_format(node.name)), how.setting(node.name)
     inside = setting.in_region(node.region)
     if node.dtype in ("float64", "complex64", "complex128"):
-        return Reason("author", f"the author computes in {node.dtype}, which no plan lowers")
+        return Reason("author", f"the model's code computes in {node.dtype}, which no plan lowers")
     if setting.autocast and not inside.autocast:
-        return Reason("author", "the author switches autocast off around it")
+        return Reason("author", "the model's code switches autocast off there")
     if inside.precision != setting.precision:
-        return Reason("author", f"the author runs it in {label(inside.precision)}, whatever the plan")
+        return Reason("author", f"the model's code runs it in {label(inside.precision)} under every plan")
     if writes:
-        return Reason("author", f"the author asks for {given}")
+        return Reason("author", f"the model's code requests {given}")
     if how.casts(node).autocast in ("fp32", "fp32_unless_dtype"):
         runner = problem.strategy if problem.how.regional else "the autocast region around it"
         return Reason("strategy", f"{runner} runs {operation(node.op).packet or node.op} in FP32 by itself")
@@ -264,7 +264,7 @@ def _explain_operation(
         source for source in node.inputs if resolution.dtypes.get(source) == resolution.computed_format(node.name)
     )
     if (source := next(handed, None)) is None:
-        return Reason("author", f"the author makes values in {given}")
+        return Reason("author", f"the model's code creates values in {given}")
     if (before := known.get(source)) is not None:
         op = problem.capture.nodes[source].op
         words = f"{given} reaches it from {operation(op).packet or op}: {before.words}"

@@ -131,7 +131,7 @@ def rule_text(title: str, text: str) -> list[Block]:
 
 
 class Look(NamedTuple):
-    """Width in cells, and whether colors are allowed."""
+    """How to print: width in cells, and whether colors are allowed."""
 
     width: int
     color: bool

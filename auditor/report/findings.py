@@ -22,7 +22,7 @@ MODULES_NAMED = 3
 
 
 class Cause:
-    """Findings with one root cause, an operation of one source line, in every module that runs it: `members`.
+    """Findings (`members`) with one root cause: an operation of one source line, in every module that runs this line.
 
     rules: the worst member of each rule, the most informative rule first. worst: the first of these findings;
     report: the measurements of its operation. where: the modules in words; shapes: module paths without block numbers.

@@ -152,7 +152,7 @@ def load(model_class, checkpoint, **options):
 
 
 def _loading_code(audit: Audit, plan: Plan) -> str:
-    """Patterns for the FP32 islands, and a function that loads by them."""
+    """Code: patterns for the FP32 islands, and a function that loads a checkpoint with these patterns."""
     listed = "".join(f"    {pattern!r},\n" for pattern in patterns(audit, plan))
     return comment(*_KEPT_NOTE) + _LOAD.format(patterns=listed, dtype=dtype_text(plan.format), name=plan.name)
 

@@ -160,7 +160,7 @@ def _owner(path: str) -> str:
 
 @dataclass(frozen=True)
 class StepPrecision:
-    """How a step runs low: the model under a plan and the loss in FP32, or without a plan both under autocast.
+    """The precision of a step: the model under a plan and the loss in FP32, or without a plan both under autocast.
 
     format "fp32": without any autocast region.
     """

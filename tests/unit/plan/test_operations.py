@@ -46,11 +46,11 @@ def why(strategy: str = "autocast") -> dict[str, Reason]:
     [
         ("softmax softmax", "strategy", "autocast runs softmax in FP32 by itself"),
         ("neg neg", "inherited", "FP32 reaches it from softmax: autocast runs softmax in FP32 by itself"),
-        ("matmul matmul", "author", "the author switches autocast off around it"),
+        ("matmul matmul", "author", "the model's code switches autocast off there"),
         ("arange arange", "not-floating", "it is not a floating-point operation"),
-        ("sin sin", "author", "the author makes values in FP32"),
+        ("sin sin", "author", "the model's code creates values in FP32"),
         ("neg neg_1", "inherited", "FP32 reaches it from the parameter scale"),
-        ("cos cos", "author", "the author computes in float64, which no plan lowers"),
+        ("cos cos", "author", "the model's code computes in float64, which no plan lowers"),
     ],
 )
 def test_each_reason(op: str, kind: str, words: str) -> None:
@@ -103,8 +103,8 @@ def test_what_blocks_have_in_common_is_one_reason(strategy: str) -> None:
 
 def test_fp32_is_followed_to_where_it_begins() -> None:
     assert [(reason.words, reason.operations) for reason in of_blocks(1, "cast")] == [
-        ("the author asks for FP32", ("to",)),
-        ("FP32 reaches it from to: the author asks for FP32", ("pow_1", "mean", "add", "rsqrt", "mul")),
+        ("the model's code requests FP32", ("to",)),
+        ("FP32 reaches it from to: the model's code requests FP32", ("pow_1", "mean", "add", "rsqrt", "mul")),
     ]
 
 

@@ -44,8 +44,8 @@ class Mixed(nn.Module):
 REASONS = {
     "its module stays FP32: add_2 is unsafe": {"add", "sub"},
     "autocast runs layer_norm in FP32 by itself": {"layer_norm"},
-    "the author asks for FP32": {"to", "arange"},
-    "the author switches autocast off around it": {"linear"},
+    "the model's code requests FP32": {"to", "arange"},
+    "the model's code switches autocast off there": {"linear"},
     "FP32 reaches it from": {"mul", "div", "add"},
 }
 
