@@ -52,5 +52,5 @@ def pattern(path: str) -> str:
 
 
 def place(source: str | None, owner: str, op: str) -> str:
-    """The source line and operation of a node; without a user line, the repeated modules instead."""
+    """A node in words: its source line and operation; without a source line, its module with `*` for block numbers."""
     return f"{source or pattern(owner)} {op.split('.')[1] if '.' in op else op}"

@@ -80,7 +80,7 @@ def test_what_holds_without_a_plan_is_handed_out_where_the_curve_has_nothing() -
     audit = held(lambda: (linear(16, 16), ((X.clone(),), {})), max_error=1.1 * plain, formats=("bf16",))
     plan = audit.plans["autocast_bf16"]
     assert (plan.is_verified, plan.low_precision_flops, plan.measured_error) == (True, 1.0, pytest.approx(plain))
-    assert "no plan holds" not in audit.recommendation
+    assert "no plan with low precision" not in audit.recommendation
 
 
 def test_below_what_is_reached_without_a_plan_nothing_is_handed_out() -> None:
@@ -103,7 +103,7 @@ def test_what_is_unsafe_is_not_handed_out_because_one_run_holds() -> None:
     audit = held(build, strategies=("autocast",), formats=("bf16",))
     assert audit.baselines["autocast_bf16"].measured_error == 0
     assert audit.plans["autocast_bf16"].low_precision_flops == 0
-    assert "no plan holds" in audit.recommendation
+    assert "no plan with low precision" in audit.recommendation
 
 
 def differences(m: Model, x: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ def test_what_is_said_of_noise() -> None:
 def test_the_advice_is_about_the_limit_only_where_a_score_is_beyond_it() -> None:
     found = timed_and_scored()
     single = replace(found, evaluation=replace(found.evaluation, of_mean=None, samples=None))
-    assert "gives 0.98611 in FP32, in 6 calls" in score_headline(single)
+    assert "gives 0.98611 for the FP32 model (6 calls" in score_headline(single)
     assert score_headline(make_audit(6)) == ""
     assert "--max-drop" in advice(found)
     raised = Score(None, passed=False, failure="it raised")
