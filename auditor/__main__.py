@@ -2,7 +2,7 @@
 
 import sys
 
-here = sys.path.pop(0)  # a file of the working directory may have the name of one of Python's
+here = sys.path.pop(0)  # a file of the working directory may have the name of a module of Python
 try:
     from .cli.program import main
 except KeyboardInterrupt:

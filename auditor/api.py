@@ -23,10 +23,11 @@ from .training.objective import training_subject
 def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
     """Audit a model on example inputs; the model comes back bit for bit as it was. Raises: AuditorError.
 
-    example_inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such tuples or dicts (batches).
+    example_inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such tuples or dicts
+    (batches).
     """
     settings = with_rules(validate(Settings, asked))
-    settings.where  # noqa: B018 - a device that is not there is refused before anything runs
+    settings.where  # noqa: B018 - rejects a missing device before anything runs
     if settings.evaluate is not None:
         scoring = in_hand(settings.evaluate, better=settings.better, max_drop=settings.max_drop)
         settings = settings.with_values(scoring=scoring)

@@ -51,7 +51,7 @@ def assemble(
     found["findings"] = tuple(replace(f, node=twins.get(f.node, f.node)) for f in found["findings"])
     return Audit(
         subject=Provenance.of(subject),
-        live=subject.given or subject,  # no copy on a GPU lives on in it
+        live=subject.given or subject,  # so that no copy on a GPU stays alive
         parameters=size_of(subject.model),
         structure=structure_of(subject.model),
         inputs=shapes_of(subject.batches[0]),
@@ -93,7 +93,7 @@ def assemble(
 
 
 def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | None) -> dict[str, Any]:
-    """The error measure, the criteria, and suggested ones: nothing where the user's own metric decides."""
+    """The error measure, the criteria, and suggested criteria: none if the user's own metric decides."""
     options = bench.options
     name = getattr(options.metric, "__name__", "custom metric") if options.metric else "relative L2 of the outputs"
     criteria = bench.yardstick.distance if isinstance(bench.yardstick.distance, Criteria) else None
@@ -110,7 +110,7 @@ def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | Non
         names = names_of(bench.reference(bench.subject.batches[0]))
         proposals += suggest_criteria(set_, names, bench.capture.first)
     return {
-        "metric": "largest share of what a criterion allows" if criteria else name,
+        "metric": "largest value of a criterion, as a share of its limit" if criteria else name,
         "criteria": tuple(map(str, criteria.all())) if criteria else (),
         "proposals": tuple(proposals),
     }
@@ -140,26 +140,26 @@ def _environment(bench: Workbench, seconds: Mapping[str, float]) -> Environment:
 
 
 def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
-    """Warnings other than those of the stages."""
+    """Warnings that no stage gives."""
     subject, noise = bench.subject, bench.noise.found
     yield from storage_notes(subject, bench.capture, bench.measured.ranges, bench.options.formats)
     if noise.error > STEADY * bench.yardstick.budget:
         nodes = [bench.capture.nodes[name] for name in noise.operations]
         listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))
         named = ", ".join(shorten(listed, NAMED, "measurements.json"))
-        begins = f"It begins where equal inputs gave different results: {named}. "
+        begins = f"The first operations that gave different results for equal inputs: {named}. "
         keeps = (
-            "It keeps state that the audit cannot restore (in a generator, in C++, in another process), or computes in a "
-            "varying order. "
+            "The model keeps state that the audit cannot restore (in a generator, in C++, in another process), or computes "
+            "in a varying order. "
         )
-        allowed = f"Errors up to {FLOOR:g} times that ({noise.floor:.2g}) are ignored."
+        allowed = f"Errors up to {FLOOR:g} times this difference ({noise.floor:.2g}) are ignored."
         yield (
             "The model is not reproducible: FP32 runs from the same state and random numbers differ by "
             f"{noise.error:.2g}. {begins if nodes else keeps}"
             f"{allowed if noise.floor else 'No plan can have a smaller error.'}"
         )
     if not subject.held_out:
-        yield "The plans were verified on the calibration inputs: define get_eval_inputs() for held-out ones."
+        yield "The plans were verified on the calibration inputs: define get_eval_inputs() for held-out inputs."
     if training is not None and training.batches != len(subject.batches):
         yield (
             f"Gradients were measured on {training.batches} of {len(subject.batches)} batches: "

@@ -32,7 +32,8 @@ def kind_and_number(asked: object) -> tuple[str, str]:
 
 
 def choose(asked: object) -> str:
-    """The device, `cpu` or `cuda:0`, for a valid request. Raises: AuditorError(slug="no-cuda") if it is absent."""
+    """The device, `cpu` or `cuda:0`, for a valid request. Raises: AuditorError(slug="no-cuda") if torch does not see
+    this device."""
     kind, index = kind_and_number(asked)
     if kind == "auto":
         kind = next((kind for kind in NATIVE if _module(kind).is_available()), CPU)
@@ -104,7 +105,7 @@ def libraries(device: str) -> dict[str, str]:
         named = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
         return {"onednn": named[1]} if named else {}
     result: dict[str, Any] = {"cuda": torch.version.cuda}
-    with suppress(RuntimeError):  # one that does not go with what torch was built for
+    with suppress(RuntimeError):  # an installed cuDNN that does not match torch's build
         result["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     with suppress(OSError):
         driver = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")

@@ -70,7 +70,7 @@ def describe(error: BaseException, most: int | None = 200) -> str:
 
 
 def suggest(name: str, known: Iterable[str], otherwise: str = "", most: int = 1, cutoff: float = 0.6) -> str:
-    """`did you mean X?` for the known names that are closest to a wrong one, in any case; else another hint."""
+    """`did you mean X?` with the known names closest to a wrong name, ignoring case; else another hint."""
     names = {each.lower(): each for each in known}
     close = [names[each] for each in difflib.get_close_matches(name.lower(), names, most, cutoff)]
     return f"did you mean {' or '.join(close)}?" if close else otherwise
@@ -106,7 +106,7 @@ def caused_by(error: BaseException, kind: type[E]) -> E | None:
 
 
 def origin_of(error: BaseException) -> BaseException:
-    """The first error in a chain of causes."""
+    """The root cause: the error at the start of a chain of causes."""
     *_, first = _raised_from(error)
     return first
 

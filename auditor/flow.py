@@ -57,9 +57,9 @@ def run(subject: Subject, options: Settings) -> Audit:
     except Exception as error:
         full = options.native and device_is_full(error)
         if full:
-            traceback.clear_frames(error.__traceback__)  # what they hold on the device
+            traceback.clear_frames(error.__traceback__)  # frees their tensors on the device
         if not full or options.device != "auto":
-            explain("load", error)  # unless a stage did: the model is moved before the first of them
+            explain("load", error)  # errors of moving the model, which happens before the first stage
             raise
     gc.collect()
     let_go(options.where)

@@ -18,7 +18,7 @@ OWN = ".auditor-"
 
 
 def path_of(given: object, what: str) -> Path:
-    """The caller's argument as a path. Raises: AuditorError(slug="bad-option") if it is none."""
+    """The caller's argument as a path. Raises: AuditorError(slug="bad-option") for a value of another type."""
     if isinstance(given, str | os.PathLike):
         return Path(given)
     raise AuditorError(f"{what} is a path, not a value of type {type(given).__name__}", slug="bad-option")

@@ -7,7 +7,7 @@ from collections.abc import Container
 
 
 def nearest(path: str, known: Container[str]) -> str | None:
-    """The longest known path that contains a module, possibly its own; None if there is none."""
+    """The longest known path that is the module's own or encloses the module; None if there is none."""
     while path and path not in known:
         path = path.rpartition(".")[0]
     return path if path in known else None
@@ -35,7 +35,7 @@ def function_in(owner: str, name: str) -> str:
 
 
 def of_function(path: str) -> tuple[str, str] | None:
-    """Module and function of such a path; None for a module's path."""
+    """Module and function of a path from `function_in`; None for a module's path."""
     owner, dots, name = path.rpartition("..")
     return (owner, name) if dots else None
 
@@ -52,5 +52,5 @@ def pattern(path: str) -> str:
 
 
 def place(source: str | None, owner: str, op: str) -> str:
-    """The source line and operation of a node; without a user line, the repeated modules instead."""
+    """A node in words: its source line and operation; without a source line, its module with `*` for block numbers."""
     return f"{source or pattern(owner)} {op.split('.')[1] if '.' in op else op}"

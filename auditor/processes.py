@@ -38,8 +38,8 @@ def unwind_on_signals() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     for one in INTERRUPTIONS:
-        signal.signal(one, signal.SIG_IGN)  # a second one must not stop the cleaning up
-    sys.unraisablehook = lambda unraised: None  # where it comes while Python runs a callback
+        signal.signal(one, signal.SIG_IGN)  # a second signal must not stop the cleanup
+    sys.unraisablehook = lambda unraised: None  # for a signal that arrives while Python runs a callback
     raise KeyboardInterrupt
 
 
@@ -85,7 +85,7 @@ class Process(subprocess.Popen[bytes]):
                 self.wait(grace)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL) if hasattr(os, "killpg") else self.kill()
-        self.communicate()  # which closes what is open to it
+        self.communicate()  # which closes the pipes
 
 
 def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None) -> int:
@@ -93,7 +93,7 @@ def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None
     checks whether this process still exists.
 
     timeout: seconds without a heartbeat before the child is stopped. Raises: AuditorError(slug="timed-out" |
-    "process-ended"); KeyboardInterrupt, where either process is interrupted.
+    "process-ended"); KeyboardInterrupt, if either process is interrupted.
     """
     here, there = Pipe(duplex=False)
     sys.stderr.flush()
@@ -104,7 +104,7 @@ def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None
         def tell(news: str | int) -> None:
             try:
                 there.send(news)
-            except OSError:  # nobody watches any more
+            except OSError:  # the parent process has ended
                 os.kill(os.getpid(), signal.SIGTERM)
 
         try:
@@ -156,12 +156,12 @@ def _without_a_word(code: int | None, where: str, timeout: float | None) -> Audi
             f"no progress within {timeout:g} seconds{where}: raise --timeout, or fix the code that hangs", "timed-out"
         )
     if code == NO_THREAD:
-        why = "the C library ended it, since no memory for a thread was left"
+        why = "the C library ended the process, since no memory for a thread was left"
         return AuditorError(f"the process ran out of memory{where}, and nothing was written: {why}", "out-of-memory")
     ended = f"the process {how_ended(code)}{where}, and nothing was written"
     why = "native code (outside Python) crashed"
     if code >= 0:
-        why = "the model's code did this: let it raise an exception instead"
+        why = "the model's code ended the process: let the code raise an exception instead"
     elif -code == signal.SIGKILL:
-        why = "the system does this when memory runs out"
+        why = "the system kills processes when memory runs out"
     return AuditorError(f"{ended}: {why}", "process-ended")

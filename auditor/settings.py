@@ -6,6 +6,7 @@ generated from this. Importing this needs no torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -37,7 +38,7 @@ from .resources import table
 if TYPE_CHECKING:
     from .rulebook.rule import Rule
     from .score import ScoreFunction
-else:  # what pydantic would have to import
+else:  # else pydantic would import torch for these types
     Rule = ScoreFunction = Any
 
 S = TypeVar("S", bound="Settings")
@@ -52,9 +53,9 @@ SEEDS = 2**32
 class Option:
     """How users pass a field. takes: its type in error messages; shown: the placeholder in help.
 
-    choices: allowed values; flag: the command-line flag, if not the name's; "" for a required argument or none. path:
-    whether a value is a path relative to its file, always or if that exists ("place"). typed: the accepted type, if
-    wider than the field's; help: its description.
+    choices: allowed values; flag: the command-line flag, if it differs from the name; "" for a positional argument, or
+    if there is no flag. path: "path" if values are paths relative to the file that sets them; "place" if they are only
+    if such a path exists. typed: the accepted type, if wider than the field's; help: its description.
     """
 
     takes: str = ""
@@ -81,6 +82,14 @@ def options_of(kind: type[BaseModel]) -> dict[str, Option]:
     return result
 
 
+def with_flags(text: str) -> str:
+    """A description with arguments of `auditor.audit()` as command-line options: `max_drop` -> `--max-drop`."""
+    options = options_of(Settings)
+    return re.sub(
+        r"`(\w+)`", lambda name: f"`{options[name[1]].flag or name[1]}`" if name[1] in options else name[0], text
+    )
+
+
 def split_names(given: Any) -> Any:
     """Names from a list, a single one, or `a,b` as on the command line; each once."""
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
@@ -98,7 +107,7 @@ def _no_flag(value: Any) -> Any:
 
 def _require_reason(value: Ignore) -> Ignore:
     if not (value.module.strip() and value.reason.strip()):
-        raise ValueError("one without a module or a reason")
+        raise ValueError("an entry without a module or a reason")
     return value
 
 
@@ -178,7 +187,7 @@ class Settings(BaseModel):
     """[generate](generation.md) this many tokens, with the inputs as prompts. Every verified plan decodes the same
     tokens with its own cache, and is compared with FP32"""
     temperature: Annotated[Number, Field(ge=0), Option("a number from 0 on", "T")] = 0.0
-    """sampling temperature of `generate`, with random numbers from `seed`; 0: always the likeliest token"""
+    """sampling temperature for `generate`; random numbers come from `seed`; 0: always the likeliest token"""
     loss_fn: Annotated[Function, Option("a function: loss_fn(outputs, *targets) -> a scalar", flag="")] = None
     """the loss of a training step, `loss_fn(outputs, *targets) -> scalar`; by default the loss that the model returns
     ([training](training.md))"""
@@ -196,8 +205,8 @@ class Settings(BaseModel):
     memory: Annotated[
         ByteSize | None, Field(gt=0), Option("a size such as 4GB or 512MiB", "SIZE", typed="str | int | None")
     ] = None
-    """memory limit of each process, e.g. `4GB` or `512MiB`. Large tensors, weights included, are stored on disk
-    ([larger than memory](memory.md)); the results are the same. Linux only"""
+    """memory limit of each process, e.g. `4GB` or `512MiB`. Large tensors, weights included, are stored on disk, so
+    [the model may exceed memory](memory.md); the results are the same. Linux only"""
     seed: Annotated[
         int,
         BeforeValidator(_no_flag),
@@ -236,9 +245,9 @@ class Settings(BaseModel):
         if self.training and not set(self.formats) <= set(trainable):
             raise bad(f"mode='training' supports {either(trainable)}, not {', '.join(self.formats)}")
         if self.evaluate is None and self.scoring is None and (self.max_drop, self.better) != (None, None):
-            raise bad("max_drop and better need evaluate: give it as well, or leave them out")
+            raise bad("max_drop and better need evaluate: give evaluate as well, or leave both out")
         if self.generate is None and self.temperature:
-            raise bad("temperature needs generate: give it as well, or leave it out")
+            raise bad("temperature needs generate: give generate as well, or leave temperature out")
         if self.generate is not None and self.training:
             raise bad("generate works in mode='inference' only")
         if self.loss_fn is not None and not self.training:
@@ -250,10 +259,7 @@ class Settings(BaseModel):
 
     @property
     def where(self) -> str:
-        """The device that the audit runs on: cpu, cuda:0, ...; several where the model is spread.
-
-        Raises: AuditorError(slug="no-cuda").
-        """
+        """The device of the audit: cpu, cuda:0, or several for a spread model. Raises: AuditorError(slug="no-cuda")."""
         return self.found or choose(self.device)
 
     def with_values(self: S, **found: Any) -> S:
@@ -262,8 +268,7 @@ class Settings(BaseModel):
 
     @property
     def figures(self) -> str:
-        """The row of plan/devices.toml for time predictions: the requested GPU, else the audit's own if it has a
-        row."""
+        """The row of plan/devices.toml for time predictions: of the requested GPU, else of the audit's GPU."""
         return self.gpu or row_of(name_of(self.where)) or DEFAULT_GPU
 
     @property

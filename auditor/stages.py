@@ -30,7 +30,7 @@ class Stages:
 
     @contextmanager
     def __call__(self, stage: str, detail: str, total: int = 0) -> Iterator[None]:
-        """Raises: AuditorError, as `explain` does."""
+        """Run the body as one stage. Raises: AuditorError, as `explain` does."""
         self._current, self._done, self._total = stage, 0, total
         self.say(detail)
         start = time.perf_counter()
@@ -59,7 +59,7 @@ def explain(stage: str, error: Exception) -> None:
     said = describe(error)
     if out_of_memory(error):
         raise AuditorError(
-            f"out of memory in the stage {stage!r} ({said}): give smaller inputs, a machine with more memory, or, where a GPU is full, --device cpu",
+            f"out of memory in the stage {stage!r} ({said}): give smaller inputs, a machine with more memory, or, if a GPU is full, --device cpu",
             slug="out-of-memory",
         ) from error
     if device_failed(error):
@@ -71,7 +71,7 @@ def explain(stage: str, error: Exception) -> None:
     if from_outside(error):
         raise AuditorError(
             f"the model ran and was recorded, but in the stage {stage!r} an operation raised {said}. It may keep state "
-            "between calls, or reject tensors that require gradients: --debug shows which operation it is",
+            "between calls, or reject tensors that require gradients: --debug shows the operation",
             slug="operation-raises",
         ) from error
     if not hasattr(error, "__notes__"):

@@ -98,12 +98,12 @@ def test_what_it_says_of_the_recommended_plan_is_so(bad: Audit) -> None:
     found = causes(bad)
     plan = bad.plans[bad.recommended or ""]
     title = f"BF16 {strategy_of(plan.strategy).title}"
-    assert found.about == f"Severities are for {title}, the recommended plan."
+    assert found.about == f"Severities refer to {title}, the recommended plan."
     assert (plan.format, plan.is_verified) == ("bf16", True)
     said = {cause.worst.source: cause.plan_effect for cause in found.wanting}
     opening = f"{title}, the recommended plan,"
-    assert said[line("eps")] == f"{opening} avoids this, which only occurs in FP16 {CAST}."
-    assert said[line("masked")] == f"{opening} avoids this, which only occurs in FP16 {AUTOCAST} or FP16 {CAST}."
+    assert said[line("eps")] == f"{opening} avoids the problem, which only occurs in FP16 {CAST}."
+    assert said[line("masked")] == f"{opening} avoids the problem, which only occurs in FP16 {AUTOCAST} or FP16 {CAST}."
     for name in ("autocast_fp16", "cast_fp16"):
         assert bad.baselines[name].failure is not None  # -1e9 cannot be written in FP16
         assert bad.baselines[name.replace("fp16", "bf16")].finite

@@ -55,7 +55,7 @@ def _audit(settings: AuditTarget, progress: Display) -> int:
         from ..offload import limit_for, resident_limit
         from ..verify.artefact import standby
 
-        known = load(settings.baseline) if settings.baseline else None  # before anything that takes its time
+        known = load(settings.baseline) if settings.baseline else None  # before anything slow
         if settings.out:
             folder.check_directory(settings.out)
         settings = with_rules(settings).with_values(progress=progress)
@@ -83,7 +83,7 @@ def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: f
     folder.check_directory(directory)
     for warning in cautions(subject):
         print(f"warning: {printable(warning)}", file=sys.stderr)
-    if settings.evaluate is not None:  # looked for once the model is there: it may be beside it
+    if settings.evaluate is not None:  # after the model is loaded: the function may be in the model's file
         from ..score import find_function
 
         better, most = settings.better, settings.max_drop
@@ -112,8 +112,8 @@ def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: f
 
 
 def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Path], known: Audit | None) -> int:
-    """Print the result and return the exit code: 1 for findings at or above the chosen severity, or where the user's
-    score rejects every plan."""
+    """Print the result and return the exit code: 1 for findings at or above the chosen severity, or if the user's score
+    rejects every plan."""
     from ..document.compare import fresh
     from ..plan.recommend import outcome
     from ..report.blocks import Prose, looks, to_terminal
@@ -150,7 +150,7 @@ def describe(subject: Subject, directory: Path, options: Command) -> str:
     numbers = sum(parameter.numel() for parameter in subject.model.parameters())
     made = f", from {subject.origin.symbol}" if subject.origin else ""
     plans = ", ".join(f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats)
-    apart = f", but for {'; '.join(map(str, options.limits))}" if options.limits else ""
+    apart = f", except for {'; '.join(map(str, options.limits))}" if options.limits else ""
     rows = {
         "Target": subject.target,
         "Model": f"{type(subject.model).__name__} with {numbers:,} parameters{made}",

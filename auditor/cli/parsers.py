@@ -1,4 +1,4 @@
-"""The argument parsers: one for each verb, built from its declared options."""
+"""The argument parsers: a parser for each verb, built from the verb's declared options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..asked import command_of
 from ..errors import AuditorError
-from ..settings import bad, options_of
+from ..settings import bad, options_of, with_flags
 from .audit import AuditTarget
 from .program import PROGRAM, Verb
 from .verbs import Apply, Diff, Explain, ExplainLayer, Fleet, Rehearse, Rules, Snippet
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         raise bad(text + self._suggestion(message))
 
     def _suggestion(self, message: str) -> str:
-        """Suggest the closest real option for each unknown one."""
+        """Suggest the closest real option for each unknown option."""
         words = message.removeprefix("unrecognized arguments: ").split() if message.startswith("unrec") else []
         known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
         flags = [word.partition("=")[0] for word in words if word.startswith("-")]
@@ -57,7 +57,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    """The whole command line, as `shtab --shell=bash --prog=auditor auditor.cli.parser` completes it."""
+    """The parser of the whole command line; `shtab --shell=bash --prog=auditor auditor.cli.parser` reads it for
+    completion."""
     return parsers()[0]
 
 
@@ -98,7 +99,7 @@ def parse(words: Sequence[str]) -> Verb:
 
 
 def _refuse_misspelt(word: str) -> None:
-    """Raises: AuditorError(slug="missing-target") where a word resembles a verb and names no file or module."""
+    """Raises: AuditorError(slug="missing-target") if a word resembles a verb and names no file or module."""
     close = difflib.get_close_matches(word, VERBS, n=1, cutoff=0.75) if re.fullmatch(r"[a-z-]+", word) else []
     there = close and (Path(word).exists() or Path(f"{word}.py").exists())
     if close and not there and not (word.isidentifier() and importlib.util.find_spec(word)):
@@ -110,7 +111,7 @@ def _add_options(made: Parser, verb: type[Verb], names: Sequence[str]) -> None:
     for name in dict.fromkeys((*names, "debug")):
         option, field = options_of(verb)[name], verb.model_fields[name]
         default = None if field.is_required() else field.default
-        help = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", option.help).replace("`", "").replace("%", "%%")
+        help = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", with_flags(option.help)).replace("`", "").replace("%", "%%")
         given = ",".join(default) if isinstance(default, tuple) else default
         if not isinstance(default, bool) and given not in (None, ""):
             help += f" (default: {given})"

@@ -23,9 +23,9 @@ _answer: TextIO | None = None
 
 
 class Verb(Command):
-    """A command and its arguments. takes: the arguments, in the order of its help; some are options of `audit`.
-
-    alone: whether the process exists for this command only; if the user's code ends it, it still reports why.
+    """A command and its arguments. takes: names of the arguments, in the order of the help; some are options of
+    `audit`. alone: whether the process exists for this command only; then the command can report why the user's code
+    ended the process.
     """
 
     configurable: ClassVar[bool] = False
@@ -40,7 +40,7 @@ class Verb(Command):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 clean, 1 findings, 2 error, 130 interrupted.
 
-    argv: the command's words where this process has other things to do; by default those of the process itself.
+    argv: the words of the command, for a process that goes on afterwards; by default the process's own command line.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
@@ -65,7 +65,7 @@ def exit_code_of(command: Callable[[], int], debug: bool) -> int:
     """Run a command and return its exit code; an exception becomes one line on stderr."""
     try:
         return command()
-    except BrokenPipeError:  # nobody reads the answer any more: it leads nowhere
+    except BrokenPipeError:  # the reader of standard output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), (_answer or sys.stdout).fileno())
         return 0
     except Exception as error:
@@ -95,7 +95,7 @@ def _explain(error: Exception) -> tuple[str, str]:
 
 @contextmanager
 def behind_the_result(debug: bool) -> Iterator[None]:
-    """In the body, what the user's code prints goes to stderr; its warnings are shown for `--debug` only."""
+    """In the body, output of the user's code goes to stderr, and its warnings are shown only with `--debug`."""
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
         if not debug:
             warnings.simplefilter("ignore")
@@ -115,7 +115,7 @@ def watch(verb: Verb, run: Callable[[Display], int], shown: Display) -> int:
     try:
         return supervise(lambda tell: exit_code_of(lambda: run_command(tell), verb.debug), verb.timeout)
     finally:
-        shown.close()  # what the other process may have left there
+        shown.close()  # which erases the progress line of the other process
 
 
 class _Diversion:
@@ -143,7 +143,7 @@ def _set_aside() -> None:
 def say(text: str) -> None:
     """Print text to standard output and flush it.
 
-    Raises: BrokenPipeError where the reader has gone; AuditorError(slug="bad-output") where writing fails.
+    Raises: BrokenPipeError if the reader has ended; AuditorError(slug="bad-output") if writing fails.
     """
     try:
         print(text, end="", file=_answer or sys.stdout, flush=True)

@@ -1,4 +1,5 @@
-"""All verbs except `audit`: they print or convert rules, errors, plans and past audits, audit many models, or rehearse."""
+"""All verbs except `audit`: they print or convert rules, errors, plans and past audits, audit many models, or
+rehearse."""
 
 from __future__ import annotations
 
@@ -110,7 +111,9 @@ class Apply(Verb):
             check_artefact(subject, plans, chosen, self.seed)
         (file,) = folder.write(directory, {PATCHED: text})
         kept = kept_apart(plans[chosen]) or "no module"
-        say(f"Plan     {chosen}, {kept} in FP32; not verified on this model: audit it for that\nPatched  {file}\n")
+        say(
+            f"Plan     {chosen}, {kept} in FP32; not verified on this model: to verify the plan, audit the model\nPatched  {file}\n"
+        )
         return 0
 
 
@@ -120,7 +123,7 @@ class Snippet(Verb):
     takes = ("plan_file", "tool", "plan")
     plan_file: PlanFile
     tool: Annotated[str | None, Option(flag="--for", choices=lambda: TOOLS)] = None
-    """the tool; by default the snippets for all tools"""
+    """the tool that the code is for; by default all tools"""
     plan: PlanName = None
     """name of the plan; by default the recommended plan, or the most similar plan that the tool can use"""
 
@@ -225,7 +228,9 @@ class Fleet(Verb):
 
         wanted = targets.read(self.targets)
         if self.baseline is not None and not self.baseline.is_dir():
-            raise bad(f"{self.baseline} is no directory of an earlier fleet: name the --out of one")
+            raise bad(
+                f"{self.baseline} is no directory of an earlier fleet: give the --out directory of an earlier fleet"
+            )
         folder.check_directory(self.out)
         outcomes = {} if self.force else running.earlier_outcomes(self.out, wanted)
         jobs = self.jobs or max(running.PROCESSORS // 2, 1)
@@ -308,7 +313,7 @@ class Rehearse(Verb):
         return 0
 
     def _batches(self, target: Any) -> Any:
-        """The batches for the step; None where the file has none of the conventional names and no option names one."""
+        """The batches for the step; None if neither an option nor a conventional name in the file gives them."""
         from ..loading.target import call, named_in, parse
 
         names = (self.batches,) if self.batches else BATCHES

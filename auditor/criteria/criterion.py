@@ -1,4 +1,5 @@
-"""A criterion: an output, an error measure and its limit; the table of measures, the noise floor of FP32, and the parser."""
+"""A criterion: an output, an error measure and its limit; the table of measures, the noise floor of FP32, and the
+parser."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ..errors import AuditorError, LoadError, suggest
 AT_MOST, AT_LEAST = "<=", ">="
 
 NOTHING = 2.0
-"""Base of the share where the limit allows no error; the error is added, so that more stays worse."""
+"""Share of a limit that allows no error and is exceeded; the error is added, so that larger errors rank as worse."""
 
 Options = tuple[tuple[str, "int | float | str"], ...]
 """Arguments of a kind in brackets: names and values, in the order of its row."""
@@ -27,7 +28,7 @@ class Kind:
 
     sign: whether values must stay below or above the limit. says: its description. takes: {argument in brackets: its
     type, or its allowed words}. squares: the measure grows with the square of an error, so that independent errors add
-    up. floating, discrete: the outputs it is defined for. best: its value where nothing differs.
+    up. floating, discrete: the outputs it is defined for. best: its value for equal outputs.
     """
 
     name: str
@@ -92,10 +93,17 @@ _AT_LEAST = (
     _of_one(
         "topk",
         "1",
-        "share of the `k` largest entries of a row that remain among them, mean over rows",
+        "share of a row's `k` largest entries that remain among its `k` largest, mean over rows",
         takes={"k": int, **_DIM},
     ),
-    _of_one("cosine", "1", "cosine of the angle between the two rows, mean", takes=_DIM, squares=True, least=-1.0),
+    _of_one(
+        "cosine",
+        "1",
+        "cosine of the angle between a row and its reference, mean over rows",
+        takes=_DIM,
+        squares=True,
+        least=-1.0,
+    ),
     _of_one(
         "iou",
         "1",
@@ -130,14 +138,14 @@ FLOOR = 3.0
 def floor_of(error: float, joint: float) -> float:
     """The noise floor: errors up to this size are ignored, since repeated FP32 runs differ by as much.
 
-    error: of repeated runs, by the budget's measure; joint: their relative L2 over all outputs. 0 where repeated runs
-    have so little in common that every plan would pass.
+    error: of repeated runs, by the budget's measure; joint: their relative L2 over all outputs. 0 if repeated runs have
+    so little in common that every plan would pass.
     """
     return FLOOR * error if FLOOR * joint < 1 and math.isfinite(error) else 0.0
 
 
 Function = Callable[[Any, Any], Any]
-"""(reference, candidate) -> a number that is 0 where nothing differs."""
+"""(reference, candidate) -> a number that is 0 for equal outputs."""
 
 
 def name_of(function: object) -> str:
@@ -223,12 +231,12 @@ def criteria_of(given: Any) -> tuple[Criterion, ...]:
 
 
 def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
-    """Yield the parsed criteria. output: the name of the output, where the dict gives it."""
+    """Yield the parsed criteria. output: the name of the output, if the dict gives it."""
     if isinstance(given, Criterion):
         yield given
     elif isinstance(given, str):
         texts = [text.strip() for text in given.split(";") if text.strip()]
-        for text in texts or [given]:  # what is left empty by mistake would judge nothing
+        for text in texts or [given]:  # an empty text would set no limit
             name, colon, rest = (output, ":", text) if output else text.partition(":")
             if not (texts and colon and name.strip()):
                 raise AuditorError(f"cannot parse the criterion {text!r}: {GRAMMAR}", slug=SLUG)
@@ -253,7 +261,8 @@ def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
 def _parse_criterion(output: str, text: str) -> Criterion:
     """Parse `KIND <= X`, `KIND(ARGUMENT) >= X` or `f.py:function <= X` for an output.
 
-    Raises: LoadError, as for importing a target; slug="bad-criterion" where the name is not callable.
+    Raises: AuditorError(slug="bad-criterion") for invalid syntax; LoadError if the function's file cannot be imported;
+    LoadError(slug="bad-criterion") if the name in it is not callable.
     """
     match = _LINE.fullmatch(text)
     if match is None:
@@ -287,7 +296,7 @@ def make_criterion(
     if sign is not None and sign != how.sign:
         more = "higher" if how.sign == ">=" else "lower"
         raise AuditorError(
-            f"{more} values of {kind} are better: write '{criterion}'. It is: {how.says}"[:400], slug=SLUG
+            f"{more} values of {kind} are better: write '{criterion}'. {kind}: {how.says}"[:400], slug=SLUG
         )
     if not how.least <= criterion.limit <= how.most or math.isinf(criterion.limit):
         within = f"from {how.least:g} to {how.most:g}" if math.isfinite(how.most) else "0 or more, and finite"

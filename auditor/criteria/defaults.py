@@ -41,7 +41,7 @@ def may_flip(capture: Capture) -> bool:
 
 
 def describe_defaults(criteria: Iterable[Criterion]) -> list[Proposal]:
-    """One sentence about criteria that were added by default."""
+    """The criteria that were added by default, as proposals for the report."""
     because = "it is discrete, but computed from floating-point values"
     return [Proposal(one.output, str(one), because, holds=True) for one in sorted(criteria, key=str)]
 
@@ -56,7 +56,7 @@ def suggest_criteria(criteria: Sequence[Criterion], names: Sequence[str], captur
 
 
 def _suggestion(node: fx.Node) -> tuple[str, str] | None:
-    """The criterion that suits an output, by the operation that computes it, with the evidence."""
+    """The criterion that suits an output, by the operation that computes the output, with the evidence."""
     given = source(node)
     columns = shape(given)[-1:]
     if row_of(given).distribution == "logarithms":
@@ -95,8 +95,8 @@ def measure_outliers(runs: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch
 def by_itself(
     criteria: Sequence[Criterion], plan: str, off: Mapping[str, float], joint: float, limit: float
 ) -> Iterator[Proposal]:
-    """A criterion for each output with a much larger error than the joint one. plan: its title; limit: the joint
-    one."""
+    """Suggest a criterion for each output whose error is much larger than the joint error of all outputs. plan: the
+    plan's title; limit: the error budget."""
     for name, error in off.items():
         if not _spoken_of(criteria, name):
             times = f", {error / joint:,.0f} times the error of all outputs together" if joint else ""

@@ -1,8 +1,9 @@
-"""Margins of decisions: the gap between the two best candidates, and how many flip under an error of a given size; and the
-quadratic form of a criterion, of decisions too: how its value depends, to second order, on an error's direction and size.
+"""Margins of decisions: the gap between the two best candidates, and how many flip under an error of a given size; and
+the quadratic form of a criterion, of decisions too: how its value depends, to second order, on an error's direction and
+size.
 
-To second order the squared share of the limit is d' A A' d for an output error d. The matrix A multiplies random signs e,
-since E<A e, d>^2 = d' A A' d.
+To second order the squared share of the limit is d' A A' d for an output error d. The matrix A multiplies random signs
+e, since E<A e, d>^2 = d' A A' d.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from .values import peak_of, rows
 KINDS = ("top1", "topk", "flips")
 
 TRIES, EXACT = 60, 1e-4
-"""How often the allowed change of the margins is asked for its flips, at most, and how near to it the answer is, in powers of two."""
+"""Maximum number of steps in the search for the allowed change of the margins, and the precision of its exponent of
+two."""
 
 WINDOW = 8
-"""Entries on either side of the boundary between chosen ones and others that may change places."""
+"""Number of entries on either side of the boundary between chosen and other entries that may change places."""
 
 FAR, POINTS, ROWS, ROUNDS = 6.0, 8, 4096, 20
-"""Standard errors of a margin beyond which it never flips; points of the quadrature; rows that are looked at together; how
-often it is asked which margins are near for their change."""
+"""Number of standard errors beyond which a margin never flips; points of the quadrature; rows that are processed
+together; iterations that select the margins near their own change."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,11 @@ class Margins:
     """The decisions of one output: the largest entry of a row, the k-th against the next, or an entry against a
     threshold.
 
-    first, second: [decisions], where the candidates lie among the output's entries; no second: the threshold. signs: which
-    candidate is larger. size: what they are apart, float64. lost: share of all that flips where one decision of each does.
-    limit: share of flips that the criterion allows.
-    inside, outside: [decisions, WINDOW at most], float64: the smallest that are chosen and the largest that are not, where
-    entries of a row are chosen.
+    first, second: [decisions], indices of the candidates among the output's entries; no second: the threshold. signs:
+    which candidate is larger. size: the distance of the candidates, float64. lost: factor from the mean number of flips
+    per decision to the share that the criterion counts. limit: share of flips that the criterion allows. inside,
+    outside: [decisions, WINDOW at most], float64: the smallest chosen and the largest other entries of each row, for
+    criteria that choose several entries of a row.
     """
 
     first: torch.Tensor
@@ -55,17 +57,18 @@ class Margins:
     outside: torch.Tensor | None = None
 
     def flips(self, change: float) -> float:
-        """Share of flips where every margin changes by a normal error of this standard deviation."""
+        """Expected share of flips if every margin changes by a normal error of this standard deviation."""
         if self.inside is None or self.outside is None:
             return self.lost * float(torch.special.ndtr(-self.size / change).mean()) if change > 0 else 0.0
         return self.lost * count_replaced(self.inside, self.outside, change) / self.size.numel()
 
     @cached_property
     def allowed_change(self) -> float:
-        """The change of the margins at which as many flip as the limit allows.
+        """The change of the margins at which as many decisions flip as the limit allows.
 
-        Mostly flips grow as the change does, which gives the next to try; where that gets no nearer, an interval is halved. Of a row's
-        entries the nearest pair alone, which is cheap to ask, flips less often than all: its answer is too large.
+        Each step assumes that flips are proportional to the change; if a step does not converge, the interval is
+        halved. The result for only the nearest pair of each row is cheap to compute and too large, so it is the upper
+        end of the interval.
         """
         pair = replace(self, inside=None, outside=None)
         low, high = -64.0, math.log2(pair.allowed_change) if self.inside is not None else 64.0
@@ -82,9 +85,10 @@ class Margins:
 
     @cached_property
     def weights(self) -> torch.Tensor:
-        """[decisions], of sum 1: exp(-(margin / allowed change)^2 / 2), since errors of clear decisions, mostly larger, flip none.
+        """[decisions], of sum 1: exp(-(margin / allowed change)^2 / 2), since errors of clear decisions are mostly
+        larger and flip none.
 
-        Equal for a threshold, near which too few entries lie for a few probes.
+        Equal weights for a threshold, since too few entries lie near a threshold for a few probes.
         """
         near = torch.ones_like(self.size)
         if self.second is not None:
@@ -92,13 +96,13 @@ class Margins:
         return near / near.sum()
 
     def change(self, reference: torch.Tensor, candidate: torch.Tensor, near: bool = False) -> float:
-        """Root mean square of what the margins differ by, with the weights of the decisions.
+        """Root mean square of the changes of the margins, with the weights of the decisions.
 
-        near: with weights of the change itself in the place of the allowed one. Where margins of a threshold lie on a grid too, h apart, rounding errs by h^2 / 12 but moves the threshold to
-        the middle of its two neighbors, by d: as many flip as by an error of variance pi d^2 / 2.
-        Where all entries of the candidate lie on a half format's grid, two that would be less than its spacing h apart are
-        often equal, and half of those flips: as an error uniform in [-h, h], whose variance h^2 / 3 is h^2 / 6 more than
-        that of two roundings.
+        near: weights from this change itself, not from the allowed change. If the margins of a threshold also lie on a
+        grid of spacing h, rounding has the variance h^2 / 12, but moves the threshold by d, to the middle of its two
+        neighbors: as many decisions flip as by an error of variance pi d^2 / 2. If all entries of the candidate lie on
+        a half format's grid, two entries closer than the grid's spacing h are often equal, and half of these decisions
+        flip: as by an error uniform in [-h, h], whose variance h^2 / 3 exceeds that of two roundings by h^2 / 6.
         """
         ours, theirs = (self._candidates(x) for x in (reference, candidate))
         moved = theirs[0] - theirs[1] - ours[0] + ours[1]
@@ -129,11 +133,11 @@ class Margins:
 
 
 _KNOWN: MutableMapping[torch.Tensor, dict[Criterion, Margins | None]] = WeakTensorKeyDictionary()
-"""What was asked of a reference, for as long as there is that tensor: many runs are held against one."""
+"""Cache of margins by reference tensor and criterion, since many runs are compared with one reference."""
 
 
 def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
-    """The decisions that a criterion counts, where it allows some to flip; None for other kinds, and where none can."""
+    """The decisions that a criterion counts, if it allows some to flip; None for other kinds, and if none can flip."""
     numbers = is_number(reference) and is_plain(reference) and not reference.is_complex()
     if criterion.kind not in KINDS or criterion.function is not None or criterion.allows_nothing or not numbers:
         return None
@@ -145,7 +149,7 @@ def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
 
 
 def find_margins(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
-    """The decisions that a criterion of one of KINDS counts, whatever it allows; None where there are none.
+    """The decisions that a criterion of one of KINDS counts, regardless of its limit; None if there are none.
 
     Decisions between equal or non-finite entries are left out: they count as never flipped.
     """
@@ -174,11 +178,12 @@ def find_margins(criterion: Criterion, reference: torch.Tensor) -> Margins | Non
 
 
 def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -> float:
-    """How many of the chosen entries are expected to be replaced where the margin of any two changes by a normal error.
+    """Expected number of chosen entries that are replaced if the margin of any two entries changes by a normal error.
 
-    inside: [rows, a], the smallest that are chosen, in falling order; outside: [rows, b], the largest that are not. Entries
-    err independently. One that errs by e stays where fewer than `a` of the others come to lie above it; how many do is a sum
-    of independent trials, whose distribution is built up trial by trial. The mean over e is a Gauss-Hermite quadrature.
+    inside: [rows, a], the smallest that are chosen, in falling order; outside: [rows, b], the largest that are not.
+    Entries err independently. An entry with error e remains chosen if fewer than `a` others end above it. Their number
+    is a sum of independent trials, whose distribution is built up trial by trial. The mean over e is a Gauss-Hermite
+    quadrature.
     """
     if not change > 0:
         return 0.0
@@ -186,7 +191,7 @@ def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -
     near = inside[:, -1] - outside[:, 0] < FAR * change
     for chosen, others in zip(*(torch.split(x[near], ROWS) for x in (inside, outside)), strict=True):
         both, count = torch.cat([chosen, others], 1), chosen.shape[1]
-        # [rows, a, points]: where each of the chosen comes to lie; [rows, a, points, a + b]: the chance that another is above
+        # [rows, a, points]: the position of each chosen entry after its error; [rows, a, points, a + b]: the probability that another entry is above
         moved = chosen[..., None] + points.to(chosen) * change / math.sqrt(2)
         above = torch.special.ndtr((both[:, None, None] - moved[..., None]) * math.sqrt(2) / change)
         above = above * (1 - torch.eye(count, both.shape[1], dtype=above.dtype, device=above.device))[:, None]
@@ -199,7 +204,7 @@ def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -
 
 
 def _threshold_variance(low: torch.Tensor) -> float:
-    """What is to be added to the mean square of margins that end here, on either side of 0, where these are on a grid."""
+    """The variance to add to the mean square of a threshold's margins if they lie on a grid; else 0."""
     above, below = low[low > 0], low[low <= 0]
     if not len(above) or not len(below):
         return 0.0
@@ -210,7 +215,7 @@ def _threshold_variance(low: torch.Tensor) -> float:
 
 @cache
 def _quadrature_points() -> tuple[torch.Tensor, torch.Tensor]:
-    """Points and weights of the quadrature over a standard normal: of its Jacobi matrix (Golub and Welsch, 1969)."""
+    """Points and weights of the quadrature over a standard normal, from its Jacobi matrix (Golub and Welsch, 1969)."""
     beside = torch.arange(1, POINTS, dtype=torch.float64).sqrt()
     points, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
     return points, vectors[0].square()
@@ -222,7 +227,8 @@ of d."""
 
 
 def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
-    """The function that multiplies signs by A; None where the measure has no quadratic form, or allows no error."""
+    """The function that multiplies signs by A; None if the measure has no quadratic form, or the limit allows no
+    error."""
     make = FORMS.get(criterion.kind) if criterion.function is None else None
     if (
         make is None
@@ -286,7 +292,7 @@ def _cosine(criterion: Criterion, reference: torch.Tensor) -> Form | None:
 
 
 def _decisions(criterion: Criterion, reference: torch.Tensor) -> Form | None:
-    # The weighted mean square of e_a - e_b over all decisions, beside the square of what their limit allows
+    # The weighted mean square of e_a - e_b over all decisions, divided by the square of the allowed change
     margins = margins_of(criterion, reference)
     if margins is None:
         return None

@@ -24,7 +24,7 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class CriterionResult:
-    """One criterion and its value. share: see Criterion.share; value: None where the model returns no such output."""
+    """One criterion and its value. share: see Criterion.share; value: None if the model returns no such output."""
 
     criterion: Criterion
     value: float | None
@@ -32,7 +32,7 @@ class CriterionResult:
 
     @property
     def holds(self) -> bool:
-        """Whether the limit holds; also true where the model returns no such output."""
+        """Whether the limit holds; also true if the model returns no such output."""
         return self.value is None or self.criterion.holds(self.value)
 
 
@@ -40,7 +40,7 @@ class CriterionResult:
 class Criteria:
     """A distance between outputs: the largest share of any criterion, or of `max_error` for outputs without one.
 
-    names: of the outputs, where a reference has none. joint: the distance for all outputs without a criterion.
+    names: of the outputs, if a reference carries none. joint: the distance for all outputs without a criterion.
     """
 
     each: tuple[Criterion, ...]
@@ -56,7 +56,7 @@ class Criteria:
         return Criterion(OTHERS, name_of(self.joint), self.max_error, function=self.joint)
 
     def all(self, names: Sequence[str] | None = None) -> tuple[Criterion, ...]:
-        """The criteria, and the error budget where some of these outputs have no criterion."""
+        """The criteria, and the error budget if some of these outputs have no criterion."""
         rest = self.rest_criterion
         return (*self.each, rest) if self.output_indices(rest, self.names if names is None else names) else self.each
 
@@ -65,13 +65,13 @@ class Criteria:
         return max((held.share for held in self.evaluate(reference, candidate)), default=0.0)
 
     def evaluate(self, reference: Tensors, candidate: Tensors, expected: bool = False) -> list[CriterionResult]:
-        """The value of every criterion, and of the error budget where some outputs have no criterion.
+        """The value of every criterion, and of the error budget if some outputs have no criterion.
 
         expected: whether decisions count as the flips to be expected from their margins, not as the flips that
         occurred. Raises: MeasureError(slug="shape-mismatch").
         """
         if len(reference) != len(candidate):
-            output_error(reference, candidate)  # says so
+            output_error(reference, candidate)  # raises the error
         criteria = self.all(names_of(reference, self.names))
         return [self._one(criterion, reference, candidate, expected) for criterion in criteria]
 
@@ -83,8 +83,8 @@ class Criteria:
     ) -> tuple[CriterionValue, ...]:
         """Each criterion's worst value over these runs; it holds if its limit is met in all of them, and in `others`.
 
-        A criterion without a value in any run does not hold. predicted: the share that the first-order estimate gives; of
-        decisions it says how many flip in the worst run.
+        A criterion without a value in any run does not hold. predicted: the share of the limit by the first-order
+        estimate, which gives the expected flips of decisions.
         """
         worst = dict[Criterion, CriterionResult]()
         for one in (one for run in runs for one in self.evaluate(*run)):
@@ -144,7 +144,8 @@ def criteria_for(
 ) -> Criteria:
     """Check criteria against the first batch's outputs; return the distance. joint: the user's measure for the rest.
 
-    Raises: AuditorError(slug="bad-criterion") for a criterion that matches no output, or one of the wrong type.
+    Raises: AuditorError(slug="bad-criterion") for a criterion that matches no output, or does not suit the output's
+    type.
     """
     for criterion in criteria:
         meant = [i for i, name in enumerate(reference.names) if criterion.speaks_of(name)]

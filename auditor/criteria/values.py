@@ -16,10 +16,10 @@ Value = Callable[[torch.Tensor, torch.Tensor, Criterion], float]
 
 
 def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor) -> float:
-    """The criterion's error between two tensors; NaN where a finite reference entry became non-finite in the candidate.
+    """The criterion's error between two tensors; NaN if a finite reference entry became non-finite in the candidate.
 
-    Entries where the reference is NaN are ignored; where it is infinite, the candidate must be equal, or the value is
-    NaN. Raises: MeasureError(slug="shape-mismatch"), CallbackError(slug="bad-criterion") where a user's function
+    Entries where the reference is NaN are ignored; if the reference is infinite, the candidate must be equal, or the
+    value is NaN. Raises: MeasureError(slug="shape-mismatch"), CallbackError(slug="bad-criterion") if a user's function
     raises.
     """
     if criterion.function is not None:
@@ -53,7 +53,7 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
 
 
 def _gap(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """Differences between both tensors; zero where the reference is not finite."""
+    """Differences between both tensors; zero at entries whose reference is not finite."""
     return torch.where(torch.isfinite(r), c - r, torch.zeros_like(r))
 
 
@@ -72,7 +72,7 @@ def kl(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
     p, q = (torch.log_softmax(rows(x, criterion), -1) for x in (r, c))
     there = p > -math.inf
     gap = torch.where(there, p - q, torch.zeros_like(p))
-    # Of near distributions sum p (p - q) is what is left of far larger terms; p (e^(q-p) - 1 - (q-p)) has none to lose.
+    # For close distributions, the sum of p (p - q) cancels larger terms; that of p (e^(q-p) - 1 - (q-p)) does not.
     terms = p.exp() * (torch.expm1(-gap) + gap)
     return max(float(terms.sum(-1).mean()), 0.0)
 
@@ -106,7 +106,7 @@ def cosine(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
     ours, theirs = (rows(torch.where(torch.isfinite(r), x, torch.zeros_like(x)), criterion) for x in (r, c))
     sizes = [x.norm(dim=-1, keepdim=True) for x in (ours, theirs)]
     units = [x / size.clamp_min(1e-300) for x, size in zip((ours, theirs), sizes, strict=True)]
-    # 1 - |u - v|^2 / 2, since u . v has lost its digits where it is nearly 1
+    # 1 - |u - v|^2 / 2, since u . v loses digits if it is nearly 1
     result = 1 - (units[0] - units[1]).square().sum(-1) / 2
     nothing = [size[:, 0] == 0 for size in sizes]
     result = torch.where(nothing[0] & nothing[1], torch.ones_like(result), result)
@@ -155,7 +155,7 @@ VALUES: dict[str, Value] = {
 
 
 def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | None:
-    """Why a criterion does not suit an output; None where it does."""
+    """Why a criterion does not suit an output; None if it does."""
     kind, how = criterion.kind, criterion.how
     sizes = extent(reference) if reference.is_nested else tuple(reference.shape)
     shape = f"{str(reference.dtype).removeprefix('torch.')}{list(sizes)}"

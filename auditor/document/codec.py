@@ -41,7 +41,7 @@ def to_plan(audit: Audit) -> dict[str, Any]:
 
 
 def to_measurements(audit: Audit) -> dict[str, Any]:
-    """The contents of measurements.json, in the same form."""
+    """The contents of measurements.json: numbers with seven significant digits, and text for Inf and NaN."""
     result = adapter().dump_python(_portable(audit), mode="json", include=measured_fields(Audit))
     return {"format_version": FORMAT_VERSION, "plan": digest(to_plan(audit)), **result}
 
@@ -52,7 +52,7 @@ def to_document(audit: Audit) -> dict[str, Any]:
 
 
 def merge(plan: Any, measurements: Any) -> Any:
-    """Combine both files in one dict; plan.json wins where they disagree."""
+    """Combine both files in one dict; plan.json wins if they disagree."""
     if isinstance(plan, Mapping) and isinstance(measurements, Mapping):
         return {**measurements, **{key: merge(item, measurements.get(key)) for key, item in plan.items()}}
     if isinstance(plan, list) and isinstance(measurements, list) and len(plan) == len(measurements):
@@ -77,7 +77,7 @@ def measured_fields(type_: Any) -> Mapping[str, Any]:
 
 
 def steady(plan: Any) -> Any:
-    """The contents of plan.json without what differs between two audits of the same model, such as times."""
+    """The contents of plan.json without the fields that differ between two audits of the same model, such as times."""
     environment = plan.get("environment") if isinstance(plan, Mapping) else None
     if not isinstance(environment, Mapping):
         return plan

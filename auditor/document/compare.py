@@ -115,8 +115,8 @@ def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
 
 
 def contributions_of(audit: Audit) -> Contributions:
-    """The largest contribution of each operation of each module, to three digits: of sensitive operations, and of those
-    that would be sensitive at BAND times their contribution."""
+    """The largest contribution of each operation of each module, to three digits. Only operations that are sensitive,
+    or would be at BAND times their contribution."""
     if audit.contributions:
         return audit.contributions
     from ..measure.rerun import SENSITIVE_SHARE
@@ -133,7 +133,7 @@ def contributions_of(audit: Audit) -> Contributions:
 
 
 def _covers(old: Finding, finding: Finding, steady: Callable[[Finding], bool]) -> bool:
-    """Whether an old finding includes this one: it is as severe, or the model did not change there."""
+    """Whether an old finding covers this one: the old finding is as severe, or the model did not change there."""
     if _level(old) >= _level(finding):
         return True
     borne_out = old.agrees is not None and old.agrees == finding.agrees

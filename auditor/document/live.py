@@ -27,9 +27,9 @@ from .read import audit_in, plan_called, plan_of
 def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
     """Make `model` follow a plan, in place, and return it.
 
-    plan: an Audit, its `plans` or one of them, a dict as in plan.json, or a path to one. name: which of its plans, by
-    default the recommended one. Class, signature, state_dict keys and hooks of the model stay; plans of the strategy
-    `cast` change the weights' dtypes. Raises: PlanError where the plan does not fit the model.
+    plan: an Audit, its `plans` or one of them, a dict as in plan.json, or a path to one. name: of the plan, by default
+    the recommended one. Class, signature, state_dict keys and hooks of the model stay; plans of the strategy `cast`
+    change the weights' dtypes. Raises: PlanError if the plan does not fit the model.
     """
     if not isinstance(model, nn.Module):
         raise PlanError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
@@ -38,7 +38,7 @@ def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
 
 
 def select(plan: Any, name: str | None) -> tuple[Audit | None, Plan]:
-    """Return one plan, from any of the forms that `apply` accepts, and its audit where that is known.
+    """Return one plan, from any of the forms that `apply` accepts, and its audit if that is known.
 
     Raises: PlanError, also for a plan that torch cannot compute, or that is an exported program.
     """
@@ -71,17 +71,18 @@ def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], st
 def patched_source(subject: Subject, audit: Audit, plans: Mapping[str, Plan], chosen: str, directory: Path) -> str:
     """The text of `patched_model.py` for `subject`, to be saved in `directory`.
 
-    Raises: PlanError(slug="plan-mismatch") where one of the plans does not fit the model.
+    Raises: PlanError(slug="plan-mismatch") if one of the plans does not fit the model.
     """
     for plan in plans.values():
-        with isolate(subject.model):  # what one plan rounds, the next may want in FP32
+        with isolate(subject.model):  # one plan may round weights that the next needs in FP32
             _apply(subject.model, audit, _runnable(plan))
     parameters = size_of(subject.model)
     return emit(subject.origin, parameters, plans, chosen, directory, structure_of(subject.model))
 
 
 def check_artefact(subject: Subject, plans: Mapping[str, Plan], chosen: str, seed: int) -> None:
-    """Run the patched model once, in a fresh process. Raises: LoadError(slug="not-rebuilt"); PlanError(slug="plan-mismatch")."""
+    """Run the patched model once, in a fresh process. Raises: LoadError(slug="not-rebuilt");
+    PlanError(slug="plan-mismatch")."""
     if subject.origin is None:
         return
     with Verifier.start(subject.batches[:1], seed=seed, gradients=False) as (verifier, folder), suppress(NotHandedOver):
@@ -95,14 +96,14 @@ def _runnable(plan: Plan) -> Plan:
         file = plan.program.file if plan.program else f"{plan.strategy}_{plan.format}.pt2"
         raise PlanError(
             f"a plan of strategy {plan.strategy} cannot be applied to a module: it is an exported program. "
-            f"torch.export.load({file!r}).module() is called like the model. For another model, audit that one.",
+            f"torch.export.load({file!r}).module() is called like the model. For another model, audit that model.",
             slug="plan-is-program",
         )
     used = [plan.format, *(choice.precision for choice in plan.scopes.values())]
     lacking = next((fmt for fmt in used if not runs(fmt)), None)
     if lacking is not None:
         raise PlanError(
-            f"torch cannot compute in {label(lacking)}, so the plan cannot be run: choose one in another format.",
+            f"torch cannot compute in {label(lacking)}, so the plan cannot be run: choose a plan in another format.",
             slug="no-arithmetic",
         )
     return plan
@@ -115,7 +116,7 @@ def _apply(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:
         raise PlanError(str(error), slug="lazy-weights") from error
     known = audit is None or (audit.structure == structure_of(model) if audit.structure else audit.parameters == result)
     if audit is not None and not known:
-        said = f"for a model with {audit.parameters} parameters, this one has {result}"
+        said = f"for a model with {audit.parameters} parameters, this model has {result}"
         if audit.parameters == result:
             kind = type(unwrap_model(model)).__name__
             said = f"for another model than this {kind}: names, classes or shapes of modules or parameters differ"

@@ -22,7 +22,7 @@ from .codec import MEASUREMENTS, PLAN, adapter, digest, merge
 Place = Sequence[str | int]
 """Path in a document: keys and indices from its root."""
 
-AGAIN = "Audit the model again to write a new one, or undo the changes in it"
+AGAIN = "Audit the model again to write a new plan.json, or undo the changes in this one"
 ALONE = (
     "Only plan.json was read: the measurements.json with operations, weights and regions is "
     "missing, or belongs to another plan.json."
@@ -45,7 +45,7 @@ SHOULD_BE = {
 
 
 def load(directory: str | PathLike[str]) -> Audit:
-    """Load the audit in a directory, or the one whose plan.json this is.
+    """Load an audit from its directory or its plan.json.
 
     The model, its inputs and tensors are absent; numbers have the digits of the files. Without the matching
     measurements.json the audit has no operations, and a warning says so. Raises: PlanError(slug="missing-plan" |
@@ -77,7 +77,7 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         reason = error.strerror or str(error)
         raise PlanError(
-            f"{file} cannot be read ({reason}). Give the path of a plan.json, or of the directory that holds one.",
+            f"{file} cannot be read ({reason}). Give the path of a plan.json, or of the directory that contains one.",
             slug="missing-plan",
         ) from error
     except (ValueError, RecursionError) as error:
@@ -150,7 +150,7 @@ def plan_of(plan: Mapping[str, Any], where: str) -> Plan:
 
 
 def programs_in(directory: Path) -> tuple[str, ...]:
-    """Exported programs that the plan.json in a directory names; none where it cannot be read."""
+    """Exported programs that the plan.json in a directory names; none if the file cannot be read."""
     try:
         plans = audit_of(read_json(directory), "").plans.values()
     except PlanError:

@@ -67,7 +67,7 @@ def json_schema(file: str = PLAN) -> str:
 def with_tables(page: str) -> str:
     """Regenerate every table of a page between `<!-- fields: RECORD -->` and `<!-- end of fields -->`.
 
-    Raises: KeyError for a record that the files do not contain; ValueError where the page lacks a table.
+    Raises: KeyError for a record that the files do not contain; ValueError if the page lacks a table.
     """
     result = objects()
     missing = result.keys() - {match["name"] for match in _TABLE.finditer(page)}

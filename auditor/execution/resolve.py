@@ -225,6 +225,6 @@ def _moves(name: str) -> bool:
 
 
 def _name(dtype: torch.dtype | Format) -> str:
-    """Format of a dtype, or of a stand-in for a dtype; "" if discrete."""
+    """Name of the format of a torch dtype or a Format; "" if discrete."""
     row = asked_for(dtype)
     return "" if row is None else row.name

@@ -50,7 +50,7 @@ def _connect(address: str) -> Any:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise AuditorError(
-            f"there is no Ray cluster at {address}: start one with `ray start --head`", "no-ray"
+            f"there is no Ray cluster at {address}: start a cluster with `ray start --head`", "no-ray"
         ) from error
     return ray
 

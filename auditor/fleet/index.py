@@ -31,7 +31,7 @@ STATES = {
     "clean": "",
     "waiting": "not audited yet",
 }
-"""{state of a target: what a headline says of it}, the most urgent first."""
+"""{state of a target: its words in the headline}, the most urgent first."""
 
 
 @dataclass(frozen=True)

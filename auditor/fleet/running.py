@@ -66,7 +66,7 @@ class Task:
 def asked_of(target: FleetTarget) -> str:
     """A digest of a target's options and of the files they name; if it changed, the target must be audited again.
 
-    Files imported by those are not included.
+    Files that the named files import are not included.
     """
     told = json.dumps([__version__, list(target.words), str(target.folder)])
     digest = hashlib.sha256(told.encode("utf-8", "surrogateescape"))
@@ -79,7 +79,7 @@ def asked_of(target: FleetTarget) -> str:
 
 
 def earlier_outcomes(directory: Path, targets: Sequence[FleetTarget]) -> dict[str, Outcome]:
-    """Earlier outcomes of unchanged targets in a directory; none where its record cannot be read."""
+    """Earlier outcomes of unchanged targets in a directory; none if the directory's record cannot be read."""
     try:
         before = _OUTCOMES.validate_json((directory / KEPT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -118,7 +118,7 @@ def run_all(tasks: Sequence[Task], jobs: int, done: Callable[[Task, Outcome], No
 
 
 def run(task: Task, unwanted: Callable[[], bool] = lambda: False) -> Outcome:
-    """Run an audit. unwanted: polled; returns whether to abort it."""
+    """Run an audit. unwanted: polled during the audit; returns whether to abort it."""
     start, tries, crashed = time.monotonic(), 0, True
     while crashed and tries <= task.retries and not (tries and unwanted()):
         tries += 1

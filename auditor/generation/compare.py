@@ -141,8 +141,8 @@ def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
 class CacheRounding:
     """Rounds all tensors of a cache after each step, in place.
 
-    The prompt sets each tensor's scale, by the tensor's largest entry. Later entries beyond the scale saturate. sizes:
-    entries per text after each step.
+    The prompt sets each tensor's scale, by the tensor's largest entry. Entries of later tokens that exceed this range
+    saturate. sizes: entries per text after each step.
     """
 
     def __init__(self, stored: str, texts: int) -> None:

@@ -1,4 +1,4 @@
-"""Exports a model as a graph of functional ATen operations in FP32, for any batch size where possible."""
+"""Exports a model as a graph of functional ATen operations in FP32, for any batch size if possible."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ExportedModel:
     """graph_module: the exported graph, with outputs of user-defined classes as {name: tensor}; `meta["val"]` of its
     nodes has the shapes and dtypes of their results for the audited batch.
 
-    audited: the batch it was exported for. fixed: why the batch size is fixed; "" where any size works.
+    audited: the batch it was exported for. fixed: why the batch size is fixed; "" if any size works.
     """
 
     graph_module: fx.GraphModule
@@ -50,7 +50,8 @@ class ExportedModel:
 
 
 class SavedProgram(NamedTuple):
-    """content: bytes that `torch.export.load` reads. casts: dtype conversions in its graph. fixed: see Exported."""
+    """content: bytes that `torch.export.load` reads. casts: dtype conversions in its graph. fixed: see
+    ExportedModel."""
 
     content: bytes
     casts: int
@@ -58,14 +59,15 @@ class SavedProgram(NamedTuple):
 
 
 def export_model(model: nn.Module, batch: Batch) -> ExportedModel:
-    """Export the model, with a variable batch size where possible. The model and the batch are unchanged.
+    """Export the model, with a variable batch size if possible. The model and the batch are unchanged.
 
     Raises: PlanError(slug="cannot-export") for a model that torch.export rejects.
     """
     wrapped = _Plain(model, batch[1])
 
     def agrees(program: ExportedProgram) -> bool:
-        """Whether the program agrees with the model on the batch and on the batch doubled. Raises: what either raises."""
+        """Whether the program agrees with the model on the batch and on the doubled batch. Raises: errors of either
+        run."""
         module = program.module()
         both = (batch, _twice(batch))
         return all(output_error(answer(wrapped, each), answer(module, each)) <= SAME for each in both)
@@ -83,7 +85,7 @@ def export_model(model: nn.Module, batch: Batch) -> ExportedModel:
 
 
 def save_program(module: fx.GraphModule, of: ExportedModel) -> SavedProgram:
-    """Serialize a lowered graph. Raises: PlanError(slug="cannot-export") where torch.export cannot write it."""
+    """Serialize a lowered graph. Raises: PlanError(slug="cannot-export") if torch.export cannot write the program."""
     try:
         program, fixed = _program(module, of.audited, of.fixed)
         file = io.BytesIO()
@@ -102,7 +104,8 @@ def cannot(said: str) -> PlanError:
 def _program(
     module: nn.Module, batch: Batch, fixed: str = "", takes: Callable[[ExportedProgram], bool] = lambda program: True
 ) -> tuple[ExportedProgram, str]:
-    """Export for any batch size where possible, and the reason otherwise. Raises: what torch.export raises."""
+    """Export for any batch size if possible; else with the reason why the batch size is fixed. Raises: errors of
+    torch.export."""
     sizes = {x.shape[0] if x.dim() else 0 for x in tensors_in(batch)}
     if len(sizes) != 1 or 0 in sizes:
         fixed = "the inputs do not share a first dimension" if sizes else "it takes no tensors"
@@ -152,7 +155,7 @@ def outlines(value: Any, fp32: torch.dtype = torch.float32) -> Any:
 class _Plain(nn.Module):
     """Wraps a model so that its outputs are tensors in tuples, lists and dicts, which need no user-defined class.
 
-    given: the keyword arguments it is called with.
+    given: the keyword arguments of its calls.
     """
 
     def __init__(self, model: nn.Module, given: Iterable[str]) -> None:
@@ -197,7 +200,7 @@ def _functional(program: ExportedProgram) -> fx.GraphModule:
             node.replace_all_uses_with(same)
             module.graph.erase_node(node)
         elif node.target is _aten._native_batch_norm_legit_no_training.default:
-            # a batch norm, as it was with its writes in place
+            # a batch norm, as before its in-place writes were removed
             x, weight, bias, mean, variance, momentum, eps = node.args
             node.target = _aten.batch_norm.default
             node.args = (x, weight, bias, mean, variance, False, momentum, eps, False)

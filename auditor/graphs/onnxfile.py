@@ -31,7 +31,7 @@ _NO_ARITHMETIC = ("Cast", "Constant", "Identity", "Shape", "Size")
 
 
 def require() -> None:
-    """Raises: AuditorError(slug="missing-onnx") where a required package is not installed."""
+    """Raises: AuditorError(slug="missing-onnx") if a required package is not installed."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise AuditorError(
@@ -73,7 +73,7 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
 
 
 def _export_onnx(audit: Audit, plan: Plan, ends: str) -> bytes:
-    """Export one program to ONNX bytes. Raises: what torch's exporter or the checker raises."""
+    """Export one program to ONNX bytes. Raises: errors of torch's exporter and of the checker."""
     import onnx
 
     assert plan.program is not None
@@ -100,7 +100,7 @@ def _run_models(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, b
             model = read(content)
             insert_rounding(model, plans[name].format)
             tried[f"{name}{AS_IT_IS}"] = as_bytes(model)
-        except Exception as error:  # it stays without that number
+        except Exception as error:  # the record then lacks this error
             let_through(error)
     try:
         with Verifier.start(batches, gradients=False) as (verifier, folder):
@@ -160,7 +160,7 @@ def tidy(model: Any) -> Any:
     common.InlinePass()(model)
     fold_constants(model)
     common.ShapeInferencePass()(model)
-    fold_constants(model)  # casts to the type of another value, which is known by now
+    fold_constants(model)  # including casts to the type of another value, now that types are inferred
     for tidy in (
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedOpsetsPass(),
@@ -194,7 +194,7 @@ def as_bytes(model: Any) -> bytes:
 
 
 def count_operations(model: Any) -> tuple[int, int, int]:
-    """Count a model's floating-point operations, those in FP32, and its casts.
+    """Count a model's floating-point operations, its FP32 operations, and its casts.
 
     Casts, constants and shape operations do not count. An operation has the dtype of its first input and output: Resize
     takes its scales in FP32 regardless of its own dtype.
@@ -239,7 +239,7 @@ def _casts_to(node: Any, kind: Any) -> bool:
 
 
 def _take_place(graph: Any, index: int, value: Any, kind: Any) -> None:
-    """Return a value under the name of the previous output."""
+    """Replace an output of the graph by a value, under the output's name."""
     before = graph.outputs[index]
     value.shape, value.dtype = before.shape, kind
     before.name, value.name = f"{before.name}_inner", before.name

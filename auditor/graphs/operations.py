@@ -23,15 +23,15 @@ from ..records import Capture, Literals
 from .exported import INNER, outlines
 
 FUSED = 0.1
-"""Cost factor of a cast in an exported graph: compilers fuse it with its neighbor; without one, few casts are
-better."""
+"""Cost factor of a cast in an exported graph: small since compilers fuse casts, not zero since eager execution pays for
+each."""
 
 
 @dataclass(frozen=True)
 class GraphOperation:
     """An operation with FP32 inputs. low, high: its cost in the format and in FP32; error: its contribution to the
     squared error of the outputs in the format; flops: multiply-adds counted as two. captured: its name in the recorded
-    graph. kind: of records.Kept where it must stay FP32, and kept: the reason."""
+    graph. kind: of records.Kept if it must stay FP32, and kept: the reason."""
 
     name: str
     op: str
@@ -48,9 +48,8 @@ class GraphOperation:
 
 @dataclass(frozen=True)
 class Value:
-    """An FP32 value. made_by: its producer, None for inputs and weights. cast: the cost of a conversion; error: what
-    rounding it adds to the squared error. stored: whether it is a weight, which is converted once. returned: whether it
-    is an output."""
+    """An FP32 value. made_by: its producer, None for inputs and weights. cast: the cost of a conversion; error: the
+    squared error that its rounding adds. stored: whether it is a weight, converted once. returned: as an output."""
 
     name: str
     made_by: str | None
@@ -90,7 +89,7 @@ class Table:
     def price(self, low: frozenset[str], of: str | None = None) -> tuple[float, float]:
         """Cost (mostly seconds) and squared error with these operations in low precision.
 
-        of: an operation; restricts both to it and the casts around it.
+        of: an operation; restricts both numbers to this operation and the casts of its inputs and outputs.
         """
         operations, values = self.operations, self.values
         if of is not None:
@@ -147,7 +146,7 @@ def is_pick(node: fx.Node) -> bool:
 def _reason_to_keep(
     node: fx.Node, captured: str | None, format: str, bench: Workbench
 ) -> tuple[str, str, Literals | None]:
-    """Why an operation must stay FP32, as one word and as a clause; and its literals in the format, where its arguments
+    """Why an operation must stay FP32, as one word and as a clause; and its literals in the format, if its arguments
     match the recorded ones."""
     known = bench.capture.nodes.get(captured or "")
     literals = low_literals(known, format) if known and known.op == op_name(node.target) else None
@@ -156,7 +155,7 @@ def _reason_to_keep(
     if captured is None:
         row, writers = row_of(node), {table.operation(name).scatter for name in table.packets()}
         moves = row.entries or row.exact or row.joins or row.asks_shape or row.packet in writers
-        if not moves:  # what passes low entries on unchanged, possibly a part of them, may run low
+        if not moves:  # an operation that only moves or selects entries may run low
             return "untested", "it matches no operation of the recorded run", literals
     verdict = bench.verdicts[format].get(captured or "")
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):
@@ -165,7 +164,7 @@ def _reason_to_keep(
 
 
 def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> str:
-    """Why an operation cannot run in low precision, tested on shapes only. "" where low inputs give low results."""
+    """Why an operation cannot run in low precision, tested on shapes only. "" if low inputs give low results."""
     given = [x for source in node.all_input_nodes for x in tensors_in(source.meta.get("val"))]
     if {x.dtype for x in given if x.is_floating_point() or x.is_complex()} != {torch.float32}:
         return "it has inputs that are neither FP32 nor integers"
@@ -178,7 +177,7 @@ def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None
         let_through(error)
         return "torch has no low-precision kernel for these shapes"
     found = {x.dtype for x in tensors_in(result) if x.is_floating_point() or x.is_complex()}
-    return "" if found <= {dtype} else "its result is FP32 even for low inputs"
+    return "" if found <= {dtype} else "its result is FP32 even for low-precision inputs"
 
 
 def low_arguments(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> tuple[Any, Any]:
@@ -208,7 +207,7 @@ def align_nodes(graph: fx.Graph, capture: Capture) -> dict[str, str]:
 
 
 def owner_of(node: fx.Node) -> str:
-    """Path of the module whose forward contains the operation, "" for the model itself."""
+    """Path of the module whose forward contains the operation; "" for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]).partition("@")[0] if stack else ""
     parts = [part for part in path.split(".") if part not in ("L['self']", "L__self__")]

@@ -58,7 +58,7 @@ class GraphPlans:
 
 def graphs_of(bench: Workbench, score: InFp32 | None = None) -> GraphPlans:
     """A plan for every format that torch can compute, verified on held-out inputs if there are any. score: of the FP32
-    model, where plans are to be scored.
+    model, if plans are scored.
 
     If the model cannot be exported, a warning says so, and plans of other strategies remain. Raises:
     PlanError(slug="cannot-export") if no other strategy was requested.
@@ -119,14 +119,14 @@ def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
     while True:
         try:
             error = trial.error(table, low)
-            policy = Policy(trial.bench.capture, "cast", plain(table.format), table.format)  # in the program's place
+            policy = Policy(trial.bench.capture, "cast", plain(table.format), table.format)  # in place of the program
             return table, judge_replay(trial.bench, error, policy)
         except OperationRefused as refused:
             name = refused.name
             if name not in low:
                 return table, Verification(None, failure=first_line(refused.said))
             if name in table.free:
-                kept = f"it does not run low: {refused}"[:200]
+                kept = f"it does not run in low precision: {refused}"[:200]
                 operation = replace(table.operations[name], kind="refused", kept=kept)
                 table = replace(table, operations={**table.operations, name: operation})
             low -= {name}
@@ -185,7 +185,7 @@ AGREES = 0.02
 
 
 class OperationRefused(Exception):
-    """An operation raised during a run; name: which one."""
+    """An operation raised an exception during a run. name: the operation."""
 
     def __init__(self, name: str, said: BaseException) -> None:
         super().__init__(str(said))
@@ -200,7 +200,7 @@ class Trial:
     bench: Workbench
 
     def error(self, table: Table, low: frozenset[str]) -> float:
-        """The worst batch's output error with these operations low. Raises: OperationRefused if one raises."""
+        """The worst batch's output error with these operations low. Raises: OperationRefused if one of them fails."""
         module = lower_operations(self.exported, table, low)
         return worst_of([self._distance(module, batch) for batch in self.bench.subject.batches])
 
@@ -213,7 +213,7 @@ class Trial:
         return off <= AGREES * self.bench.max_error or off <= self.bench.noise.found.error
 
     def _distance(self, module: fx.GraphModule, batch: Batch) -> float:
-        """Error of one run; inf where the outputs have another structure. Raises: OperationRefused."""
+        """Error of one run; inf if the outputs have another structure. Raises: OperationRefused."""
         args, kwargs = batch
         leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in self.exported.audited[1]}))
         executor = Executor(module)
@@ -271,14 +271,14 @@ def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOpera
             continue
         (now, had), (then, has) = (table.price(some, name) for some in (low, low | {name}))
         after = math.sqrt(max(square + has - had, 0.0))
-        kind, why = "budget", "no tested choice with it low meets the error budget"
+        kind, why = "budget", "no tested plan with this operation in low precision meets the error budget"
         if each.kind:
             kind, why = each.kind, each.kept
         elif then >= now:
             kind = "no-gain"
-            why = "running it low saves nothing: the casts around it cost at least as much"
+            why = "low precision saves nothing here: the casts around the operation cost at least as much"
         elif after > budget:
-            why = f"if it also ran low, the predicted error would rise from {math.sqrt(square):.2g} to {after:.2g}"
+            why = f"in low precision, it would raise the predicted error from {math.sqrt(square):.2g} to {after:.2g}"
         result.append(KeptOperation(name, each.op, kind, why, each.captured))
     return tuple(result)
 
@@ -321,7 +321,7 @@ def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str])
             args, kwargs = low_arguments(node, dtype, table.operations[node.name].literals)
             wanted = dtype
         elif node.op != "output" and node.name not in table.operations:
-            wanted = None  # as picking one of several takes them as they are
+            wanted = None  # since selecting one element of a tuple casts nothing
         args, kwargs = fx.node.map_arg((args, kwargs), partial(read, wanted=wanted))
         copy = copies[node] = graph.create_node(node.op, node.target, args, kwargs, node.name)
         copy.meta = {key: value for key, value in node.meta.items() if key in ("nn_module_stack", "stack_trace")}

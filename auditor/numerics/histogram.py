@@ -107,7 +107,7 @@ def underflow_share(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -
 
 
 def subnormal_share(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
-    """Share of the non-zero entries that become subnormal and lose bits."""
+    """Share of the non-zero entries in the format's subnormal range, where fewer bits remain; judged by exponent."""
     edge = fmt.min_exponent - fmt.mantissa - 1
     return _share(exponents, lambda e: edge <= e + shift < fmt.min_exponent)
 

@@ -22,7 +22,8 @@ from .workbench import Workbench
 
 
 class Planner:
-    """Runs the baselines (all low, without a plan) and makes all requested plans. Every artefact is run once."""
+    """Runs the baselines (all low, without a plan) and makes all requested plans. A plan that was already run is not
+    run again."""
 
     def __init__(self, bench: Workbench) -> None:
         self.bench, asked = bench, bench.options
@@ -34,7 +35,7 @@ class Planner:
 
     def baselines(self) -> dict[str, Verification]:
         """Results of the model with everything in low precision, as under plain autocast or a plain cast; the search
-        knows them too."""
+        also uses them."""
         result = dict[str, Verification]()
         for name, plan in self._run({name: space.low for name, space in self.spaces.items()}).items():
             ran, space = plan.verification, self.spaces[name]

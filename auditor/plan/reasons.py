@@ -20,7 +20,7 @@ from .problem import Problem
 from .search import MARGIN, WORTH
 
 GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
-"""{objective: noun for what a plan saves}."""
+"""{objective: noun for the quantity that a plan saves}."""
 
 
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
@@ -74,7 +74,7 @@ def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, mo
     saving of the modules that save too little; harmless: whether the budget holds with all of these low."""
     before, budget, objective = space.before(chosen), space.budget, space.problem.objective
     gains = low.price < chosen.price
-    held = harmless and not gains  # in a replay where more than this module was low
+    held = harmless and not gains  # according to a replay in which other modules were low too
     ran = not held and space.key(low) in space.log
     after = space.error(low) if ran else space.after(chosen, low)
     if gains or not (held or after <= budget):
@@ -83,7 +83,7 @@ def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, mo
     else:
         short = ", below the threshold for one more change of precision" if saves else ""
         kind = "no-gain"
-        words = f"running {'it' if held else 'only this'} in low precision {explain_gain(most if saves else 0.0, objective)}{short}"
+        words = f"low precision {explain_gain(most if saves else 0.0, objective)} {'there' if held else 'if used only there'}{short}"
     return Reason(
         kind, words, adds=after - before if math.isfinite(after) else None, left=max(budget - before, 0.0), ran=ran
     )
@@ -98,7 +98,7 @@ def _fp32_owners(problem: Problem, point: Candidate) -> list[str]:
 def _without_operations(problem: Problem, owner: str) -> Reason | None:
     nodes = _operations(problem, owner)
     if not nodes:
-        return Reason("not-floating", "it has no operations of its own, only modules in it")
+        return Reason("not-floating", "it contains only submodules, and no operations")
     low = problem.lowest.resolution
     if any(node.floating or low.touches_low(node.name) for node in nodes):
         return None
@@ -131,7 +131,7 @@ def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, own
     if (reason := _without_operations(problem, owner)) is not None:
         return reason
     if owner in point.high:
-        return Reason("author", "the author switches autocast off around it")
+        return Reason("author", "the model's code switches autocast off there")
     if point.feasible:
         return None
     now, then = (problem.resolve(choice_keeping(each.high, problem.format)) for each in (chosen, point))
@@ -149,18 +149,18 @@ def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, own
     name, where, verdict = problem.capture.twins.get(worst, worst), nodes[worst].owner, problem.verdicts[worst]
     kind, why = verdict.verdict, f"{name} is {verdict.verdict}: {verdict.reason}"
     if worst in then.conflicts and kind not in ("unsafe", "untested"):
-        kind, why = "conflict", f"{name} would be handed tensors of two dtypes, which raises an error"
+        kind, why = "conflict", f"{name} would get tensors of two dtypes, which raises an error"
     inside, place = where == module_of(owner), where or "the whole model"
     if worst in own:
         return Reason(kind, why, by=name)
     if kind == "conflict" and owner in problem.lowest.raised and owner != module_of(owner):
         why = why if inside else why.replace(name, f"{name} in {place}", 1)
-        return Reason(kind, f"it gives FP32 anyhow; with no function kept {why}", by=name)
+        return Reason(kind, f"it returns FP32 anyway; if it were not kept in FP32, {why}", by=name)
     if where in group:
         return Reason("tied", f"it shares a weight with {place}, where {why}", by=where)
     if inside:
-        return Reason("inherited", f"low, it would hand on low values: {why}", by=name)
-    return Reason("inherited", f"low, it would hand on low values to {place}, where {why}", by=where)
+        return Reason("inherited", f"in low precision it would pass on low-precision values: {why}", by=name)
+    return Reason("inherited", f"in low precision it would pass low-precision values to {place}, where {why}", by=where)
 
 
 def tell_apart(*values: float) -> tuple[str, ...]:
@@ -180,11 +180,11 @@ def explain_gain(saves: float, objective: str) -> str:
 def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
     """Words for why a module that would save something is not lowered: the error would exceed MARGIN of the budget."""
     if not math.isfinite(after):
-        return "in low precision it makes the model fail, or its outputs non-finite"
+        return "low precision there makes the model fail, or the outputs non-finite"
     first, second, allowed = tell_apart(before, after, budget)
     return (
-        f"running it in low precision {'takes' if ran else 'is predicted to take'} the error from {first} to {second}, where plans use "
-        f"{MARGIN:.0%} of the budget of {allowed}, and {explain_gain(saves, objective)}"
+        f"low precision there {'raises' if ran else 'is predicted to raise'} the error from {first} to {second} (plans "
+        f"may use {MARGIN:.0%} of the budget of {allowed}), and {explain_gain(saves, objective)}"
     )
 
 
@@ -204,7 +204,7 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
             continue
         setting = how.setting(name)
         if not node.floating:
-            reason = Reason("not-floating", "it is no floating-point operation")
+            reason = Reason("not-floating", "it is not a floating-point operation")
         elif setting.kept and node.function and problem.variable(name) not in chosen.high:
             function = node.function.path
             by = next(call.path for call in node.calls if function in precision.keep.get(call.path, ()))
@@ -220,7 +220,7 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
 
 
 def merge_alike(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
-    """Merges reasons that differ only in module, function or operation, with the largest of their numbers."""
+    """Merges reasons that differ only in module, function or operation; of their numbers, the largest remain."""
     alike: dict[Reason, list[Reason]] = {}
     for reason in reasons:
         said = Reason(reason.kind, reason.words, by=reason.by, rules=reason.rules)
@@ -250,13 +250,13 @@ def _explain_operation(
     given, setting = label(resolution.computed_format(node.name)), how.setting(node.name)
     inside = setting.in_region(node.region)
     if node.dtype in ("float64", "complex64", "complex128"):
-        return Reason("author", f"the author computes in {node.dtype}, which no plan lowers")
+        return Reason("author", f"the model's code computes in {node.dtype}, which no plan lowers")
     if setting.autocast and not inside.autocast:
-        return Reason("author", "the author switches autocast off around it")
+        return Reason("author", "the model's code switches autocast off there")
     if inside.precision != setting.precision:
-        return Reason("author", f"the author runs it in {label(inside.precision)}, whatever the plan")
+        return Reason("author", f"the model's code runs it in {label(inside.precision)} under every plan")
     if writes:
-        return Reason("author", f"the author asks for {given}")
+        return Reason("author", f"the model's code requests {given}")
     if how.casts(node).autocast in ("fp32", "fp32_unless_dtype"):
         runner = problem.strategy if problem.how.regional else "the autocast region around it"
         return Reason("strategy", f"{runner} runs {operation(node.op).packet or node.op} in FP32 by itself")
@@ -264,7 +264,7 @@ def _explain_operation(
         source for source in node.inputs if resolution.dtypes.get(source) == resolution.computed_format(node.name)
     )
     if (source := next(handed, None)) is None:
-        return Reason("author", f"the author makes values in {given}")
+        return Reason("author", f"the model's code creates values in {given}")
     if (before := known.get(source)) is not None:
         op = problem.capture.nodes[source].op
         words = f"{given} reaches it from {operation(op).packet or op}: {before.words}"

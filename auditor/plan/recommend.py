@@ -60,10 +60,12 @@ def has_low(plan: Plan) -> bool:
 
 
 def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> Plan | None:
-    """The plan with the best objective for a use, of those that hold and improve on FP32; None if there is none.
+    """The plan with the best objective for a use, of the plans within all limits that improve on FP32; None if there is
+    none.
 
     A program is chosen only if no plan for the live model is. stepped: names of the plans under which the audited
-    training step holds; None if no step was audited. Ties go to the higher-ranked strategy, then to the smaller error.
+    training step holds; None if no step was audited. Among equal plans the higher-ranked strategy is chosen, then the
+    smaller error.
     """
     good = [plan for plan in plans.values() if _is_for(plan, use) and gains(plan)]
     good = [plan for plan in good if plan.program is None] or good
@@ -76,7 +78,7 @@ def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> 
 
     def preference(plan: Plan) -> tuple[int, float, float]:
         error, ran = plan.measured_error or 0.0, plan.verification
-        noise = FLOOR * (ran.noise or 0.0) if ran else 0.0  # errors within it count as equal
+        noise = FLOOR * (ran.noise or 0.0) if ran else 0.0  # smaller differences of errors count as equal
         return strategy_of(plan.strategy).rank, closest if error - closest <= noise else error, -speedup(plan)
 
     return min(good, key=preference, default=None)
@@ -107,9 +109,9 @@ def _limit_clause(plan: Plan, max_error: float) -> str:
     """Words for the limit that the plan's error is compared with."""
     ran = plan.verification
     if ran is not None and ran.criteria:
-        return "every criterion"
+        return "the limit of every criterion"
     floor = ran.floor if ran is not None else 0.0
-    return f"the {floor:.2g} that FP32 varies by" if floor else f"the error budget of {max_error:g}"
+    return f"the {floor:.2g} by which FP32 runs differ" if floor else f"the error budget of {max_error:g}"
 
 
 def _none(plans: Plans, max_error: float, use: str) -> str:
@@ -121,18 +123,18 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
     allowed = _limit_clause(first, max_error)
     match outcome(plans, use):
         case "not asked for":
-            return f"No plan for {use} was asked for: those of strategy autocast train"
+            return f"No plan for {use} was requested: plans of strategy autocast can train"
         case "loses":
-            why = f"no plan that holds {allowed} keeps the score"
+            why = f"no plan within {allowed} keeps the score"
         case "saves nothing":
-            why = f"what holds {allowed} in low precision saves no {GAINS[first.objective]}"
+            why = f"low precision within {allowed} saves no {GAINS[first.objective]}"
         case "lowers nothing":
-            why = "nothing in it runs low under any plan that holds"
+            why = f"no plan within {allowed} runs any operation in low precision"
         case _:
             errors = ((plan.measured_error if has_low(plan) else plan.reach, _title(plan)) for plan in plans.values())
             error, title = min(((error, title) for error, title in errors if error is not None), default=(None, ""))
-            least = "" if error is None else f"; the smallest error within reach is {error:.2g}, in {title}"
-            why = f"no plan holds {allowed} with anything low{least}"
+            least = "" if error is None else f"; the smallest reachable error is {error:.2g}, in {title}"
+            why = f"no plan with low precision is within {allowed}{least}"
     return f"Keep it in FP32: {why}"
 
 
@@ -158,7 +160,7 @@ def _require_runs(plans: Plans) -> None:
         if says_nothing(failure):
             raise PlanError(
                 f"`{plan.name}` could not be run ({failure}), and no other plan improves on FP32, so there is no "
-                "verdict without that run: fix the cause of the failure and audit again",
+                "verdict without this run: fix the cause of the failure and audit again",
                 slug="no-verdict",
             )
 
@@ -185,7 +187,8 @@ def outcome(plans: Plans, use: str = "inference") -> str:
     """`plan` if there is a plan for the use; otherwise the reason.
 
     `not asked for`; `loses`: a verified plan that would improve on FP32 fails the user's score; `saves nothing`: low
-    precision holds but saves nothing; `lowers nothing`: every plan that holds runs nothing low; `out of reach`.
+    precision is within the limits but saves nothing; `lowers nothing`: every plan within the limits runs nothing low;
+    `out of reach`.
     """
     held = [plan for plan in plans.values() if plan.holds and _is_for(plan, use)]
     if best_for(plans, use) is not None:

@@ -98,9 +98,7 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
         before, after = output_error(*pairs[0]), output_error(*graded[0])
         expected_most = 2 * before + FORMATS[plan.format].epsilon + FLOOR * noise.joint
         if math.isfinite(before) and not after <= expected_most:
-            otherwise = (
-                f"with gradients enabled it answers otherwise: error {after:.2g}, where it is {before:.2g} without"
-            )
+            otherwise = f"with gradients enabled the outputs differ: error {after:.2g} instead of {before:.2g}"
             return _record_run(bench, plan, failure=otherwise)
     is_finite = math.isfinite(error + enabled)
     return _record_run(
@@ -146,8 +144,8 @@ def judge_replay(bench: Workbench, error: float, policy: Policy) -> Verification
 
 
 def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
-    """The operation at which the recorded graph turns non-finite under a policy, on the first batch where it does; with
-    the rules that fired there or where the cause begins."""
+    """The operation at which the recorded graph turns non-finite under a policy, on the first such batch; with the
+    rules that fired at this operation or at the cause."""
     batches, twins = bench.checks if bench.usable(bench.checks) else bench.subject.batches, bench.capture.twins
     for number, batch in enumerate(batches, start=1):
         path = path_of(bench.capture, bench.subject, batch)

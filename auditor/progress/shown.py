@@ -34,9 +34,11 @@ class Display:
 
     def __init__(self) -> None:
         self.stage, self.detail = "", ""
-        self.tell: Callable[[str], None] = lambda stage: None  # who else hears of every call, and of ticks as ""
+        self.tell: Callable[[str], None] = lambda stage: (
+            None
+        )  # also called with every stage, and with "" for every tick
         self._stages, self._began, self._at = list(STAGES), 0.0, 0.0
-        self.share = 0.0  # completed, of 1: every stage counts equally, and one that is added takes nothing back
+        self.share = 0.0  # completed share: every stage counts equally; an added stage does not lower the share
 
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
         """The progress callback. An optional stage increases the number of stages."""

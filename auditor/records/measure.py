@@ -70,12 +70,22 @@ class Linearity:
     least: Annotated[float, FileField("smallest ratio of prediction to measurement", least=0)]
     median: Annotated[float, FileField("median ratio of prediction to measurement", least=0)]
     most: Annotated[float, FileField("largest ratio of prediction to measurement", least=0)]
-    holds: Annotated[bool, FileField("whether nine in ten predictions are within a factor of 1.6 of the measurement")]
+    holds: Annotated[
+        bool, FileField("whether at least nine in ten predictions are within a factor of 1.6 of the measurement")
+    ]
     whole_predicted: Annotated[float | None, FileField("predicted output error with the whole model in low precision")]
     whole_run: Annotated[float | None, FileField("measured output error with the whole model in low precision")]
-    confirmed: Annotated[int, FileField("number of predictions above the error budget that a run confirmed", least=0)]
-    refuted: Annotated[int, FileField("number of predictions above the error budget that a run refuted", least=0)]
-    left: Annotated[int, FileField("number of predictions above the error budget that were not run", least=0)]
+    confirmed: Annotated[
+        int,
+        FileField(
+            "number of operations predicted above the error budget whose measured effect was above it too", least=0
+        ),
+    ]
+    refuted: Annotated[
+        int,
+        FileField("number of operations predicted above the error budget whose measured effect was within it", least=0),
+    ]
+    left: Annotated[int, FileField("number of operations predicted above the error budget that were not run", least=0)]
 
 
 @dataclass(frozen=True)

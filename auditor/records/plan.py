@@ -169,7 +169,9 @@ class Reason:
     ] = ()
     functions: Annotated[tuple[str, ...], FileField("FP32 functions in low-precision modules: `module..function`")] = ()
     rules: Annotated[tuple[str, ...], FileField("codes of the rules that report these modules or operations")] = ()
-    by: Annotated[str | None, FileField("the other module or operation that causes this; `null`: none")] = None
+    by: Annotated[
+        str | None, FileField("another module or operation because of which these stay in FP32; `null`: none")
+    ] = None
     adds: Annotated[float | None, FileField("error that low precision would add; `null`: not possible")] = None
     left: Annotated[float | None, FileField("part of the error budget that the plan leaves unused")] = None
     saves: Annotated[float | None, FileField("share of the plan's cost that low precision there would save")] = None

@@ -35,7 +35,8 @@ class Anchor:
 
 
 def place_of(audit: Audit, cause: Cause) -> Anchor:
-    """The line to show for a cause; for an installed package, the user's line that called it, else the audited file."""
+    """The source line to report for a cause. For code of an installed package: the user's line that called the package,
+    else the audited file."""
     source = cause.worst.source
     name, line = written_at(source)
     written = Anchor(name, line) if line else None
@@ -52,7 +53,7 @@ def _caller(node: Node) -> Anchor | None:
 
 
 def _own(source: str | None, path: str | None, column: int | None) -> Anchor | None:
-    """A line in the user's code; None in an installed package, or where it is unknown."""
+    """A location in the user's code; None if it is unknown or in an installed package."""
     _, line = written_at(source)
     return Anchor(from_repository(Path(path)), line, column or 1) if line and path and not is_installed(path) else None
 
@@ -74,15 +75,15 @@ LONGEST_TEXT = 1000
 
 
 def github(audit: Audit) -> str:
-    """GitHub workflow commands: the verdict as text, then annotations of the user's lines, one per cause, at most ten
-    of each level, and a line about omitted ones."""
+    """GitHub workflow commands: the verdict as text, then one annotation per cause at the user's line, at most ten of
+    each level, and the number of omitted causes."""
     return "\n".join(_commands(audit)) + "\n"
 
 
 def _commands(audit: Audit) -> Iterator[str]:
     seen, result = view(audit), causes(audit).all
     for said in (seen.headline, *seen.broken):
-        yield printable(said).replace("::", ": :")  # the runner takes no such line for a command
+        yield printable(said).replace("::", ": :")  # so that the runner does not execute the line as a command
     levels = {level: [cause for cause in result if cause.severity == level] for level in COMMANDS}
     shown = [cause for same in levels.values() for cause in same[:MOST_PER_LEVEL]]
     yield from (_annotation(cause, place_of(audit, cause)) for cause in shown)
@@ -168,7 +169,7 @@ def _message(cause: Cause) -> str:
 
 
 def _related_call(cause: Cause) -> dict[str, Any]:
-    """The call that led to a finding's line, as a link in SARIF viewers, unless it is the finding's own place."""
+    """The call that led to a finding's line, as a link in SARIF viewers, unless the call is the finding's own line."""
     node = cause.report.node if cause.report else None
     if node is None or is_installed(node.source_path or "") or (caller := _caller(node)) is None:
         return {}
@@ -184,7 +185,7 @@ def _physical(place: Anchor, code: str | None = None) -> dict[str, Any]:
 
 def _location(cause: Cause, place: Anchor) -> dict[str, Any]:
     owners = dict.fromkeys(scope(finding.owner) for finding in (cause.worst, *cause.members))
-    there = written_at(cause.worst.source)[1] == place.line  # not where the finding was moved to the audited file
+    there = written_at(cause.worst.source)[1] == place.line  # false if the finding was moved to the audited file
     code = cause.report.node.code if cause.report and there else None
     logical = [{"fullyQualifiedName": name, "kind": "module"} for name in list(owners)[:MOST_LOCATIONS]]
     return {"physicalLocation": _physical(place, code), "logicalLocations": logical}

@@ -28,7 +28,7 @@ _PADDING = re.compile(r" +(?=(\x1b\[0m| )*$)")
 LABEL = 10
 """Width of the label column, in cells."""
 WIDEST = 110
-"""Cells beyond which lines are harder to read, however wide the terminal is."""
+"""Maximum line width in cells, also on wider terminals, since longer lines are harder to read."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ class Fold:
 @dataclass(frozen=True)
 class Chart:
     """A picture of `height` pixels. paths: (CSS class, SVG path); legend: (CSS class, words); ticks: (position on an
-    axis, words); rows: the operation of each point on the curves. titled: whether HTML shows the label above it."""
+    axis, words); rows: the operation of each point on the curves. titled: whether HTML shows the label above the
+    picture."""
 
     label: str
     about: str
@@ -130,7 +131,7 @@ def rule_text(title: str, text: str) -> list[Block]:
 
 
 class Look(NamedTuple):
-    """Width in cells, and whether colors are allowed."""
+    """How to print: width in cells, and whether colors are allowed."""
 
     width: int
     color: bool
@@ -139,7 +140,7 @@ class Look(NamedTuple):
 def looks() -> Look:
     """Width and color for stdout: plain and 100 cells wide unless it is a terminal.
 
-    FORCE_COLOR and NO_COLOR, if not empty, override that.
+    FORCE_COLOR and NO_COLOR, if not empty, override the color.
     """
     width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else 100
     colored = bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
@@ -259,7 +260,8 @@ def escape(text: str) -> str:
 
 
 def html(blocks: Iterable[Block]) -> Markup:
-    """The blocks as HTML with the CSS classes of the report; without them it inherits colors from the page around it."""
+    """The blocks as HTML with the CSS classes of the report. In a page without these classes, the page's colors
+    apply."""
     return Markup("\n").join(map(_html, blocks))
 
 

@@ -58,8 +58,8 @@ def depth_chart(audit: Audit) -> Chart | None:
         legend.append(("gone", "× non-finite"))
     return Chart(
         "Error against depth",
-        "Relative error against FP32, logarithmic. Lines: accumulated error, with everything low and under the "
-        "recommended plan. Dots: the operation's own error, on exact inputs. Click a point to see its operation in "
+        "Relative error against FP32, logarithmic. Lines: accumulated error with the whole model in low precision, and "
+        "under the recommended plan. Dots: local error, on inputs from the FP32 run. Click a point to see its operation in "
         f"the table.{f' Each point is the worst of {per_point} consecutive operations.' if per_point > 1 else ''}",
         HEIGHT,
         tuple(paths),
@@ -89,7 +89,7 @@ def line_chart(
 ) -> Iterator[Chart]:
     """Curves on a logarithmic axis, each with its CSS class, its words and its points; nothing without a point.
 
-    last: the end of the axis below. least: see `decades`.
+    last: the right end of the horizontal axis. least: see `decades`.
     """
     values = [value for _, _, points in curves for _, value in points]
     powers, x = decades(values, least), scale(0, last, LEFT + INSET, RIGHT - INSET)
@@ -113,7 +113,7 @@ def log(value: float) -> float:
 
 
 def decades(values: Iterable[float | None], least: int = -1) -> range:
-    """Powers of ten on an axis for these values, which goes up to 10^least at least."""
+    """Exponents of the powers of ten on an axis for these values. The axis reaches at least 10^least."""
     logs = [math.log10(v) for v in values if v is not None and math.isfinite(v) and v > 0] or [-4.0, 0.0]
     high = min(max(math.ceil(max(logs)), least), 3)
     low = max(math.floor(min(logs)), high - 9)
@@ -135,7 +135,8 @@ def curve(points: Iterable[tuple[float, float] | None]) -> str:
 
 
 def gradient_chart(training: Training) -> Chart | None:
-    """Low-precision gradients in FP16's range, before and after the loss scale; None where there are none."""
+    """Low-precision gradients in FP16's range, before and after the loss scale; None if no gradient is in low
+    precision."""
     spreads = [m.low for m in training.modules if m.low is not None]
     pool = merge_magnitudes([*spreads, *(significant(p.gradient) for p in training.parameters if p.low)])
     if not pool.nonzero:
@@ -154,7 +155,7 @@ def gradient_chart(training: Training) -> Chart | None:
         paths.append(("gradient-scaled", _staircase(pool, shift, x, height)))
         legend.append(("gradient-scaled", f"scaled by {init:,.10g}"))
     return Chart(
-        "Gradients against FP16's window",
+        "Gradients against the range of FP16",
         f"{_losses(pool, shift, init)} Heights are shares of the gradients, on a square-root scale.",
         height,
         tuple(paths),
@@ -183,5 +184,7 @@ def _losses(pool: Magnitudes, shift: int, init: float | None) -> str:
         return percent(underflow_share(pool.exponents, fp16, by)), percent(subnormal_share(pool.exponents, fp16, by))
 
     zero, small = shares(0)
-    plain = f"Without a scale {zero} of the gradients that FP16 holds become zero and {small} are subnormal"
+    plain = (
+        f"Without a loss scale, {zero} of the low-precision gradients become zero in FP16 and {small} become subnormal"
+    )
     return f"{plain}." if init is None else f"{plain}; scaled by {init:,.10g}, {' and '.join(shares(shift))}."

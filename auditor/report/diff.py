@@ -42,7 +42,7 @@ def headline(both: Comparison) -> str:
     same = not changed and both.before.recommended == both.after.recommended
     if same and not both.new and not both.gone and not both.verdicts:
         return "Nothing changed: the same findings, verdicts and plans."
-    return f"{count(len(both.new), 'new finding')}, {len(both.gone):,} gone, {both.unchanged_findings:,} as before."
+    return f"{count(len(both.new), 'new finding')}, {len(both.gone):,} gone, {both.unchanged_findings:,} unchanged."
 
 
 def recommendation(both: Comparison) -> str:
@@ -50,7 +50,7 @@ def recommendation(both: Comparison) -> str:
     was, now = both.before.recommended, both.after.recommended
     if was == now:
         return f"{now or 'No plan'} is recommended in both."
-    return f"Recommended was {was or 'no plan'}; now it is {now or 'no plan'}."
+    return f"Recommended before: {was or 'no plan'}; now: {now or 'no plan'}."
 
 
 def error(plan: Plan | None) -> str:
@@ -68,13 +68,13 @@ def speedup(plan: Plan | None) -> str:
 
 
 def exceptions(before: Plan | None, after: Plan | None) -> str:
-    """Functions that stay FP32 in low modules on one side only; nothing if both agree."""
+    """Functions of low-precision modules that only one of the two plans keeps in FP32; "" if there are none."""
     first, second = ([*side.exceptions] if side else [] for side in (before, after))
     said = []
     for words, here, there in (("in FP32 now", second, first), ("no longer in FP32", first, second)):
         if new := [f"{name} in {scope(path)}" for path, name in here if (path, name) not in there]:
             said.append(f"{words}: {', '.join(new)}")
-    return f"Functions of low modules {'; '.join(said)}." if said else ""
+    return f"Functions of low-precision modules {'; '.join(said)}." if said else ""
 
 
 def _plans(both: Comparison) -> Iterator[Block]:
@@ -91,7 +91,7 @@ def _plans(both: Comparison) -> Iterator[Block]:
         for name, old, new in both.plans
     ]
     bold = next((i for i, row in enumerate(rows) if row[0] == both.after.recommended), None)
-    yield Grid(("Plan", "Measured error", "Speed-up", "Modules apart", ""), tuple(rows), bold)
+    yield Grid(("Plan", "Measured error", "Speed-up", "Modules in FP32", ""), tuple(rows), bold)
     if kept := tuple(f"{name}: {words}" for name, old, new in both.plans if (words := exceptions(old, new))):
         yield Prose("", kept, "muted")
 
@@ -122,6 +122,6 @@ def _verdicts(both: Comparison, shown: int) -> Iterator[Block]:
 
 
 def _entries(title: str, about: str, entries: list[Item], shown: int) -> Iterator[Block]:
-    left = f"and {len(entries) - shown} more kinds: --format json has them all" if len(entries) > shown else ""
+    left = f"and {len(entries) - shown} more kinds; --format json lists all" if len(entries) > shown else ""
     if entries:
         yield Entries(title, about, tuple(entries[:shown]), left)

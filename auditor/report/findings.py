@@ -22,11 +22,11 @@ MODULES_NAMED = 3
 
 
 class Cause:
-    """Findings with one root cause, an operation of one source line, in every module that runs it: `members`.
+    """Findings (`members`) with one root cause: an operation of one source line, in every module that runs this line.
 
-    rules: the worst member of each rule, the most informative rule first. worst: the first of these; report: of its
-    operation. where: its modules; shapes: their paths without block numbers. size: "" for one finding, else their
-    number.
+    rules: the worst member of each rule, the most informative rule first. worst: the first of these findings;
+    report: the measurements of its operation. where: the modules in words; shapes: module paths without block numbers.
+    size: the number of findings in words, "" for one.
     """
 
     def __init__(self, audit: Audit, members: Sequence[Finding], reports: Mapping[str, NodeReport]) -> None:
@@ -36,7 +36,10 @@ class Cause:
         def weight(f: Finding) -> tuple[Any, ...]:
             """Confirmed findings first, then by severity, rules before measurements, then by default severity."""
             where = place(f.source, f.owner, f.op)
-            elsewhere = f.cause not in (where, f"{where}: precision")  # than at the cause's own operation
+            elsewhere = f.cause not in (
+                where,
+                f"{where}: precision",
+            )  # the finding is not at the operation of the cause
             severities = SEVERITIES.index(f.severity), f.rule in MEASURED, SEVERITIES.index(f.declared or f.severity)
             return f.agrees is False, *severities, elsewhere, -effects[id(f)]
 
@@ -66,18 +69,18 @@ class Cause:
 
     @property
     def planned_dtypes(self) -> str:
-        """The dtypes of its operations under the recommended plan."""
+        """The formats in which the operations of the cause compute under the recommended plan."""
         names = {finding.node for finding in self.members}
         return tally(report for report in self._audit.nodes if report.node.name in names)
 
     @cached_property
     def plan_effect(self) -> str:
-        """What the plan does about its operations."""
+        """A sentence on what the plan does with the operations of the cause."""
         return _plan_effect(self._audit, [finding for finding in self.members if finding.bearing])
 
     @property
     def cost(self) -> str:
-        """The share of FLOPs that keeping its modules in FP32 costs: all FLOPs inside them."""
+        """A sentence on the share of the FLOPs that leaves low precision if the modules of the cause stay in FP32."""
         nodes, owners = self._audit.nodes, self.owners
         total = sum(report.flops for report in nodes)
         if not total or "" in owners:
@@ -86,7 +89,7 @@ class Cause:
         kept = f"{'this module' if len(owners) == 1 else f'these {len(owners):,} modules'} in FP32"
         if not share:
             return f"Keeping {kept} only adds dtype conversions."
-        return f"With {kept}, {percent(share)} of the FLOPs no longer run in low precision."
+        return f"With {kept}, {percent(share)} of the model's FLOPs no longer run in low precision."
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class Causes:
 
     @property
     def headline(self) -> str:
-        """The number of causes."""
+        """The number of causes, by severity, and of notes."""
         said = count(len(self.notes), "note")
         if not self.wanting:
             return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule matched"
@@ -127,7 +130,7 @@ def causes(audit: Audit) -> Causes:
 
 
 def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:
-    """How far the operation alone in low precision moves the outputs, in the worst format."""
+    """The change of the outputs with only this operation in low precision, in the worst format."""
     moved = [report.contributions[f].isolated for f in formats if f in report.contributions] if report else []
     return max((math.inf if math.isnan(effect) else effect for effect in moved), default=0.0)
 
@@ -136,7 +139,7 @@ def _about(audit: Audit) -> str:
     """A sentence on the plan that severities refer to."""
     plan = audit.plans.get(next((f.plan for f in audit.findings if f.plan), ""))
     if plan is not None:
-        return f"Severities are for {_plan_words(audit, plan)}."
+        return f"Severities refer to {_plan_words(audit, plan)}."
     if any(finding.bearing == "stops" for finding in audit.findings):
         return "No plan within the budget uses low precision: severities are the rules' defaults."
     return ""
@@ -167,7 +170,7 @@ def _plan_effect(audit: Audit, spoken: Sequence[Finding]) -> str:
         here = (finding for finding in spoken if finding.node in others)
         met = dict.fromkeys((f, how) for finding in here for f, by in finding.met.items() for how in by)
         under = " or ".join(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met)
-        what = "this" if others == every else f"what {_these(others, every)} would do"
+        what = "the problem" if others == every else f"the problem of {_these(others, every)}"
         said.append(f"avoids {what}{f', which only occurs in {under}' if under else ''}")
     return f"{_plan_words(audit, plan)}, {'; '.join(said)}."
 
@@ -179,7 +182,7 @@ def _these(nodes: Collection[str], every: Collection[str]) -> str:
 
 
 AGREEMENT = {
-    True: "The measurement confirms this.",
-    False: "The measurement does not confirm this on these inputs.",
+    True: "The measurement confirms this finding.",
+    False: "The measurement on these inputs does not confirm this finding.",
     None: "Running an operation in low precision cannot test this rule.",
 }

@@ -25,14 +25,15 @@ HEADS = (
     "10 %",
 )
 PARTS = "Model parts: share of the margins' squared error, and predicted flips per 1,000 tokens with the part in FP32"
-CACHES = "Key-value cache of the FP32 model in fewer bits: its flips per 1,000 tokens, and the memory of one text"
+CACHES = "FP32 model with its key-value cache stored in fewer bits: flips per 1,000 tokens, and memory of the cache by text length"
 LENGTHS = (2048, 32768, 131072)
-"""Tokens of a text whose cache is priced."""
+"""Text lengths in tokens for which the report gives the memory of the cache."""
 Decoded = tuple[Plan, TokenComparison]
 
 
 def generation_lines(audit: Audit) -> list[Block]:
-    """For the terminal, which may leave out the last: the recommended plan and others, the part to keep in FP32 first, the setup."""
+    """Lines for a terminal: the result of each plan, the recommended one first; the part of the model to keep in FP32
+    first; the setup."""
     if audit.generation is None:
         return []
     lines = [f"{plan_title(plan)}: {_figures(generated)}" for plan, generated in _decoded_plans(audit)]
@@ -47,17 +48,17 @@ def generation_section(audit: Audit) -> list[Block]:
     if not decoded:
         return [Prose("", ("No plan was verified, so no plan generated tokens.",), "empty")]
     about = (
-        "Each plan decodes with its own cache, and gets FP32's token after each step. KL: "
+        "Each plan decodes with its own cache, and gets the token that FP32 chose after each step. KL: "
         "divergence from FP32 in nats per token. RMS dp: change in the probability of FP32's "
         "token. Flips: differing choices per 1,000 tokens, with a 95 % interval. First flip: "
-        "tokens after the prompt until then, for the median prompt and the worst 10 %."
+        "tokens from the prompt to the first differing choice, for the median prompt and the worst 10 %."
     )
     parts = tuple(
         (plan_title(plan), one.part, percent(one.share), f"{one.operations:,}", or_blank(one.flips))
         for plan, generated in decoded
         for one in generated.parts
     )
-    heads = ("Plan", "Part", "Share", "Operations", "Flips without")
+    heads = ("Plan", "Part", "Share", "Operations", "Flips if FP32")
     return [
         Prose("", (_about(audit.generation), *lift_words(audit)), "lead"),
         Prose("", (about,), "about"),
@@ -69,7 +70,7 @@ def generation_section(audit: Audit) -> list[Block]:
 
 
 def _caches(made: Generation) -> Iterator[Grid]:
-    """How the cache may be stored, and what each way costs."""
+    """A table of formats for the key-value cache: differences from FP32, and memory by text length."""
     rows = []
 
     def sizes(one: StoredCache, times: int = 1) -> Iterator[str]:
@@ -86,13 +87,14 @@ def _caches(made: Generation) -> Iterator[Grid]:
 
 
 def lift_words(audit: Audit) -> Iterator[str]:
-    """The part that should stay FP32 first; nothing without predictions."""
+    """A sentence on the part of the model that is predicted to avoid most flips in FP32; nothing without
+    predictions."""
     for plan, generated in _decoded_plans(audit)[:1]:
         best = next((part for part in generated.parts if part.flips is not None), None)
         if best is not None and generated.predicted_flips is not None:
             yield (
                 f"Under {plan_title(plan)}, {percent(best.share)} of the error that flips tokens comes "
-                f"from: {best.part} ({count(best.operations, 'operation')}). In FP32, {best.flips:.3g} "
+                f"from: {best.part} ({count(best.operations, 'operation')}). With this part in FP32, {best.flips:.3g} "
                 f"flips per 1,000 tokens are predicted instead of {generated.predicted_flips:.3g}."
             )
 
@@ -107,7 +109,7 @@ def _about(made: Generation) -> str:
     how = f"sampled at temperature {made.temperature:g}" if made.temperature else "always the likeliest"
     return (
         f"FP32 continued {count(made.prompts, 'prompt')} by {count(made.steps, 'token')} each, "
-        f"{how}: {made.tokens:,} tokens count, up to the end of each text."
+        f"{how}. The comparison counts {made.tokens:,} tokens, up to the end of each text."
     )
 
 
@@ -140,12 +142,12 @@ def _row(plan: Plan, generated: TokenComparison) -> tuple[str, ...]:
 
 
 def _chart(made: Generation, decoded: list[Decoded]) -> Iterator[Chart]:
-    """KL of every plan by position after the prompt."""
+    """Chart: KL divergence from FP32 by position after the prompt, one curve per plan."""
     steps, curves = made.steps, []
     for plan, generated in decoded:
         last = len(generated.kl_by_position) - 1
         points = [(i * steps / last, kl) for i, kl in enumerate(generated.kl_by_position) if kl > 0 and last]
         curves += [(f"{plan.format} {plan.strategy}", plan_title(plan), points)] if points else []
-    about = "Mean KL divergence from FP32, logarithmic, by tokens after the prompt."
+    about = "Mean KL divergence from FP32 (logarithmic) by position after the prompt."
     ticks = ((steps * share / 4, f"{round(steps * share / 4):,}") for share in range(5))
     return line_chart("Divergence by position", about, curves, steps, "tokens after the prompt", ticks, -99)

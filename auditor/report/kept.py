@@ -16,19 +16,19 @@ from ..records.audit import Audit
 from .words import fold, label, list_paths, shorten
 
 _FORMATS = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}
-"""{torch's name of a dtype: that of the format it computes in}."""
+"""{torch's name of a dtype: the name of its format}."""
 INSIDE = 12
 """Maximum number of lines about the parts of one module, per plan."""
 SHAPES = 3
-"""Up to this many module patterns without any gain get a line each."""
+"""Maximum number of module patterns with reason `no-gain` that get a line each."""
 KEPT = "its module stays FP32"
 
 
 @dataclass(frozen=True)
 class Island:
-    """Modules that a plan keeps in FP32 for the same reasons; functions: kept in FP32 in low modules.
+    """Modules that a plan keeps in FP32 for the same reasons. functions: those that low modules keep in FP32.
 
-    They differ only in block numbers (`blocks.*.norm`), except for over `SHAPES` modules without any gain.
+    The paths differ only in block numbers (`blocks.*.norm`), unless the reason is `no-gain` for over `SHAPES` patterns.
     """
 
     paths: tuple[str, ...]
@@ -39,7 +39,7 @@ class Island:
 
     @property
     def name(self) -> str:
-        """Its display name: a path, a pattern, or the root's own operations. Functions apply to submodules too."""
+        """The display name: paths or patterns of modules; for functions, their names and modules."""
         if self.functions:
             place = "the whole model" if self.paths == ("",) else list_paths(self.paths, 2)
             return f"{', '.join(self.functions)} in {place}"
@@ -53,7 +53,7 @@ class Island:
 
 
 def own(path: str) -> str:
-    """A module's path; for the root, its own operations, since its submodules are listed separately."""
+    """A module's path; for the root, words for the operations directly in its forward."""
     return path or "(directly in the model's forward)"
 
 
@@ -90,8 +90,8 @@ def islands(plan: Plan) -> tuple[Island, ...]:
 
 
 def _one_for_all(reasons: Sequence[str]) -> str:
-    """The first of several reasons, which others may resemble."""
-    same = len({re.sub(r"_\d+\b", "", reason) for reason in reasons}) == 1  # but for numbers of nodes
+    """The first of several reasons, with a remark if the others differ."""
+    same = len({re.sub(r"_\d+\b", "", reason) for reason in reasons}) == 1  # ignoring the numbers of nodes
     return reasons[0] if same else f"{reasons[0]}; similar for the others"
 
 
@@ -132,7 +132,7 @@ def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
         if node.name in operations or len(reads) < 2 or "fp32" not in reads:
             return operations.get(node.name, "")
         # such as a batch norm with FP32 statistics
-        return f"its inputs are {' and '.join(sorted(map(label, reads)))}, so it computes in the wider one"
+        return f"its inputs are {' and '.join(sorted(map(label, reads)))}, so it computes in FP32, the wider format"
 
     return why
 
@@ -170,7 +170,7 @@ def _operations(plan: Plan) -> dict[str, str]:
 
 
 def _module(plan: Plan, name: str, owners: Mapping[str, str]) -> list[str]:
-    """A module's precision, then the FP32 parts in it with reasons; for the root, only its own operations."""
+    """A module's precision, then the FP32 parts in it with reasons; for the root, without its submodules."""
     modules = _modules(plan)
     low = choice_from_scopes(plan.scopes)(name) != "fp32"
     inside = [path for path in modules if name and path != name and within(path, name)]
@@ -178,7 +178,7 @@ def _module(plan: Plan, name: str, owners: Mapping[str, str]) -> list[str]:
     here = {node: why for node, why in _operations(plan).items() if node not in integer and node in owners}
     deep = plan.program is not None and name
     return [
-        label(plan.format) if low else f"FP32: {modules.get(name, 'it has no operations of its own')}",
+        label(plan.format) if low else f"FP32: {modules.get(name, 'it contains only submodules, and no operations')}",
         *(f"{path} FP32: {modules[path]}" for path in inside),
         *(f"{n} {why}" for n, why in here.items() if owners[n] == name or (deep and within(owners[n], name))),
     ]
@@ -193,8 +193,8 @@ def _operation(plan: Plan, name: str, owner: str) -> str:
 
 
 def keep_alone(audit: Audit, owner: str) -> str | None:
-    """Code that runs the model low by the recommended plan's strategy, except for one module; None for the root,
-    without a recommended plan, and for exported programs."""
+    """Code that runs the model in low precision by the recommended plan's strategy, with one module in FP32. None for
+    the root, for exported programs, and without a recommended plan."""
     plan = audit.plans.get(audit.recommended or "")
     if plan is None or plan.program is not None or not owner:
         return None

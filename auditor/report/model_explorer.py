@@ -1,7 +1,7 @@
 """The audited graph, and one overlay per measure, as JSON for Google's Model Explorer.
 
-Overlays refer to nodes by name, so the graph is written with them: a graph that Model Explorer derives from a saved
-program may have other names.
+Overlays refer to nodes by name, so the graph is written together with the overlays: a graph that Model Explorer derives
+from a saved program may have other names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .kept import computed_in
 from .words import compact, label, line, magnitude, op, printable
 
 VERSION = 1
-"""Raised when a field changes its meaning or goes; docs/model-explorer.schema.json describes this one."""
+"""Increased when a field changes its meaning or is removed; docs/model-explorer.schema.json describes this version."""
 GRAPH = "graph"
 RAMP = ("#fdf1d8", "#e08a3c", "#9c2f0d")
 VERDICT_COLORS = {"safe": "#dfe9ef", "sensitive": "#f6c667", "unsafe": "#e0674e", "untested": "#d9d8d4"}
@@ -89,7 +89,8 @@ def _overlay(name: str, results: Mapping[str, Any], shown: Mapping[str, Any] | N
 
 
 def _effects(audit: Audit, fmt: str) -> dict[str, Any]:
-    """Exponents of ten, since effects span many orders of magnitude; Inf and NaN rank above all."""
+    """log10 of each operation's effect, since effects span many orders of magnitude; Inf and NaN rank above all
+    others."""
     effects = {r.node.name: r.contributions[fmt].isolated for r in audit.nodes if fmt in r.contributions}
     logs = {name: math.log10(value) for name, value in effects.items() if math.isfinite(value) and value > 0}
     top = max(logs.values(), default=0.0) + 1

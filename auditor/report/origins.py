@@ -13,14 +13,15 @@ from .blocks import Block, Grid, Prose
 from .words import count, fold, label, op, or_blank, percent, plan_title, ratio, scope, where
 
 SHOWN = 8
-DECISIONS = ("Operation", "Format", "Decisions", "Flips in 1,000", "Own", "Predicted", "Error of these alone")
+DECISIONS = ("Operation", "Format", "Decisions", "Flips in 1,000", "Own", "Predicted", "Error of only these")
 ABOUT_DECISIONS = (
-    "The whole model was run low on the first batch of each path through it, once as it is and once with all decisions held to FP32's, which leaves "
-    "the continuous error. Squares of independent errors add up, so decisions make 1 - (held / free)² of the error's square."
+    "The whole model was run in low precision on the first batch of each path, once normally and once with FP32's decisions, "
+    "which leaves only the continuous error. Squares of independent errors add up, so the share of flipped decisions in the squared "
+    "error is 1 - (error with FP32's decisions / error)²."
 )
 DECISIONS_CAPTION = (
-    "Operations that decide: all their flips; their own, which are left where other decisions are held, and what first order "
-    "predicts of these; and the outputs' error where their decisions alone are not held"
+    "Operations that decide. Own: flips that remain if all other decisions are FP32's. Predicted: first-order prediction of "
+    "Own. Error of only these: error of the outputs if all other decisions are FP32's"
 )
 
 
@@ -51,14 +52,20 @@ def _origins(audit: Audit, fmt: str) -> Iterator[Block]:
 
 
 def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
-    """The Inf or NaN that starts at an operation, in how many blocks, and why."""
+    """Where Inf or NaN first appears, in how many blocks, and the cause."""
     report, error = same[0], same[0].errors[fmt]
     alone = error.unsupported or error.disagreement or error.overflow or error.nan
     value = error.cause or "not known" if alone else first.value if first else "Inf or NaN"
     name = "NaN" if value == "nan" else value.capitalize() if value.islower() else value
     begins = "Does not run:" if value == "unsupported" else f"{name} first appears in"
-    blocks = f" and in {count(len(same) - 1, 'block')} like it" if len(same) > 1 else ""
-    why = "" if alone else f" {cause(first)}" if first else " The operation alone stays finite."
+    blocks = f" and in {count(len(same) - 1, 'similar block')}" if len(same) > 1 else ""
+    why = (
+        ""
+        if alone
+        else f" {cause(first)}"
+        if first
+        else " With only this operation in low precision, all values stay finite."
+    )
     return f"{begins} {where(report.node)}{blocks}.{why}"
 
 
@@ -78,7 +85,7 @@ def _sources(audit: Audit, fmt: str) -> Iterator[Grid]:
 
 
 def _regions(audit: Audit, fmt: str) -> Iterator[Grid]:
-    """Regions of several operations; those that raise or become non-finite come first."""
+    """Regions of several operations; regions that raise or become non-finite come first."""
     result = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
     result.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
     if result:
@@ -102,30 +109,31 @@ def _linearity(audit: Audit, fmt: str) -> str:
         return ""
     were = "was" if linearity.compared == 1 else "were"
     words = [
-        f"{count(linearity.compared, 'operation')} predicted to first order {were} also run; prediction divided by "
+        f"{count(linearity.compared, 'operation')} with a first-order prediction {were} also run; prediction divided by "
         f"measurement: {linearity.least:.2g} to {linearity.most:.2g}, median {linearity.median:.2g}."
     ]
     if not linearity.holds:
         words.append("First-order predictions are inaccurate for this model, so the audit ran more operations.")
     if beyond := linearity.confirmed + linearity.refuted:
-        words.append(f"Runs confirm {linearity.confirmed:,} of {count(beyond, 'prediction')} above the error budget.")
+        words.append(
+            f"Of {count(beyond, 'operation')} predicted above the error budget, runs confirm {linearity.confirmed:,}."
+        )
     if linearity.left:
-        words.append(f"{linearity.left:,} more {'is' if linearity.left == 1 else 'are'} above it by prediction only.")
+        words.append(
+            f"{count(linearity.left, 'more operation')} predicted above the budget {'was' if linearity.left == 1 else 'were'} not run."
+        )
     return " ".join(words)
 
 
 class NonFiniteRun:
-    """Runs in one format that become non-finite at the same operation: `first`, None where the replay stays finite.
-
-    said: what becomes non-finite and where, then why, with a subject such as `The plan FP16 under autocast`.
+    """Runs in one format that become non-finite at the same operation: `first`, None if the replay stays finite. said:
+    sentences on the place and the cause, with a title such as `The plan FP16 under autocast`.
     """
 
     def __init__(self, fmt: str, title: str, first: NonFinite | None) -> None:
         self.format, self.first = fmt, first
         if first is None:
-            self.said = (
-                f"{title}: outputs turn Inf or NaN. A replay of the graph stays finite, so the operation is unknown."
-            )
+            self.said = f"{title}: outputs turn Inf or NaN. A replay of the recorded graph stays finite, so the operation responsible is unknown."
         else:
             batch = "" if first.batch == 1 else f", in batch {first.batch}"
             place = at(first.op, first.owner, first.source)
@@ -136,7 +144,7 @@ def cause(first: NonFinite) -> str:
     """The cause of Inf or NaN, in a sentence."""
     fired = f"; see {', '.join(first.rules)}" if first.rules else ""
     if first.begins == first.node:
-        return f"The cause is {first.cause} of that operation{fired}."
+        return f"The cause is {first.cause} in the same operation{fired}."
     place = at(first.begins_op, first.begins_owner, first.begins_source)
     return f"The cause is {first.cause} at {place}{fired}."
 
@@ -165,13 +173,13 @@ def nonfinite_runs(audit: Audit) -> tuple[NonFiniteRun, ...]:
 
 
 def decision_lines(audit: Audit) -> list[Block]:
-    """What a terminal shows: the format in which decisions cost most."""
+    """Lines for a terminal, on the format in which flipped decisions add most error."""
     worst = max(audit.decisions, key=lambda one: one.share * one.error, default=None)
     return [Prose("Decisions", (" ".join(_sentences(worst)[:2]),))] if worst is not None else []
 
 
 def decisions_section(audit: Audit) -> list[Block]:
-    """What the report says; nothing for a model that decides nothing, or nothing that rounding moves."""
+    """The report's section on decisions; nothing for a model without decisions that rounding can flip."""
     if not audit.decisions:
         return []
     said = tuple(" ".join(_sentences(one)) for one in audit.decisions)
@@ -184,23 +192,22 @@ def decisions_section(audit: Audit) -> list[Block]:
 
 
 def _sentences(one: Decisions) -> list[str]:
-    """The two parts of the error, whose flips cost most, and what its scores in FP32 change."""
+    """Sentences on the parts of the error, the operation whose flips add most, and the error with its scores in
+    FP32."""
     low = f"{label(one.format)}, all low: error {ratio(one.error)}"
     first = one.operations[0]
     if first.seen is None:
         others = " and others" if one.operations[1:] else ""
-        said = (
-            f"{low}, {ratio(one.frozen)} with the choices that set the shapes of {where(first)}{others} held to FP32's"
-        )
-        return [f"{said}: flips make {percent(one.share)} of its square."]
+        said = f"{low}, {ratio(one.frozen)} with FP32's choices for the shapes of {where(first)}{others}"
+        return [f"{said}: flips cause {percent(one.share)} of the squared error."]
     if one.lifted is None:
         flips = any(each.error is not None for each in one.operations)
-        return [f"{low}, all of it continuous: {'what flips moves no output' if flips else 'no decision flips'}."]
-    earlier = "" if one.lifted_seen <= first.seen / 2 else "; the rest comes from earlier operations"
+        return [f"{low}, all continuous: {'flipped decisions change no output' if flips else 'no decision flips'}."]
+    earlier = "" if one.lifted_seen <= first.seen / 2 else "; the remaining flips come from earlier operations"
     return [
-        f"{low}, {ratio(one.frozen)} with decisions held to FP32's: flips make {percent(one.share)} of its square.",
+        f"{low}, {ratio(one.frozen)} with FP32's decisions: flips cause {percent(one.share)} of the squared error.",
         f"Most costly: {where(first)}, {_in_1000(first.seen)} flips in 1,000.",
-        f"With its scores in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} are left and the error is "
+        f"With the scores of this operation in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} are left and the error is "
         f"{ratio(one.lifted_error)}{earlier}.",
     ]
 

@@ -22,14 +22,15 @@ ISLANDS_SHOWN = 12
 SET = "FP32 as you have it set"
 """FP32 under the caller's own flags."""
 SHARES = "Errors are values divided by their limits, for the tightest criterion: 1 is the limit."
-"""The meaning of a plan's errors where criteria are set."""
+"""The meaning of a plan's errors if criteria are set."""
 NEAR = 2.0
 """Distance from a score's limit, in standard errors, below which other samples may give another result."""
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 class PlanView:
-    """One plan compared with all low. verdict: verified | over budget | failed | non-finite | not run; detail: why."""
+    """One plan compared with all low. verdict: verified | over budget | failed | non-finite | not run; detail: the
+    reason."""
 
     def __init__(self, audit: Audit, plan: Plan) -> None:
         self.plan, self.baseline = plan, audit.baselines.get(plan.name)
@@ -63,7 +64,7 @@ class PlanView:
 
     @property
     def same(self) -> bool:
-        """Whether the plan protects nothing, so that the model runs as well without it."""
+        """Whether the plan keeps nothing in FP32, so that the model without the plan gives the same results."""
         return not self.islands and self.before == ratio(self.plan.measured_error)
 
 
@@ -84,7 +85,7 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
         return "over budget", f"{ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
     where = f" on {inputs_of(ran)}, {ran.execution}"
     if ran.ungraded:
-        where += f"; not run with gradients enabled, where FP32 itself raises {ran.ungraded}"
+        where += f"; not run with gradients enabled, since FP32 then raises {ran.ungraded}"
     if max(ran.measured_error, ran.with_gradients or 0.0) > budget:
         where += (
             f"; above the budget, but at most {FLOOR:g} times the difference between FP32 runs ({ratio(ran.noise)})"
@@ -173,7 +174,7 @@ def program_line(plan: Plan) -> str:
 
 
 def _onnx(plan: Plan, onnx: Onnx) -> str:
-    """The file and its errors: predicted, as a program, and in onnxruntime, with and without GPU rounding."""
+    """A plan's ONNX file and its errors: predicted, as a program, and in onnxruntime, with and without GPU rounding."""
     if not onnx.file:
         return f"; as ONNX {onnx.failure}"
     low, joint = label(plan.format), plan.verification is not None and plan.verification.joint is not None
@@ -219,7 +220,7 @@ def _limit_line(one: CriterionValue) -> str:
 def shown_value(one: CriterionValue) -> str:
     """The value, with enough digits to show whether it exceeds the limit or differs from the end of a scale."""
     if one.value is None:
-        return "not finite" if one.share is None else "not there"
+        return "not finite" if one.share is None else "no such output"
     for digits in range(3, 17):
         text = f"{one.value:.{digits}g}"
         near = float(text)
@@ -235,7 +236,7 @@ def proposal_words(offer: Proposal) -> str:
         allowing = offer.criterion.replace("<= 0", "<= X")
         return (
             f"By default no entry of {offer.output} may differ from FP32's ({offer.because}): --criterion '{allowing}' allows a "
-            "share X of them."
+            "share X of the entries to differ."
         )
     return f"Output {offer.output!r}: {offer.because}. To set a limit: --criterion '{offer.criterion}'"
 
@@ -246,14 +247,14 @@ def score_headline(audit: Audit) -> str:
     if base is None:
         return ""
     mean = f"the mean of {count(base.samples, 'number')}" if base.samples and base.samples > 1 else ""
-    of = f"{base.of_mean} of {mean or 'it'}, " if base.of_mean else f"{mean}, " if mean else ""
+    of = f"{base.of_mean} of {mean or 'the number'}, " if base.of_mean else f"{mean}, " if mean else ""
     worse = f"at most {base.max_drop:g} worse" if base.max_drop else "no worse"
     allowed = "the score rejects no plan" if base.max_drop is None else f"a plan may be {worse}"
     runs = sum(plan.score is not None for plan in audit.plans.values())
-    again = f", and again under {count(runs, 'plan')}" if runs else ""
+    again = f" The function was also called under {count(runs, 'plan')}." if runs else ""
     return (
-        f"{base.function} gives {base.score:.5g} in FP32, {of}in {count(base.calls, 'call')} of "
-        f"the model{again}; {base.better} is better, and {allowed}."
+        f"{base.function} gives {base.score:.5g} for the FP32 model ({of}{count(base.calls, 'call')} of "
+        f"the model).{again} {base.better.capitalize()} is better; {allowed}."
     )
 
 
@@ -280,7 +281,7 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
 
 
 def advice(audit: Audit) -> str:
-    """What to do where plans are rejected only for their score."""
+    """What to do if plans are rejected only for their score."""
     scores = [plan.score for plan in audit.plans.values() if plan.score is not None]
     if any(score.passed is False and not score.failure for score in scores):
         return "Allow a larger drop with --max-drop, or ask for smaller errors with --max-error."
@@ -296,7 +297,7 @@ def times(audit: Audit) -> tuple[str, ...]:
     batch = "" if timing.batch is None else f", {count(timing.batch, 'entry', 'entries')} in the batch"
     goes = "predicted times, since a CPU's times do not carry over to a GPU"
     if any(plan.timed and plan.timed.decides for plan in audit.plans.values()):
-        goes = "the first of them"
+        goes = "the first time in each line"
     rows = [("FP32", timing.fp32), (today_title(audit), timing.fp32_today)]
     rows += [(plan_title(plan), plan.timed) for plan in audit.plans.values()]
     return (
@@ -326,17 +327,17 @@ def _in_words(taken: Times) -> str:
 
 
 def _time_words(timed: TimeAndMemory) -> str:
-    """Times, memory, and what was not measured with the reason."""
+    """Times and memory; for each value that was not measured, the reason."""
     ways = (("", timed.eager), ("compiled ", timed.compiled), ("as a CUDA graph ", timed.cuda_graph))
     words = [f"{name}{_in_words(took)}" for name, took in ways if took is not None]
     if timed.memory is not None:
-        words.append(f"at most {in_bytes(timed.memory)}")
-    names = {"eager": "run", "cuda_graph": "as a CUDA graph", "memory": "its memory"}
-    return "; ".join([*words, *(f"not {names.get(name, name)}: {why}" for name, why in timed.missing.items())])
+        words.append(f"peak memory {in_bytes(timed.memory)}")
+    names = {"eager": "time", "compiled": "compiled time", "cuda_graph": "time as a CUDA graph"}
+    return "; ".join([*words, *(f"{names.get(name, name)} not measured: {why}" for name, why in timed.missing.items())])
 
 
 def more_ways(audit: Audit) -> list[Block]:
-    """Another plan, and the recommended plan in other tools."""
+    """Code for another plan, and for the recommended plan in other tools."""
     if not audit.plans:
         return []
     return [

@@ -53,7 +53,7 @@ def render(result: Rehearsal) -> str:
 
 def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
     broken = sum(problem.recipe == name for problem in result.problems)
-    verdict = count(broken, "problem") if broken else "holds" * (name != "fp32")
+    verdict = count(broken, "problem") if broken else "no problem" * (name != "fp32")
     figures = ["failed", *[""] * (len(SHARES) + 2)]
     if run.failure is None:
         error = ratio(run.late(run.errors)) if run.errors and name != "fp32" else ""
@@ -63,16 +63,17 @@ def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
 
 
 def _entry(result: Rehearsal, problem: RecipeProblem) -> Item:
-    """A problem and what each remedy does about it; a remedy of all the recipe's problems stands at the first of them."""
+    """A problem with the result of each remedy. A remedy that repairs all problems of the recipe is listed only at the
+    first one."""
     run = result.runs[problem.recipe]
     same, notes = [p for p in result.problems if p.recipe == problem.recipe], list[str]()
     for name, other in result.runs.items():
         left = [p for p in result.problems if p.recipe == name]
         if other.recipe.repairs != problem.recipe or (not left and problem != same[0]):
             continue
-        effect = f"repairs {'it' if left or not same[1:] else f'these {len(same)} problems'}"
+        effect = f"repairs {'this problem' if left or not same[1:] else f'these {len(same)} problems'}"
         still = [p for p in left if p.kind == problem.kind]
-        said = f"still: {still[0].text}" if still else f"{effect}; its loss ends at {other.last_loss():.4g}"
+        said = f"still: {still[0].text}" if still else f"{effect}; last loss {other.last_loss():.4g}"
         notes.append(f"{other.recipe.title}: {said}.")
     return Item(f"{run.recipe.title}: {problem.kind}: {problem.text}", tuple(notes), "warning")
 
@@ -85,7 +86,7 @@ def _charts(result: Rehearsal) -> Iterator[Chart]:
     errors = [(_style(run), run.recipe.title, _average_bins(result, run.steps, run.errors)) for run in low]
     errors.append(("budget", "noise", _average_bins(result, fp32.steps, fp32.noise)))
     of_losses = "Loss of every recipe on the same batches, logarithmic; each point averages neighboring steps."
-    of_errors = "Relative error of all gradients against FP32's at equal weights. Noise: between two batches."
+    of_errors = "Relative error of all gradients against FP32 gradients at equal weights. Noise: difference between two batches in FP32."
     ticks = [(step, f"{step:,}") for step in round_steps(result.steps - 1)]
     for label, about, curves in (("Loss", of_losses, losses), ("Gradient error", of_errors, errors)):
         yield from line_chart(label, about, curves, max(result.steps - 1, 1), "step", ticks)
@@ -117,7 +118,7 @@ def _remedies(result: Rehearsal) -> Iterator[Block]:
 
 
 def _parameters(result: Rehearsal) -> Iterator[Fold]:
-    """The parameters that some recipe treats worst, the worst first."""
+    """The parameters with the largest errors or losses in any recipe, the worst first."""
     kinds = ("error", *(kind for kind, _ in SHARES))
     rows: list[tuple[float, tuple[str, ...]]] = []
     for run in result.runs.values():
@@ -128,6 +129,6 @@ def _parameters(result: Rehearsal) -> Iterator[Fold]:
             rows.append((max(late[kind] or 0.0 for kind in kinds), (name, run.recipe.title, noise, *cells)))
     worst = tuple(cells for _, cells in sorted(rows, key=lambda row: -row[0])[:WORST])
     heads = ("Parameter", "Recipe", "Noise", "Gradient error", *(head for _, head in SHARES), "Gradient zero")
-    left = f" of {len(rows):,}, which rehearsal.json has" if len(rows) > len(worst) else ""
+    left = f" of {len(rows):,}; rehearsal.json lists all" if len(rows) > len(worst) else ""
     if worst:
         yield Fold(f"Parameters and recipes: the {len(worst)} worst{left}", (Grid(heads, worst),))

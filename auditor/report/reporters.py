@@ -34,7 +34,7 @@ ADVICE_SHOWN = 4
 
 
 def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
-    """The page: verdict, at most `entries` things to do, plans and code that uses one; then optional sections."""
+    """The page: verdict, at most `entries` things to do, plans and code that uses a plan; then optional sections."""
     seen, env = view(audit), audit.environment
     about = f"auditor {env.auditor}, torch {env.torch}, {env.device} ({env.execution})"
     page: list[Block] = [
@@ -59,7 +59,7 @@ def summary(audit: Audit) -> str:
 
 
 def screen(audit: Audit, most: int = LINES) -> list[Block]:
-    """The page within this many lines: optional sections where they fit, then fewer causes, then shorter lists."""
+    """The page within this many lines: optional sections if they fit, then fewer causes, then shorter lists."""
     for entries in range(ENTRIES_SHOWN, 0, -1):
         page = overview(audit, entries)
         shown = [block for block in page if block.label not in SPARE]
@@ -93,7 +93,7 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Entries:
 def _entry(audit: Audit, cause: Cause) -> Item:
     worst = cause.worst
     called = f", {line(worst.source, worst.called_from)}" if worst.called_from else ""
-    where = re.sub(r"^(.{75}).{20,}(.{75})$", r"\1...\2", cause.where)  # of a long list or path both ends
+    where = re.sub(r"^(.{75}).{20,}(.{75})$", r"\1...\2", cause.where)  # both ends of a long list or path
     note = f"{cause.severity.capitalize()} in {where}{called}. {remedy(worst.advice)}"
     head = f"{place_of(audit, cause)} {worst.rule} {sentence(worst.message)}"
     return Item(head, (note,), cause.severity)
@@ -175,17 +175,17 @@ def html(audit: Audit) -> str:
 
 
 def _summary(lines: Sequence[Block]) -> str:
-    """The first sentence that a terminal shows of a section."""
+    """The first paragraph of a section's lines for a terminal, as its summary."""
     return next((block.texts[0].replace("`", "") for block in lines if isinstance(block, Prose)), "")
 
 
 def plans_section(audit: Audit, seen: ReportView) -> list[Block]:
-    """All plans compared with all low."""
+    """The section on plans: each plan compared with the whole model in low precision."""
     if not seen.plans:
         return [Prose("", ("No plan was made for this audit.",), "empty")]
     about = (
         'A plan keeps some modules in FP32 and runs the rest in low precision. "Without it" is '
-        "the same format without any FP32 module."
+        "the error in the same format with no module in FP32."
     )
     return [
         *(Prose("", (said,), "about") for said in (about, seen.criteria, seen.score) if said),
@@ -199,4 +199,4 @@ REPORTERS: Mapping[str, Callable[[Audit], str]] = dict(
     zip(FORMATS, (github, html, document, markdown, sarif, text), strict=True)
 )
 WRITTEN: Mapping[str, Callable[[Audit], str]] = {"report.html": html, "findings.sarif": sarif}
-"""Reporters whose output is saved beside plan.json, by file name."""
+"""Reporters whose output is saved in the directory of plan.json, by file name."""

@@ -15,9 +15,9 @@ from .words import VERDICTS, label, line
 LONGEST = 200
 """Maximum characters of a reason or a source line in the table; plan.json has the full text."""
 VISIBLE = 1e-4
-"""Shares of values that underflow to zero are listed from here on."""
+"""Smallest share of values that underflow to zero that the table shows."""
 FOLD_FROM = 3
-"""Number of identical siblings from which they are folded."""
+"""Minimum number of identical sibling modules that are folded."""
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -26,7 +26,7 @@ def table(audit: Audit) -> dict[str, Any]:
     strings: dict[str, int] = {"": 0}
 
     def add(text: str | None, most: int | None = None) -> int:
-        """Store a text once and return its index, which cells contain."""
+        """Return the index of a text in `strings`; cells contain the index."""
         return strings.setdefault((text or "")[:most], len(strings))
 
     nodes = audit.nodes
@@ -104,7 +104,7 @@ def measures(formats: tuple[str, ...], *, planned: bool = True) -> list[dict[str
         ("verdict", "verdict", "verdict"),
         ("effect", "effect", "change of the output"),
         ("most", "local", "local error"),
-        ("most", "propagated", "error carried"),
+        ("most", "propagated", "propagated error"),
     )
     rows += [(kind, column, f"{label(f)}: {words}", words, f) for f in formats for kind, column, words in each]
     rows += [("most", "max", "Largest |x|", "Max |x|", ""), ("total", "flops", "FLOPs", "FLOPs", "")]
@@ -113,7 +113,7 @@ def measures(formats: tuple[str, ...], *, planned: bool = True) -> list[dict[str
 
 
 def _inputs(audit: Audit) -> list[dict[str, Any]]:
-    """The model's inputs, each with its readers; dtype and shape only where tensors are unambiguous."""
+    """The model's inputs, each with its readers; dtype and shape only if tensors are unambiguous."""
     names, known = audit.graph_inputs, audit.inputs
     shapes = known if len(known) == len(names) else [""] * len(names)
     readers = {name: [i for i, r in enumerate(audit.nodes) if name in r.node.inputs] for name in names}
@@ -127,7 +127,7 @@ def _number(value: float | None, digits: int = 2) -> float | str | None:
 
 
 def _histogram(span: Magnitudes | None) -> str:
-    """`first exponent:digits`, one base-36 digit per power of two on a logarithmic scale, 0 for an empty one."""
+    """`first exponent:digits`, one base-36 digit per power of two on a logarithmic scale, 0 for an empty bin."""
     if span is None or not span.exponents:
         return ""
     first, last = min(span.exponents), max(span.exponents)

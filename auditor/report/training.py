@@ -32,13 +32,13 @@ def training_section(audit: Audit) -> list[Block]:
     ]
     if training.noise is not None:
         errors.append(
-            f"FP32's own gradients differ by {ratio(training.noise)} between batches, which averages out over steps."
+            f"FP32 gradients differ by {ratio(training.noise)} between batches; over many steps this averages out."
         )
-    errors.append(f"The worst of {count(training.batches, 'batch', 'batches')}.")
+    errors.append(f"Errors are those of the worst of {count(training.batches, 'batch', 'batches')}.")
     title = "Gradients, loss scale, updates, and a loop to copy"
     return [
         Prose("", (sentence(training.recommendation),), "lead"),
-        Prose("", (f"{step} Gradients are in low precision as {under}.", *errors), "about"),
+        Prose("", (f"{step} A gradient counts as low precision if it is FP16 or BF16 {under}.", *errors), "about"),
         Fold(title, tuple(_details(audit, training))),
     ]
 
@@ -72,12 +72,12 @@ def _window(window: LossScale) -> str:
     return (
         f"From {least}, where at most {percent(window.allowed)} of the gradients underflow, to {most}, above which "
         f"`{scope(window.largest)}` overflows. GradScaler starts at {window.init:,.10g}. If the loss is divided by n "
-        "for gradient accumulation, multiply these by n."
+        "for gradient accumulation, multiply these scales by n."
     )
 
 
 def _modules(training: Training) -> Iterator[Block]:
-    """Gradients by module: of modules with low gradients, or of all where none is low."""
+    """Gradients by module: of modules with low gradients, or of all modules if no gradient is low."""
     shift = round(math.log2(training.fp16.init)) if training.fp16 and training.fp16.init else 0
 
     def row(module: ModuleGradients) -> tuple[str, ...]:
@@ -93,7 +93,11 @@ def _modules(training: Training) -> Iterator[Block]:
     lost = {m.module: count_underflows(m.low) if m.low else 0 for m in training.modules}
     ordered = sorted(training.modules, key=lambda m: (-lost[m.module], -m.activations.max_abs))
     heads = ("Module", "Largest", "Zero", "Subnormal", "Zero, scaled", "BF16 bits")
-    yield Grid(heads, tuple(map(row, ordered[:ROWS])), caption="Gradients by module, the largest losses first")
+    yield Grid(
+        heads,
+        tuple(map(row, ordered[:ROWS])),
+        caption="Gradients by module, those that lose most gradients to zero first",
+    )
     if len(ordered) > ROWS:
         left = f"{count(len(ordered) - ROWS, 'more module')}, and every parameter, in measurements.json."
         yield Prose("", (left,), "muted")
@@ -107,7 +111,7 @@ def _movers(training: Training) -> Block:
         return Prose("", (sentence(none),))
     moved.sort(key=lambda row: -row[0].both)
     rows = tuple((where(node), label(fmt), ratio(one.both), ratio(one.backward)) for one, node, fmt in moved[:ROWS])
-    caption = "Operations that change the parameter gradients most, each alone in low precision"
+    caption = "Operations that change the parameter gradients most, each as the only one in low precision"
     return Grid(("Operation", "Format", "Change", "Backward only"), rows, texts=2, caption=caption)
 
 
@@ -119,9 +123,9 @@ def training_plan(audit: Audit) -> str | None:
 
 
 def loop_code(audit: Audit) -> str | None:
-    """A training loop for the recommended format; None where training stays FP32.
+    """A training loop for the recommended format; None if training stays FP32.
 
-    It uses `model`, `loader` and `loss_fn`, and `patched_model.py` beside it.
+    The loop uses `model`, `loader` and `loss_fn`, and imports `patched_model.py`.
     """
     result = audit.training
     if result is None or result.format is None:
@@ -151,7 +155,7 @@ for batch in loader:
 IN_FP32 = '''
 
 def in_fp32(outputs):
-    """The outputs, whatever structure they are in, for a loss in FP32."""
+    """Convert outputs of any structure to FP32, for a loss in FP32."""
     def wide(x):
         if torch.is_tensor(x):
             return x.float() if x.is_floating_point() else x

@@ -27,8 +27,9 @@ from .words import VERDICTS, compact, count, label, op, percent, ratio, sentence
 class Tally:
     """The number of operations with each verdict in one format.
 
-    limit: what limits operations that are not safe, `overflow and precision`. cast_only: operations that are unsafe
-    only with cast weights, since autocast keeps them in FP32. together: whether the whole model low becomes non-finite.
+    limit: causes of verdicts other than safe, such as `overflow and precision`. cast_only: number of operations that
+    are unsafe only with cast weights, since autocast runs them in FP32. together: whether the whole model in low
+    precision becomes non-finite.
     """
 
     def __init__(self, audit: Audit, fmt: str) -> None:
@@ -44,7 +45,7 @@ class Tally:
             "overflow": "overflow",
             "underflow": "underflow (BF16 has FP32's range)" if wider else "underflow",
             "precision": "precision",
-            "literal": f"literals that {label(fmt)} cannot hold",
+            "literal": f"constants that {label(fmt)} cannot represent",
             "kernel": "missing kernels",
             "other": "operations that raise",
         }
@@ -64,17 +65,17 @@ class Tally:
             return f"{self.label} was not tested on any operation."
         if not unsafe and not sensitive:
             tested = f"{count(self.total - untested, 'operation')}{' tested' if untested else ''}"
-            alone = " alone" if self.together else ""
+            alone = " by itself" if self.together else ""
             return f"{self.label}: none of the {tested} is unsafe or sensitive{alone}{left}."
         some = "" if self.cast_only == unsafe else f"{self.cast_only:,} "
         where = f" ({some}only with cast weights)" if self.cast_only else ""
-        cause = f", limited by {self.limit}" if self.limit else ""
+        cause = f"; causes: {self.limit}" if self.limit else ""
         total = count(self.total, "operation")
         return f"{self.label}: {unsafe:,} unsafe{where} and {sensitive:,} sensitive of {total}{cause}{left}."
 
 
 class ReportView:
-    """The opening of every report. broken: what becomes Inf or NaN, and why."""
+    """The statements at the top of every report. broken: sentences on outputs that become Inf or NaN."""
 
     def __init__(self, audit: Audit) -> None:
         self.plans = tuple(PlanView(audit, plan) for plan in audit.plans.values())
@@ -93,7 +94,7 @@ class ReportView:
 def view(audit: Audit) -> ReportView:
     """The statements that all reporters make about an audit as a whole.
 
-    Raises: AuditorError(slug="bad-format" or "bad-strategy") where its format or strategy is no longer registered.
+    Raises: AuditorError(slug="bad-format" or "bad-strategy") if the audit's format or strategy is no longer registered.
     """
     gone = [("format", name) for name in audit.formats if name not in FORMATS]
     gone += [("strategy", plan.strategy) for plan in audit.plans.values() if plan.strategy not in all_strategies()]
@@ -106,7 +107,7 @@ def view(audit: Audit) -> ReportView:
 
 
 def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
-    """What to run, and how to train if that was requested; with the evidence."""
+    """Two texts: what to run, and how to train if that was requested; and the evidence."""
     training, trained = audit.training, training_headline(audit)
     holding = any(plan.is_verified and has_low(plan) for plan in audit.plans.values())
     if chosen is None and training is not None and training.format is None and holding:
@@ -153,7 +154,7 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
             "The weights are random: value ranges, and verdicts that depend on them, may differ for a trained model."
         )
     if subject.synthetic_inputs:
-        yield "The inputs were generated: pass real ones with --inputs before you rely on value ranges."
+        yield "The inputs were generated: pass real inputs with --inputs before you rely on value ranges."
     if audit.environment.execution != "native":
         yield "The audit ran without a GPU: formats were emulated on a CPU, and speed-ups are predictions."
     if simulated := [label(name) for name in audit.formats if not runs(name)]:
@@ -185,7 +186,7 @@ def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) ->
     proposals: suggested criteria.
     """
     env, subject, seconds = audit.environment, audit.subject, audit.environment.seconds
-    graph = {"run": "one recorded run", "path": "the path these inputs take"}.get(audit.capture_method, "")
+    graph = {"run": "one recorded run", "path": "the path that these inputs take"}.get(audit.capture_method, "")
     if any(report.node.batch != 1 for report in audit.nodes):
         graph = "a recorded run of each path that the batches take"
     native = "formats run natively" if env.execution == "native" else "GPU arithmetic emulated on a CPU"
@@ -203,7 +204,7 @@ def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) ->
         "Time": f"{sum(seconds.values()):.1f} s: {spent}" if seconds else "not recorded",
         **({"Memory": env.held} if env.held else {}),
     }
-    none = "None known: inputs are real, weights given, formats ran natively, and every operation was tested."
+    none = "None known: the inputs are real, the weights are not random, the formats ran natively, and every operation was tested."
     return [
         Grid(("What", "How"), tuple(rows.items()), texts=2, caption="Method"),
         Prose("Limits", limits or (none,), listed=True),
@@ -214,7 +215,7 @@ def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) ->
 
 
 def noise(audit: Audit) -> dict[str, str]:
-    """How much FP32 runs differ, and the operations responsible; nothing without a measurement."""
+    """How much repeated FP32 runs differ from each other, and the operations responsible; empty if not measured."""
     measured = audit.noise
     if measured is None or measured.runs < 2:
         return {}
@@ -234,7 +235,7 @@ def noise(audit: Audit) -> dict[str, str]:
 
 
 def next_step(audit: Audit, directory: Path) -> str:
-    """The next step. directory: of the audit's files."""
+    """What the user can do next. directory: the directory of the audit's files."""
     report = directory / "report.html"
     if audit.subject.random_weights and audit.live and audit.parameters > 0:
         return "audit it again with trained weights (--weights FILE): these numbers are for random weights."
@@ -266,6 +267,6 @@ def next_step(audit: Audit, directory: Path) -> str:
         plan = audit.plans[name]
         plain, error = f"plain {label(plan.format)} ({plan.strategy})", errors[name]
         step = 10.0 ** (math.floor(math.log10(error)) - 1) if error > 0 else 1e-6
-        budget = f"{math.ceil(error / step * 1.02) * step:.2g}"  # of two digits, and above the error
+        budget = f"{math.ceil(error / step * 1.02) * step:.2g}"  # two digits, rounded up
         return f"raise the budget with --max-error {budget}: {plain} has an error of {ratio(error)}."
-    return f"read {report}: it says why each plan failed."
+    return f"read in {report} why each plan failed."

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TypeVar
 
 from ..artefact.strategies import strategy_of
-from ..errors import printable as printable  # two words of those that reporters and templates share
+from ..errors import printable as printable  # re-exported for templates, like `label` below
 from ..numerics.formats import label as label
 from ..paths import pattern
 from ..records import MemoryUse, Node, Plan
@@ -56,7 +56,7 @@ def ratio(value: float | None) -> str:
         return "non-finite"
     if value == 0:
         return "0"
-    if 0.000995 <= abs(value) < 99_999.5:  # what rounds to 0.0010, to 99999
+    if 0.000995 <= abs(value) < 99_999.5:  # values that round to 0.0010 and to 99999
         return f"{value:.0f}" if abs(value) >= 99.5 else f"{value:#.2g}".removesuffix(".")
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
@@ -86,7 +86,7 @@ def fold(items: Iterable[T], path: Callable[[T], str], alike: Callable[[T], obje
 
 
 def fold_paths(paths: Sequence[str]) -> str:
-    """Paths of one pattern as one: `layers.{0-2,7}.mlp`, or `a.*.b.* x6` where numbers would be too long."""
+    """Paths of one pattern as one: `layers.{0-2,7}.mlp`, or `a.*.b.* x6` if the numbers would be too long."""
     if len(paths) == 1:
         return scope(paths[0])
     steps = [list(dict.fromkeys(step)) for step in zip(*(path.split(".") for path in paths), strict=True)]
@@ -108,7 +108,7 @@ def list_paths(paths: Sequence[str], most: int, noun: str = "module") -> str:
 
 
 def shorten(texts: Sequence[str], most: int, file: str = "plan.json") -> tuple[str, ...]:
-    """The first texts, and how many more a file has."""
+    """The first texts, and the number of further texts, with the file that contains them."""
     left = len(texts) - most
     return (*texts[:most], *([f"and {left} more, in {file}"] if left > 0 else []))
 

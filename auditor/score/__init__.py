@@ -34,9 +34,9 @@ LOWER, OF_MEAN = "lower_is_better", "of_mean"
 class ScoreFunction:
     """The user's function, and how its scores are judged.
 
-    function(model) returns a number, or an iterable with a number for each sample or batch: the score is their mean, or
-    `of_mean` of it. better: one of records.score.DIRECTIONS. max_drop: the largest acceptable loss; None: scores are
-    not judged. place: where a fresh process can import the function; None where it cannot.
+    function(model) returns a number, or an iterable with a number for each sample or batch: the score is the mean, or
+    `of_mean` of the mean. better: one of records.score.DIRECTIONS. max_drop: the largest acceptable loss; None: scores
+    are not judged. place: where a fresh process can import the function; None if it cannot.
     """
 
     function: Callable[[nn.Module], Any]
@@ -75,7 +75,7 @@ def find_function(
 
 
 def in_hand(function: Any, *, better: str | None = None, max_drop: float | None = None) -> ScoreFunction:
-    """Scoring by a function object. Raises: LoadError(slug="missing-score")."""
+    """A ScoreFunction from a function object. Raises: LoadError(slug="missing-score")."""
     name = name_of(function)
     return _score_function(function, f"evaluate={name}", name, better, max_drop, None)
 
@@ -84,7 +84,7 @@ def _score_function(
     function: Any, what: str, name: str, better: str | None, max_drop: float | None, place: Target | None
 ) -> ScoreFunction:
     if isinstance(function, type | nn.Module) or not callable(function):
-        wanted = "evaluate must be a function, func(model) -> a number, or one for each sample"
+        wanted = "evaluate must be a function, func(model) -> a number, or a number for each sample"
         raise LoadError(f"{what} is of type {type(function).__name__}: {wanted}", slug="missing-score")
     own = DIRECTIONS[bool(getattr(function, LOWER, False))]
     return ScoreFunction(function, name, better or own, max_drop, getattr(function, OF_MEAN, None), place)
@@ -99,7 +99,7 @@ class NoScore(Exception):
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """Numbers that the function returned. single: one number, not an iterable. calls: how often it called the model."""
+    """Numbers that the function returned. single: one number, not an iterable. calls: number of calls of the model."""
 
     values: tuple[float, ...]
     single: bool
@@ -123,10 +123,11 @@ def call_scoring(
     limit: float | None = None,
     plan: str = "",
 ) -> ScoreResult:
-    """Call the function on a model, inside `around()`, without gradients unless the function enables them.
+    """Call the scoring function on a model, in the context manager that `around()` returns. Gradients are off unless
+    the function enables them.
 
-    It starts from the seed; the model, the generators and tensors in the function are restored. most: numbers to read
-    at most. limit: seconds. plan: its name, for progress messages. Raises: NoScore.
+    The generators start from the seed; model, generators and the function's tensors are restored. most: maximum number
+    of values to read. limit: seconds. plan: its name, for progress messages. Raises: NoScore.
     """
     deadline, calls = math.inf if limit is None else time.monotonic() + limit, 0
 
@@ -175,7 +176,7 @@ def call_scoring(
 def _made_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     """The modules and weights of a model under a plan, to detect changes."""
     modules = {f"module {path!r}": (id(m), id(vars(m).get("forward"))) for path, m in named_modules(model)}
-    # tensors made in inference mode count no writes
+    # inference tensors have no version counter
     written = {name: (x, 0 if x.is_inference() else x._version) for name, x in named_parameters(model)}
     return modules | {f"parameter {name!r}": (id(x), x.dtype, writes) for name, (x, writes) in written.items()}
 
@@ -202,7 +203,7 @@ def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tup
         return (number(given, "the function's result"),), True
     values: list[float] = []
     for item in given:
-        flat = isinstance(item, torch.Tensor | np.ndarray) and item.ndim == 1  # a batch's, one for each sample
+        flat = isinstance(item, torch.Tensor | np.ndarray) and item.ndim == 1  # one number for each sample of a batch
         for value in item.tolist() if flat else [item]:
             values.append(number(value, f"number {len(values)}"))
         in_time(len(values))
@@ -253,7 +254,7 @@ def standard_error(
     """Standard error of of_mean(mean of candidate) - of_mean(mean of reference); entries i of both are paired.
 
     Jackknife: each pair is left out once. For plain means this equals the standard deviation of the differences, with n
-    - 1, over the root of n. None for fewer than two pairs, or where `of_mean` fails near the mean. Source: Efron and
+    - 1, over the root of n. None for fewer than two pairs, or if `of_mean` fails near the mean. Source: Efron and
     Tibshirani, An Introduction to the Bootstrap, section 11.5.
     """
     n = len(reference)
@@ -265,7 +266,7 @@ def standard_error(
             float(of_mean((sums[1] - c) / (n - 1))) - float(of_mean((sums[0] - r) / (n - 1)))
             for r, c in zip(reference, candidate, strict=True)
         ]
-    except Exception:  # the user's function, near a mean that it took
+    except Exception:  # of the user's `of_mean`, which accepted the mean itself
         return None
     centre = math.fsum(left_out) / n
     result = math.sqrt((n - 1) / n * math.fsum((x - centre) ** 2 for x in left_out))

@@ -14,10 +14,10 @@ TOOLS = {"hf": HUGGING_FACE, "fsdp2": FSDP2, "lightning": LIGHTNING, "gradscaler
 
 
 def snippet(plan: Any, tool: str, name: str | None = None) -> str:
-    """Python to paste that makes `tool` follow a plan.
+    """Python code to paste, which makes a model in `tool` follow a plan.
 
-    plan: an Audit, a dict as in plan.json, or a path to one. tool: a key of TOOLS. name: which of its plans; by default
-    the recommended one or, if the tool lacks its strategy, one in the same format. Raises:
+    plan: an Audit, a dict as in plan.json, or a path to one. tool: a key of TOOLS. name: of the plan; by default the
+    recommended plan or, if the tool does not support its strategy, a plan in the same format. Raises:
     AuditorError(slug="no-such-tool"), PlanError.
     """
     if not isinstance(tool, str) or tool not in TOOLS:

@@ -16,7 +16,7 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Tool:
-    """strategies: those the tool supports. otherwise: a sentence on what to do with a plan of another strategy.
+    """strategies: those the tool supports. otherwise: a sentence on what to do with plans of other strategies.
 
     impossible: why a plan cannot be expressed although its strategy fits, or None.
     """
@@ -56,7 +56,7 @@ def code_for(audit: Audit, tool: Tool, name: str | None) -> str:
     chosen = choose(audit, tool.strategies, name)
     if chosen is None:
         if audit.plans and not any(runs(plan.format) for plan in audit.plans.values()):
-            return comment(f"{tool.title}: no plan can be run, since torch cannot compute in their formats.")
+            return comment(f"{tool.title}: no plan can be run, since torch cannot compute in the plans' formats.")
         wanted = " or ".join(tool.strategies)
         return comment(f"{tool.title}: no plan of strategy {wanted} meets the error budget.", tool.otherwise)
     plan, remark = chosen
@@ -65,12 +65,12 @@ def code_for(audit: Audit, tool: Tool, name: str | None) -> str:
         return comment(f"{cannot}, a plan of strategy {plan.strategy}.", tool.otherwise)
     if why := tool.impossible(audit, plan):
         return comment(f"{cannot}.", why)
-    error = "The plan failed in a run, or was not run: audit the model again before you use it."
+    error = "The plan failed in a run, or was not run: audit the model again before you use the plan."
     if plan.measured_error is not None:
         verdict = "Verified" if plan.is_verified else "NOT within the budget"
         error = (
             f"{verdict}: measured error {plan.measured_error:.2g}, budget {audit.max_error:.2g}, for "
-            f"the patched model. The code below, for {tool.title}, was not run."
+            f"the patched model. The code below was generated for {tool.title} and not run."
         )
     return comment(f"{tool.title}: the plan {plan.name!r}. {error}", remark) + tool.render(audit, plan)
 

@@ -10,11 +10,11 @@ from ..records import Audit, Plan
 from .offer import Tool, comment, dtype_text
 
 _CAST_NOTE = (
-    "FSDP2 keeps the shards in FP32 and gathers each group of parameters in param_dtype, so a cast plan also trains. A "
-    "group is what one call of fully_shard takes: every scope of the plan is one, inner ones first. reduce_dtype is "
-    "stated since its default differs between versions of torch.",
-    "fully_shard leaves buffers alone. `lower_buffers` stores them as the plan does; the running statistics of a "
-    "BatchNorm that trains lose their updates that way: keep such modules in FP32.",
+    "FSDP2 keeps the shards in FP32 and gathers each group of parameters in param_dtype, so a cast plan also trains. Each "
+    "call of fully_shard makes one group: every scope of the plan is a group, inner scopes first. reduce_dtype is set "
+    "explicitly, since its default differs between versions of torch.",
+    "fully_shard does not convert or shard buffers. `lower_buffers` stores them in the plan's dtypes. In low precision, the "
+    "running statistics of a BatchNorm in training lose updates: keep such modules in FP32.",
     "`blocks` are paths of further modules to shard separately, such as the layers of a transformer.",
 )
 
@@ -22,13 +22,13 @@ _CAST = '''
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-# module: (dtype inside, dtype in which it hands on its output; None leaves it)
+# module: (dtype inside, dtype of the output; None: unchanged)
 SCOPES = {{
 {scopes}}}
 
 
 def precision_of(path):
-    """(dtype inside, dtype handed on) of a module: its own entry, or inside that of the nearest one above."""
+    """(dtype inside, dtype of the output) of a module: its entry, or the dtype inside the nearest enclosing entry."""
     if path in SCOPES:
         return SCOPES[path]
     while path and path not in SCOPES:
@@ -57,10 +57,10 @@ def shard(model, blocks=(), **options):
 '''
 
 _AUTOCAST_NOTE = (
-    "An autocast plan needs its weights in FP32, and torch.autocast, inside the patched model, casts: the policy must "
-    "cast nothing. Parameters are therefore gathered in FP32, which is twice the traffic; a plan of strategy cast, if the "
+    "An autocast plan needs its weights in FP32, since torch.autocast inside the patched model casts them: the policy must "
+    "cast nothing. Parameters are therefore gathered in FP32, which doubles the traffic. A plan of strategy cast, if the "
     "audit has one, gathers them in low precision (--plan cast_{format}).",
-    "patched_model.py lies beside plan.json. `blocks` are paths of further modules to shard separately.",
+    "patched_model.py is in the directory of plan.json. `blocks` are paths of further modules to shard separately.",
 )
 
 _AUTOCAST = '''
@@ -108,7 +108,7 @@ def _unshardable(audit: Audit, plan: Plan) -> str | None:
     if plan.strategy == "autocast":
         return None
     if kept := "; ".join(f"{', '.join(c.keep)} in {path or 'the root'}" for path, c in plan.scopes.items() if c.keep):
-        return f"It keeps functions of low modules in FP32, which are no modules: {kept}. Use patched_model.py for it."
+        return f"The plan keeps single functions of low-precision modules in FP32, and FSDP2 policies apply to whole modules: {kept}. Use patched_model.py."
     names = _names(audit, plan)
     for group in audit.tied_parameters:
         owners = [name.rpartition(".")[0] for name in group]
@@ -116,17 +116,17 @@ def _unshardable(audit: Audit, plan: Plan) -> str | None:
         if len(scopes) > 1:
             return (
                 f"{' and '.join(map(repr, group))} are one weight, and the plan puts them into different scopes: "
-                f"{', '.join(map(repr, scopes))}. FSDP2 would shard it twice and untie it. Use an autocast plan."
+                f"{', '.join(map(repr, scopes))}. FSDP2 would shard this weight twice, as two weights. Use an autocast plan."
             )
     return None
 
 
 _KEPT_NOTE = (
     "transformers 5 or newer. Each entry is a regular expression: weights with a matching "
-    "name are stored in FP32, for dtype FP16 and BF16 alike. This only affects storage, and "
-    "most layers refuse FP16 or BF16 inputs beside FP32 weights. patched_model.py, which the "
-    "audit wrote beside plan.json, converts the inputs; it also rejects the model if a "
-    "weight was missed.",
+    "name are stored in FP32, for dtype FP16 and BF16 alike. The entries only affect storage, and "
+    "most layers fail with FP16 or BF16 inputs and FP32 weights. patched_model.py, in the "
+    "directory of plan.json, converts the inputs. It also rejects the model if a weight was "
+    "missed.",
     "model_class is the audited class, not an Auto class: weight names start at it.",
 )
 
@@ -140,7 +140,7 @@ KEEP_IN_FP32 = [
 
 
 def load(model_class, checkpoint, **options):
-    """The checkpoint in low precision, but for KEEP_IN_FP32, under the plan."""
+    """Load the checkpoint in low precision, except for KEEP_IN_FP32, and apply the plan."""
     before = model_class._keep_in_fp32_modules_strict
     model_class._keep_in_fp32_modules_strict = [*(before or ()), *KEEP_IN_FP32]
     try:
@@ -152,7 +152,7 @@ def load(model_class, checkpoint, **options):
 
 
 def _loading_code(audit: Audit, plan: Plan) -> str:
-    """Patterns for the FP32 islands, and a function that loads by them."""
+    """Code: patterns for the FP32 islands, and a function that loads a checkpoint with these patterns."""
     listed = "".join(f"    {pattern!r},\n" for pattern in patterns(audit, plan))
     return comment(*_KEPT_NOTE) + _LOAD.format(patterns=listed, dtype=dtype_text(plan.format), name=plan.name)
 
@@ -182,6 +182,6 @@ HUGGING_FACE = Tool(
     "Hugging Face transformers",
     ("cast",),
     "Under autocast the checkpoint is loaded in FP32 as it is, and then patched: model = patched_model.apply(model). A "
-    "Trainer with fp16=True or bf16=True runs it as it would any model.",
+    "Trainer with fp16=True or bf16=True runs the patched model like any other model.",
     _loading_code,
 )

@@ -7,18 +7,18 @@ from ..records import Audit, Plan
 from .offer import Tool, comment, dtype_text
 
 _PATCHED_NOTE = (
-    "patched_model.py lies beside plan.json. The patched model has its own autocast regions: "
-    "put no torch.autocast around it. The loss is outside these regions: compute it in FP32, "
+    "patched_model.py is in the directory of plan.json. The patched model has its own autocast regions: "
+    "put no torch.autocast around it. The loss is outside these regions: compute the loss in FP32, "
     "from outputs converted with .float()."
 )
 _USUAL_SCALE = 65536.0
 _FP16_NOTE = (
     "Gradients below 6e-8 become zero in FP16, so the loss is scaled. The scale starts at {scale:.10g}, halves whenever a "
-    "gradient overflows and doubles after 2000 steps that did not; steps that overflow are skipped. If it goes on "
-    "falling, some gradient does not fit FP16 at all."
+    "gradient overflows and doubles after 2000 steps that did not; steps that overflow are skipped. If the scale "
+    "keeps falling, some gradient exceeds the range of FP16 at every scale."
 )
 _MEASURED = "The initial scale was determined from this model's gradients."
-_GUESSED = "The initial scale is torch's default: an audit with --mode training determines one for this model."
+_GUESSED = "The initial scale is torch's default: an audit with --mode training determines the scale for this model."
 _BF16_NOTE = "BF16 has the range of FP32 and needs no scaling: the disabled scaler changes nothing."
 
 _STEP = '''
@@ -28,7 +28,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def prepare(model):
-    """The model ready to train, and its scaler; weights stay FP32: they are the master copy."""
+    """Return the model ready to train, and its scaler. The weights stay FP32, as the master copy."""
     model = {model}.to(DEVICE).train()
     return model, torch.amp.GradScaler(DEVICE, init_scale={scale!r}, enabled={enabled})
 
@@ -65,15 +65,15 @@ def training_code(audit: Audit, fmt: str, plan: str | None) -> str:
 
 
 _LIGHTNING_NOTE = (
-    "patched_model.py lies beside plan.json. `part` is the attribute of the LightningModule that was audited; leave it "
-    "out if that was the LightningModule itself. Only what runs inside its forward follows the plan."
+    "patched_model.py is in the directory of plan.json. `part` names the attribute of the LightningModule that was audited; "
+    "omit `part` if the LightningModule itself was audited. The plan applies only inside the forward of the audited module."
 )
 _AUTOCAST_NOTE = (
-    "What training_step does outside of it, the loss for one, runs under Lightning's own autocast, as it does with "
-    "precision={setting!r}; FP16 brings its GradScaler along."
+    "Other code in training_step, such as the loss, runs under Lightning's own autocast, as with "
+    "precision={setting!r}. For FP16 this includes Lightning's GradScaler."
 )
 _CAST_NOTE = (
-    "A cast plan stores weights in low precision and is for trainer.validate, test and predict. It does not train: FP16 and BF16 "
+    "A cast plan stores weights in low precision and is for trainer.validate, test and predict. It is not for training: FP16 and BF16 "
     "weights lose small updates, and Lightning keeps no FP32 copy. Train under an autocast plan."
 )
 

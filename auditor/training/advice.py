@@ -33,7 +33,7 @@ def backward_fails(training: Training, captured: Capture) -> Iterable[Advice]:
         protected = node.owner == LOSS and operation(node.op).autocast in ("fp32", "fp32_unless_dtype")
         for fmt, reason in node.reasons.items():
             if protected and (training.errors.get(fmt) or math.inf) < LOST:
-                continue  # autocast runs it in FP32, and a step that runs so is right
+                continue  # autocast runs the operation in FP32, which is correct
             yield Advice(
                 "backward-fails",
                 f"Keep {name if node.owner in ('', LOSS) else node.owner} in FP32 when training in {label(fmt)}",
@@ -75,13 +75,13 @@ def gradient_outliers(training: Training, captured: Capture) -> Iterable[Advice]
             "gradient-outliers",
             "Monitor the gradient norm of single layers",
             f"Compared with the median of {middle:.2g}: {listed}. A spike of the gradient norm "
-            "precedes one of the loss: log these norms, and clip.",
+            "precedes a spike of the loss: log these norms, and clip gradients.",
             {"median": middle, "largest": norms[high[0]]},
         )
 
 
 def master_weights(training: Training, captured: Capture) -> Iterable[Advice]:
-    """BF16 weights that would lose Adam's first updates."""
+    """Advice to keep FP32 master weights if BF16 weights would lose many of Adam's first updates."""
     if training.bf16 is None:
         return
     rate, share = 1e-3, training.bf16.lost_adam[1e-3]
@@ -107,12 +107,12 @@ def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
     damped = sum(n for e, n in pool.exponents.items() if 2.0 ** (e + 1) <= ADAM_EPS) / pool.nonzero
     text = (
         f"Adam stores (1 - beta2) times the squared gradient. In FP16 {_share(squares)} of these "
-        f"are zero, and so is eps = {ADAM_EPS:g}: the step divides by zero, and weights turn Inf "
+        f"values are zero, and so is eps = {ADAM_EPS:g}: the step divides by zero, and weights turn Inf "
         "or NaN. In BF16 eps survives, but moving averages lose updates below 1/256 of their value."
     )
     if damped > LOST:
         text += (
-            f" In any format, eps exceeds {_share(damped)} of the gradients: a smaller eps lets those weights change."
+            f" In any format, eps exceeds {_share(damped)} of the gradients: a smaller eps lets their weights change."
         )
     yield Advice(
         "adam-eps",
@@ -129,7 +129,7 @@ def low_collective(training: Training, captured: Capture) -> Iterable[Advice]:
             "low-collective",
             f"Reduce in FP32 in {_place(node.owner)}",
             f"{node.op} at {node.source or node.owner} sums the ranks' values in their own dtype: "
-            "cast to FP32 before it.",
+            "cast to FP32 before the sum.",
             {"module": node.owner},
         )
 
@@ -146,7 +146,7 @@ def scaled_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
             "reduce-dtype",
             "Reduce gradients over ranks in FP32",
             f"At a loss scale of {window.init:g} {many} overflows FP16. Under autocast gradients and "
-            "their sum are FP32; an FP16 compression hook or FSDP's `reduce_dtype` changes that.",
+            "their sum are FP32; an FP16 compression hook or FSDP's `reduce_dtype` can make the sum FP16.",
             {"ranks": ranks},
         )
 
@@ -155,8 +155,8 @@ def scaled_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
         "clip-after-unscale",
         "Clip after unscaling",
         f"The gradient norm is {norm:.3g}; before `scaler.unscale_(optimizer)` it is "
-        f"{norm * window.init:.3g}. Clipping that value to 1 would divide the gradients by "
-        f"{max(norm * window.init / max(norm, 1), 1):.3g} too much.",
+        f"{norm * window.init:.3g}. Clipping this scaled norm to 1 would make the gradients "
+        f"{max(norm * window.init / max(norm, 1), 1):.3g} times too small.",
         {"norm": norm, "scaled": norm * window.init},
     )
 

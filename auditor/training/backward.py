@@ -1,4 +1,5 @@
-"""Tests every operation's backward pass alone, on rounded FP32 values and gradients, and its effect on the step."""
+"""Tests the backward pass of each single operation, on rounded FP32 values and gradients, and its effect on the
+step."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ MOST_SCALED = 24
 """Largest power of two that scales the loss of a step with one low operation."""
 
 OTHER_GRADIENTS = (
-    "the recorded operations do not have the model's gradients, for example because of its own autograd.Function"
+    "the recorded operations do not have the model's gradients, for example because of an autograd.Function"
 )
 
 Leaves = list[torch.Tensor | None]
@@ -45,7 +46,7 @@ Gradients = dict[Key, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class BackwardTest:
-    """The backward pass of one operation alone in one format, on FP32 values and gradients rounded to it.
+    """The backward pass of a single operation in one format, on FP32 values and gradients rounded to it.
 
     error: of the gradients it returns. weight: how far random-sign errors of that size in its results move the loss.
     gaps: {tensor argument: low minus reference gradient, unscaled}, as bfloat16. scale: the loss scale at which the
@@ -71,7 +72,7 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
     nodes = []
     for name, result in tested.items():
         runs = {f: one_low(first, name, f, one.scale) for f, one in result.items() if one.is_broken or name in again}
-        # Where the operation alone breaks gradients that reach no parameter, what a step loses that is all low.
+        # `lost`: the parameter broken in a step with everything low, if the operation alone breaks none
         broken = [fmt for fmt, one in result.items() if one.is_broken]
         reaches = {fmt: _broken_parameter(first, runs[fmt]) or lost[fmt].get(name) for fmt in broken}
         ran = [fmt for fmt, low in runs.items() if low.failure is None and first.faithful]
@@ -101,7 +102,8 @@ def _worth_a_run(step: Step, tested: Mapping[str, Mapping[str, BackwardTest]]) -
 
 
 def _change(step: Step, low: LowStep, gaps: Mapping[Key, torch.Tensor]) -> GradientChange:
-    """How far one low operation moves the step's gradients; `gaps` give its backward part, linear from there on."""
+    """How far one low operation moves the step's gradients, and how far its backward pass alone does: `gaps`,
+    propagated linearly."""
     at = [step.live[name][index] for name, index in gaps]
     errors = [gap.to(x.dtype) for gap, x in zip(gaps.values(), at, strict=True)]
     moved = torch.autograd.grad(at, [*step.parameters.values()], errors, retain_graph=True, allow_unused=True)
@@ -151,14 +153,14 @@ def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> Backward
 
 
 def _weight(errors: Leaves, gradients: Leaves) -> float:
-    """Root of the sum of squares of error times gradient, over all entries; inf where one is not finite."""
+    """Root of the sum of squares of error times gradient, over all entries; inf if one is not finite."""
     known = [(e, g) for e, g in zip(errors, gradients, strict=False) if e is not None and g is not None]
     result = _norm([e.double() * g.double() for e, g in known])
     return result if math.isfinite(result) else math.inf
 
 
 def _error(exact: Leaves, rounded: Leaves) -> NodeError:
-    """Relative L2 of all gradients where FP32 is finite, and whether any became non-finite there."""
+    """Relative L2 error of all gradients that are finite in FP32, and whether any of these became non-finite."""
     pairs = [
         (ours[torch.isfinite(ours)], theirs[torch.isfinite(ours)])
         for ours, theirs in zip(exact, rounded, strict=True)
@@ -177,7 +179,8 @@ def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None, exponent: int) 
 
 
 def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> tuple[Leaves, Gradients] | str:
-    """Results and gradients of an operation, in FP32 or in a format on rounded values; or why it has none."""
+    """Results and gradients of an operation, in FP32 or in a format on rounded values; or why the operation has
+    none."""
     leaves: dict[Key, torch.Tensor] = {}
 
     def leaf(source: fx.Node) -> Any:

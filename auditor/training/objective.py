@@ -97,8 +97,8 @@ def in_training(model: nn.Module) -> Iterator[None]:
 def _check_loss(loss: Any, objective: Objective) -> None:
     if loss is None:
         raise LoadError(
-            "training needs a loss: give loss_fn (--loss F.py:NAME on the command line), define loss_fn(outputs, targets) beside the model, or pass inputs for "
-            "which the model returns one (`labels` for Hugging Face models)",
+            "training needs a loss: give loss_fn (--loss F.py:NAME on the command line), define loss_fn(outputs, targets) in the model's file, or pass inputs "
+            "for which the model returns a loss (`labels` for Hugging Face models)",
             slug="no-loss",
         )
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
@@ -110,7 +110,7 @@ def _check_loss(loss: Any, objective: Objective) -> None:
         raise LoadError(f"{objective.source} is already {float(loss)} in FP32: fix the step first", slug="bad-loss")
     if not loss.requires_grad:
         raise LoadError(
-            f"{objective.source} depends on no parameter that requires a gradient: unfreeze one, or audit in mode "
+            f"{objective.source} depends on no parameter that requires a gradient: unfreeze a parameter, or audit in mode "
             "inference",
             slug="no-gradient",
         )

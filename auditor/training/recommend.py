@@ -1,4 +1,5 @@
-"""Recommends a training format: FP16 with one of the usable loss scales, BF16 by the updates that its weights lose, or FP32."""
+"""Recommends a training format: FP16 with one of the usable loss scales, BF16 by the updates that its weights lose, or
+FP32."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ ALLOWED = 0.01
 """Share of the non-zero low gradients that may underflow to zero."""
 
 HEADROOM = 16.0
-"""Safety factor of the initial scale for growing gradients, where the window is that wide."""
+"""Safety factor of the initial scale for growing gradients, if the window is wide enough."""
 
 _HIGHEST = 126
 FP16 = FORMATS["fp16"]
@@ -78,7 +79,7 @@ def _why_fp32(errors: Mapping[str, float | None]) -> str:
 def _why_bf16(
     formats: tuple[str, ...], scale: LossScale | None, errors: Mapping[str, float | None], closer: bool, idle: bool
 ) -> str:
-    error = f"its gradients differ from FP32's by {errors['bf16']:.2g}"
+    error = f"BF16 gradients differ from FP32's by {errors['bf16']:.2g}"
     if "fp16" not in formats or scale is None:
         return error
     if scale.closed_by is not None:
@@ -96,7 +97,7 @@ def _why_bf16(
     if closer:
         return f"{error}, FP16's by {fp16:.2g}"
     needed = f"FP16 would need a loss scale of {scale.minimum:,.10g} to {scale.maximum:,.10g}"
-    return f"the recommended plan runs in it, {error}, and {needed}"
+    return f"the recommended plan runs in BF16, {error}, and {needed}"
 
 
 def _why_not_bf16(errors: Mapping[str, float | None], idle: bool) -> str:
@@ -204,7 +205,7 @@ def lost_by_sgd(parameters: Iterable[ParameterGradients], rate: float) -> float:
 
 
 def lost_by_adam(parameters: Iterable[ParameterGradients], rate: float) -> float:
-    """The same for Adam's first steps, which move every weight with a gradient by the learning rate.
+    """Share of Adam's first updates that rounding to BF16 discards; each moves a weight by the learning rate.
 
     Shares are of all weights: those without a gradient are assumed to be distributed like the others.
     """

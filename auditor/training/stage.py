@@ -58,9 +58,9 @@ class MeasuredStep:
 
 
 def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredStep:
-    """One FP32 step per batch, and every operation's backward pass alone; the model is restored.
+    """Run one FP32 step per batch, and test the backward pass of each single operation; the model is restored.
 
-    Raises: CaptureError(slug="capture-failed"), LoadError(slug="bad-loss") where FP32 gradients are not finite.
+    Raises: CaptureError(slug="capture-failed"), LoadError(slug="bad-loss") if FP32 gradients are not finite.
     """
     with in_training(subject.model):
         tick("capture")
@@ -143,7 +143,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
-    """Gradient error of a low step on the worst batch; None where it raises. scale: of the loss."""
+    """Gradient error of a low step on the worst batch; None if the step raises. scale: of the loss."""
     worst = 0.0
     for step in _steps(prepared):
         result = own_step(step, low, scale)
@@ -166,8 +166,8 @@ def _steps(prepared: MeasuredStep) -> Iterator[Step]:
 def _at_a_scale(
     prepared: MeasuredStep, low: StepPrecision, window: LossScale | None
 ) -> tuple[float | None, LossScale | None]:
-    """The error of an FP16 step at the initial scale, and the window. Where gradients overflow there, as inside an
-    autograd.Function, the scale is quartered until they do not, which becomes the window's upper end."""
+    """The error of an FP16 step at the initial scale, and the window. If gradients overflow at this scale, as inside
+    an autograd.Function, the scale is quartered until they are finite; it is then the window's upper end."""
     scale = window.init if window is not None and window.init else 1.0
     error = _gradient_error(prepared, low, scale)
     if window is None or window.init is None or error is None or math.isfinite(error):
@@ -184,7 +184,8 @@ def _at_a_scale(
 def _with_batch(
     nodes: tuple[BackwardNode, ...], step: Step, formats: tuple[str, ...], number: int
 ) -> tuple[BackwardNode, ...]:
-    """The operations; unsafe, too, are those whose backward pass breaks on another batch with a non-finite low step."""
+    """The operations. Those whose backward pass becomes non-finite on another batch with a non-finite low step are
+    marked unsafe."""
     scale = min(largest_scale(_inner(step), FORMATS["fp16"]) / HEADROOM, 2.0**24)
     low = {fmt: own_step(step, StepPrecision(fmt), scale if FORMATS[fmt].loss_scaling else 1.0) for fmt in formats}
     if not (broken := tuple(fmt for fmt, one in low.items() if one.failure is None and not one.finite)):
@@ -202,7 +203,7 @@ def _with_batch(
 def _noise(step: Step) -> float | None:
     """Relative distance of FP32's gradients from those of other batches, estimated from the two halves of this batch.
 
-    The mean of two halves is off by half their distance. None where the batch cannot be halved.
+    The mean of two halves is off by half their distance. None if the batch cannot be halved.
     """
     subject = step.subject
     total, *others = {x.shape[0] for x in tensors_in(subject.batches[0]) if x.dim()} or {0}
@@ -211,7 +212,7 @@ def _noise(step: Step) -> float | None:
     parts = (_part(subject, total, rows) for rows in (slice(0, total // 2), slice(total // 2, 2 * (total // 2))))
     halves = [own_step(replace(step, subject=part, batch=step_batches(part)[0]), FP32) for part in parts]
     if any(half.failure is not None for half in halves):
-        return None  # a model may insist on its batch size
+        return None  # the model may require its batch size
     one, other = ({name: g for name, g in half.gradients.items() if g is not None} for half in halves)
     apart = [one[name] - other[name] for name in one.keys() & other.keys()]
     size = math.sqrt(sum(float(g.double().square().sum()) for g in step.by_parameter.values()))

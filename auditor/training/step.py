@@ -137,9 +137,10 @@ def _node(node: Node) -> Node:
 
 
 def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:
-    """Calls around an operation: the model's root, or the root and the loss, and their inner calls.
+    """The module calls that enclose an operation, outermost first: the model, the loss if the operation is in it,
+    submodules.
 
-    The model's root encloses the loss too, since it determines the loss's dtype.
+    The model encloses the loss too, since the model's precision determines the loss's dtype.
     """
     if _in_model(calls):
         return (_ROOT, *(replace(call, path=_owner(call.path), depth=call.depth - 1) for call in calls[2:]))
@@ -159,7 +160,7 @@ def _owner(path: str) -> str:
 
 @dataclass(frozen=True)
 class StepPrecision:
-    """How a step runs low: the model under a plan and the loss in FP32, or without a plan both under autocast.
+    """The precision of a step: the model under a plan and the loss in FP32, or without a plan both under autocast.
 
     format "fp32": without any autocast region.
     """
@@ -201,8 +202,8 @@ def own_step(step: Step, low: StepPrecision, scale: float = 1.0) -> LowStep:
 def settle(step: Step) -> Step:
     """Replace the recorded operations' gradients in a step by those of the model itself.
 
-    They differ where the model has an autograd.Function, or hooks that change gradients. Raises:
-    LoadError(slug="bad-loss") where the backward pass raises.
+    They differ if the model has an autograd.Function, or hooks that change gradients. Raises:
+    LoadError(slug="bad-loss") if the backward pass raises.
     """
     own = own_step(step, FP32)
     if own.failure is not None:
@@ -220,7 +221,8 @@ def settle(step: Step) -> Step:
 
 
 class _Region(TrainingStep):
-    """A training step like the loop in the report: a plan has its own regions, and the loss is outside of them."""
+    """A training step like the loop in the report: a patched model opens its own autocast regions, and the loss is
+    outside them."""
 
     def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, low: StepPrecision) -> None:
         super().__init__(model, loss_fn)
@@ -229,7 +231,7 @@ class _Region(TrainingStep):
         self.returned = "tensor"
 
     def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
-        """The loss; whoever records the step works on copies."""
+        """The loss, which is also stored in `kept`."""
         without = self.low.format == "fp32" or self.low.plan is not None
         with (
             nullcontext()
@@ -241,7 +243,8 @@ class _Region(TrainingStep):
         return loss
 
     def loss_inputs(self, outputs: Any) -> Any:
-        """The outputs, converted to FP32 where a plan may have made them low and the loss is a function of them."""
+        """The outputs, converted to FP32 if there is a plan, which may have lowered them, and a loss function reads
+        them."""
         self.returned = _kind(outputs, self.loss_fn is None)
         return outputs if self.low.plan is None or self.loss_fn is None else _wide(outputs)
 
@@ -268,10 +271,11 @@ def _forward_and_backward(step: Step, module: _Region, low: StepPrecision, scale
 
 @contextmanager
 def _around(step: Step, low: StepPrecision) -> Iterator[None]:
-    """FP32: outside the user's own regions, as in the recording. Low: natively on a GPU, emulated elsewhere.
+    """A context for a step. FP32: without the user's own autocast regions, as in the recording. Low: natively on a GPU,
+    else emulated.
 
-    A GPU's half kernels draw other random numbers than its FP32 kernels: a step with random operations runs under the
-    emulation even there, which draws in FP32.
+    A step with random operations is emulated on a GPU too, since half kernels draw other random numbers than FP32
+    kernels.
     """
     if low.format == "fp32":
         with intercept(Handler(), around=torch.float32):

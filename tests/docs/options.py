@@ -1,5 +1,6 @@
-"""What is made of the settings: the tables of options in docs/command-line.md and docs/api.md, and auditor/__init__.pyi, which
-tells editors and type checkers what `auditor.audit` takes: `python -m tests.docs.options`."""
+"""What is made of the settings: the tables of options in docs/command-line.md and docs/api.md, and
+auditor/__init__.pyi, which tells editors and type checkers what `auditor.audit` takes: `python -m
+tests.docs.options`."""
 
 import inspect
 import re
@@ -9,7 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import auditor
 from auditor.asked import Command
-from auditor.settings import Option, Settings, either, options_of
+from auditor.settings import Option, Settings, either, options_of, with_flags
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 HEADS = {"command-line.md": "option", "api.md": "argument"}
@@ -24,11 +25,11 @@ def table(document: str) -> str:
         if line and not option.flag:
             continue
         called = [f"`{name}`"] if not line else ["`-q`"] * (name == "quiet") + [f"`{option.flag}`"]
-        rows.append(f"| {', '.join(called)} | {_said(name, option)} |")
+        rows.append(f"| {', '.join(called)} | {_said(name, option, line)} |")
     return "\n".join([f"| {HEADS[document]} | meaning |", "|---|---|", *rows]) + "\n"
 
 
-def _said(name: str, option: Option) -> str:
+def _said(name: str, option: Option, line: bool) -> str:
     default = Command.model_fields[name].default
     given = [
         f"`{one}`" for one in (default if isinstance(default, tuple) else (default,)) if one not in (None, "", False)
@@ -36,7 +37,8 @@ def _said(name: str, option: Option) -> str:
     choices = [f"`{one}`" for one in option.choices()] if option.choices else []
     named = "" if all(one in option.help for one in choices) else f"{either(choices)}: "
     standard = f"; default: {' and '.join(given)}" if given else ""
-    return f"{named}{option.help}{standard}".replace("|", "\\|")
+    said = with_flags(option.help) if line else option.help
+    return f"{named}{said}{standard}".replace("|", "\\|")
 
 
 def written(document: str) -> str:

@@ -56,7 +56,7 @@ class Other(nn.Module):
 
 
 FOREIGN = {
-    "more parameters": (lambda: nn.Linear(9, 9), "144 parameters, this one has 90"),
+    "more parameters": (lambda: nn.Linear(9, 9), "144 parameters, this model has 90"),
     "other names": (Other, "another model than this Other"),
     "another class inside": (lambda: net(nn.GELU), "another model than this Sequential"),
     "other shapes": (lambda: nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 2, bias=False)), "parameters"),

@@ -1,4 +1,4 @@
-"""Plans that run nothing low do not claim an error of 0: every reporter says what the smallest error within reach is."""
+"""Plans that run nothing low do not claim an error of 0: every reporter says what the smallest reachable error is."""
 
 import re
 
@@ -33,7 +33,7 @@ def test_the_smallest_error_is_over_the_budget_and_below_that_of_everything_low(
 
 def test_reports_say_so_and_claim_no_error_of_zero(audit, reach):
     page = re.sub(r"\s+", " ", html(audit))
-    said = f"the smallest error within reach is {reach:.2g}, in FP16"
+    said = f"the smallest reachable error is {reach:.2g}, in FP16"
     assert all(said in re.sub(r"\s+", " ", shown) for shown in (text(audit, width=100), markdown(audit), page))
     rows = [line for line in text(audit, width=100, color=False).splitlines() if "FP16 " in line and "all FP32" in line]
     assert len(rows) == len(audit.plans)

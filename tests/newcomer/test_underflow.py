@@ -56,7 +56,7 @@ def test_an_eps_that_vanishes_under_a_logarithm(logarithm: Audit) -> None:
 
 def test_the_reader_is_sent_to_bf16(logarithm: Audit) -> None:
     fp16, bf16 = view(logarithm).contrast
-    assert fp16.endswith("limited by underflow (BF16 has FP32's range).")
+    assert fp16.endswith("causes: underflow (BF16 has FP32's range).")
     assert "underflow" not in bf16
     assert "overflow" not in " ".join((fp16, bf16))
     (eps,) = [finding for finding in logarithm.findings if finding.rule == "CON002"]

@@ -69,7 +69,7 @@ def test_patched_model_follows_the_plan_and_nothing_in_it_is_run(plan, capsys, t
     captured = capsys.readouterr()
     folder = tmp_path / "audits" / "model"
     assert captured.out.splitlines() == [
-        "Plan     autocast_bf16, 1 module in FP32; not verified on this model: audit it for that",
+        "Plan     autocast_bf16, 1 module in FP32; not verified on this model: to verify the plan, audit the model",
         "Patched  audits/model/patched_model.py",
     ]
     assert "noise" in captured.err
@@ -90,7 +90,7 @@ def test_named_plan_and_directory(plan, tmp_path):
     [
         ("{", [], "is not a plan"),
         ({**document(), "recommended": None}, [], "no plan is recommended; choose one of autocast_bf16"),
-        ({**document(), "parameters": 27}, [], "made for a model with 27 parameters, this one has 26"),
+        ({**document(), "parameters": 27}, [], "made for a model with 27 parameters, this model has 26"),
         (document(), ["--plan", "gone"], "choose one of autocast_bf16, cast_fp16"),
         (document(), ["--out", "model.py"], "cannot write to 'model.py' (Not a directory)"),
         (document(), ["--weights", "absent.pt"], "absent.pt does not exist"),

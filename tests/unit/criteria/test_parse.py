@@ -64,7 +64,7 @@ def test_a_function_has_a_limit_beside_it() -> None:
         ("logits: kl >= 1", "lower values of kl are better: write 'logits: kl <= 1'"),
         (
             "logits: top1 <= 0.01",
-            "higher values of top1 are better: write 'logits: top1 >= 0.01'. It is: share of rows",
+            "higher values of top1 are better: write 'logits: top1 >= 0.01'. top1: share of rows",
         ),
         ("logits: kl <= some", "the limit of 'logits: kl' must be a number, not 'some'"),
         ("logits: kl <= nan", "must be a number, not 'nan'"),

@@ -91,7 +91,7 @@ def test_what_raises_is_no_choice() -> None:
     assert space.log[frozenset()] == math.inf
 
 
-NO_CHOICE = "no tested choice with it low meets the error budget"
+NO_CHOICE = "no tested plan with this operation in low precision meets the error budget"
 
 
 def test_every_reason_holds() -> None:

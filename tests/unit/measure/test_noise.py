@@ -153,7 +153,7 @@ def test_what_is_within_the_noise_is_no_error_and_said_to_be() -> None:
         assert plan.is_verified == (plan.measured_error <= 3 * noise.error)
         assert (ran.noise, ran.floor) == (noise.error, noise.floor)
     assert audit.recommended is not None
-    assert f"within the {noise.floor:.2g} that FP32 varies by" in audit.recommendation
+    assert f"within the {noise.floor:.2g} by which FP32 runs differ" in audit.recommendation
     (said,) = (warning for warning in audit.warnings if "is not reproducible" in warning)
     assert f"differ by {noise.error:.2g}" in said and "loud.pool in mix" in said and f"({noise.floor:.2g})" in said
 

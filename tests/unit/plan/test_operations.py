@@ -46,11 +46,11 @@ def why(strategy: str = "autocast") -> dict[str, Reason]:
     [
         ("softmax softmax", "strategy", "autocast runs softmax in FP32 by itself"),
         ("neg neg", "inherited", "FP32 reaches it from softmax: autocast runs softmax in FP32 by itself"),
-        ("matmul matmul", "author", "the author switches autocast off around it"),
-        ("arange arange", "not-floating", "it is no floating-point operation"),
-        ("sin sin", "author", "the author makes values in FP32"),
+        ("matmul matmul", "author", "the model's code switches autocast off there"),
+        ("arange arange", "not-floating", "it is not a floating-point operation"),
+        ("sin sin", "author", "the model's code creates values in FP32"),
         ("neg neg_1", "inherited", "FP32 reaches it from the parameter scale"),
-        ("cos cos", "author", "the author computes in float64, which no plan lowers"),
+        ("cos cos", "author", "the model's code computes in float64, which no plan lowers"),
     ],
 )
 def test_each_reason(op: str, kind: str, words: str) -> None:
@@ -103,8 +103,8 @@ def test_what_blocks_have_in_common_is_one_reason(strategy: str) -> None:
 
 def test_fp32_is_followed_to_where_it_begins() -> None:
     assert [(reason.words, reason.operations) for reason in of_blocks(1, "cast")] == [
-        ("the author asks for FP32", ("to",)),
-        ("FP32 reaches it from to: the author asks for FP32", ("pow_1", "mean", "add", "rsqrt", "mul")),
+        ("the model's code requests FP32", ("to",)),
+        ("FP32 reaches it from to: the model's code requests FP32", ("pow_1", "mean", "add", "rsqrt", "mul")),
     ]
 
 
@@ -159,12 +159,12 @@ def test_numbers_that_differ_read_differently(values: tuple[float, ...], texts: 
 
 def test_the_numbers_stand_in_the_clause() -> None:
     said = (
-        "the error from 0.0079 to 0.013, where plans use 80% of the budget of 0.01, and saves at most 1.3% of the time"
+        "the error from 0.0079 to 0.013 (plans may use 80% of the budget of 0.01), and saves at most 1.3% of the time"
     )
-    assert explain_budget(0.0079, 0.0131, 0.01, 0.013, "time", True) == f"running it in low precision takes {said}"
+    assert explain_budget(0.0079, 0.0131, 0.01, 0.013, "time", True) == f"low precision there raises {said}"
     assert (
         explain_budget(0.0079, 0.0131, 0.01, 0.013, "time", False)
-        == f"running it in low precision is predicted to take {said}"
+        == f"low precision there is predicted to raise {said}"
     )
     assert "inf" not in explain_budget(0.001, math.inf, 0.01, 0.07, "time", ran=True).split()
     assert explain_gain(-0.2, "time") == "saves no time"

@@ -95,37 +95,42 @@ def test_the_sentence_holds_the_evidence() -> None:
     assert "2 modules stay FP32." in recommend(plans(more), 0.01)[1]
     ran = Verification(0.02, True, "audited", "emulated")
     varying = replace(BASE, verification=replace(ran, noise=0.01, floor=0.03))
-    assert "measured error 0.02 within the 0.03 that FP32 varies by" in recommend(plans(varying), 0.01)[1]
+    assert "measured error 0.02 within the 0.03 by which FP32 runs differ" in recommend(plans(varying), 0.01)[1]
     criterion = CriterionValue("logits", "labels", "<=", 0.01, 0.0, 0.0, True)
     criteria = replace(BASE, verification=replace(ran, criteria=(criterion,)))
-    assert "within every criterion" in recommend(plans(criteria), 1.0)[1]
+    assert "within the limit of every criterion" in recommend(plans(criteria), 1.0)[1]
 
 
 @pytest.mark.parametrize(
     ("plan", "use", "found", "words"),
     [
-        (named("cast_fp16"), "training", "not asked for", "No plan for training was asked for"),
+        (named("cast_fp16"), "training", "not asked for", "No plan for training was requested"),
         (
             replace(BASE, verification=Verification(0.5)),
             "inference",
             "out of reach",
-            "within reach is 0.5, in FP16 under autocast",
+            "the smallest reachable error is 0.5, in FP16 under autocast",
         ),
-        (replace(WHOLE, reach=0.03), "inference", "out of reach", "the smallest error within reach is 0.03"),
+        (replace(WHOLE, reach=0.03), "inference", "out of reach", "the smallest reachable error is 0.03"),
         (
             replace(WHOLE, reasons=(UNSAFE,)),
             "inference",
             "out of reach",
-            "no plan holds the error budget of 0.01 with anything low.",
+            "no plan with low precision is within the error budget of 0.01.",
         ),
-        (replace(WHOLE, reasons=(UNSAFE, replace(IDLE, adds=0.0))), "inference", "out of reach", "no plan holds"),
+        (
+            replace(WHOLE, reasons=(UNSAFE, replace(IDLE, adds=0.0))),
+            "inference",
+            "out of reach",
+            "no plan with low precision",
+        ),
         (replace(WHOLE, reasons=(UNSAFE, IDLE)), "inference", "saves nothing", "saves no time"),
         (replace(WHOLE, reasons=(replace(IDLE, adds=None),), least=()), "inference", "saves nothing", "saves no time"),
         (replace(WHOLE, reasons=(replace(IDLE, ran=False),), least=("b",)), "inference", "saves nothing", "no time"),
         (replace(WHOLE, reasons=(replace(IDLE, ran=False),), least=("a", "b")), "inference", "out of reach", "no plan"),
         (replace(WHOLE, reasons=(IDLE,), objective="flops"), "inference", "saves nothing", "saves no FP32 FLOPs"),
         (SLOW, "inference", "saves nothing", "saves no time"),
-        (replace(WHOLE, scopes=ROOT), "inference", "lowers nothing", "nothing in it runs low"),
+        (replace(WHOLE, scopes=ROOT), "inference", "lowers nothing", "runs any operation in low precision"),
     ],
 )
 def test_why_there_is_none(plan: Plan, use: str, found: str, words: str) -> None:

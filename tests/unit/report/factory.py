@@ -1,4 +1,5 @@
-"""Synthetic audits: a transformer-shaped model of any size, with one overflow, hostile names on request, no torch run."""
+"""Synthetic audits: a transformer-shaped model of any size, with one overflow, hostile names on request, no torch
+run."""
 
 import math
 import random
@@ -270,7 +271,7 @@ def make_audit(
         recommended=None if empty else recommended,
         recommendation="FP16 is three times as precise here as BF16 and 2 modules cover its overflow."
         if recommended
-        else "Keep it in FP32: no plan holds the error budget of 0.01 with anything low.",
+        else "Keep it in FP32: no plan with low precision is within the error budget of 0.01.",
         warnings=("Inputs were synthesised.",) if synthetic else (),
         command="python -m auditor model.py --max-error 0.01",
     )

@@ -55,7 +55,7 @@ def made(value: float | None, limit: float = 0.5, holds: bool = True, share: flo
         (0.99996, 0.9, "0.99996"),
         (1e-9, 0.0, "1e-09"),
         (1.0, 0.5, "1"),
-        (None, 0.5, "not there"),
+        (None, 0.5, "no such output"),
     ],
 )
 def test_a_value_keeps_to_its_side_of_the_limit(value: float | None, limit: float, said: str) -> None:
@@ -97,7 +97,7 @@ def test_the_recommendation_and_the_proof_speak_of_the_criteria() -> None:
     audit = audited(*ASKED)
     plan = audit.plans[audit.recommended]
     most = max(plan.verification.criteria, key=lambda one: one.share)
-    assert f"measured error {most.share:.2g} within every criterion" in audit.recommendation
+    assert f"measured error {most.share:.2g} within the limit of every criterion" in audit.recommendation
     proof = view(audit).proof
     assert f"all limits hold; the tightest uses {percent(most.share)}" in proof
 
@@ -140,9 +140,9 @@ def test_the_headline_counts_causes_by_severity_and_notes():
 
 def test_the_plan_that_severities_are_for_is_named():
     audit = spoken(make_audit(60), RNG001="kept")
-    assert causes(audit).about == "Severities are for FP16 under autocast, the recommended plan."
+    assert causes(audit).about == "Severities refer to FP16 under autocast, the recommended plan."
     alone = replace(audit, recommended=None)
-    assert causes(alone).about == "Severities are for FP16 under autocast, the fastest plan within the budget."
+    assert causes(alone).about == "Severities refer to FP16 under autocast, the fastest plan within the budget."
     none = replace(
         audit, recommended=None, findings=tuple(replace(f, plan=None, bearing="stops") for f in audit.findings)
     )
@@ -160,7 +160,7 @@ def test_a_card_says_what_becomes_of_one_operation():
         "kept": f"{opening} keeps the operation in FP32.",
         "low": f"{opening} runs the operation in low precision, within the budget.",
         "reads": f"{opening} runs the operation in FP32 on low-precision inputs, within the budget.",
-        "elsewhere": f"{opening} avoids this, which only occurs in FP16 with cast weights.",
+        "elsewhere": f"{opening} avoids the problem, which only occurs in FP16 with cast weights.",
     }
     for bearing, sentence in said.items():
         assert cause(spoken(make_audit(60), RNG001=bearing), "RNG001").plan_effect == sentence
@@ -174,7 +174,7 @@ def test_a_card_says_how_many_operations_become_what():
     findings = tuple(replace(f, bearing=mixed.get(f.node, f.bearing)) for f in audit.findings)
     assert cause(replace(audit, findings=findings), "SFT001").plan_effect == (
         f"FP16 under autocast, the recommended plan, keeps {len(members) - 2} of these operations in FP32; runs 1 of these "
-        "operations in low precision, within the budget; avoids what 1 of these operations would do, which only occurs in FP16 with cast "
+        "operations in low precision, within the budget; avoids the problem of 1 of these operations, which only occurs in FP16 with cast "
         "weights or BF16 with cast weights."
     )
 

@@ -23,14 +23,14 @@ def test_a_remedy_of_every_problem_is_named_at_the_first():
     still = RecipeProblem("bf16_kahan", "decay", "half lost")
     assert notes(lost, decay, still) == [
         [
-            "BF16 with a master copy: repairs these 2 problems; its loss ends at 1.",
-            "BF16 with Kahan sums: repairs it; its loss ends at 1.",
+            "BF16 with a master copy: repairs these 2 problems; last loss 1.",
+            "BF16 with Kahan sums: repairs this problem; last loss 1.",
         ],
         ["BF16 with Kahan sums: still: half lost."],
     ]
     assert notes(lost) == [
         [
-            "BF16 with a master copy: repairs it; its loss ends at 1.",
-            "BF16 with Kahan sums: repairs it; its loss ends at 1.",
+            "BF16 with a master copy: repairs this problem; last loss 1.",
+            "BF16 with Kahan sums: repairs this problem; last loss 1.",
         ]
     ]

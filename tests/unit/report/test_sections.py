@@ -104,10 +104,10 @@ def test_functions_that_one_side_alone_keeps_are_named() -> None:
     now = plan("fp16", 0.002, ("head", "exp"), ("head", "linear"))
     assert (
         exceptions(was, now)
-        == "Functions of low modules in FP32 now: linear in head; no longer in FP32: pow in (whole model)."
+        == "Functions of low-precision modules in FP32 now: linear in head; no longer in FP32: pow in (whole model)."
     )
-    assert exceptions(now, None) == "Functions of low modules no longer in FP32: exp in head, linear in head."
-    assert exceptions(None, was) == "Functions of low modules in FP32 now: pow in (whole model), exp in head."
+    assert exceptions(now, None) == "Functions of low-precision modules no longer in FP32: exp in head, linear in head."
+    assert exceptions(None, was) == "Functions of low-precision modules in FP32 now: pow in (whole model), exp in head."
     assert exceptions(was, was) == exceptions(None, None) == ""
 
 
@@ -124,7 +124,7 @@ def test_what_is_said_of_noise() -> None:
 def test_the_advice_is_about_the_limit_only_where_a_score_is_beyond_it() -> None:
     found = timed_and_scored()
     single = replace(found, evaluation=replace(found.evaluation, of_mean=None, samples=None))
-    assert "gives 0.98611 in FP32, in 6 calls" in score_headline(single)
+    assert "gives 0.98611 for the FP32 model (6 calls" in score_headline(single)
     assert score_headline(make_audit(6)) == ""
     assert "--max-drop" in advice(found)
     raised = Score(None, passed=False, failure="it raised")

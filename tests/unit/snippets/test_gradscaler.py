@@ -46,7 +46,7 @@ def test_a_step_lowers_the_loss_and_moves_fp32_weights(fmt: str, monkeypatch: py
 
 def test_the_scale_that_an_audit_of_training_recommends_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     content = document({"autocast_fp16": scopes("fp16")}, "autocast_fp16")
-    assert "an audit with --mode training determines one" in snippet(content, "gradscaler").replace("\n# ", " ")
+    assert "an audit with --mode training determines the scale" in snippet(content, "gradscaler").replace("\n# ", " ")
     window = LossScale(1.0, 1024.0, 512.0, 0.0, 0.0, None, "", None, {}, {})
     of = {"format": "fp16", "recommendation": "", "plan": None, "loss": 0.0, "loss_source": "", "bf16": None}
     training = Training(fp16=window, errors={}, advice=(), **of)

@@ -76,7 +76,7 @@ def test_plans_that_torch_cannot_run_are_not_said_to_break_the_budget() -> None:
     content = document({"cast_fp8_e4m3": {"": scope("fp8_e4m3")}}, None)
     content["plans"]["cast_fp8_e4m3"]["verification"] = {"measured_error": None}
     for text in snippets(content).values():
-        assert "no plan can be run, since torch cannot compute in their formats" in words(text)
+        assert "no plan can be run, since torch cannot compute in the plans' formats" in words(text)
         assert "budget" not in text
 
 

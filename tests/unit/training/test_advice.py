@@ -59,7 +59,7 @@ def test_the_section_holds_window_advice_and_loop(trained: Trained) -> None:
     assert training is not None and training.fp16 is not None and training.fp16.init is not None
     page = html(trained.audit)
     section = page.partition('<section id="training">')[2].partition("</section>")[0]
-    assert "Gradients against FP16" in section
+    assert "Gradients against the range of FP16" in section
     assert f"{training.fp16.maximum:,.10g}" in section
     assert all(advice.title.replace("'", "&#39;") in section for advice in training.advice)
     assert "loss_fn(model(inputs).float(), targets)" in section
@@ -192,7 +192,7 @@ def test_numbers_of_advice_are_those_of_autograd(trained: Trained) -> None:
     ranks = re.search(r"the sum of (\d+) equal gradients overflows FP16", advice(found, "reduce-dtype"))
     largest = float(whole.abs().max()) * found.fp16.init
     assert largest * (int(ranks[1]) - 1) <= 65504 < largest * int(ranks[1])
-    eps = re.search(r"In FP16 (\S+)% of these are zero", advice(found, "adam-eps"))
+    eps = re.search(r"In FP16 (\S+)% of these values are zero", advice(found, "adam-eps"))
     nonzero = whole[whole != 0]
     assert float(eps[1]) == pytest.approx(
         100 * float(((1e-3 * nonzero.square()).half() == 0).float().mean()), abs=3

@@ -68,7 +68,7 @@ def test_a_step_that_trains_is_under_autocast_where_no_plan_for_it_was_asked_for
     assert found.plans["graph_fp16"].is_verified
     assert found.recommended is None
     assert training.format is not None
-    assert view(found).headline.startswith("No plan for training was asked for: ")
+    assert view(found).headline.startswith("No plan for training was requested: ")
     assert "Train it in FP16 under autocast, with" in view(found).headline
     assert "For inference: FP16 as a graph" in found.recommendation
 

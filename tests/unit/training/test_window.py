@@ -168,7 +168,7 @@ OPEN, CLOSED = window(0, -10), window(3, -40)
     ("errors", "scale", "recommended", "format", "reason"),
     [
         ({"fp16": 4e-4, "bf16": 3e-3}, OPEN, "autocast_fp16", "fp16", "FP16 with GradScaler"),
-        ({"fp16": 4e-4, "bf16": 3e-3}, OPEN, "autocast_bf16", "bf16", "the recommended plan runs in it"),
+        ({"fp16": 4e-4, "bf16": 3e-3}, OPEN, "autocast_bf16", "bf16", "the recommended plan runs in BF16"),
         # gradients that are finite and wrong
         ({"fp16": 0.64, "bf16": 3e-3}, OPEN, None, "bf16", "the gradients of FP16 have an error of 64%"),
         ({"fp16": 0.64, "bf16": 0.3}, OPEN, None, None, "FP32: the gradients of BF16 have an error of 30%"),
