@@ -176,7 +176,7 @@ def _dim_of(view: View) -> int:
 
 
 def _inverse(view: View, parent: Geometry) -> tuple[Any, tuple[Any, ...]] | None:
-    """The operation, with further arguments, that inverts a view of all its source's entries."""
+    """The operation that undoes a view of its whole source, and its arguments after the tensor; None if unknown."""
     row = operation_of(view.op)
     if row.inverse:
         return getattr(_aten, row.inverse).default, ()

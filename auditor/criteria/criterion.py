@@ -50,7 +50,8 @@ class Kind:
     def share(self, value: float, limit: float) -> float:
         """The value divided by its limit, proportional to the size of the error; at most 1 if the limit holds.
 
-        Quadratic measures are reduced to their root. See NOTHING for a limit that allows no error.
+        A measure that grows with the square of the error gives the square root of the quotient. NOTHING is for limits
+        that allow no error.
         """
         if math.isnan(value):
             return math.inf

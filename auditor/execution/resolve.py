@@ -134,6 +134,7 @@ class _Algebra(Semantics):
     def compute(self, n: fx.Node, value_of: ValueOf) -> NodeType:
         """Predicted dtypes of an operation, or of the graph's output."""
         given = {source.name: value_of(source).dtype for source in n.all_input_nodes}
+        stays = {source.name for source in n.all_input_nodes if _is_complex(source)}  # autocast and scopes leave it
         arrived, cast, rounded = dict(given), list[str](), list[str]()
 
         def convert(source: str, format: str) -> None:
@@ -145,7 +146,8 @@ class _Algebra(Semantics):
                     rounded.append(source)
 
         for source in given:
-            for step in self.policy.conversions_between(source, n.name) if _moves(given[source]) else ():
+            moves = _moves(given[source]) and source not in stays
+            for step in self.policy.conversions_between(source, n.name) if moves else ():
                 convert(source, step)
                 arrived[source] = step
         if n.op == "output":
@@ -161,7 +163,7 @@ class _Algebra(Semantics):
         for source, dtype in arrived.items():
             if dtype == "fp32" and is_low(into := target.name if target else told):
                 convert(source, into)
-        handed = {source: target.name if target and _moves(x) else x for source, x in arrived.items()}
+        handed = {s: target.name if target and _moves(x) and s not in stays else x for s, x in arrived.items()}
         kernel, conflict = self._kernel(n, handed, told)
         result = kernel if casts.literals.result is None else _name(casts.literals.result)
         reads_low = any(map(is_low, handed.values()))
@@ -175,6 +177,9 @@ class _Algebra(Semantics):
         read: list[fx.Node] = []
         fx.node.map_arg((n.args, n.kwargs), read.append)
         floats = [(handed[source.name], _own(source)[1]) for source in read if handed[source.name]]
+        if _is_complex(n):  # of two low parts where all that it is made of is low
+            formats = {handed[source.name] for source in read if handed[source.name] or _is_complex(source)}
+            return formats.pop() if len(formats) == 1 and all(map(is_low, formats)) else "", False
         if not _moves(own) or not floats:
             return own, False
         row = row_of(n)
@@ -217,6 +222,12 @@ def _own(n: fx.Node) -> tuple[str, bool]:
     """Format of the recorded result, "" if discrete, and whether it is a scalar (zero-dimensional)."""
     value = next(iter(tensors_in(n.meta.get("val"))), None)
     return ("", False) if value is None else (_name(value.dtype), value.dim() == 0)
+
+
+def _is_complex(n: fx.Node) -> bool:
+    """Whether the recorded result of a node is complex."""
+    value = next(iter(tensors_in(n.meta.get("val"))), None)
+    return value is not None and value.is_complex()
 
 
 def _moves(name: str) -> bool:

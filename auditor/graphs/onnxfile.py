@@ -126,7 +126,7 @@ def _error(expected: list[list[torch.Tensor]], found: Answers | str) -> float | 
 def _onnx_record(
     plan: Plan, ends: str, content: bytes | None, ran: float | str, as_rounded: float | str | None
 ) -> Onnx:
-    """The record of one ONNX model. content: of the file, if it was written."""
+    """Build the record of one exported ONNX model. content: the file's bytes, or None if no file was written."""
     import onnxruntime
 
     failure = ran if isinstance(ran, str) else None

@@ -113,7 +113,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     rows = [p.row for p in plans]
     if (today := audit.fp32_today) is not None:
         rows.append((today_title(audit), "", "", _without(today), "", ""))
-    heads = ("Plan", "Without it", "Predicted", "Measured", "Low FLOPs", "Speed-up")
+    heads = ("Plan", "No plan", "Predicted", "Measured", "Low FLOPs", "Speed-up")
     yield Grid(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
     if (plan := audit.plans.get(audit.recommended or "")) is not None:
         gpu = f" for one {plan.target}" if plan.target else ""
@@ -135,7 +135,7 @@ def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
     """Each plan with its figures, FP32 islands and reasons."""
     for p in plans:
         kept = f", keeps {count(sum(len(i.paths) for i in p.islands), p.islands[0].noun)} in FP32" if p.islands else ""
-        failed = f"Without it: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
+        failed = f"Without the plan: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
         what = "operation" if p.plan.program is not None else "module"
         rest = f"All {'other ' if p.islands else ''}{what}s run in {label(p.plan.format)}."

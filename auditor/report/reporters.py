@@ -184,7 +184,7 @@ def plans_section(audit: Audit, seen: ReportView) -> list[Block]:
     if not seen.plans:
         return [Prose("", ("No plan was made for this audit.",), "empty")]
     about = (
-        'A plan keeps some modules in FP32 and runs the rest in low precision. "Without it" is '
+        'A plan keeps some modules in FP32 and runs the rest in low precision. "No plan" is '
         "the error in the same format with no module in FP32."
     )
     return [

@@ -225,3 +225,18 @@ def test_what_is_looked_at_again_is_what_a_walk_of_its_own_finds(name: str, stra
         low = {owner: fmt for owner, precision in choice.items() if precision != "fp32"}
         how = Policy(capture, strategy, lambda owner, low=low: low.get(owner, "fp32"), fmt)
         assert again(how) == resolve(how)
+
+
+def test_what_is_complex_is_low_where_all_that_it_is_made_of_is() -> None:
+    turned = torch.polar(torch.ones(5), torch.arange(5.0))
+
+    def spectra(x: Tensor) -> tuple[Tensor, Tensor]:
+        spectrum = torch.fft.rfft(x)
+        return spectrum.transpose(0, 1).abs().pow(2), (spectrum * turned).real
+
+    captured = capture_of(Function(spectra), normal(4, 8))
+    dtypes = resolve(Policy(captured, "cast", plain("fp16"), "fp16")).dtypes
+    assert {dtypes[only(captured, op).name] for op in ("fft_rfft", "transpose", "abs", "pow")} == {"fp16"}
+    assert dtypes[only(captured, "mul").name] == ""  # complex64, since one factor is
+    high = resolve(Policy(captured, "cast", plain("fp32"), "fp16")).dtypes
+    assert (high[only(captured, "fft_rfft").name], high[only(captured, "abs").name]) == ("", "fp32")
