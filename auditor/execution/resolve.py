@@ -177,9 +177,10 @@ class _Algebra(Semantics):
         read: list[fx.Node] = []
         fx.node.map_arg((n.args, n.kwargs), read.append)
         floats = [(handed[source.name], _own(source)[1]) for source in read if handed[source.name]]
-        if _is_complex(n):  # of two low parts where all that it is made of is low
+        if _is_complex(n):  # of two low parts where all that it is made of is low, if torch has such numbers
             formats = {handed[source.name] for source in read if handed[source.name] or _is_complex(source)}
-            return formats.pop() if len(formats) == 1 and all(map(is_low, formats)) else "", False
+            low = formats.pop() if len(formats) == 1 else ""
+            return low if is_low(low) and _has_complex(FORMATS[low].dtype) else "", False
         if not _moves(own) or not floats:
             return own, False
         row = row_of(n)
@@ -228,6 +229,11 @@ def _is_complex(n: fx.Node) -> bool:
     """Whether the recorded result of a node is complex."""
     value = next(iter(tensors_in(n.meta.get("val"))), None)
     return value is not None and value.is_complex()
+
+
+def _has_complex(dtype: torch.dtype | None) -> bool:
+    """Whether torch has complex numbers with parts of this dtype: of float16, and not of bfloat16."""
+    return dtype is not None and dtype.to_complex().to_real() is dtype
 
 
 def _moves(name: str) -> bool:

@@ -54,7 +54,7 @@ BUDGET = {
     "cli": (1370, "settings"),
     "criteria": (1160, "criteria"),
     "document": (900, "document"),
-    "execution": (1280, "execution"),
+    "execution": (1290, "execution"),
     "fleet": (440, "fleet"),
     "generation": (640, "generation"),
     "graphs": (1110, "graphs"),
@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33320, 203, 24
+LINES, FILES, ROOMS = 33330, 203, 24
 """Of all of them."""
 
 

@@ -238,5 +238,7 @@ def test_what_is_complex_is_low_where_all_that_it_is_made_of_is() -> None:
     dtypes = resolve(Policy(captured, "cast", plain("fp16"), "fp16")).dtypes
     assert {dtypes[only(captured, op).name] for op in ("fft_rfft", "transpose", "abs", "pow")} == {"fp16"}
     assert dtypes[only(captured, "mul").name] == ""  # complex64, since one factor is
+    bf16 = resolve(Policy(captured, "cast", plain("bf16"), "bf16")).dtypes
+    assert (bf16[only(captured, "fft_rfft").name], bf16[only(captured, "abs").name]) == ("", "fp32")
     high = resolve(Policy(captured, "cast", plain("fp32"), "fp16")).dtypes
     assert (high[only(captured, "fft_rfft").name], high[only(captured, "abs").name]) == ("", "fp32")
