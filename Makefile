@@ -57,7 +57,7 @@ format: $(VENV)/.lint ## Rewrite the code in the house format
 test: lint $(VENV)/.tests ## Lint, then run every test that is quick
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
 
-test-slow: $(VENV)/.tests ## Run the oracles and the large models: about half an hour (see docs/architecture.md)
+test-slow: $(VENV)/.tests ## Run the oracles and the large models: about an hour (see docs/architecture.md)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m slow
 
 gpu: ## Hold what the CPU emulates against a GPU: half an hour of steps, into benchmarks/results/gpu/ (see benchmarks/README.md)
