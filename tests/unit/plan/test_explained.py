@@ -64,6 +64,15 @@ def test_all_low_is_what_its_own_run_says(holds: bool) -> None:
     assert all(("if used only there" in reason.words) != holds for reason in idle)
 
 
+def test_a_reason_of_no_gain_names_no_rules() -> None:
+    problem = costing(drawn("chain", "autocast", random.Random(0), unsafe=0.0), Cost(0, 0, True))
+    problem = replace(problem, verdicts=dict.fromkeys(problem.verdicts, Verdict("sensitive", "")))
+    rules = [finding("BND002", name) for name in problem.capture.nodes]
+    space = Foretold(problem, 0.5)
+    idle = [r for r in with_reasons(space, as_plan(problem, space.nothing), rules).reasons if r.kind == "no-gain"]
+    assert idle and not any(reason.rules for reason in idle)
+
+
 def test_what_saves_less_than_one_more_change_of_precision_must_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("auditor.plan.problem.ISLAND_SHARE", 1.0)
     problem = costing(drawn("chain", "autocast", random.Random(0), unsafe=0.0), Cost(10**12, 1000, False))

@@ -65,6 +65,14 @@ def test_the_place_of_a_stage_among_all_and_those_that_not_every_audit_has():
     assert told[-1][1] < 1
 
 
+def test_a_stage_that_is_added_takes_nothing_back():
+    shown, shares = Display(), []
+    for stage, done in (("capture", 0), ("measure", 9), ("training", 0), ("classify", 0)):
+        shown(stage, "", done, 10)
+        shares.append(shown.share)
+    assert shares == [0, pytest.approx(1.9 / 6), pytest.approx(1.9 / 6), pytest.approx(3 / 7)]
+
+
 @pytest.mark.parametrize(
     ("kind", "stream", "line"),
     [
