@@ -270,8 +270,9 @@ def _forward(subject: Subject, batch: Batch) -> NamedTensors:
         args = batch[0]
         several = len(args) > 1 and not batch[1] and all(isinstance(x, Tensor) for x in args)
         listed = ". A list of tensors is one call; several batches are written [(t1,), (t2,)]" if several else ""
+        source = "the held-out inputs" if any(batch is one for one in subject.held_out) else subject.inputs_source
         hint = f"check number, shapes and dtypes of the inputs{listed}"
         raise LoadError(
-            f"{subject.name} raised {blame(error)} on inputs {shapes} from {subject.inputs_source}: {hint}",
+            f"{subject.name} raised {blame(error)} on inputs {shapes} from {source}: {hint}",
             slug="forward-raises",
         ) from error

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import AuditorError, LoadError
-from auditor.loading import from_object, in_eval
+from auditor.loading import from_object, in_eval, load
 from auditor.loading.placement import copy_to_device, move_subject, place_subject
 from auditor.loading.state import in_fp32, upcast_model
 from auditor.training.objective import training_subject
@@ -152,6 +152,15 @@ class Nan(nn.Module):
 def test_models_that_cannot_be_audited(model, value, slug, words):
     with refused(LoadError, slug, words):
         from_object(model, value)
+
+
+def test_held_out_inputs_that_do_not_fit_are_named_as_such(tmp_path):
+    (tmp_path / "net.py").write_text(
+        "import torch\ndef get_model(): return torch.nn.Linear(3, 4)\n"
+        "def get_inputs(): return torch.ones(2, 3)\ndef get_eval_inputs(): return torch.ones(2, 5)\n"
+    )
+    with refused(LoadError, "forward-raises", "on inputs float32[2, 5] from the held-out inputs: "):
+        load(str(tmp_path / "net.py"))
 
 
 # On a GPU a copy is audited: the caller's model must not be moved there, not even a part of it.
