@@ -41,7 +41,7 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
     if plan is None or plan.program is not None:
         return UnderPlan()
     policy, under = Policy(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format), UnderPlan()
-    kernels = resolve(policy).kernels
+    predicted = resolve(policy).nodes
     for path in capture.paths or (ModelPath(capture, (batch,)),):
         errors, dtypes = dict[str, float](), dict[str, Dtypes]()
         low, reference = _both(path.capture, policy)
@@ -49,9 +49,9 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
             with torch.no_grad():
                 for n, result, expected in beside(low, reference, path.capture.bind(model, path.batches[0])):
                     if given := tensors_in(result):
-                        before = (
-                            FORMATS[kernels[n.name]].dtype if n.name in kernels else None
-                        )  # before the author's cast
+                        typed = predicted.get(n.name)
+                        cast = typed is not None and typed.kernel != typed.dtype  # by the author
+                        before = FORMATS[typed.kernel].dtype if typed is not None and cast else None
                         dtypes[n.name] = _dtypes(n, policy, low.value_of, before or given[0].dtype)
                     both = isinstance(expected, torch.Tensor) and isinstance(result, torch.Tensor)
                     if both and expected.is_floating_point() and result.is_floating_point():

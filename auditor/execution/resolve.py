@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,7 +31,9 @@ class NodeType:
     """Predicted dtypes of one node. dtype: the format of its result, or "" for discrete; kernel: the format of the
     kernel's result, before a cast that the user wrote after it.
 
-    cast, rounded, reads_low, conflict: as for a Resolution.
+    cast: inputs that are cast, to low precision or to FP32, which takes time. rounded: FP32 inputs that are cast to low
+    precision. reads_low: whether the kernel receives a low tensor, after autocast and scope boundaries. conflict:
+    whether it receives tensors of two dtypes that it cannot promote.
     """
 
     dtype: str
@@ -43,49 +46,45 @@ class NodeType:
 
 @dataclass(frozen=True)
 class Resolution:
-    """Predicted dtypes of all nodes. dtypes: {node or placeholder: the name of a format, or "" for discrete}.
+    """Predicted dtypes of all nodes and placeholders, by name."""
 
-    lowered: FP32 values that are cast to low precision for a reader, {value: {reader, ...}}: each is rounded once.
-    cast: values that are cast, to low precision or to FP32, which takes time. reads_low: nodes whose kernel receives a
-    low tensor, after autocast and scope boundaries. conflicts: nodes that receive tensors of two dtypes and cannot
-    promote them. kernels: {node: format of its kernel's result}, if the user's code casts that result to another dtype
-    at once.
-    """
+    nodes: Mapping[str, NodeType]
 
-    dtypes: Mapping[str, str]
-    lowered: Mapping[str, frozenset[str]]
-    cast: frozenset[str]
-    reads_low: frozenset[str]
-    conflicts: frozenset[str]
-    kernels: Mapping[str, str] = field(default_factory=dict)
+    @cached_property
+    def dtypes(self) -> Mapping[str, str]:
+        """{node or placeholder: the name of a format, or "" for discrete}."""
+        return {name: typed.dtype for name, typed in self.nodes.items()}
 
-    @classmethod
-    def of(cls, nodes: Mapping[str, NodeType]) -> Resolution:
-        """Collect the predicted dtypes of all nodes."""
-        lowered: dict[str, list[str]] = {}
-        for name, typed in nodes.items():
+    @cached_property
+    def lowered(self) -> Mapping[str, frozenset[str]]:
+        """{FP32 value that is cast to low precision: its readers in low precision}. Each value is rounded once."""
+        result: dict[str, list[str]] = {}
+        for name, typed in self.nodes.items():
             for source in typed.rounded:
-                lowered.setdefault(source, []).append(name)
-        return cls(
-            {name: typed.dtype for name, typed in nodes.items()},
-            {source: frozenset(readers) for source, readers in lowered.items()},
-            frozenset(source for typed in nodes.values() for source in typed.cast),
-            frozenset(name for name, typed in nodes.items() if typed.reads_low),
-            frozenset(name for name, typed in nodes.items() if typed.conflict),
-            {name: typed.kernel for name, typed in nodes.items() if typed.kernel != typed.dtype},
-        )
+                result.setdefault(source, []).append(name)
+        return {source: frozenset(readers) for source, readers in result.items()}
+
+    @cached_property
+    def reads_low(self) -> frozenset[str]:
+        """Nodes whose kernel receives a low tensor, after autocast and scope boundaries."""
+        return frozenset(name for name, typed in self.nodes.items() if typed.reads_low)
+
+    @cached_property
+    def conflicts(self) -> frozenset[str]:
+        """Nodes that receive tensors of two dtypes and cannot promote them."""
+        return frozenset(name for name, typed in self.nodes.items() if typed.conflict)
 
     def computed_format(self, name: str) -> str:
         """The format of the kernel's result, before a cast that the user wrote after it."""
-        return self.kernels.get(name, self.dtypes.get(name, ""))
+        return self.nodes[name].kernel if name in self.nodes else ""
 
     def low(self, name: str) -> bool:
         """Whether the node's result is in a low format."""
-        return is_low(self.dtypes.get(name, ""))
+        return name in self.nodes and is_low(self.nodes[name].dtype)
 
     def touches_low(self, name: str) -> bool:
         """Whether the node's result or any input of its kernel is low: an upcast cannot restore lost bits."""
-        return self.low(name) or name in self.reads_low
+        return self.low(name) or (name in self.nodes and self.nodes[name].reads_low)
 
 
 def resolve(policy: Policy) -> Resolution:
@@ -107,7 +106,7 @@ class Resolver:
         for n, typed in executor.steps(*policy.capture.placeholders):
             result[n.name] = typed
         executor.before = Run(result, algebra)
-        return Resolution.of(result)
+        return Resolution(result)
 
 
 class _Algebra(Semantics):

@@ -7,15 +7,13 @@ import math
 from collections.abc import Callable, Collection
 
 from ..execution.policy import Policy, choice_keeping, plain
-from ..execution.resolve import is_low
 from ..numerics.formats import FORMATS
 from ..paths import module_of
 from ..records import Plan, ScopeChoice
 from ..resources import table
-from .costs import cast_seconds, seconds
-from .energy import timed_in
+from .costs import cast_seconds
 from .mincut import FORBIDDEN, Candidate, Choice
-from .problem import Problem
+from .problem import Problem, Term
 from .search import MOST_OFF, Space
 
 VISITS = 20_000
@@ -157,19 +155,15 @@ def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
     high, known = problem.energy.settle(high), problem.evaluated
     if high in known:
         return known[high]
-    resolution, costs, device = problem.resolve(choice_keeping(high, problem.format)), problem.costs, problem.device
-    formats = {name: timed_in(resolution, name) for name in problem.capture.nodes}
+    resolution = problem.resolve(choice_keeping(high, problem.format))
+    terms = problem.terms(resolution)
+    total = Term(*map(sum, zip(*terms.values(), strict=True)))
     # Autocast caches cast weights, so only casts of activations take time.
-    cast = sum(problem.elements[name] for name in formats if name in resolution.cast)
-    elapsed = sum(seconds(costs[name], fmt, device) for name, fmt in formats.items())
-    elapsed += cast_seconds(cast, problem.format, device)
-    flops = sum(costs[name].flops for name in formats)
-    low_flops = sum(costs[name].flops for name, fmt in formats.items() if is_low(fmt))
-    squares = [(name, problem.node_square(resolution, name)) for name in problem.capture.nodes]
-    squares += [(name, problem.cast_square(resolution, name)) for name in problem.rounded_values(resolution)]
-    error = math.sqrt(max(sum(square for name, square in squares if name in path) for path in problem.paths))
-    cost = problem.whole_price(resolution, elapsed)
+    casts = cast_seconds(total.cast, problem.format, problem.device)
+    error = math.sqrt(max(sum(terms[name].square for name in path) for path in problem.paths))
+    cost = problem.whole_price(resolution, total, casts)
     length = sum((owner in high) != (above in high) for owner, above in problem.energy.tree.items())
     price = cost + problem.island * length  # per scope whose precision differs from the scope above
-    known[high] = Candidate(high, error, price, cost, elapsed, low_flops / flops if flops else 0.0)
+    elapsed, low_flops = total.seconds + casts, total.low_flops / problem.flops if problem.flops else 0.0
+    known[high] = Candidate(high, error, price, cost, elapsed, low_flops)
     return known[high]

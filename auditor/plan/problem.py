@@ -6,17 +6,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
+
+from torch import fx
 
 from ..artefact.base import Strategy
 from ..artefact.strategies import strategy_of
 from ..capture.paths import reach
 from ..execution.policy import Layout, Policy, choice_keeping, plain
-from ..execution.resolve import Resolution, Resolver, kept_low
+from ..execution.resolve import NodeType, Resolution, Resolver, is_low, kept_low
 from ..numerics.formats import FORMATS
 from ..numerics.operations import operation
 from ..paths import function_in, of_function
 from ..records import Capture, Contribution, MemoryUse, Node, Verdict
-from .costs import TIE, Cost, elements_of, memory_of, price, traffic_seconds
+from .costs import TIE, Cost, elements_of, memory_of, price, seconds, traffic_seconds
 from .energy import energy_of, timed_in
 from .mincut import FORBIDDEN, Candidate
 
@@ -144,6 +147,17 @@ def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
     return {owner: names for owner, names in result.items() if names}
 
 
+class Term(NamedTuple):
+    """What one node or placeholder adds to a choice: the kernel's seconds, the price under the objective, FLOPs in low
+    precision, elements of its result that are cast, and squared error, including that of rounding its result."""
+
+    seconds: float
+    price: float
+    low_flops: int
+    cast: int
+    square: float
+
+
 @dataclass(frozen=True)
 class Problem:
     """The recorded graph with its costs and errors, under one strategy and format.
@@ -167,6 +181,8 @@ class Problem:
     objective: str = "time"
     evaluated: dict[frozenset[str], Candidate] = field(default_factory=dict, init=False, repr=False, compare=False)
     """{owners in FP32: Candidate}, the cache of `evaluate`."""
+    _resolved: dict[str, NodeType] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _terms: dict[str, Term] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -192,10 +208,17 @@ class Problem:
         return result
 
     @cached_property
-    def paths(self) -> Sequence[frozenset[str]]:
+    def flops(self) -> int:
+        """FLOPs of one forward."""
+        return sum(cost.flops for cost in self.costs.values())
+
+    @cached_property
+    def paths(self) -> Sequence[Sequence[str]]:
         """For each path through the model, the names of its nodes and placeholders."""
         captures = [path.capture for path in self.capture.paths] or [self.capture]
-        return list(dict.fromkeys(frozenset((*c.nodes, *(place.name for place in c.placeholders))) for c in captures))
+        names = [n.name for n in self.capture.graph_module.graph.nodes]
+        apart = dict.fromkeys(frozenset((*c.nodes, *(place.name for place in c.placeholders))) for c in captures)
+        return [[name for name in names if name in path] for path in apart]
 
     energy = cached_property(energy_of)
     lowest = cached_property(find_lowest)
@@ -227,16 +250,45 @@ class Problem:
         """Price of one byte of stored weights, in seconds; 0 for strategies that only count time."""
         return traffic_seconds(1, self.device) if self.objective == "memory" else self.how.seconds_per_byte
 
-    def whole_price(self, resolution: Resolution, elapsed: float) -> float:
-        """Price of a choice, without that of its scopes. elapsed: predicted seconds of one forward."""
+    def whole_price(self, resolution: Resolution, total: Term, casts: float) -> float:
+        """Price of a choice, without that of its scopes. total: the sum of its terms; casts: seconds of its casts."""
         if self.objective == "memory":
             needed = self.memory(resolution)
-            return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
-        if self.objective == "flops":
-            elapsed = sum(self.node_price(name, resolution) for name in self.capture.nodes)
-        weights = (p.name for p in self.capture.placeholders if p.kind in self.how.stores - {"input"})
-        stored = {name: self.format if resolution.low(name) else "fp32" for name in weights}
-        return elapsed + sum(self.stored_price(name, precision) for name, precision in stored.items())
+            return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * (total.seconds + casts)
+        return total.price + (casts if self.objective == "time" else 0.0)
+
+    def terms(self, resolution: Resolution) -> Mapping[str, Term]:
+        """{node or placeholder: its Term}, computed again only where dtypes differ from those of the previous call."""
+        stale = dict[fx.Node, None]()
+        for n in self.capture.graph_module.graph.nodes:
+            if self._resolved.get(n.name) is not resolution.nodes[n.name]:
+                stale |= dict.fromkeys((n, *n.all_input_nodes))
+        self._terms.update((n.name, self._term(resolution, n)) for n in stale)
+        self._resolved.update(resolution.nodes)
+        return self._terms
+
+    def _term(self, resolution: Resolution, n: fx.Node) -> Term:
+        name, readers = n.name, [resolution.nodes[user.name] for user in n.users]
+        rounded = any(name in typed.rounded for typed in readers) or (n.op == "placeholder" and resolution.low(name))
+        measured = rounded and self.contribution(name, self.format) is not None
+        square = self.cast_square(resolution, name) if measured else 0.0
+        if name not in self.costs:
+            stored = self.format if resolution.low(name) else "fp32"
+            return Term(0.0, self.stored_price(name, stored) if name in self._priced else 0.0, 0, 0, square)
+        cost, fmt = self.costs[name], timed_in(resolution, name)
+        cast = self.elements[name] if any(name in typed.cast for typed in readers) else 0
+        return Term(
+            seconds(cost, fmt, self.device),
+            self.node_price(name, resolution),
+            cost.flops if is_low(fmt) else 0,
+            cast,
+            square + self.node_square(resolution, name),
+        )
+
+    @cached_property
+    def _priced(self) -> frozenset[str]:
+        """Placeholders with a price of storage."""
+        return frozenset(p.name for p in self.capture.placeholders if p.kind in self.how.stores - {"input"})
 
     def memory(self, resolution: Resolution) -> MemoryUse:
         """Memory that one forward needs."""
@@ -272,7 +324,7 @@ class Problem:
         """Whether the plan gives low values to an unsafe or untested node, or two dtypes to another node."""
         verdict = self.verdicts.get(name)
         if name in self.kept_formats or verdict is None or verdict.verdict not in ("unsafe", "untested"):
-            return name in resolution.conflicts
+            return resolution.nodes[name].conflict
         return resolution.touches_low(name)
 
     def node_square(self, resolution: Resolution, name: str) -> float:
@@ -286,7 +338,7 @@ class Problem:
     def computed_in(self, resolution: Resolution, name: str) -> str:
         """The low format that a node computes in, if measured, else the plan's. A recurrent layer runs in FP16 even
         under BF16 autocast."""
-        own = self.kept_formats.get(name) or (resolution.dtypes[name] if resolution.low(name) else self.format)
+        own = self.kept_formats.get(name) or (resolution.nodes[name].dtype if resolution.low(name) else self.format)
         return own if own in self.contributions else self.format
 
     def cast_square(self, resolution: Resolution, name: str) -> float:
