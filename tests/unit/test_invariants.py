@@ -174,7 +174,9 @@ def test_executor_dtype_algebra_costs_and_runtime_agree_on_the_dtype_of_every_op
             continue
         assert {node: foretold.dtypes[node] for node in executed} == executed
         assert {node: timed_in(foretold, node) for node in executed} == {
-            node: foretold.kernels.get(node, dtype) or "fp32" for node, dtype in executed.items()
+            node: (typed.kernel if typed.kernel != typed.dtype else dtype) or "fp32"
+            for node, dtype in executed.items()
+            for typed in [foretold.nodes[node]]
         }
         with monkeypatch.context() as patch:
             ran = of_the_runtime(patch, name, strategy, fmt, labels)
