@@ -14,7 +14,7 @@ from ..criteria import Criterion
 from ..criteria.margins import Form, across, form_of, relative_form
 from ..criteria.measure import Criteria
 from ..numerics.entries import dense, entries, finite, is_number, is_plain
-from ..numerics.formats import FORMATS, format_of
+from ..numerics.formats import FORMATS
 from ..numerics.kernels import is_tensor_core
 from ..numerics.metrics import output_error
 from ..numerics.nodes import operation_of, row_of, target_of, tensors_in, view_source
@@ -24,6 +24,7 @@ from .alone import Trace
 from .measure import Measurement
 from .probes import Sums, by_level, inner_products, probes
 from .rerun import PLAIN, Yardstick
+from .values import Place, reading
 
 MAX_PROBES = 8
 LIGHT = 1 << 24
@@ -65,7 +66,7 @@ class Estimates:
         trace = self.measurement.traces.get(name, {}).get(fmt)
         if trace is not None and trace.isolated == "inputs":
             read = self.measurement.readings[name]
-            keys = [source if shared is None else reading(name, source) for source, shared in read.items()]
+            keys = [reading(name, source) if shared else source for source, shared in read.items()]
             isolated = math.hypot(own, *(self._relative(key, fmt, "cast") for key in keys))
         return Contribution(isolated, own, cast)
 
@@ -80,11 +81,6 @@ class Estimates:
             return 0.0
         ties = 2.0 if name in self.tied and kind != "cast" else 1.0  # h^2 / 3 instead of h^2 / 6: see margins.py
         return math.sqrt(ties * sums.square() / len(self.passes[name])) / self.outputs_norm
-
-
-def reading(product: str, source: str) -> str:
-    """Name for a shared value as read by one product."""
-    return f"{product} reads {source}"
 
 
 @dataclass(frozen=True)
@@ -113,13 +109,14 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     batch = sizes.pop() if len(sizes) == 1 and (target is None or target.samples) else None
     outputs = [entries(x) for x in outputs]
     norm = math.hypot(*(float(finite(x.detach()).double().norm()) for x in outputs)) if target is None else 1.0
-    elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
+    elements = measurement.elements
     light = elements < LIGHT and _steps(measurement) < STEPS
     count = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
     at_once = max(1, min(count, LIGHT // max(elements, 1))) if light else 1
     estimates = Estimates(measurement, norm, at_once, target.tied if target is not None else frozenset())
     views = lone_views(measurement)
     hooks = _hooks(estimates, batch, views)
+    measurement.listeners.update(hooks)
     try:
         drawn = probes(outputs, count, seed, forms)
         for index in range(count):
@@ -130,11 +127,10 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
             ends = _cheap_ends(measurement) if index and not light else None
             beat()
             torch.autograd.backward(probe.total, retain_graph=keep or index < count - 1, inputs=ends)
-        for hook in hooks:
+        for hook in hooks.values():
             hook.add()
     finally:
-        for hook in hooks:
-            hook.handle.remove()
+        measurement.listeners.clear()
     for name, source in views.items():
         estimates.passes[name] = estimates.passes.get(source, set())
         for fmt in measurement.formats:
@@ -144,22 +140,13 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     return estimates
 
 
-def _hooks(estimates: Estimates, batch: int | None, views: dict[str, str]) -> list[_Hook]:
-    measurement = estimates.measurement
-    sampled = _values_by_sample(measurement, batch)
-    own = ((name, leaves) for name, leaves in measurement.live.items() if name not in views)
-    found = [(name, name, leaf, index) for name, leaves in own for index, leaf in enumerate(leaves)]
-    found += [
-        (reading(product, source), source, shared, 0)
-        for product, values in measurement.readings.items()
-        for source, shared in values.items()
-        if shared is not None
-    ]
-    return [
-        _Hook(estimates, name, source, leaf, index, batch if source in sampled else None)
-        for name, source, leaf, index in found
-        if format_of(leaf.dtype) is not None and leaf.requires_grad and is_plain(leaf)
-    ]
+def _hooks(estimates: Estimates, batch: int | None, views: Mapping[str, str]) -> dict[Place, _Hook]:
+    sampled = _values_by_sample(estimates.measurement, batch)
+    return {
+        place: _Hook(estimates, place, shape, batch if place.source in sampled else None)
+        for place, shape in estimates.measurement.places.items()
+        if place.name not in views
+    }
 
 
 def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
@@ -197,29 +184,27 @@ def lone_views(measurement: Measurement) -> dict[str, str]:
     for node in measurement.capture.graph_module.graph.nodes:
         source = view_source(node)
         lone = source is not None and len(source.users) == 1
-        if source is not None and lone and not any(x.numel() for x in measurement.live[source.name][1:]):
+        if source is not None and lone and not any(x.numel() for x in tensors_in(source.meta.get("val"))[1:]):
             result[node.name] = result.get(source.name, source.name)
     return result
 
 
 class _Hook:
-    """Turns the gradients of a value into squared inner products with its errors. source: the value's node."""
+    """Turns the gradients of a value into squared inner products with its errors."""
 
-    def __init__(
-        self, estimates: Estimates, name: str, source: str, leaf: torch.Tensor, index: int, batch: int | None
-    ) -> None:
-        self.estimates, self.name, self.source, self.leaf, self.index = estimates, name, source, leaf, index
-        self.traces = estimates.measurement.traces.get(name, {})
-        self.samples = batch if batch and leaf.dim() and leaf.shape[0] % batch == 0 else 1
+    def __init__(self, estimates: Estimates, place: Place, shape: torch.Size, batch: int | None) -> None:
+        self.estimates, (self.name, self.source, self.index) = estimates, place
+        self.traces = estimates.measurement.traces.get(self.name, {})
+        self.samples = batch if batch and shape and shape[0] % batch == 0 else 1
+        self.output = next(iter(estimates.measurement.live.get(self.name, [])[self.index :]), None)
         self.waiting: list[torch.Tensor] = []
         self.returned: list[torch.Tensor] = []
-        self.handle = leaf.register_hook(self)  # type: ignore[no-untyped-call]
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
         if gradient is None:  # an unread result of an operation with several results
             return
         self.waiting.append(dense(gradient.detach()).contiguous())
-        signs = self.estimates.returned.get(id(self.leaf))
+        signs = self.estimates.returned.get(id(self.output))
         self.returned += [] if signs is None else [signs]
         self.estimates.passes.setdefault(self.name, set()).add(self.estimates.probe)
         if len(self.waiting) == self.estimates.at_once:
@@ -296,7 +281,7 @@ def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = 
         name: {
             fmt: _most({by: one.contribution(name, fmt) for by, one in passes.items()}) for fmt in measurement.formats
         }
-        for name in measurement.live
+        for name in measurement.values
     }
     nodes = measurement.capture.nodes
     unseen = frozenset(
@@ -304,7 +289,7 @@ def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = 
         for name in measurement.errors
         if name in measurement.blind
         or (nodes[name].floating and not any(one.passes.get(name) for one in passes.values()))  # no gradient arrived
-        or not all(x.is_floating_point() and is_plain(x) for x in measurement.live[name][:1])
+        or name in measurement.discrete
     )
     numbers = any(name not in nodes or nodes[name].floating for name in measurement.capture.outputs)
     return FirstOrder(contributions, unseen, numbers and (criteria is None or bool(parts)))

@@ -74,15 +74,19 @@ def _take_apart(runs: _LowRuns) -> Decisions | None:
 
 def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
     """Operations upstream of the outputs that compute discrete values, or a step function, from floating-point ones."""
-    nodes, values = list(measurement.capture.graph_module.graph.nodes), measurement.values
+    nodes = list(measurement.capture.graph_module.graph.nodes)
     reaching = set(reach((n for n in nodes if n.op == "output"), lambda n: n.all_input_nodes))
 
+    def computes_numbers(n: fx.Node) -> list[bool]:
+        return [x.is_floating_point() or x.is_complex() for x in tensors_in(n.meta.get("val"))]
+
     def decides(n: fx.Node) -> bool:
-        row, read = row_of(n), (x for source in n.all_input_nodes for x in tensors_in(values[source.name]))
-        if row.packet == "getitem" or row.asks_shape or row.asks_finite or not any(map(is_number, read)):
+        row = row_of(n)
+        reads_numbers = any(any(computes_numbers(source)) for source in n.all_input_nodes)
+        if row.packet == "getitem" or row.asks_shape or row.asks_finite or not reads_numbers:
             return False
-        several = [values[user.name] for user in n.users if user in reaching and row_of(user).packet == "getitem"]
-        return row.steps or not all(map(is_number, tensors_in(several or values[n.name])))
+        several = [user for user in n.users if user in reaching and row_of(user).packet == "getitem"]
+        return row.steps or not all(all(computes_numbers(one)) for one in several or [n])
 
     return {n.name: n for n in nodes if n.op == "call_function" and n in reaching and decides(n)}
 
@@ -116,7 +120,7 @@ class _LowRuns:
                 for n, result in executor.steps(*self.measurement.flat_inputs):
                     if n.name in counted:
                         seen[n.name] = self._count_flips(n, low.receive(n, executor.value_of), widen(result))
-                        changed |= {n.name} if chooses_otherwise(n, widen(result), values[n.name]) else set()
+                        changed |= {n.name} if chooses_otherwise(n, widen(result), values) else set()
             error, _ = self.yardstick(self._reference, tensors_in(widen(result)))
         except Exception as failure:  # a shape that depends on a decision may not fit
             let_through(failure)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from ..records import Batch, Capture, Magnitudes, NodeError
 from ..stages import tick
 from .alone import Alone, InFormat, Leaves, Trace
 from .reference import Back, Reference, as_leaf
+from .values import Listener, Place, Values, reading
 
 AT_ONCE = 4
 """Peak memory of measuring an operation, as a multiple of its inputs and results."""
@@ -31,19 +32,24 @@ class Measurement:
     """The FP32 reference with its autograd graph, and the errors of every node in each format.
 
     anchors: leaves of the autograd graph for results that depend on no float input. readings: {product: {value it
-    reads: the copy that only this product reads, or None if no other node reads the value}}. values: detached FP32
-    result of every node and placeholder. live: the same results inside the autograd graph. errors, traces: of every
-    operation by format. ranges: of every value. blind: nodes with a path to the outputs through a non-differentiable
-    operation. pure: formats in which the whole model ran in low precision.
+    reads: whether other nodes read the value too}}. values: detached FP32 result of every node and placeholder. live:
+    weights, inputs and outputs inside the autograd graph. places: the values with a gradient, and their shapes.
+    listeners: where hooks pass gradients on to. elements: of all results. discrete: nodes without a floating-point
+    result. errors, traces: of every operation by format. ranges: of every value. blind: nodes with a path to the outputs
+    through a non-differentiable operation. pure: formats in which the whole model ran in low precision.
     """
 
     capture: Capture
     formats: tuple[str, ...]
     flat_inputs: Sequence[Any]
     anchors: Leaves
-    readings: Mapping[str, Mapping[str, torch.Tensor | None]]
-    values: dict[str, Any] = field(default_factory=dict)
+    values: Values
+    readings: dict[str, Mapping[str, bool]] = field(default_factory=dict)
     live: dict[str, Leaves] = field(default_factory=dict)
+    places: dict[Place, torch.Size] = field(default_factory=dict)
+    listeners: dict[Place, Listener] = field(default_factory=dict)
+    elements: int = 0
+    discrete: set[str] = field(default_factory=set)
     ranges: dict[str, Magnitudes] = field(default_factory=dict)
     errors: dict[str, Mapping[str, NodeError]] = field(default_factory=dict)
     traces: dict[str, Mapping[str, Trace]] = field(default_factory=dict)
@@ -53,15 +59,28 @@ class Measurement:
 
     def keep(self, n: fx.Node, reference: Any, profiles: dict[fx.Node, Profile]) -> None:
         """Store a node's result and magnitudes, the latter also in `profiles`."""
-        self.live[n.name] = tensors_in(reference)
+        leaves = tensors_in(reference)
+        if n.op != "call_function" or n.name in self.capture.outputs:
+            self.live[n.name] = leaves
+        self.elements += sum(x.numel() for x in leaves)
+        if not all(x.is_floating_point() and is_plain(x) for x in leaves[:1]):
+            self.discrete.add(n.name)
+        for index, leaf in enumerate(leaves):
+            self.listen(Place(n.name, n.name, index), leaf)
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, reference)
-        self.values[n.name] = detached
+        self.values.keep(n, detached)
         real = next((entries(leaf) for leaf in tensors_in(detached) if is_number(leaf)), None)
         if real is not None:
             source = view_source(n)
             seen = profiles.get(source) if source is not None else None
             profiles[n] = seen or Profile(real)
             self.ranges[n.name] = profiles[n].range
+
+    def listen(self, place: Place, leaf: torch.Tensor) -> None:
+        """Pass a value's gradients on to `listeners`; the hook lives as long as the autograd graph, without the value."""
+        if format_of(leaf.dtype) is not None and leaf.requires_grad and is_plain(leaf):
+            self.places[place] = leaf.shape
+            leaf.register_hook(partial(_pass_on, self.listeners, place))  # type: ignore[no-untyped-call]
 
     @property
     def outputs(self) -> Leaves:
@@ -88,19 +107,19 @@ def measure(
     an operation whose backward raises.
     """
     reference, profiles = Reference(back), dict[fx.Node, Profile]()
-    found = Measurement(
-        capture,
-        tuple(formats),
-        [_leaf(value) for value in capture.bind(model, batch)],
-        reference.anchors,
-        reference.readings,
-    )
-    low = {name: InFormat(capture, name, found.values, profiles, reference.readings) for name in formats}
+    flat = [_leaf(value) for value in capture.bind(model, batch)]
+    found = Measurement(capture, tuple(formats), flat, reference.anchors, Values(capture.graph_module.graph))
+    low = {name: InFormat(capture, name, found.values, profiles, found.readings) for name in formats}
     executor = Executor(capture.graph_module, reference)
     with torch.enable_grad():
         for n, result in executor.steps(*found.flat_inputs):
             if n.op != "output":
                 found.keep(n, result, profiles)
+            if read := reference.readings.pop(n.name, {}):
+                found.readings[n.name] = {value: shared is not None for value, shared in read.items()}
+            for value, shared in read.items():
+                if shared is not None:
+                    found.listen(Place(reading(n.name, value), value, 0), shared)
             if n.op == "call_function":
                 tick(n.name)
                 used_up = executor.user_to_last_uses.get(n, ())
@@ -114,10 +133,17 @@ def measure(
                 found.traces[n.name] = {name: trace for name, (_, trace) in told.items()}
                 for source in used_up:
                     profiles.pop(source, None)
+                    if source.name not in found.live:
+                        found.values.release(source, reference.saved)
     found.alone = {name: run.alone for name, run in low.items()}
     found.pure = frozenset(name for name, run in low.items() if run.pure)
     found.blind = frozenset(n.name for n in reach(reference.lost, lambda n: n.all_input_nodes))
     return found
+
+
+def _pass_on(listeners: Mapping[Place, Listener], place: Place, gradient: torch.Tensor | None) -> None:
+    if place in listeners:
+        listeners[place](gradient)
 
 
 def working_set(capture: Capture) -> int:

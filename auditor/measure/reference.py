@@ -149,7 +149,8 @@ class Reference(SeparateResults):
 
     back: whether backward passes through an operation are trusted, tested after its run, or skipped. anchors: leaves
     for results that depend on no float input. lost: inputs that an operation reads without a derivative. readings:
-    {product: {value it reads: the copy that only this product reads, or None if no other node reads the value}}.
+    {product: {value it reads: the copy that only this product reads, or None if no other node reads the value}}. saved:
+    addresses of the storages that autograd keeps for backward passes.
     """
 
     def __init__(self, back: Back = "trusted") -> None:
@@ -157,14 +158,19 @@ class Reference(SeparateResults):
         self.anchors: list[torch.Tensor] = []
         self.lost: set[fx.Node] = set()
         self.readings: dict[str, dict[str, torch.Tensor | None]] = {}
+        self.saved: set[int] = set()
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
         """Compute the node inside the autograd graph."""
         if n.op == "output":
             return RECORDED.compute(n, value_of)
-        return self._connect(
-            separate_tensors(self._compute(n, value_of), [value_of(source) for source in n.all_input_nodes])
-        )
+        with torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda x: x):
+            result = self._compute(n, value_of)
+            return self._connect(separate_tensors(result, [value_of(source) for source in n.all_input_nodes]))
+
+    def _note_saved(self, x: torch.Tensor) -> torch.Tensor:
+        self.saved |= {x.untyped_storage().data_ptr()} if is_plain(x) else set()
+        return x.detach()  # an output that its own backward node held would never be freed
 
     def _compute(self, n: fx.Node, value_of: ValueOf) -> Any:
         if self.back == "none":

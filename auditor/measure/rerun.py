@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from posixpath import commonpath
@@ -92,7 +93,8 @@ class Reruns:
     def error(self, name: str, value: Any) -> float:
         """Output error if a node's result is replaced; inf if a finite output becomes non-finite."""
         readers = frozenset(user.name for user in self.measurement.nodes[name].users)
-        return self._error(RECORDED, Run({**self._reference.values, name: value}, stale=readers))[0]
+        values = ChainMap({name: value}, self._reference.values)  # type: ignore[arg-type]
+        return self._error(RECORDED, Run(values, stale=readers))[0]
 
     def together(self, names: Collection[str]) -> tuple[float, bool]:
         """Output error with all these operations in low precision, and whether any discrete result changed."""
@@ -132,16 +134,16 @@ class Reruns:
             for n, result in executor.steps(*self.measurement.flat_inputs):
                 if n.op == "call_function":
                     self._operations += 1
-                    flipped = flipped or chooses_otherwise(n, widen(result), self.measurement.values[n.name])
+                    flipped = flipped or chooses_otherwise(n, widen(result), self.measurement.values)
         return tensors_in(widen(result)), flipped
 
 
-def chooses_otherwise(n: fx.Node, result: Any, reference: Any) -> bool:
-    """Whether a discontinuous result changed: an index, a mask, a rounding to integers."""
-    row = row_of(n)
-    if row.asks_shape or row.asks_finite:
+def chooses_otherwise(n: fx.Node, result: Any, values: Mapping[str, Any]) -> bool:
+    """Whether a discontinuous result differs from that in `values`: an index, a mask, a rounding to integers."""
+    row, ours = row_of(n), tensors_in(result)
+    if row.asks_shape or row.asks_finite or not (row.steps or not all(map(is_number, ours))):
         return False
-    pairs = zip(tensors_in(result), tensors_in(reference), strict=False)
+    pairs = zip(ours, tensors_in(values[n.name]), strict=False)
     return any(extent(x) != extent(y) or bool((x != y).any()) for x, y in pairs if row.steps or not is_number(y))
 
 

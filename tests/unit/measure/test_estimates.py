@@ -51,7 +51,7 @@ def test_the_few_passes_of_a_large_model_tell_what_eight_tell(
     enough: float, passes: int, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = measurement_of(seeded(Net), tokens)
-    nodes = [node for node, leaves in measured.live.items() if any(x.is_floating_point() for x in leaves)]
+    nodes = [node for node in measured.values if node not in measured.discrete]
     reference = estimate(measurement_of(seeded(Net), tokens), 0)
     monkeypatch.setattr(attribute, "LIGHT", 0)
     monkeypatch.setattr(attribute, "ENOUGH", enough)

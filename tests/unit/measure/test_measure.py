@@ -1,5 +1,6 @@
 """What a format does to single nodes, each answer worked out beside it."""
 
+import gc
 import math
 from dataclasses import astuple
 
@@ -8,7 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from auditor.capture.capture import capture
+from auditor.execution.execute import Executor
+from auditor.measure import attribute
+from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement, measure
+from auditor.numerics.nodes import tensors_in
 from auditor.records import NodeError
 from tests.support.brute_force import true_isolated
 from tests.support.capturing import Function
@@ -176,8 +181,8 @@ def _held(measured: Measurement) -> int:
     """Bytes of all tensors of a measurement that are no weights."""
     names = [place.name for place in measured.capture.placeholders if place.kind == "parameter"]
     weights = {x.untyped_storage().data_ptr() for name in names for x in measured.live[name]}
-    kept = [x for leaves in measured.live.values() for x in leaves]
-    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in kept}
+    kept = [value for name in measured.values if (value := measured.values.stored(name)) is not None]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors_in(kept)}
     return sum(size for place, size in storages.items() if place not in weights)
 
 
@@ -195,11 +200,39 @@ def test_a_measurement_holds_fp32_values_alone() -> None:
     step = sum(size for place, size in saved.items() if place not in weights)
     assert total.requires_grad  # all that it saved is there still
     measured = measurement_of(model, x)
-    assert _held(measured) < 1.5 * step
+    assert _held(measured) < 1.2 * step
     assert {type(part) for by in measured.traces.values() for one in by.values() for part in astuple(one)} == {
         str,
         bool,
     }
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+def test_values_that_are_not_stored_are_computed_again_bit_for_bit(by_batch: bool) -> None:
+    model = nn.Sequential(Normed(nn.BatchNorm2d(8), by_batch), nn.Linear(8, 16), _Block())
+    measured = measurement_of(model, normal(4, 3, 8, 8))
+    released = [name for name in measured.values if measured.values.stored(name) is None]
+    assert by_batch or any("norm" in name for name in released)
+    assert released
+    first = {name: measured.values[name] for name in released}
+    assert all(torch.equal(first[name], measured.values[name]) for name in released)
+    with torch.no_grad():
+        for n, result in Executor(measured.capture.graph_module).steps(*measured.flat_inputs):
+            assert n.name not in first or torch.equal(first[n.name], result)
+
+
+def test_nothing_stays_of_a_measurement_once_its_effects_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attribute, "LIGHT", 0)  # the last backward passes then stop early, and free only what they pass
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
+
+    model, x = _blocks()
+    first_order(measurement_of(model, x))
+    before = tensors()
+    first_order(measurement_of(model, x))
+    assert tensors() == before
 
 
 class Normed(nn.Module):

@@ -49,7 +49,7 @@ def test_what_is_another_choice(function: Callable[..., Any], now: list[list[flo
     x = torch.tensor([[0.2, 0.9]])
     graph = capture_of(Function(lambda x: (function(x), x * 2.0)), x).graph_module.graph
     node = next(node for node in graph.nodes if node.op == "call_function")
-    assert chooses_otherwise(node, function(torch.tensor(now)), function(x)) == expected
+    assert chooses_otherwise(node, function(torch.tensor(now)), {node.name: function(x)}) == expected
 
 
 def test_the_users_own_measure_is_asked_and_its_unit_taken_off() -> None:

@@ -1,0 +1,92 @@
+"""FP32 results of a measured graph: stored, or computed again where autograd does not keep them anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from ..execution.execute import RECORDED
+from ..numerics.entries import is_plain
+from ..numerics.nodes import is_torchs_own, row_of, target_of, view_source
+from .reference import batch_norm
+
+Listener = Callable[[torch.Tensor | None], None]
+"""Receives the gradient of one value in each backward pass; None if the pass does not reach the value."""
+
+
+class Place(NamedTuple):
+    """A tensor with a gradient. name: the node, or see `reading`; source: the node that computes it; number: of the
+    tensor in the node's result."""
+
+    name: str
+    source: str
+    number: int
+
+
+def reading(product: str, source: str) -> str:
+    """Name for a shared value as read by one product."""
+    return f"{product} reads {source}"
+
+
+class Values(Mapping[str, Any]):
+    """Detached FP32 results of nodes and placeholders, by name. Released results are computed again when read."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._nodes = {n.name: n for n in graph.nodes}
+        self._held: dict[str, Any] = {}
+        self._released, self._needed = set[str](), set[str]()
+
+    def keep(self, n: fx.Node, value: Any) -> None:
+        """Store a node's result."""
+        self._held[n.name] = value
+
+    def stored(self, name: str) -> Any:
+        """A result; None if it was released."""
+        return self._held.get(name)
+
+    def release(self, n: fx.Node, saved: Collection[int]) -> None:
+        """Free a result if one cheap operation computes it again from stored results. saved: addresses of the storages
+        that autograd keeps."""
+        value, sources = self._held.get(n.name), [source.name for source in n.all_input_nodes]
+        if n.name in self._needed or not sources or not isinstance(value, torch.Tensor) or not _repeatable(n):
+            return
+        held = not is_plain(value) or value.untyped_storage().data_ptr() in saved
+        if not held and self._held.keys() >= set(sources):
+            del self._held[n.name]
+            self._released.add(n.name)
+            self._needed.update(sources)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._released:
+            return self._held[name]
+        n = self._nodes[name]
+        with torch.no_grad():
+            if row_of(n).normalizes == "statistics":  # the operation itself would update the running statistics
+                args, _ = fx.node.map_arg((n.args, n.kwargs), lambda source: self._held[source.name])
+                return batch_norm(target_of(n), *args)
+            return RECORDED.compute(n, lambda source: self._held[source.name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._held or name in self._released
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._nodes if name in self)
+
+    def __len__(self) -> int:
+        return len(self._held) + len(self._released)
+
+
+def _repeatable(n: fx.Node) -> bool:
+    """Whether an operation is cheap and deterministic."""
+    target, row = target_of(n), row_of(n)
+    dear = row.product or row.recurrent or row.cell or row.thins or view_source(n) is not None
+    return (
+        n.op == "call_function"
+        and not dear
+        and isinstance(target, torch._ops.OpOverload)
+        and is_torchs_own(target)
+        and torch.Tag.nondeterministic_seeded not in target.tags
+    )
