@@ -30,7 +30,7 @@ class Memory:
 
 @dataclass(eq=False)
 class Entry:
-    """One tensor: its node, current since `version` of its root; and for a view, how it was made."""
+    """One tensor: its node, with the entries as of `version` of its root; for a view, its source and how to read it."""
 
     node: fx.Node
     geometry: Geometry

@@ -71,7 +71,7 @@ class Selection:
 
 
 def find_view(own: Geometry, source: Geometry) -> View | None:
-    """The view of `source` that has the layout `own`; None if `own` does not lie inside the source."""
+    """The view of `source` that has the layout `own`; None if there is none."""
     if own.dtype != source.dtype or own.stride is None or source.stride is None:
         return None
     if own == source:

@@ -95,7 +95,7 @@ def _arguments(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _rows(given: dict[str, Any]) -> tuple[Tensor, list[int]]:
-    """The input of a layer: the rows of all steps, concatenated, and their number per step."""
+    """The input of a layer: the rows of all steps, concatenated, and the number of rows per step."""
     if "data" in given:
         return given["data"], given["batch_sizes"].tolist()
     x = given["input"].transpose(0, 1) if given["batch_first"] else given["input"]
@@ -136,4 +136,4 @@ STEPS: dict[str, _Step] = {
     "rnn_tanh": lambda from_input, from_state, _: ((from_input + from_state).tanh(),),
     "rnn_relu": lambda from_input, from_state, _: ((from_input + from_state).relu(),),
 }
-"""The rest of a step: (product of the input, product of the state, states) -> new states."""
+"""{layer: a step after its products: (product of the input, product of the state, states) -> states}."""

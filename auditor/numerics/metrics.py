@@ -11,7 +11,7 @@ from ..errors import MeasureError
 from .entries import ON_GPU, dense, entries, is_plain, places
 
 _RUN = 1 << 17
-"""Entries per chunk, so that its copies stay in the processor's cache."""
+"""Entries per chunk, so that its copies fit in the processor's cache."""
 
 _SQUARES = (1e-24, 1e36)
 """Range in which a float32 sum of squares is accurate: smaller terms are negligible."""

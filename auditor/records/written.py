@@ -28,7 +28,7 @@ class FileField:
 
     meaning: description with unit, in Markdown. measured: whether measurements.json stores it; else plan.json, which
     people commit, and which has settings and decisions. choices: allowed texts. least, most: bounds. exact: whether all
-    digits are stored, as for settings; measured values have seven.
+    digits are stored, for settings; measured values have seven.
     """
 
     meaning: str
@@ -111,7 +111,7 @@ def plain(value: Any) -> Any:
 
 
 def revive(value: Any) -> Any:
-    """The inverse of `plain`: turn text such as "inf" back into a number."""
+    """The inverse of `plain`: turn text such as "Infinity" back into a number."""
     if isinstance(value, list):
         return [revive(item) for item in value]
     if isinstance(value, dict):
