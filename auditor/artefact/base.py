@@ -14,7 +14,7 @@ from .runtime import Runtime, device_type
 class Strategy:
     """One way to run a model in low precision. Subclasses override its members; `strategies.register` adds an instance.
 
-    A plan gives every scope a precision; the strategy decides what is converted for it. name: an identifier, the first
+    A plan gives every scope a precision; the strategy decides which tensors it converts. name: an identifier, the first
     part of its plans' names. title: follows a format in reports, such as "under autocast". purpose: its use in a few
     words. rank: the lowest wins among equally good plans. runtime: patches a live module. The source of its class and
     base classes is copied into `patched_model.py`, so it may import only torch and `auditor.artefact.runtime`.
@@ -46,8 +46,8 @@ class Strategy:
     def boundary(self, precision: str, above: str | None, keeps: bool) -> tuple[str | None, str | None]:
         """The precisions of a wrapped scope's inputs and of its result; None means no conversion.
 
-        above: precision around the scope; "input" if it differs between calls, None for the root. keeps: whether no low
-        operation reads the result of an FP32 scope. Must agree with the runtime.
+        above: precision around the scope; "input" if it differs between calls, None for the root. keeps: whether no
+        low-precision operation reads the result of an FP32 scope. Must agree with the runtime.
         """
         return None, None
 

@@ -16,7 +16,7 @@ from ..loading.statedicts import load_state, read_checkpoint
 
 
 def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
-    """Build the model from its own source. file: the path of patched_model.py.
+    """Build the model from its source. file: the path of patched_model.py.
 
     Raises: ValueError or FileNotFoundError if the source or the checkpoint has changed.
     """

@@ -112,7 +112,7 @@ def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
     In the body, `torch.autocast` of any device type follows CUDA's lists; matrix products of half-precision tensors,
     and their gradients, accumulate in FP32 and round once; other operations run in half precision; an operation that
     CUDA lacks in half precision raises RuntimeError; random numbers are drawn in FP32 and rounded; `GradScaler("cuda")`
-    scales. Tensors stay on the CPU. Compiled functions run eagerly. The emulation ends with the body, even if the body
+    scales. Tensors are not moved. Compiled functions run eagerly. The emulation ends with the body, even if the body
     raises.
     Create `torch.autocast("cuda")` and `GradScaler("cuda")` in the body: outside, without CUDA, torch disables them.
     Call `backward()` in the body as well. Threads that the body starts are not emulated. A nested call in the same

@@ -33,8 +33,8 @@ a solver may halve its steps."""
 
 _JUST_BELOW_ONE = 1 - torch.finfo(torch.float32).eps
 _LEAST_ORDINARY, _MOST_ORDINARY = 1 / 512, 8
-"""Literals between these limits exist in every format. A smaller one may prevent a division by 0; exp of a larger one
-may overflow."""
+"""Literals between these limits exist in every format. A smaller literal may prevent a division by 0; exp of a
+larger literal may overflow."""
 
 
 def compare_literals(

@@ -111,7 +111,7 @@ class _Recorder(Handler):
     def note_returned(self, call: Call, result: Any) -> None:
         """Note the tensors that a module call returned: a plan's wrapper converts returned tensors, but not tensors in
         attributes."""
-        with torch._C.DisableTorchFunction():  # these are not the model's own calls
+        with torch._C.DisableTorchFunction():  # the calls below are not the model's
             for x in tensors_in(result):
                 while torch._C._functorch.is_functorch_wrapped_tensor(x):
                     x = torch._C._functorch.get_unwrapped(x)

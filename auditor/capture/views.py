@@ -138,7 +138,7 @@ def scatter(
 def put(
     emit: Emit, constant: Constant, whole: fx.Node, places: torch.Tensor, part: fx.Node, value: torch.Tensor
 ) -> fx.Node:
-    """Set the entries of `whole` at some positions to those of `part`."""
+    """Set the entries of `whole` at these positions to the entries of `part`."""
     flat = value.new_empty(value.numel())
     line = emit(_aten.reshape.default, (whole, [-1]), {}, flat)
     new = emit(_aten.reshape.default, (part, [-1]), {}, value.new_empty(places.numel()))

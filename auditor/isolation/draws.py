@@ -1,4 +1,4 @@
-"""Random operations draw in FP32 in any precision, so that a low run draws the same numbers as the FP32 run."""
+"""Random operations draw in FP32 in any precision, so that a low-precision run draws the FP32 run's numbers."""
 
 from __future__ import annotations
 

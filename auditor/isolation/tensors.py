@@ -112,7 +112,7 @@ class StorageCopies:
         self._copies.clear()
 
     def _before_written(self, tensors: Iterable[torch.Tensor]) -> None:
-        # Not plain_torch, which is slower than all the rest: most writes go to tensors that are not watched.
+        # Not plain_torch, which would take most of the time: most writes go to tensors that are not watched.
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             watched = [x for x in tensors if any(storage._cdata in self._known for storage in memory(x))]
         if watched:

@@ -87,7 +87,7 @@ def format_in(x: torch.Tensor) -> Format | None:
 
 
 def asked_for(dtype: torch.dtype | Format | None) -> Format | None:
-    """The format that a dtype argument requests: the Format itself, or that of a torch dtype."""
+    """The format that a dtype argument requests: the Format itself, or the format of a torch dtype."""
     return format_of(dtype) if isinstance(dtype, torch.dtype) else dtype
 
 

@@ -27,7 +27,7 @@ def is_fused_cell(target: Callable[..., Any]) -> bool:
 
 
 def run_cell(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """Run one step on half-precision tensors on a CPU. Shapes: those of `aten.gru_cell` and `aten.lstm_cell`."""
+    """Run one step on half-precision tensors on a CPU. Shapes: like `aten.gru_cell` and `aten.lstm_cell`."""
     given = widen(_arguments(target, args, kwargs))
     states = _several(given["hx"])
     from_input = _product(given["input"], given["w_ih"], given.get("b_ih"), row)
@@ -37,7 +37,7 @@ def run_cell(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def run_layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """Run a recurrent layer on half-precision tensors on a CPU, step by step. Shapes: those of `aten.gru.input`,
+    """Run a recurrent layer on half-precision tensors on a CPU, step by step. Shapes: like `aten.gru.input`,
     `aten.gru.data` and similar operations."""
     given = widen(_arguments(target, args, kwargs))
     rows, sizes = _rows(given)

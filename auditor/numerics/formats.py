@@ -125,12 +125,12 @@ def narrower() -> tuple[str, ...]:
 
 
 def auditable() -> tuple[str, ...]:
-    """Names of the formats that an audit accepts, the default ones first."""
+    """Names of the formats that an audit accepts, the default formats first."""
     return (*DEFAULT, *(name for name, row in FORMATS.items() if row.low and name not in DEFAULT))
 
 
 def label(name: str) -> str:
-    """The display name of a format, also of an unknown one: `bf16` -> `BF16`, `fp8_e4m3` -> `FP8 E4M3`."""
+    """The display name of a format, even of an unknown format: `bf16` -> `BF16`, `fp8_e4m3` -> `FP8 E4M3`."""
     return FORMATS[name].label if name in FORMATS else name.upper().replace("_", " ")
 
 

@@ -87,8 +87,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Format | None, bool]:
-    """The low format of the tensors (None if there is none), and whether they are on a CPU; Fourier transforms may have
-    complex tensors."""
+    """The low-precision format of the tensors (None if there is none), and whether they are on a CPU; Fourier
+    transforms may have complex tensors."""
     for x in tensors:
         dtype = x.dtype.to_real() if known.powers_of_two and x.is_complex() else x.dtype
         if is_low(dtype):

@@ -62,7 +62,7 @@ class Operation:
     cell: bool = False  # one step of a recurrent layer
     embedding: bool = False  # reads rows of a table, or limits their norm
     sums_gradients_in_fp32: bool = False  # CUDA's backward does; the CPU's sums in half precision
-    layer: bool = False  # forms a layer if an argument is a parameter; products and recurrent ones always do
+    layer: bool = False  # forms a layer if an argument is a parameter; products and recurrent layers always do
 
     # Other arithmetic.
     sum: bool = False  # adds or subtracts entries of two tensors

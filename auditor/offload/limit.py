@@ -140,7 +140,7 @@ def now() -> Limit | None:
 
 
 def within() -> tuple[str, ...]:
-    """Words for how the audit stays within the limit; empty without a limit."""
+    """How the audit keeps within the limit, in words; empty without a limit."""
     limit = now()
     return () if limit is None else (f"large tensors in memory-mapped files, with a limit of {words(limit.size)}",)
 

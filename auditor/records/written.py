@@ -98,7 +98,7 @@ Unwritten = Annotated[T, Field(init=False, exclude=True), _Anything()]
 def plain(value: Any) -> Any:
     """Convert a rule's evidence to JSON data.
 
-    Numbers have seven significant digits: further ones vary with the order of a reduction.
+    Numbers have seven significant digits: further digits vary with the order of a reduction.
     """
     if isinstance(value, float):
         text = next((text for text, odd in NOT_FINITE.items() if value == odd), "NaN")
