@@ -138,10 +138,10 @@ class Audit:
     linearity: Annotated[tuple[Linearity, ...], MeasurementField("per format: accuracy of predicted effects")] = ()
     decisions: Annotated[tuple[Decisions, ...], FileField("by format: decisions in the model that flip")] = ()
     noise: Annotated[Noise | None, MeasurementField("difference between repeated FP32 runs")] = None
-    findings: Annotated[tuple[Finding, ...], FileField("every match of a rule, one for each place in the code")]
-    contributions: Annotated[Contributions, FileField("largest contribution by format, module, operation")] = field(
-        default_factory=dict
-    )
+    findings: Annotated[tuple[Finding, ...], FileField("every match of a rule, one finding per operation")]
+    contributions: Annotated[
+        Contributions, FileField("by format, module, operation: largest contribution, if at least 1/8 of `max_error`")
+    ] = field(default_factory=dict)
     warnings: Annotated[tuple[str, ...], FileField("limitations of this audit, in words")]
     training: Annotated[Training | None, FileField("results for a training step; `null` in mode `inference`")] = None
     evaluation: Annotated[Evaluation | None, FileField("the user's scoring function; `null`: none")] = None
@@ -171,8 +171,7 @@ class Audit:
     def texts(self, directory: str | Path) -> dict[str, str | bytes]:
         """The contents of all files that `save` writes into the directory, by file name; programs as bytes.
 
-        Raises: AuditorError(slug="bad-format" or "bad-strategy") if a format or strategy of the audit is not
-        registered.
+        Raises: AuditorError(slug="bad-format" or "bad-strategy") if a format or strategy is not registered.
         """
         from ..artefact.emit import emit
         from ..document.codec import texts
