@@ -80,8 +80,8 @@ class Environment:
     seconds: Annotated[Mapping[str, float], FileField("seconds of each stage, by name")] = empty()
     libraries: Annotated[Mapping[str, str], FileField("versions of CUDA, cuDNN and driver, or oneDNN")] = empty()
     flags: Annotated[Mapping[str, Any], FileField("the caller's torch flags; the audit runs IEEE FP32")] = empty()
-    memory: Annotated[tuple[str, ...], FileField("how the audit limited its memory to `--memory`")] = ()
-    held: Annotated[str | None, FileField("peak resident memory, if `--memory` was set")] = None
+    memory: Annotated[tuple[str, ...], FileField("how the audit limited its memory; empty: not limited")] = ()
+    held: Annotated[str | None, FileField("peak resident memory, if memory was limited")] = None
 
 
 @dataclass(frozen=True)

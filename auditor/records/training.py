@@ -13,7 +13,7 @@ from .written import FileField, MeasurementField, empty
 
 @dataclass(frozen=True)
 class ModuleGradients:
-    """Gradients of the results of one module's operations and of their weights, pooled."""
+    """Gradients of the results of one module's operations, pooled."""
 
     module: Annotated[str, FileField("path of the module; `(loss)` for operations outside the model")]
     activations: Annotated[Magnitudes, FileField("histogram of the gradients of its operations' results")]
@@ -34,7 +34,7 @@ class ParameterGradients:
     module: Annotated[str, FileField("module that uses the parameter; `(loss)` for operations outside the model")]
     weight: Annotated[Magnitudes, FileField("histogram of the parameter's values")]
     gradient: Annotated[Magnitudes, FileField("histogram of the parameter's gradient")]
-    ratios: Annotated[Mapping[int, int], FileField("count by log2 of gradient divided by half a BF16 spacing", least=1)]
+    ratios: Annotated[Mapping[int, int], FileField("count by log2(gradient / half a BF16 spacing)", least=1)]
     low: Annotated[bool, FileField("whether the gradient passes through low precision under autocast")]
 
 
