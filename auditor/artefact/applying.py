@@ -56,7 +56,7 @@ def call_modules(model: nn.Module) -> None:
     """Make PyTorch's transformer layers call their submodules if a plan wraps one of them.
 
     In eval mode without gradients, PyTorch's fused path reads the submodules' weights and skips their forwards. Setting
-    one of the layer's attributes prevents that. The old value is stored in `_fusing`, to be restored later.
+    one of the layer's attributes disables this path. The old value is stored in `_fusing`, to be restored later.
     """
     for module in modules_of(model):
         for name, value in module.__dict__.pop("_fusing", {}).items():
@@ -74,11 +74,11 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     """Patch `model` in place so that it follows `plan`: convert its weights and wrap its scopes, as the strategy
     requires.
 
-    Class, signature, state_dict keys, hooks and train/eval mode stay. Applying another plan replaces this one. If the
-    audited model was stored in FP16 or BF16, the plan says so: weights that the plan does not store in low precision
-    become FP32, as do the inputs of a call. Under autocast that doubles the memory of all weights. Raises: ValueError
-    if the plan is an exported program or does not fit the model: a scope is missing, `forward` is a property, weights
-    are no longer FP32, or torch lacks a kept function. The model is then unchanged.
+    Class, signature, state_dict keys, hooks and train/eval mode are unchanged. Applying another plan replaces this one.
+    If the audited model was stored in FP16 or BF16, `raised` in the plan says which of the tensors become FP32. Under
+    autocast, FP32 weights then take twice the memory. Raises: ValueError if the plan is an exported program or does not
+    fit the model: a scope is missing, `forward` is a property, weights are no longer FP32, or torch lacks a kept
+    function. The model is then unchanged.
     """
     inner, runtime, raised = unwrap_model(model), runtime_of(plan["strategy"]), plan.get("raised", "none")
     names = names_of_modules(inner)

@@ -14,10 +14,10 @@ from .runtime import Runtime, device_type
 class Strategy:
     """One way to run a model in low precision. Subclasses override its members; `strategies.register` adds an instance.
 
-    A plan gives every scope a precision; the strategy decides what is converted for it. name: an identifier, the first
-    part of its plans' names. title: follows a format in reports, "under autocast". purpose: its use in a few words.
-    rank: the lowest wins among equally good plans. runtime: patches a live module. The source of its class and base
-    classes is copied into `patched_model.py`, so it may import only torch and `auditor.artefact.runtime`.
+    A plan gives every scope a precision; the strategy decides which tensors it converts. name: an identifier, the first
+    part of its plans' names. title: follows a format in reports, such as "under autocast". purpose: its use in a few
+    words. rank: the lowest wins among equally good plans. runtime: patches a live module. The source of its class and
+    base classes is copied into `patched_model.py`, so it may import only torch and `auditor.artefact.runtime`.
     """
 
     name: str
@@ -26,16 +26,16 @@ class Strategy:
     runtime: type[Runtime]
     rank = 2
     trains = False
-    """Whether the strategy's plans can be used for training: weights and gradients stay FP32."""
+    """Whether the strategy's plans can be used for training: weights and gradients are in FP32."""
     regional = False
-    """Whether low scopes run in autocast regions, which override regions that the user's code opens around them."""
+    """Whether low-precision scopes run in autocast regions, which override the user's regions around the scopes."""
     per_operation = False
     """Whether the strategy's plans set the precision of single operations of an exported graph, which is saved as a
     program."""
     stores: frozenset[str] = frozenset()
-    """Kinds of placeholders stored in their scope's precision; "input" means the root's precision."""
+    """Kinds of placeholders stored in their scope's precision; inputs ("input") have the root's precision."""
     raises_weights = False
-    """Whether a module converts low weights to FP32 before it uses them."""
+    """Whether a module converts low-precision weights to FP32 before it uses them."""
     seconds_per_byte = 0.0
     """Seconds that the solver charges for a byte of stored weights, in addition to computing time."""
 
@@ -46,8 +46,8 @@ class Strategy:
     def boundary(self, precision: str, above: str | None, keeps: bool) -> tuple[str | None, str | None]:
         """The precisions of a wrapped scope's inputs and of its result; None means no conversion.
 
-        above: precision around the scope; "input" if it differs between calls, None for the root. keeps: whether no low
-        operation reads the result of an FP32 scope. Must agree with the runtime.
+        above: precision around the scope; "input" if it differs between calls, None for the root. keeps: whether no
+        low-precision operation reads the result of an FP32 scope. Must agree with the runtime.
         """
         return None, None
 

@@ -30,16 +30,16 @@ _HEADER = '''"""A PyTorch model in mixed precision: the original model, patched 
 
     import patched_model
     model = patched_model.build()             # the original model under the recommended plan
-    model = patched_model.apply(model)        # or: patch one in hand
+    model = patched_model.apply(model)        # or: patch an existing model
     model = patched_model.build(plan="...")   # one of PLANS
 
 Needs torch and the model's own source, and safetensors if its weights are in that format.
 
 Reading PLANS: a scope is a module; modules inside it have the same precision unless they are listed themselves.
 `because` has the codes of the rules that fired and the measured reasons; `cost` is the predicted time that low
-precision in this scope would save, as a share. `keep` names functions of torch that stay FP32 in a low scope and in the
-modules inside it, in any spelling ("pow": torch.pow, x.pow, x ** 2), unless in place. Matrix products of their results
-run low again. Errors are relative to FP32.
+precision in this scope would save, as a share. `keep` names functions of torch that run in FP32 in a low-precision
+scope and the modules inside it, in any spelling ("pow": torch.pow, x.pow, x ** 2), except for in-place calls. Matrix
+products of their results run in low precision. Errors are relative to FP32.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def apply(model: nn.Module, plan: str | None = None) -> nn.Module:
     if found != PARAMETERS:
         raise ValueError(f"the plan was made for {PARAMETERS} parameters, this model has {found}: audit this model")
     if STRUCTURE and structure_of(model) != STRUCTURE:
-        raise ValueError("the plan was made for another model: other names, classes or shapes. Audit this one")
+        raise ValueError("the plan was made for another model: other names, classes or shapes. Audit this model")
     return apply_plan(model, PLANS[name])
 
 
@@ -170,12 +170,12 @@ def _runtimes(used: Set[str]) -> str:
 
 def _left_out(name: str, plan: Plan) -> str:
     if plan.program is not None:
-        return f"# {name}: a program of its own, torch.export.load({plan.program.file!r}).module()\n"
+        return f"# {name}: an exported program, torch.export.load({plan.program.file!r}).module()\n"
     return f"# {name}: torch has no arithmetic in {label(plan.format)}, so this plan cannot be run.\n"
 
 
 def _table(plan: Plan) -> dict[str, Any]:
-    """One plan as Python source: numbers for a reader, and the data that applies it."""
+    """One plan for `patched_model.py`: figures and reasons for the reader, and the data for `apply_plan`."""
     keys = ("strategy", "format", "predicted_error", "measured_error", "is_verified", "predicted_speedup")
     table = plan_table(plan)
     for path, entry in table["scopes"].items():

@@ -21,7 +21,7 @@ LAZY = (types.GeneratorType, map, filter, zip)
 
 
 def convert(tree: Any, dtype: torch.dtype) -> Any:
-    """Convert the floating-point tensors in `tree` to `dtype`; float64, complex and integer tensors stay."""
+    """Convert the floating-point tensors in `tree` to `dtype`; float64, complex and integer tensors are unchanged."""
     if isinstance(tree, torch.Tensor):
         return tree.to(dtype) if tree.dtype in MOVABLE else tree
     if type(tree) in (tuple, list):  # the usual case, faster than a general traversal
@@ -34,7 +34,7 @@ def convert(tree: Any, dtype: torch.dtype) -> Any:
 
 
 def call(module: nn.Module, inner: Any, args: Any, kwargs: Any) -> Any:
-    """Call the wrapped forward: the instance's own, or that of its class."""
+    """Call the wrapped forward: the instance's, if it has one, or its class's."""
     if inner is not None:
         return inner(*args, **kwargs)
     if isinstance(module, torch.jit.ScriptModule):  # its class has no forward
@@ -50,7 +50,7 @@ def in_region(region: Callable[[], AbstractContextManager[Any]], run: Callable[[
 
 
 def device_type(module: nn.Module, inputs: Any) -> str:
-    """Device type of the inputs, or else of the weights; index tensors that stay on the CPU do not count."""
+    """Device type of the inputs, or else of the first parameter; tensors on the CPU count only if no other is used."""
     args, _ = inputs
     if args and isinstance(args[0], torch.Tensor) and args[0].device.type not in ("cpu", "meta"):
         return str(args[0].device.type)
@@ -112,14 +112,14 @@ def inside(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwa
 
 
 def precision_of(path: str, scopes: dict[str, Any]) -> str:
-    """Precision of a module path: that of its own entry, or of the nearest parent with an entry; FP32 without any."""
+    """Precision of a module path in `scopes`, or of its nearest parent there; FP32 if there is none."""
     while path and path not in scopes:
         path = path.rpartition(".")[0]
     return scopes[path]["precision"] if path in scopes else "fp32"
 
 
 class Runtime:
-    """How a strategy patches a live module: which tensors it stores low, which modules it wraps, how these run.
+    """How a strategy patches a live module: which tensors it converts, which modules it wraps, and how these run.
 
     regional: whether `run` enters an autocast region.
     """
@@ -128,7 +128,7 @@ class Runtime:
 
     @staticmethod
     def run(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
-        """One call of a wrapped module; `call` runs the original forward. output: as `wrapper_of` returns it."""
+        """Run one call of a wrapped module; `call` runs the original forward. output: see `wrapper_of`."""
         raise NotImplementedError
 
     @staticmethod
@@ -142,7 +142,7 @@ class Runtime:
     ) -> dict[str, Any] | None:
         """The precision and output of the wrapper for a module; None if its caller's precision is the same.
 
-        If the precisions of its paths differ, FP32 wins, as for weights, and the result gets the dtype of the inputs.
+        If the paths' precisions differ, FP32 wins; if the callers' differ, the result gets the dtype of the inputs.
         """
         precisions = {precision_of(path, scopes) for path in paths} | (
             {"fp32"} if holds_fp32(module, stored) else set()
@@ -159,7 +159,7 @@ class Runtime:
     def kept_functions(cls, paths: list[str], precision: str, scopes: dict[str, Any]) -> dict[str, Any]:
         """Functions that a scope keeps in FP32, and the precision of an extra autocast region around it, if any.
 
-        That region casts FP32 results of kept functions when they meet low weights. It excludes FP32 scopes inside.
+        That region casts FP32 results of kept functions for low-precision weights. FP32 scopes inside it disable it.
         """
         names = {name for path in paths if path in scopes for name in scopes[path].get("keep", ())}
         keep = KeptFunctions(tuple(sorted(names))) if names and precision != "fp32" else None
@@ -178,6 +178,6 @@ def by_scope(tensors: list[tuple[str, torch.Tensor]], scopes: dict[str, Any]) ->
 
 
 def holds_fp32(module: nn.Module, stored: dict[int, str]) -> bool:
-    """Whether a layer's weight is stored in FP32: a low layer may share its weight with an FP32 one."""
+    """Whether a layer's weight is stored in FP32: a low-precision layer may share it with an FP32 layer."""
     own = [x for _, x in module._parameters.items() if x is not None]  # TorchScript's dict lacks values()
     return not module._modules and any(stored.get(id(x)) == "fp32" for x in own)

@@ -16,7 +16,7 @@ from .runtime import DTYPES, Runtime, by_scope, call, convert, device_type, floa
 
 
 class AutocastRuntime(Runtime):
-    """Wraps modules in autocast regions; weights stay FP32."""
+    """Wraps modules in autocast regions; weights are not converted."""
 
     regional = True
 
@@ -24,8 +24,8 @@ class AutocastRuntime(Runtime):
     def run(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
         """Run a scope under autocast in `precision`; for fp32, outside autocast on FP32 inputs.
 
-        output: "fp32" converts the result, for a low scope inside an FP32 one; elsewhere autocast converts it as
-        needed.
+        output: "fp32" converts the result, for a low-precision scope inside an FP32 scope; elsewhere autocast
+        converts the result as needed.
         """
         device = device_type(module, (args, kwargs))
         if precision == "fp32":
@@ -49,7 +49,7 @@ class Autocast(Strategy):
     regional = True
 
     def boundary(self, precision: str, above: str | None, keeps: bool) -> tuple[str | None, str | None]:
-        """Convert the inputs of an FP32 scope to FP32, and the results of a low scope inside one."""
+        """Convert the inputs of an FP32 scope to FP32, and the results of low-precision scopes inside it."""
         if precision == "fp32":
             return "fp32", None
         return None, "fp32" if above == "fp32" else None
@@ -91,7 +91,7 @@ class Cast(Strategy):
     stores = frozenset({"parameter", "buffer", "constant", "input"})
 
     def boundary(self, precision: str, above: str | None, keeps: bool) -> tuple[str | None, str | None]:
-        """Convert values at every scope boundary, except the result of an FP32 scope that may stay FP32."""
+        """Convert values at every scope boundary, except results of FP32 scopes that only FP32 operations read."""
         return precision, None if keeps else above
 
     def literals(self, node: Node) -> Mapping[str, Literals]:

@@ -16,7 +16,7 @@ from ..loading.statedicts import load_state, read_checkpoint
 
 
 def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
-    """Build the model from its own source. file: the path of patched_model.py.
+    """Build the model from its source. file: the path of patched_model.py.
 
     Raises: ValueError or FileNotFoundError if the source or the checkpoint has changed.
     """
@@ -41,7 +41,7 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """A copy of a model that its source module also references, for building it again; the model if it cannot be
+    """A copy of the model, so that its source module keeps the unpatched model; the model itself if it cannot be
     copied."""
     try:
         return copy.deepcopy(model)
@@ -51,7 +51,7 @@ def detached_copy(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def user_module(source: dict[str, Any], file: str) -> Iterator[Any]:
-    """Import the user's module; in the body `sys.path` and `sys.argv` are as they were during the audit."""
+    """Import the user's module; in the body, `sys.path` and `sys.argv` are those of the audit."""
     name, path = source["module"] or Path(source["path"]).stem, None
     folders = [Path(file).resolve().parent / source["working_directory"]] if source["working_directory"] else []
     if source["path"]:

@@ -20,14 +20,14 @@ from .source import SourceLine
 
 _aten = torch.ops.aten
 _GRADIENT = "gradient"
-"""Key in node.meta: whether gradients flow from the node to a parameter in a replay. They end at `detach` and in
-`no_grad`."""
+"""Key in node.meta: whether the node depends, through floating-point or complex values, on a parameter that requires
+gradients."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Facts about an operation that the graph lacks. depth: of its autocast region; in_place: the in-place operation
-    that the node replaces.
+    """Facts about an operation that the graph lacks. depth: number of module calls that were open when the operation's
+    autocast region was entered, at least 1. in_place: the in-place operation that the node replaces.
 
     function: the torch function call that the operation belongs to.
     """
@@ -42,7 +42,7 @@ class Mark:
 
 @dataclass
 class Recording:
-    """One run of a model. names: {placeholder: state-dict name}. constants: {placeholder: value}.
+    """One run of a model. names: {placeholder: name of the parameter or buffer}. constants: {placeholder: value}.
 
     marks: {node: its Mark}. reads: whether Python read values that depend on the inputs, so that the path is valid for
     these inputs only. asked: whether Python read a dtype. elsewhere: whether modules ran in another thread, which is
@@ -149,12 +149,12 @@ class Builder:
 
 
 def _is_exact(value: Any) -> bool:
-    """Whether rounding cannot change a value, given exact inputs."""
+    """Whether rounding cannot change a value computed from exact inputs: the value has no floating-point entries."""
     return not any(map(_differentiable, tensors_in(value)))
 
 
 def _outline(x: torch.Tensor) -> torch.Tensor:
-    """A meta tensor with the same shape and dtype."""
+    """A meta tensor with the same shape and dtype; empty for a nested tensor, int8 for a quantized one."""
     if x.is_nested:  # ragged: no shape
         return torch.empty(0, dtype=x.dtype, device="meta")
     if x.layout is torch.strided and not x.is_quantized:
@@ -163,9 +163,9 @@ def _outline(x: torch.Tensor) -> torch.Tensor:
 
 
 def ends(node: fx.Node, x: torch.Tensor) -> bool:
-    """Whether a tensor carries no gradient although its node in a replay would.
+    """Whether a tensor requires no gradient although its node's result in a replay would.
 
-    False inside `no_grad`: an autograd.Function runs its forward there, and its result has a gradient.
+    False inside `no_grad`: an autograd.Function runs its forward there, but the Function's result requires a gradient.
     """
     return torch.is_grad_enabled() and bool(node.meta[_GRADIENT]) and _differentiable(x) and not x.requires_grad
 
@@ -178,18 +178,18 @@ class RecordedModule(fx.GraphModule):
     """A GraphModule that is interpreted and generates no Python, so that arguments may be of any type."""
 
     def recompile(self) -> Any:
-        """Does nothing, as no code is generated."""
+        """Do nothing, since no code is generated."""
         return None
 
     def forward(self, *args: Any) -> Any:
-        """Replay the recorded run on other values."""
+        """Replay the recorded run on the given inputs of the graph."""
         return fx.Interpreter(self).run(*args)
 
 
 @dataclass(frozen=True)
 class Binder:
-    """Collects a graph's inputs from a model and a batch, in placeholder order. names: {placeholder: state-dict name}.
-    constants: {placeholder: value}. keywords: keyword arguments of the recorded batch."""
+    """Collects a graph's inputs from a model and a batch, in placeholder order. names: {placeholder: name of the
+    parameter or buffer}. constants: {placeholder: value}. keywords: keyword arguments of the recorded batch."""
 
     order: tuple[str, ...]
     names: Mapping[str, str]
@@ -197,7 +197,7 @@ class Binder:
     keywords: tuple[str, ...]
 
     def __call__(self, model: nn.Module, batch: Batch) -> list[Any]:
-        """The graph's inputs in placeholder order; parameters and buffers are the model's own, not copies."""
+        """The graph's inputs in placeholder order; parameters and buffers are the model's tensors, not copies."""
         args, kwargs = batch
         keywords = (*(k for k in self.keywords if k in kwargs), *(k for k in kwargs if k not in self.keywords))
         inputs = iter({id(x): x for x in tensors_in((args, {key: kwargs[key] for key in keywords}))}.values())
@@ -213,7 +213,7 @@ class Binder:
 
 
 def tensor_at(model: nn.Module, path: str) -> torch.Tensor:
-    """A parameter or buffer by its name in the state dict; module names may contain any characters."""
+    """A parameter or buffer of the model by its dotted name; module names need not be Python identifiers."""
     module: Any = model
     *parents, name = path.split(".")
     for part in parents:
@@ -223,7 +223,7 @@ def tensor_at(model: nn.Module, path: str) -> torch.Tensor:
 
 
 def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
-    """{id of an input tensor: its name in the forward}; several tensors inside one argument are numbered."""
+    """{id of an input tensor: the name of its argument of `forward`}; tensors inside a container are numbered."""
     args, kwargs = batch
     try:
         bound: dict[str, Any] = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)

@@ -37,9 +37,9 @@ _READING: frozenset[Any] = frozenset(
 
 
 class Calls:
-    """The open calls of a model's modules, the root's first. A module outside the model counts as its caller.
+    """The open module calls of a model, outermost first. A call of a module outside the model counts as its caller's.
 
-    elsewhere: whether modules were called in another thread, whose operations are not recorded.
+    elsewhere: whether another thread called modules; operations of other threads are not recorded.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -85,7 +85,7 @@ class Calls:
         try:
             yield
         finally:
-            self._returned = None  # it references the whole recording
+            self._returned = None  # the callback references the whole recording
             for handle in handles:
                 handle.remove()
 
@@ -99,7 +99,7 @@ def paths_of(model: nn.Module) -> dict[int, list[str]]:
 
 
 class Functions(TorchFunctionMode):
-    """Observes the outermost calls of torch functions; nested calls count as part of these.
+    """Observes the outermost calls of torch functions; calls inside them count as part of them.
 
     tell: called with every tensor whose values Python reads without the dispatcher. asked: whether Python read a dtype.
     """
@@ -114,7 +114,7 @@ class Functions(TorchFunctionMode):
 
     @property
     def open(self) -> Call | None:
-        """The open call, unless a module was called inside it."""
+        """The open function call; None inside a module that the function calls, or if the function works in place."""
         return self._open if self._open is not None and self._open.depth == self._calls.depth() else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

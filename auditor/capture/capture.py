@@ -32,40 +32,40 @@ AGREEMENT = 1e-6
 addresses."""
 
 REPEATS = 1e-4
-"""Relative L2 difference up to which a replay equals the run: addresses differ, and a model may magnify other
-rounding."""
+"""Relative L2 difference up to which a replay counts as equal to the run: memory addresses change the rounding, and a
+model may magnify the change."""
 
 NOISE = 8.0
-"""How many times further from the recorded run than from its own repetition a non-deterministic replay may be."""
+"""A non-deterministic replay may differ from the recorded run by this many times the difference of two replays."""
 
-_PATH = "The model's Python, or the shape of a result, depends on values; the audit covers the path these inputs take."
+_PATH = "The model's Python or a shape depends on values in tensors; the audit covers only the path these inputs take."
 _THREADS = (
-    "The model calls modules in threads of its own: what they compute is not audited, and autocast does not reach it. "
-    "Call them in the thread that runs the model to have them audited."
+    "The model calls modules in other threads. Operations in these threads are not audited, and autocast does not "
+    "reach them. To have the modules audited, call them in the thread that runs the model."
 )
 _HANDLING = (
-    "every run of the audit starts with the parameters, buffers and attributes that the model was handed over with; what "
-    "closures, globals, caches and iterators keep is not put back."
+    "every run of the audit starts with the model's original parameters, buffers and attributes; state in closures, "
+    "globals, caches and iterators is not restored."
 )
 
 
 def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Capture:
-    """Record the subject's first batch; returns the graph of `record_path`."""
+    """Record the subject's first batch with `record_path`, and return the Capture without its batches."""
     return record_path(subject, formats, seed).capture
 
 
 def record_path(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> ModelPath:
     """Record the subject's run on its first batch, then replay the graph once and compare the outputs.
 
-    formats: literals that Python derives from a dtype (`torch.finfo(x.dtype).min`) are determined for each. The path
-    lists all batches known to take it. Raises: CaptureError(slug="capture-failed") if the model does not run, or if the
-    replay fails or has other outputs; CaptureError(slug="nothing-to-audit") if no operation could run in another
-    precision.
+    formats: for each, determine the literals that Python derives from a dtype, such as `torch.finfo(x.dtype).min`. The
+    result lists all batches known to take the recorded path. Raises: CaptureError(slug="capture-failed") if the model
+    does not run, or if the replay fails or has other outputs; CaptureError(slug="nothing-to-audit") if no operation
+    could run in another precision.
     """
     batch: Batch = subject.batches[0]
 
     def run() -> tuple[Recording, NamedTensors, str | None]:
-        with isolate(batch):  # changes to the inputs are no state of the model
+        with isolate(batch):  # changes to the inputs are not state of the model
             recording, answer = record(subject.model, batch)
         return recording, answer, history_matters(subject.model, batch, answer, seed)
 
@@ -148,12 +148,12 @@ def _unnest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tensor], seed: int) -> str | None:
-    """How a later call differs because of the state that earlier calls left, with the same random numbers; None if it
-    does not.
+    """A warning if state that earlier calls left changes the outputs of a later call with the same random numbers; None
+    if not.
 
-    The caller has just run the model and restores its state. answer: the outputs of that run. A call on other values
-    comes in between, since some state shows only then. A cache that is filled once makes no difference; growing
-    counters, statistics, memories and caches do.
+    The caller has just run the model, and restores the model's state later. answer: the outputs of that run. The model
+    is first called on other values, since some state shows only then. A cache that is filled once makes no difference;
+    growing counters, statistics, memories and caches do.
     """
 
     def call_model(given: Batch) -> list[torch.Tensor]:
@@ -174,17 +174,17 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
         error = output_error(answer, call_model(batch))
         if error <= AGREEMENT:
             return None
-        what = f"differs by {error:.2g} (relative L2; integers by the share that changed, if that is more)"
+        what = f"differs by {error:.2g} (relative L2; for integers the share that changed, if larger)"
     except MeasureError:
-        what = "answers in other shapes"
+        what = "returns other shapes"
     except Exception as problem:
         let_through(problem)
         what = f"fails ({describe(problem)})"
-    return f"The model keeps state between calls: a later one on the same inputs {what}; {_HANDLING}"
+    return f"The model keeps state between calls: a later call on the same inputs {what}; {_HANDLING}"
 
 
 def assemble(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
-    """Converts a recording to the Capture that the stages read."""
+    """Convert a recording to a Capture."""
     placeholders, paths = list[Placeholder](), paths_of(model)
     holders: dict[int, dict[str, None]] = {}  # {id of a parameter or buffer: first paths of its modules}
     for module in modules_of(model):

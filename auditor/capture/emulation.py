@@ -30,9 +30,9 @@ class Endless(RuntimeError):
 class Emulation(Handler):
     """Runs operations on a CPU as CUDA does.
 
-    lenient: compute in FP32 and round if CUDA has no half kernel, and for slow recurrent layers. most: maximum number
-    of operations, since a loop until two numbers agree may never end in half precision. seen: the number so far,
-    without casts, since plans add casts at scope boundaries.
+    lenient: compute recurrent layers, and operations without a half kernel on CUDA, in FP32 and round. most: maximum
+    number of operations, since a loop that waits for two numbers to agree may never end in half precision. seen: number
+    of operations so far, without casts, since plans add casts at scope boundaries.
     """
 
     def __init__(self, lenient: bool = False, most: int | None = None) -> None:
@@ -40,7 +40,7 @@ class Emulation(Handler):
         self.seen = 0
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        """Run an operation in the dtypes that autocast gives it. Raises: UnsupportedInFormat, as CUDA would."""
+        """Run an operation in the dtypes that CUDA's autocast selects. Raises: Endless, UnsupportedInFormat."""
         return self.part(op, *self.enter(op, args, kwargs, region), region)
 
     def enter(
@@ -50,7 +50,7 @@ class Emulation(Handler):
         if not region.enabled or region.dtype == "float32":
             return args, kwargs
         row = format_of(getattr(torch, region.dtype))
-        writes = not isinstance(op, torch._ops.OpOverload) or mutates(op)  # autocast ignores those that do
+        writes = not isinstance(op, torch._ops.OpOverload) or mutates(op)  # autocast ignores operations that write
         how = "none" if writes else operation_of(op).autocast
         if how == "none" or row is None:
             return args, kwargs
@@ -87,8 +87,8 @@ class Emulation(Handler):
 
 
 def _draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the operation only draws random numbers. Recurrent layers draw between layers, but need their half
-    kernels; dropout outside training returns its input."""
+    """Whether the operation only draws random numbers. Recurrent layers and attention have dropout inside, but
+    need half kernels; dropout outside training returns its input."""
     row = operation_of(op)
     idle = row.thins and (args[2] if len(args) > 2 else kwargs.get("train")) is False
     return may_draw(op) and not is_tensor_core(op) and not row.recurrent and not idle
@@ -100,7 +100,7 @@ _emulating: set[int] = set()
 
 @contextmanager
 def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
-    """Run the body on a CPU as it would run on `device`, forwards and backwards.
+    """Run the body on a CPU as it would run on `device`, in the forward and the backward pass.
 
     Example:
 
@@ -112,7 +112,7 @@ def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
     In the body, `torch.autocast` of any device type follows CUDA's lists; matrix products of half-precision tensors,
     and their gradients, accumulate in FP32 and round once; other operations run in half precision; an operation that
     CUDA lacks in half precision raises RuntimeError; random numbers are drawn in FP32 and rounded; `GradScaler("cuda")`
-    scales. Tensors stay on the CPU. Compiled functions run eagerly. The emulation ends with the body, even if the body
+    scales. Tensors are not moved. Compiled functions run eagerly. The emulation ends with the body, even if the body
     raises.
     Create `torch.autocast("cuda")` and `GradScaler("cuda")` in the body: outside, without CUDA, torch disables them.
     Call `backward()` in the body as well. Threads that the body starts are not emulated. A nested call in the same
@@ -150,7 +150,7 @@ _ORIGINAL = _Scaler.__init__
 
 @contextmanager
 def scaled_as_on_cuda() -> Iterator[None]:
-    """In the body, in this thread, a GradScaler for CUDA scales tensors on the CPU."""
+    """In the body, in this thread, a GradScaler for CUDA scales tensors on the CPU if CUDA is absent."""
     thread = threading.get_ident()
 
     @functools.wraps(_ORIGINAL)

@@ -49,8 +49,8 @@ def with_defaults(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def promotes(op: Any, x: torch.Tensor, given: Sequence[torch.Tensor]) -> bool:
-    """Whether the functional variant may return another dtype than `x`, the tensor that the operation itself writes
-    to."""
+    """Whether the functional variant may return another dtype than `x`, the tensor that the in-place operation
+    writes to."""
     if operation_of(op).truth:
         return x.dtype is not torch.bool
     rank = _rank(x.dtype)
@@ -133,9 +133,9 @@ class PinnedDraw:
 
 
 def as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """`aten.to.dtype` with its arguments for any form of cast; other operations are unchanged.
+    """Convert any form of cast to `aten.to.dtype` with its arguments; return other operations unchanged.
 
-    The caller moves the result to another device, if the user's code asked for that.
+    The caller moves the result to another device if the recorded operation did.
     """
     dtype = cast_to(op, given, args, kwargs)
     if dtype is None or format_of(dtype) is None:
@@ -155,8 +155,8 @@ def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
 
 
 def is_no_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> bool:
-    """Whether an operation that kept its input's dtype was not written as a cast: torch records `x.to(device)` with x's
-    dtype."""
+    """Whether an operation whose result has its input's dtype is no cast in the user's code. torch adds x's dtype to
+    `x.to(device)`."""
     dtype = cast_to(op, given, args, kwargs)
     return dtype is None or (op is _aten.to.dtype_layout and dtype is given[0].dtype)
 

@@ -29,10 +29,10 @@ _KEY = torch._C.DispatchKey.PreDispatch
 _AUTOCAST_KEYS = map(torch._C._dispatch_key_parse, ("AutocastCPU", "AutocastCUDA", "AutocastPrivateUse1"))
 _AUTOCAST = reduce(or_, map(torch._C.DispatchKeySet, _AUTOCAST_KEYS))
 _KEY_BELOW = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
-"""An autocast key that has no kernels and no tensors: functorch passes operations to our kernels there, as to
-CUDA's."""
+"""An autocast key that torch does not use. Kernels registered under it run where CUDA's autocast acts: below functorch,
+above autograd."""
 _BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")
-"""Active in `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap is older than functorch."""
+"""A key that is active in `torch.autograd.grad(..., is_grads_batched=True)`, which does not use functorch's vmap."""
 
 _RUNNING = threading.Lock()
 
@@ -52,7 +52,7 @@ class Handler:
         return args, kwargs
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        """Run one of the operations into which functorch splits another, on plain tensors."""
+        """Run, on plain tensors, one of the operations into which functorch splits an operation."""
         return op(*args, **kwargs)
 
 
@@ -60,8 +60,8 @@ class Handler:
 def intercept(
     handler: Handler, depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | None = None
 ) -> Iterator[None]:
-    """In the body, every operation of this thread goes through `handler`. around: dtype of a region around it, see
-    `one_stack`.
+    """In the body, every operation of this thread goes through `handler`. around: dtype of an autocast region
+    around the body, see `one_stack`.
 
     Autocast regions of every device type share one stack; PyTorch's fused transformer path is off, since it bypasses
     modules; compiled functions run eagerly. Raises: MeasureError(slug="emulation-busy") if another body is open, in any

@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 _FP16 = FORMATS["fp16"]
 _LEAST, _TIMES = 1_000, 2
-"""Operation limit of a low run: this many, plus this many per operation in FP32. A longer run is on another path, as
-when a solver halves its steps."""
+"""A low-precision run may have _LEAST operations, plus _TIMES those of the FP32 run. A longer run takes another path:
+a solver may halve its steps."""
 
 _JUST_BELOW_ONE = 1 - torch.finfo(torch.float32).eps
 _LEAST_ORDINARY, _MOST_ORDINARY = 1 / 512, 8
-"""Literals between these limits exist in every format. A smaller one may prevent a division by 0; exp of a larger one
-may overflow."""
+"""Literals between these limits exist in every format. A smaller literal may prevent a division by 0; exp of a
+larger literal may overflow."""
 
 
 def compare_literals(
@@ -42,8 +42,8 @@ def compare_literals(
 ) -> Capture:
     """Add to the capture how its literals and constants change if the model runs in low precision.
 
-    If a run fails in the format, the FP32 literals stay, and the measurements report the failure. A format that torch
-    cannot compute in is replaced by FP16, since all of FP16's limits differ from FP32's.
+    If a run fails in the format, the FP32 literals are kept, and the measurements report the failure. A format that
+    torch cannot compute in is replaced by FP16, since all of FP16's limits differ from FP32's.
     """
     leaves = tree_leaves([(node.args, node.kwargs) for node in recording.graph.nodes])
     numbers = {abs(x) for x in leaves if isinstance(x, float)}  # some may depend on a dtype, such as a limit of float32
@@ -107,7 +107,7 @@ def _constants(recording: Recording) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _differences(ours: Recording, theirs: Recording, row: Format) -> ByNode:
-    """{node: literals of the low run that differ}, translated to `row` if torch cannot compute in it."""
+    """{node: literals that differ in the low-precision run}, translated to `row` if torch cannot compute in `row`."""
     result: ByNode = {}
     twins = {other: node for node, other in align(_operations(ours), _operations(theirs))}
     kinds = ({float}, {float, int}, {torch.dtype})  # two integers are sizes or indices
@@ -137,7 +137,7 @@ def _operations(recording: Recording) -> Iterator[tuple[str, Hashable, fx.Node]]
 def translate(found: Literals, row: Format) -> Literals:
     """Convert literals of an FP16 run to a format that torch cannot compute in.
 
-    FP16 and its limits become the format and its limits. Other values stay as in the FP32 model.
+    FP16 and its limits become the format and its limits. Other literals keep their FP32 values.
     """
 
     def as_there(value: Any) -> Any:

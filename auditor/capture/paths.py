@@ -31,8 +31,8 @@ def key_of(batch: Batch) -> tuple[int, ...]:
 
 
 def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[tuple[int, ...]]:
-    """Keys of the batches with the first one's shapes whose runs have the same operations and constants as the first
-    run."""
+    """Keys of the other batches, including held-out ones, whose shapes, operations and constants equal the first
+    batch's."""
     first, *others = (*subject.batches, *subject.held_out)
     result = set[tuple[int, ...]]()
     for batch in (batch for batch in others if _shapes(batch) == _shapes(first)):

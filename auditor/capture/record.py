@@ -109,9 +109,9 @@ class _Recorder(Handler):
         return result
 
     def note_returned(self, call: Call, result: Any) -> None:
-        """Called when a module call ends: a plan's wrapper converts the returned tensors, but not those in
+        """Note the tensors that a module call returned: a plan's wrapper converts returned tensors, but not tensors in
         attributes."""
-        with torch._C.DisableTorchFunction():  # these are not the model's own calls
+        with torch._C.DisableTorchFunction():  # the calls below are not the model's
             for x in tensors_in(result):
                 while torch._C._functorch.is_functorch_wrapped_tensor(x):
                     x = torch._C._functorch.get_unwrapped(x)
@@ -175,7 +175,7 @@ class _Recorder(Handler):
         return result
 
     def _arguments(self, op: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], bool]:
-        """The arguments, with nodes for tensors; and whether the result must be stored as a constant.
+        """The arguments with nodes in place of tensors, and whether the result must be stored as a constant.
 
         Values that determine the shape of a result are stored if rounding could change them. Unknown tensors become
         constants.
@@ -245,7 +245,7 @@ class _Recorder(Handler):
                 self.values.bind_view(x, own, source, None)
 
     def _item(self, node: fx.Node, path: tuple[int, ...], result: Any) -> fx.Node:
-        """The node of one result of an operation."""
+        """The node of one tensor in an operation's result."""
         for index in path:
             result = result[index]
             node = self._emit(operator.getitem, (node, index), {}, result)
@@ -334,5 +334,5 @@ def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the generator, whose state the draw contains. None stays: some overloads require it."""
+    """Remove the generator, whose state the draw contains. `generator=None` is kept: some overloads require it."""
     return {key: value for key, value in kwargs.items() if key != "generator" or value is None}

@@ -1,4 +1,4 @@
-"""Emulates a GPU's autocast regions: one stack for every device type, and no region disables itself without a GPU."""
+"""Emulates a GPU's autocast regions: all device types share one stack, and CUDA's regions are enabled without a GPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _OpenRegion(NamedTuple):
 class _Stack:
     """The open regions in the body of `one_stack`.
 
-    casts: {(id of a weight, dtype, whether gradients are on): (the weight, its cast)} of the open regions.
+    casts: {(id of a weight, dtype, whether gradients are on): (weak reference to the weight, its cast)}.
     """
 
     depth_of: Callable[[], int]
@@ -57,7 +57,7 @@ _STATE = _State()
 
 
 def region_now() -> Region:
-    """The region around the calling code."""
+    """The autocast state of the calling code."""
     return Region(torch.is_autocast_enabled(CPU), str(torch.get_autocast_dtype(CPU)).removeprefix("torch."))
 
 
@@ -83,12 +83,12 @@ def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @contextmanager
 def one_stack(depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | None = None) -> Iterator[None]:
-    """In the body, in this thread, `torch.autocast` of every device type opens and closes the same region.
+    """In the body, in this thread, `torch.autocast` regions of all device types share one stack.
 
-    Queries of the autocast state, for any device, return that region. depth_of: returns the number of open module
-    calls, called on each entry of a region. around: the dtype of a region around the body; float32 casts nothing, but
-    shows where autocast is disabled. Other threads are unaffected, and this thread is restored afterwards, even if the
-    body left regions open.
+    Queries of the autocast state, for any device, return the innermost region's. depth_of: returns the number of open
+    module calls, called on each entry of a region. around: the dtype of a region around the body; float32 casts
+    nothing, but shows where autocast is disabled. Other threads are unaffected, and this thread is restored afterwards,
+    even if the body left regions open.
     """
     outer, before, cached, nesting = _STATE.stack, _flags(), torch.is_autocast_cache_enabled(), _nesting_depth()
     with written_as_meant():
@@ -119,7 +119,7 @@ def written_as_meant() -> Iterator[None]:
 
 
 def _init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
-    """As torch's own, except for CUDA without a GPU: that would warn and disable the region."""
+    """Like torch's `__init__`, but without the warning for CUDA without a GPU; `_meant` has the requested state."""
     absent = device_type == "cuda" and not torch.cuda.is_available()
     _ORIGINAL["__init__"](self, device_type, dtype, enabled and not absent, cache_enabled)
     if absent:
@@ -140,7 +140,7 @@ def _enter(self: Any) -> Any:
 def _exit(self: Any, *exception: Any) -> Any:
     stack = _STATE.stack
     entered = [one for one in stack.entered if one.region is self] if stack is not None else []
-    if stack is None or not entered:  # of another thread, or of a generator that outlived the body: restored already
+    if stack is None or not entered:  # entered in another thread, or by a generator that outlived the body
         return _ORIGINAL["__exit__"](self, *exception) if hasattr(self, "prev") else False
     stack.entered.remove(entered[-1])
     if torch.autocast_decrement_nesting() == 0:
@@ -153,7 +153,7 @@ def _exit(self: Any, *exception: Any) -> Any:
 
 
 def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-    """The cast of `custom_fwd`, which converts tensors of its device type; CPU tensors count as such."""
+    """The cast of `custom_fwd`, which converts tensors of its device type; in the stack it converts CPU tensors too."""
     value = _ORIGINAL_CAST(value, device_type, dtype)
     return value if _STATE.stack is None or device_type == "cpu" else _ORIGINAL_CAST(value, "cpu", dtype)
 

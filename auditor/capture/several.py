@@ -38,7 +38,7 @@ class RecordedPaths:
 def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> RecordedPaths:
     """Record the first batch, and each later batch with other shapes or another branch.
 
-    Raises: CaptureError if the first batch cannot be recorded; for later batches there is a warning.
+    Raises: CaptureError if the first batch cannot be recorded; for a later batch the result has a warning.
     """
     first = record_path(subject, formats, seed)
     each, unjudged = [first], list[str]()
@@ -66,9 +66,7 @@ def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0)
 def unjudged_line(number: int, cause: object) -> str:
     """The warning about a batch whose path cannot be recorded or measured."""
     why = str(cause).partition(". ")[0]
-    return (
-        f"Batch {number} takes a path of its own, which was not judged: {why}{'' if why.endswith(('.', '?')) else '.'}"
-    )
+    return f"Batch {number} takes another path, which was not audited: {why}{'' if why.endswith(('.', '?')) else '.'}"
 
 
 def number_of(subject: Subject, batch: Batch) -> int:
@@ -77,7 +75,7 @@ def number_of(subject: Subject, batch: Batch) -> int:
 
 
 def join_paths(paths: Sequence[ModelPath], warnings: Sequence[str] = ()) -> Capture:
-    """One graph that contains all paths; of paths with the same operations, only the first.
+    """One capture with the operations of all paths; of paths with the same operations, only the first path's.
 
     Paths share parameters and buffers, and nothing else.
     """
@@ -119,7 +117,7 @@ def _without(batches: Sequence[Batch], others: Sequence[Batch]) -> list[Batch]:
 
 
 def _operations_in(capture: Capture) -> list[object]:
-    """All that the stages read of a recording, except numbers that depend on shapes: equal for equal operations."""
+    """Everything that stages read of a capture, except numbers that depend on shapes; equal for the same operations."""
     nodes = [
         (n.name, n.op, n.owner, n.source, n.inputs, n.dtype, n.region, n.in_place, n.function, n.calls, n.returned)
         for n in capture.nodes.values()
@@ -129,8 +127,8 @@ def _operations_in(capture: Capture) -> list[object]:
 
 
 def _named_apart(capture: Capture, number: int, taken: Collection[str]) -> Capture:
-    """Rename nodes of a recording whose names are `taken`, except the model's tensors; the first batch's keep their
-    names. number: of the first batch recorded on this path."""
+    """Rename nodes whose names are `taken`, except parameters and buffers. number: the first batch recorded with these
+    operations; batch 1 keeps all names."""
     if number == 1:
         return capture
     bind, shared = capture.bind, {place.name for place in capture.placeholders if place.fqn is not None}

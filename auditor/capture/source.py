@@ -52,8 +52,8 @@ class SourceLine:
 def written_at(outermost: CodeType) -> SourceLine | None:
     """The innermost source line outside torch, and a call that led to it; None if all code is torch's.
 
-    For a line of a library, the call is the user's line that called the library. Otherwise it is the caller's line in a
-    `forward`, or else in the outermost function. There is no call if that is the same line.
+    For a line of a library, the call is the user's line that called the library. For other lines outside a `forward`,
+    it is the caller's line in a `forward`, or else in the outermost function. Other source lines have no call.
 
     outermost: the function whose frame ends the search, since its callers are not the model's code.
     """

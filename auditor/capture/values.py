@@ -30,7 +30,7 @@ class Memory:
 
 @dataclass(eq=False)
 class Entry:
-    """One tensor: its node, current since `version` of its root; and for a view, how it was made."""
+    """One tensor: its node, with the entries as of `version` of its root; for a view, its source and how to read it."""
 
     node: fx.Node
     geometry: Geometry
@@ -85,12 +85,12 @@ class Values:
                 node = read(self._emit, self._constant, view, geometry, parent.geometry, self._current(parent))
         above = parent.source
         same = above is not None and parent.view.reshapes(parent.geometry, above.geometry)
-        if above is not None and same and view.reshapes(geometry, parent.geometry):  # chains stay short
+        if above is not None and same and view.reshapes(geometry, parent.geometry):  # keeps chains short
             view, parent = View(_aten.reshape.default, (list(geometry.shape),)), above
         self._add(x, Entry(node, geometry, parent.memory, parent, view, parent.chain[-1].version))
 
     def update_storage(self, x: torch.Tensor) -> None:
-        """Update `x` after its storage changed, possibly to that of another tensor."""
+        """Update the entry of `x` after `x` got another storage, possibly another tensor's."""
         self._known.pop(id(x), None)
         self._entry(x)
 

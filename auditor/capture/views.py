@@ -71,7 +71,7 @@ class Selection:
 
 
 def find_view(own: Geometry, source: Geometry) -> View | None:
-    """The view of `source` that has the layout `own`; None if `own` does not lie inside the source."""
+    """The view of `source` that has the layout `own`; None if there is none."""
     if own.dtype != source.dtype or own.stride is None or source.stride is None:
         return None
     if own == source:
@@ -138,7 +138,7 @@ def scatter(
 def put(
     emit: Emit, constant: Constant, whole: fx.Node, places: torch.Tensor, part: fx.Node, value: torch.Tensor
 ) -> fx.Node:
-    """Set the entries of `whole` at some positions to those of `part`."""
+    """Set the entries of `whole` at these positions to the entries of `part`."""
     flat = value.new_empty(value.numel())
     line = emit(_aten.reshape.default, (whole, [-1]), {}, flat)
     new = emit(_aten.reshape.default, (part, [-1]), {}, value.new_empty(places.numel()))

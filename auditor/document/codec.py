@@ -35,13 +35,13 @@ def texts(audit: Audit) -> dict[str, str]:
 
 
 def to_plan(audit: Audit) -> dict[str, Any]:
-    """The contents of plan.json: numbers with seven significant digits, and text for Inf and NaN."""
+    """The contents of plan.json: measured numbers have seven significant digits; Inf and NaN are texts."""
     result = adapter().dump_python(_portable(audit), mode="json", exclude=measured_fields(Audit))
     return {"format_version": FORMAT_VERSION, **result}
 
 
 def to_measurements(audit: Audit) -> dict[str, Any]:
-    """The contents of measurements.json: numbers with seven significant digits, and text for Inf and NaN."""
+    """The contents of measurements.json: measured numbers have seven significant digits; Inf and NaN are texts."""
     result = adapter().dump_python(_portable(audit), mode="json", include=measured_fields(Audit))
     return {"format_version": FORMAT_VERSION, "plan": digest(to_plan(audit)), **result}
 
@@ -119,7 +119,7 @@ def under_several_names(named: Iterable[tuple[str, Any]]) -> tuple[tuple[str, ..
 
 def laid_out(value: Any, deepest: float = math.inf, depth: int = 0, before: int = 0) -> str:
     """Format JSON: a list or an object takes one line if it has at most WIDTH characters or is nested `deepest` levels
-    deep; else each item takes one. before: characters of the line already used."""
+    deep; otherwise each item starts a line. before: characters already on the line."""
     short = json.dumps(value)
     fits = depth >= deepest or before + depth + len(short) <= WIDTH
     if fits or not value or not isinstance(value, dict | list):

@@ -42,12 +42,12 @@ class Comparison:
 
     @property
     def unchanged_findings(self) -> int:
-        """Findings of both audits that are no more severe than before."""
+        """Number of findings of the later audit that are not new."""
         return len(self.after.findings) - len(self.new)
 
 
 def compare(before: Audit, after: Audit) -> Comparison:
-    """All differences, in the order of the second audit, then of the first."""
+    """All differences between two audits, in the order of the later audit, then of the earlier one."""
     was, now = settings(before), settings(after)
     return Comparison(
         before,
@@ -76,7 +76,7 @@ def settings(audit: Audit) -> dict[str, str]:
 
 
 def figures(plan: Plan | None) -> tuple[Any, ...] | None:
-    """The numbers by which two plans are compared."""
+    """The values by which two plans are compared."""
     if plan is None:
         return None
     errors = plan.predicted_error, plan.measured_error
@@ -86,8 +86,8 @@ def figures(plan: Plan | None) -> tuple[Any, ...] | None:
 def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
     """The findings of an audit that an earlier audit lacks, or reports as less severe.
 
-    A finding is not new if only the plan changed, or its number by at most the factor BAND, unless it is an error.
-    Contributions under another error budget are not comparable.
+    A more severe finding is not new, unless it is an error, if its measurement is unchanged: the same outcome, or
+    contributions that grew by at most the factor BAND. Contributions under another error budget are not comparable.
     """
     comparable = settings(before)["budget"] == settings(audit)["budget"]
     both = contributions_of(before), contributions_of(audit)
@@ -145,7 +145,7 @@ def _level(finding: Finding) -> int:
 
 
 def _identity(finding: Finding) -> tuple[str, ...]:
-    """A finding without line numbers and measured values, which vary between audits."""
+    """A finding's rule, module and operation; its line number and measured values vary between audits."""
     return finding.rule, finding.owner, finding.op
 
 

@@ -25,11 +25,11 @@ from .read import audit_in, plan_called, plan_of
 
 
 def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
-    """Make `model` follow a plan, in place, and return it.
+    """Make `model` follow a plan, in place, and return the model.
 
-    plan: an Audit, its `plans` or one of them, a dict as in plan.json, or a path to one. name: of the plan, by default
-    the recommended one. Class, signature, state_dict keys and hooks of the model stay; plans of the strategy `cast`
-    change the weights' dtypes. Raises: PlanError if the plan does not fit the model.
+    plan: an Audit, its `plans` or one of them, a dict as in plan.json, or the path of a plan.json. name: the plan's
+    name, by default the recommended plan's. Class, signature, state_dict keys and hooks of the model are unchanged;
+    plans of the strategy `cast` change the weights' dtypes. Raises: PlanError if the plan does not fit the model.
     """
     if not isinstance(model, nn.Module):
         raise PlanError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
@@ -53,7 +53,7 @@ def select(plan: Any, name: str | None) -> tuple[Audit | None, Plan]:
 
 
 def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], str]:
-    """Return the contents of plan.json, its plans that can be applied, and the name of the one to use.
+    """Return the contents of plan.json, its plans that can be applied, and the name of the plan to use.
 
     Measurements and verification results are dropped, since the model may have changed since then. Raises:
     PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan" | "no-arithmetic" | "plan-is-program").

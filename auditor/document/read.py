@@ -105,7 +105,7 @@ def audit_of(document: Any, where: str) -> Audit:
 
 
 def applicable(document: Any, where: str) -> Audit:
-    """As `audit_of`, for plans to be applied: their strategies must exist; formats may be unknown here.
+    """Like `audit_of`, but the audit must have a plan, and the plans' strategies must exist; their formats need not.
 
     Raises: PlanError(slug="bad-plan").
     """
@@ -118,14 +118,14 @@ def applicable(document: Any, where: str) -> Audit:
 
 
 def audit_in(plan: Any) -> Audit:
-    """The audit of plans to be applied, from an Audit, a dict as in plan.json, or a path to one. Raises: PlanError."""
+    """The audit of plans to be applied, from an Audit, a dict as in plan.json, or its path. Raises: PlanError."""
     if isinstance(plan, Audit):
         return plan
     if isinstance(plan, str | PathLike):
         return applicable(read_json(Path(plan)), str(plan))
     if isinstance(plan, Mapping) and "plans" in plan:
         return applicable(plan, "the plan")
-    raise PlanError("A plan is an Audit, its plans, a dict as in plan.json, or a path to one.", slug="bad-plan")
+    raise PlanError("A plan is an Audit, its plans, a dict as in plan.json, or a path to the file.", slug="bad-plan")
 
 
 def plan_called(plans: Mapping[str, Plan], name: object) -> Plan:
@@ -177,7 +177,7 @@ def _plan_in(path: Path) -> Path:
 
 
 def _measured_beside(file: Path, document: Any) -> Any:
-    """The contents of the measurements.json beside a plan.json, if both were written together; else None."""
+    """The contents of the measurements.json next to a plan.json, if both were written together; else None."""
     try:
         result = json.loads((file.parent / MEASUREMENTS).read_text(encoding="utf-8"))
         return result if isinstance(result, Mapping) and result.get("plan") == digest(document) else None

@@ -20,14 +20,14 @@ _TOP = {"format_version": {"const": FORMAT_VERSION, "type": "integer", "descript
 _BESIDE = {
     "plan": {
         "type": "string",
-        "description": "SHA-256 of the plan.json that was written with it, as JSON with sorted keys and without spaces, without "
-        "`environment.seconds` and `environment.held`",
+        "description": "SHA-256 of the plan.json written with this file: of its JSON with sorted keys and no spaces, "
+        "without `environment.seconds` and `environment.held`",
     }
 }
 
 
 class _Schema(GenerateJsonSchema):
-    """Generates JSON schemas without titles, in which text may replace a number."""
+    """Generates JSON schemas without titles, in which "Infinity", "-Infinity" or "NaN" may replace a number."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""Runs the user's model as its user calls it, from the same state and with the same random numbers every time."""
+"""Runs the user's model from the same state and with the same random numbers every time."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def answer(
     gradients: bool = False,
     fused: bool = False,
 ) -> NamedTensors:
-    """The named output tensors of the model for a batch, run inside `around()`; model and batch are unchanged.
+    """Run the model on a batch, in the context manager `around()`; return its output tensors with their names.
 
-    gradients: run without `torch.no_grad()`. fused: allow PyTorch's fused transformer path, which is off by default,
-    since its results differ where a mask hides an entry.
+    Model and batch are unchanged. gradients: run without `torch.no_grad()`. fused: allow PyTorch's fused transformer
+    path, which is off by default, since its results differ where a mask hides an entry.
     """
 
     def run() -> NamedTensors:
@@ -57,9 +57,9 @@ def answer(
 
 @contextmanager
 def _nothing_saved(asked: list[bool]) -> Iterator[None]:
-    """In the body, autograd saves no tensors for a backward pass, as the outputs are not differentiated. Otherwise
-    emulated low products would keep a copy of every weight. asked: filled if the model's forward itself takes
-    gradients."""
+    """In the body, autograd saves no tensors for a backward pass, since the outputs are not differentiated.
+    Otherwise emulated low-precision products would keep a copy of every weight. asked: [True, ...] if the forward
+    itself computes gradients."""
 
     def refuse(_: None) -> torch.Tensor:
         asked.append(True)
@@ -70,7 +70,7 @@ def _nothing_saved(asked: list[bool]) -> Iterator[None]:
 
 
 def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: int, gradients: bool = False) -> T:
-    """Run `run()` from the seed, without gradients unless requested or the model's forward itself takes gradients."""
+    """Run `run()` with the generators at `seed`, without gradients unless requested or the forward computes them."""
     beat()
     try:
         with isolate(model, batch, seed=seed), torch.set_grad_enabled(gradients):
@@ -92,8 +92,8 @@ def copy_batch(batch: Batch) -> Batch:
 
 @contextmanager
 def stored_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """In the body the model is stored in `dtype`, as by `model.half()`; then its parameters, gradients and buffers are
-    restored."""
+    """In the body the model is stored in `dtype`, like after `model.half()`; then its parameters, gradients and buffers
+    are restored."""
     with isolate(model):
         # `Module.to` would convert complex tensors to real ones.
         model._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Random operations draw in FP32 in any precision, so that a low run draws the same numbers as the FP32 run."""
+"""Random operations draw in FP32 in any precision, so that a low-precision run draws the FP32 run's numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..numerics.nodes import mutates
 
 @dataclass(frozen=True)
 class Draw:
-    """The generator state before a random operation. device: of the generator; own: whether the operation was called
+    """The generator state before a random operation. device: the generator's; own: whether the operation was called
     with a `generator` argument."""
 
     state: torch.Tensor
@@ -55,13 +55,13 @@ def draw_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draw:
 
 
 def drew(draw: Draw, kwargs: dict[str, Any]) -> bool:
-    """Whether an operation advanced its generator since `draw` was saved."""
+    """Whether an operation advanced its generator since `draw` was created."""
     now = kwargs["generator"].get_state() if draw.own else state_of(draw.device)
     return not torch.equal(now, draw.state)
 
 
 def in_float32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a random operation in FP32 and round its floating-point results to their original dtype."""
+    """Run an operation with its low-precision arguments converted to FP32, and round FP32 results to the low dtype."""
     dtype = _low_dtype(args, kwargs)
     if dtype is None:
         return op(*args, **kwargs)

@@ -39,9 +39,9 @@ def isolate(*roots: Any, seed: int | None = None) -> Iterator[None]:
     far as they are reachable through lists, tuples, dicts, sets, deques, arrays, generators and objects; the random
     generators of Python, NumPy, torch and the GPUs in use; process-wide settings, see process.py. seed: initial seed of
     these generators. Not restored: state in closures, globals, classes, function caches, iterators, threads and C++
-    objects; a tensor's previous `grad_fn`. Differentiate inside the body: saved tensors are overwritten after it.
-    Results that the body stored in a root are removed from it. Cost: buffers are copied at the start, as are other
-    tensors up to `AT_ONCE` bytes in total; above that, just before an operation writes. Raises:
+    objects; a tensor's previous `grad_fn`. Call `backward()` in the body: tensors saved for it are overwritten
+    afterwards. Results that the body stored in a root are removed from the root. Cost: buffers are copied at the start,
+    and other tensors too if they have at most `AT_ONCE` bytes in total, else just before an operation writes. Raises:
     AuditorError(slug="state-not-restored") if restoring fails; an exception of the body is raised instead, with a note.
     """
     process = process_state()
@@ -112,7 +112,7 @@ class _Snapshot:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How to read an object's contents as a list and write them back. leads: whether the items are visited next."""
+    """How to read an object's contents as a list and write them back. leads: whether the items are visited too."""
 
     read: Callable[[Any], list[Any]]
     write: Callable[[Any, list[Any]], object] = lambda owner, held: None
@@ -120,7 +120,7 @@ class _Kind:
 
 
 def _put_back(owner: Any, kind: _Kind, held: list[Any]) -> None:
-    """Write the same objects in the same order into the same container, unless it is unchanged."""
+    """Write the original items back into a container, in their order, unless the container is unchanged."""
     now = kind.read(owner)
     if len(now) != len(held) or any(a is not b for a, b in zip(now, held, strict=True)):
         kind.write(owner, held)
@@ -139,7 +139,7 @@ def _kinds_of(cls: type) -> list[_Kind]:
 
 
 def _is_open(cls: type) -> bool:
-    """Whether the attributes of such objects may contain state of a model or an input.
+    """Whether the attributes of objects of this class may contain state of a model or an input.
 
     Excluded are the standard library and torch's internals (locks, loggers, graphs): their changes do not belong to the
     model, and a partial restoration would break them.
@@ -158,8 +158,8 @@ def _pairs(held: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _dict_of(owner: Any) -> dict[str, Any]:
-    """The real `__dict__`, even if the class overrides attribute access; {} for anything but a dict, which cannot be
-    restored."""
+    """The real `__dict__`, even if the class overrides attribute access; {} if it is not a dict, and so
+    cannot be restored."""
     own = object.__getattribute__(owner, "__dict__")
     return own if isinstance(own, dict) else {}
 
@@ -191,7 +191,7 @@ def _write_slots(names: list[str], owner: Any, held: list[Any]) -> None:
         object.__setattr__(owner, name, value)
 
 
-# Methods of the base classes, since subclasses such as transformers' outputs refuse writes.
+# These functions call methods of the base classes, since subclasses such as transformers' outputs refuse writes.
 def _read_dict(owner: dict[Any, Any]) -> list[Any]:
     keys = list(_base(owner).__iter__(owner))
     return [*keys, *(dict.__getitem__(owner, key) for key in keys)]

@@ -1,4 +1,4 @@
-"""Modules, parameters and wrappers of a model as torch stores them, even if the model's class overrides the access.
+"""Modules, parameters and wrappers of a model as torch stores them, even if its class overrides attribute access.
 
 `patched_model.py` contains a copy of everything from WRAPPERS on.
 """
@@ -19,7 +19,7 @@ OWN = frozenset(vars(nn.Module()))  # attributes that torch keeps in every modul
 
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every module under each of its paths, without the endless paths through a cycle."""
+    """Every module under each of its paths; a module inside itself is not entered again."""
     result: list[tuple[str, nn.Module]] = []
     waiting: list[tuple[str, nn.Module, tuple[nn.Module, ...]]] = [("", model, ())]
     while waiting:
@@ -72,8 +72,8 @@ def size_of(model: nn.Module) -> int:
 
 
 def wrapper_of(model: nn.Module) -> str | None:
-    """The attribute that contains the model in a wrapper (torch.compile, DataParallel, DistributedDataParallel); else
-    None."""
+    """The attribute of a wrapper (torch.compile, DataParallel, DistributedDataParallel) that contains the model; None
+    for other modules."""
     for kind in type(model).__mro__:
         if kind.__name__ in WRAPPERS and kind.__module__.split(".")[0] == "torch":
             return WRAPPERS[kind.__name__]
@@ -119,7 +119,7 @@ def _class_of(module: nn.Module) -> str:
 
 
 def rename_scopes(scopes: dict[str, Any], paths: set[str]) -> dict[str, Any]:
-    """A plan's scopes under the paths of a model with other wrappers."""
+    """Rename a plan's scopes to the paths of a model with other wrappers."""
     plain = {without_wrappers(path): path for path in sorted(paths)}
     return {path if path in paths else plain.get(without_wrappers(path), path): how for path, how in scopes.items()}
 
@@ -140,7 +140,7 @@ def is_plainly_low(x: torch.Tensor) -> bool:
 
 
 def raise_in_place(tensors: list[torch.Tensor]) -> None:
-    """Convert FP16 and BF16 tensors to FP32 in place; tensors that shared a storage still do."""
+    """Convert FP16 and BF16 tensors to FP32 in place; tensors that shared a storage share one afterwards."""
     together: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
     for x in filter(is_plainly_low, tensors):
         together.setdefault((x.untyped_storage()._cdata, x.dtype), []).append(x)

@@ -38,7 +38,7 @@ class NamedTensors(list[torch.Tensor]):
 
 
 def on_cpu(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs on the CPU, where they are compared, with their names."""
+    """The outputs on the CPU, with their names."""
     moved = [x.cpu() for x in outputs]
     return NamedTensors(moved, outputs.names) if isinstance(outputs, NamedTensors) else moved
 

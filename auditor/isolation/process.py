@@ -20,7 +20,7 @@ from .tensors import plain_torch
 
 _MATMUL, _DETERMINISTIC = "float32_matmul_precision", "deterministic_algorithms"
 _GENERAL = {"fp32_precision": "generic", "cudnn.fp32_precision": "cuda", "mkldnn.fp32_precision": "mkldnn"}
-"""Backend-wide precision flags, by torch's name of the backend."""
+"""{backend-wide precision flag: torch's name of the backend}."""
 
 ON_A_GPU = ("cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision")
 ON_A_CPU = ("mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision")
@@ -86,8 +86,8 @@ def process_state() -> Callable[[], None]:
 
 
 ENOUGH = 3_000
-"""Minimum recursion limit: a module call takes three Python calls, more under observation; the C++ stack allows this
-many."""
+"""Minimum recursion limit: a module call takes three Python calls, and more while it is recorded. The C++ stack allows
+this many."""
 
 
 def flags() -> dict[str, Any]:
@@ -165,7 +165,7 @@ def swap_attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _flag(name: str) -> Any:
-    """The value of a torch flag; None if it does not exist, or finer settings made it ambiguous."""
+    """The value of a torch flag; None if the flag does not exist, or finer flags made it ambiguous."""
     try:
         if name == _MATMUL:
             return torch.get_float32_matmul_precision()

@@ -55,7 +55,7 @@ class TensorState:
                 (getattr(tensor, name, None) or {}).clear()
 
     def _cut_off(self, tensor: torch.Tensor, base: torch.Tensor | None) -> None:
-        """Make the tensor a leaf. torch cannot detach a view in place: it is swapped with a new view of its base."""
+        """Make the tensor a leaf. torch cannot detach views in place: a view is swapped with a new view of its base."""
         if base is None:
             tensor.detach_()
         elif self._place is not None:
@@ -65,7 +65,7 @@ class TensorState:
                 torch._C._swap_tensor_impl(tensor, base.as_strided(*self._place[2:]))
 
     def restore_gradient(self) -> None:
-        """Restore the gradient of the start, or None."""
+        """Restore the original gradient, which may be None."""
         if self._leaf and self._tensor.grad is not self._grad:
             self._tensor.grad = self._grad
 
@@ -82,8 +82,8 @@ class StorageCopies:
         self._known.update((storage._cdata, (storage, storage.nbytes())) for storage in memory(tensor))
 
     def saved_before_written(self) -> AbstractContextManager[object]:
-        """A context for code that may write: small storages are copied at its start; if they are large in total, just
-        before a write."""
+        """A context manager for code that may write: it copies storages at once or, above `AT_ONCE`
+        bytes in total, just before a write."""
         pending = {key: known for key, known in self._known.items() if key not in self._copies}
         if sum(size for _, size in pending.values()) > AT_ONCE:
             return _SaveBeforeWrite(self._before_written)
@@ -112,7 +112,7 @@ class StorageCopies:
         self._copies.clear()
 
     def _before_written(self, tensors: Iterable[torch.Tensor]) -> None:
-        # Not plain_torch, which is slower than all the rest: most writes go to tensors that are not watched.
+        # Not plain_torch, which would take most of the time: most writes go to tensors that are not watched.
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             watched = [x for x in tensors if any(storage._cdata in self._known for storage in memory(x))]
         if watched:

@@ -17,7 +17,7 @@ from .operations import Operation, operation
 def autocast_target(known: Operation, row: Format, given: Iterable[Format | None], told: bool) -> Format | None:
     """The format to which CUDA's autocast casts floating-point arguments; None for no cast.
 
-    given: the formats of these arguments; told: whether a dtype is passed. Raises: UnsupportedInFormat for banned
+    given: the formats of these arguments; told: whether the call passes a dtype. Raises: UnsupportedInFormat for banned
     operations.
     """
     how, wide = known.autocast, FORMATS["fp32"]

@@ -1,4 +1,4 @@
-"""Rounds tensors to a format: in torch's dtype if torch computes in it, otherwise as float32 with a tag."""
+"""Rounds tensors to a format: in torch's dtype if torch computes in the format, otherwise as float32 with a tag."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def _round_mantissa(x: torch.Tensor, drop: int) -> torch.Tensor:
 
 _MARK = "_carried_format"
 """Attribute that tags a float32 tensor with a format in which torch does not compute. Operations on such a tensor
-return new tensors without the tag: the caller sets it again."""
+return new tensors without the tag: the caller adds the tag to them."""
 
 
 def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:
-    """A float tensor rounded to a format. Shapes: [*] -> [*]. In the format's dtype, or float32 with a tag.
+    """Round a tensor to a format: in the format's dtype, or in float32 with a tag. Shapes: [*] -> [*].
 
-    Nested tensors cannot be tagged and stay unchanged.
+    Nested tensors cannot be tagged: where a tag is needed they are returned unchanged.
     """
     if x.is_nested and not x.is_contiguous():
-        x = x.contiguous()  # torch converts only contiguous ones
+        x = x.contiguous()  # torch converts only contiguous nested tensors
     if row.native:
         return plain(x).to(row.dtype)
     if x.is_nested or carried_in(x) is row:
@@ -87,7 +87,7 @@ def format_in(x: torch.Tensor) -> Format | None:
 
 
 def asked_for(dtype: torch.dtype | Format | None) -> Format | None:
-    """The format that a dtype argument requests: the Format itself, or that of a torch dtype."""
+    """The format that a dtype argument requests: the Format itself, or the format of a torch dtype."""
     return format_of(dtype) if isinstance(dtype, torch.dtype) else dtype
 
 
@@ -98,7 +98,7 @@ def like(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def _round_tensor(x: torch.Tensor, name: str) -> torch.Tensor:
-    """A rounded copy of the tensor; for a sparse one, of its stored entries."""
+    """Round a tensor's entries; of a sparse tensor, the stored entries."""
     if x.layout is torch.strided:
         return round_to(x, name)
     if x.layout is torch.sparse_coo:
@@ -110,12 +110,12 @@ def _round_tensor(x: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """Compute in float32 on the current values, and round floating-point results to the format."""
+    """Compute in float32 on the arguments' current values, and round floating-point results to the format."""
     return round_tree(target(*widen(args), **widen(kwargs)), row)  # by then the wide arguments are freed
 
 
 def widen(tree: Any) -> Any:
-    """Convert low tensors in `tree` to float32, and complex float16 to complex float32."""
+    """Convert low-precision tensors in `tree` to float32, and complex float16 to complex float32."""
     return over_tensors(_wide, tree)
 
 
@@ -126,7 +126,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 
 def round_tree(tree: Any, row: Format) -> Any:
-    """Round float32 and low tensors in `tree` to a format; float64, complex and discrete ones stay."""
+    """Round float32 and low-precision tensors in `tree` to a format; other tensors are returned unchanged."""
     return over_tensors(lambda x: in_format(x, row) if x.dtype is torch.float32 or is_low(x.dtype) else x, tree)
 
 
@@ -136,7 +136,7 @@ def scalars_lowered(tree: Any) -> Any:
 
     torch ignores scalars in type promotion; CUDA's kernels then load them in the promoted dtype, so that a scale of 1e5
     is infinite next to FP16 values, while a CPU multiplies in float32. Source: ATen/native/cuda/Loops.cuh
-    (`opmath_symmetric_gpu_kernel_with_scalars`), which excludes only scalars on the CPU; on an emulating CPU, every
+    (`opmath_symmetric_gpu_kernel_with_scalars`), which excludes only scalars on the CPU; under emulation, every
     scalar counts as one on the GPU.
     """
     wide = {x.dtype for x in tensors_in(tree) if x.dim() and x.is_floating_point()}

@@ -27,7 +27,7 @@ def is_fused_cell(target: Callable[..., Any]) -> bool:
 
 
 def run_cell(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """Run one step on half-precision tensors on a CPU. Shapes: those of `aten.gru_cell` and `aten.lstm_cell`."""
+    """Run one step on half-precision tensors on a CPU. Shapes: like `aten.gru_cell` and `aten.lstm_cell`."""
     given = widen(_arguments(target, args, kwargs))
     states = _several(given["hx"])
     from_input = _product(given["input"], given["w_ih"], given.get("b_ih"), row)
@@ -37,7 +37,7 @@ def run_cell(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def run_layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """Run a recurrent layer on half-precision tensors on a CPU, step by step. Shapes: those of `aten.gru.input`,
+    """Run a recurrent layer on half-precision tensors on a CPU, step by step. Shapes: like `aten.gru.input`,
     `aten.gru.data` and similar operations."""
     given = widen(_arguments(target, args, kwargs))
     rows, sizes = _rows(given)
@@ -95,7 +95,7 @@ def _arguments(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _rows(given: dict[str, Any]) -> tuple[Tensor, list[int]]:
-    """The input of a layer: the rows of all steps, concatenated, and their number per step."""
+    """The input of a layer: the rows of all steps, concatenated, and the number of rows per step."""
     if "data" in given:
         return given["data"], given["batch_sizes"].tolist()
     x = given["input"].transpose(0, 1) if given["batch_first"] else given["input"]
@@ -136,4 +136,4 @@ STEPS: dict[str, _Step] = {
     "rnn_tanh": lambda from_input, from_state, _: ((from_input + from_state).tanh(),),
     "rnn_relu": lambda from_input, from_state, _: ((from_input + from_state).relu(),),
 }
-"""The rest of a step: (product of the input, product of the state, states) -> new states."""
+"""{layer: a step after its products: (product of the input, product of the state, states) -> states}."""

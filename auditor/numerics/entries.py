@@ -11,10 +11,10 @@ _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 
 
 def entries(x: torch.Tensor) -> torch.Tensor:
-    """The numbers in `x` as a real, strided tensor, 8-bit ones as float32; such a tensor is returned unchanged.
+    """The entries of `x` as a real, strided tensor; `x` itself if it is one, except that FP8 becomes float32.
 
-    Shapes: [*] -> [*]; complex numbers become pairs, [*, 2]. Sparse tensors give their stored entries; nested tensors
-    the entries of their parts, concatenated.
+    Shapes: [*] -> [*]; complex numbers become pairs, [*, 2]. Of a sparse tensor, the stored entries; of a nested
+    tensor, the entries of all parts, concatenated.
     """
     if x.is_nested:
         parts = [part.reshape(-1) for part in x.unbind()]

@@ -28,14 +28,14 @@ _WIDE = 4
 class Format:
     """A binary floating-point format.
 
-    mantissa: stored fraction bits. min_exponent: of the smallest normal number. largest: the largest finite value.
-    bytes: of one element in memory. label: the display name, by default the name in capitals. storage: the name of
-    torch's dtype, None if torch has none. native: whether torch computes in that dtype; other formats are emulated by
-    rounding FP32 results. autocast: whether `torch.autocast` accepts it. loss_scaling: whether its small range requires
-    a scaled loss. overflows_to: the result beyond `largest`: "inf", or "largest" if the format has no infinity (torch
-    saturates fp8_e4m3 from 2.13 on, and returned NaN before). speed: the column of plan/devices.toml with a device's
-    rate; without an entry, arithmetic is timed as FP32's. Sources: IEEE 754-2019 (fp16, fp32); bf16 and tf32: NVIDIA
-    A100 whitepaper; fp8: Micikevicius et al. 2022, OCP FP8.
+    mantissa: stored fraction bits. min_exponent: exponent of the smallest normal number. largest: the largest finite
+    value. bytes: of one element in memory. label: the display name, by default the name in capitals. storage: the name
+    of torch's dtype, None if torch has none. native: whether torch computes in that dtype; other formats are emulated
+    by rounding FP32 results. autocast: whether `torch.autocast` accepts it. loss_scaling: whether its small range
+    requires a scaled loss. overflows_to: the result beyond `largest`: "inf", or "largest" if the format has no infinity
+    (torch saturates fp8_e4m3 from 2.13 on, and returned NaN before). speed: the column of plan/devices.toml with a
+    device's rate; without an entry, arithmetic is timed as FP32's. Sources: IEEE 754-2019 (fp16, fp32); bf16 and tf32:
+    NVIDIA A100 whitepaper; fp8: Micikevicius et al. 2022, OCP FP8.
     """
 
     name: str
@@ -116,7 +116,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(_known)
 """{name: Format}: built-in and registered formats."""
 
 DEFAULT = ("fp16", "bf16")
-"""Formats of an audit by default: those in which GPUs commonly train and run models."""
+"""Formats of an audit by default, in which GPUs commonly train and run models."""
 
 
 def narrower() -> tuple[str, ...]:
@@ -125,12 +125,12 @@ def narrower() -> tuple[str, ...]:
 
 
 def auditable() -> tuple[str, ...]:
-    """Names of the formats that an audit accepts, the default ones first."""
+    """Names of the formats that an audit accepts, the default formats first."""
     return (*DEFAULT, *(name for name, row in FORMATS.items() if row.low and name not in DEFAULT))
 
 
 def label(name: str) -> str:
-    """The display name of a format, also of an unknown one: `bf16` -> `BF16`, `fp8_e4m3` -> `FP8 E4M3`."""
+    """The display name of a format, even of an unknown format: `bf16` -> `BF16`, `fp8_e4m3` -> `FP8 E4M3`."""
     return FORMATS[name].label if name in FORMATS else name.upper().replace("_", " ")
 
 
@@ -181,7 +181,7 @@ def register(row: Format) -> None:
 
 @contextmanager
 def temporary_format(row: Format) -> Iterator[Format]:
-    """Register a format within the body only. Raises: as `register`."""
+    """Register a format within the body only. Raises: the errors of `register`."""
     register(row)
     try:
         yield row

@@ -90,7 +90,7 @@ def merge_magnitudes(parts: Iterable[Magnitudes]) -> Magnitudes:
 def significant(histogram: Magnitudes) -> Magnitudes:
     """One tensor's histogram without entries that even FP32 loses next to the largest entry.
 
-    Saturated outputs leave gradients of 1e-30 next to those of 1e-3: no format needs to represent the former.
+    Saturated outputs leave gradients of 1e-30 next to gradients of 1e-3: no format needs to represent the smaller ones.
     """
     top = max(histogram.exponents, default=0)
     kept = {e: n for e, n in histogram.exponents.items() if e >= top - SIGNIFICANT_BITS}
@@ -107,7 +107,7 @@ def underflow_share(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -
 
 
 def subnormal_share(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
-    """Share of the non-zero entries in the format's subnormal range, where fewer bits remain; judged by exponent."""
+    """Share of the non-zero entries, times 2 ** shift, in the format's subnormal range; judged by exponent."""
     edge = fmt.min_exponent - fmt.mantissa - 1
     return _share(exponents, lambda e: edge <= e + shift < fmt.min_exponent)
 

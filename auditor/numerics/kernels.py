@@ -24,7 +24,7 @@ _TOO_WIDE = "without overflow"
 
 
 class UnsupportedInFormat(MeasureError, RuntimeError):
-    """The operation does not support the format; the message is the reason. A RuntimeError, as CUDA raises.
+    """The operation does not support the format; the message is the reason. Also a RuntimeError, like CUDA's.
 
     owner: path of the module that contains the operation, if known. literal: whether a number in the user's code does
     not fit the format.
@@ -43,7 +43,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     zero-dimensional tensor is rounded first if the others are in low precision. Other operations run natively in half
     precision, so that intermediate rounding is included. On a GPU everything runs natively. In a format without native
     arithmetic, the operation computes in float32 and its result is rounded. Raises: UnsupportedInFormat if CUDA has no
-    half kernel (on a GPU it is tried), a literal does not fit, dtypes are mixed, or the operation raises in half
+    half kernel, a literal does not fit, dtypes are mixed, or the operation raises in half
     precision.
     """
     tensors = tensors_in((args, kwargs))
@@ -87,8 +87,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Format | None, bool]:
-    """The low format of the tensors (None if there is none), and whether they are on a CPU; Fourier transforms may have
-    complex tensors."""
+    """The low-precision format of the tensors (None if there is none), and whether they are on a CPU; Fourier
+    transforms may have complex tensors."""
     for x in tensors:
         dtype = x.dtype.to_real() if known.powers_of_two and x.is_complex() else x.dtype
         if is_low(dtype):
@@ -140,7 +140,7 @@ def _type_name(x: torch.Tensor) -> str:
 
 
 def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """A matrix product or convolution in a format on a CPU, rounded as on tensor cores."""
+    """A matrix product or convolution in a format on a CPU, rounded like on tensor cores."""
     if adds_bias_apart(target, args):
         result: torch.Tensor = product(target, (*args[:2], None), kwargs, row) + args[2]
         return result
@@ -148,7 +148,7 @@ def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def adds_bias_apart(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether a linear layer rounds its product before adding the bias: torch fuses both only for contiguous rows."""
+    """Whether CUDA rounds a linear layer before adding the bias: for non-contiguous inputs of at least 3 dimensions."""
     given = operation_of(target).gemm == "linear" and len(args) == 3 and args[2] is not None
     return given and args[0].dim() > 2 and not args[0].is_contiguous()
 

@@ -11,7 +11,7 @@ from ..errors import MeasureError
 from .entries import ON_GPU, dense, entries, is_plain, places
 
 _RUN = 1 << 17
-"""Entries per chunk, so that its copies stay in the processor's cache."""
+"""Entries per chunk, so that its copies fit in the processor's cache."""
 
 _SQUARES = (1e-24, 1e36)
 """Range in which a float32 sum of squares is accurate: smaller terms are negligible."""
@@ -67,7 +67,7 @@ def sum_of_squares(x: torch.Tensor) -> float:
 
 
 def runs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Split tensors of one shape into chunks that fit a processor's cache; on a GPU, into larger ones."""
+    """Split tensors of one shape into chunks that fit a processor's cache; on a GPU, into larger chunks."""
     step = _RUN if tensors[0].device.type == "cpu" else ON_GPU
     if tensors[0].numel() <= step:
         yield tensors
@@ -123,7 +123,7 @@ def comparable_pairs(
 
 
 def _comparable(r: torch.Tensor, c: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Strided pairs: the entries of two sparse tensors with equal indices, or the parts of nested ones."""
+    """Strided pairs: the entries of two sparse tensors with equal indices, or the parts of nested tensors."""
     r, c = r.detach(), c.detach()
     if r.is_nested and c.is_nested:
         parts = r.unbind(), c.unbind()

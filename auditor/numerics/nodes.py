@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..trees import tensors_in as tensors_in  # beside what reads the nodes that return them
+from ..trees import tensors_in as tensors_in  # re-exported for code that reads nodes
 from .operations import Operation, operation
 
 _TORCHS_OWN = ("aten", "prims", "_c10d_functional")
@@ -31,7 +31,7 @@ def overload_of(target: Any) -> Any:
 
 
 def op_name(target: Any) -> str:
-    """The name of an operator overload, as `aten.softmax.int`, or of another function, as `getitem`."""
+    """The name of an operator overload, such as `aten.softmax.int`, or of another function, such as `getitem`."""
     target = overload_of(target)
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
@@ -76,16 +76,15 @@ def mutates(target: object) -> bool:
 
 
 def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy to another device in the same dtype: a separate graph operation, since torch's own would look like a
+    """Copy to another device in the same dtype: a separate graph operation, since torch's operation would look like a
     cast."""
     return x.to(device)
 
 
 def wait_for_result(target: object, value: Any) -> Any:
-    """Wait until a value is complete, and replace arbitrary content.
+    """Wait until a collective's result is complete; zero uninitialized memory, so that every run has the same values.
 
-    A functional collective returns tensors that are still being filled. Uninitialized memory is zeroed, so that every
-    run has the same values.
+    A functional collective returns tensors that are still being filled.
     """
     if not isinstance(target, torch._ops.OpOverload):
         return value
@@ -100,7 +99,7 @@ def _is_uninitialized(target: torch._ops.OpOverload) -> bool:
 
 
 def view_source(n: fx.Node) -> fx.Node | None:
-    """The node of which `n` is a reshape or the first result; None if `n` does more."""
+    """The input of which `n` is a reshape, a permutation or the first item; None for other nodes."""
     source = n.args[0] if n.op == "call_function" and n.args else None
     if not isinstance(source, fx.Node):
         return None
@@ -109,14 +108,14 @@ def view_source(n: fx.Node) -> fx.Node | None:
 
 
 def source(node: fx.Node) -> fx.Node:
-    """The node that computed the values of `node`, upstream of reshapes, selections and casts."""
+    """The node that computed the values of `node`, upstream of reshapes, selections, dropout and casts."""
     while row_of(node).transparent and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 
 
 def readers(node: fx.Node) -> Iterator[fx.Node]:
-    """Operations that read the values of `node`, directly or through reshapes, selections and casts."""
+    """Operations that read the values of `node`, directly or through reshapes, selections, dropout and casts."""
     for user in node.users:
         row = row_of(user)
         if user.op == "call_function" and not row.assertion:
@@ -159,7 +158,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def arguments_with_defaults(node: fx.Node) -> dict[str, Any]:
-    """As `arguments`, including the schema's defaults."""
+    """Like `arguments`, but with the schema's defaults."""
     defaults = {a.name: a.default_value for a in _schema_arguments(node) if a.has_default_value()}
     return defaults | arguments(node)
 

@@ -47,7 +47,7 @@ class Operation:
     scatter: str = ""  # the packet that writes to the viewed part
     complement: str = ""  # the packet that views the other part of complex numbers
     exact: bool = False  # entries are moved, selected or repeated: no error is added
-    masks: bool = False  # some entries stay, the rest is replaced
+    masks: bool = False  # some entries are kept, the rest is replaced
     cast: bool = False  # the same values in another dtype
     joins: bool = False  # entries of several tensors, concatenated or in all pairs
 
@@ -61,8 +61,8 @@ class Operation:
     recurrent: bool = False  # a recurrent layer over time
     cell: bool = False  # one step of a recurrent layer
     embedding: bool = False  # reads rows of a table, or limits their norm
-    sums_gradients_in_fp32: bool = False  # in the backward on CUDA; the CPU's kernel adds in half precision
-    layer: bool = False  # forms a layer if an argument is a parameter; products and recurrent ones always do
+    sums_gradients_in_fp32: bool = False  # CUDA's backward does; the CPU's sums in half precision
+    layer: bool = False  # forms a layer if an argument is a parameter; products and recurrent layers always do
 
     # Other arithmetic.
     sum: bool = False  # adds or subtracts entries of two tensors
@@ -76,7 +76,7 @@ class Operation:
     maximum: bool = False  # the largest entry, or a smooth maximum
     kink: bool = False  # the derivative jumps: a small error can change the gradient at once
     steps: bool = False  # a step function: its derivative, zero, does not show the effect of errors
-    singular: int | None = None  # position of the argument at whose zero the result is not finite, or jumps
+    singular: int | None = None  # position of an argument at whose zeros the result is not finite, or jumps
     normalizes: Literal["", "dim", "trailing", "sample", "statistics"] = ""  # the entries that one result depends on
     distribution: Literal["", "probabilities", "logarithms"] = ""  # whether rows of the result are a distribution
     batch_norm: bool = False  # one of the forms of batch norm
@@ -90,7 +90,7 @@ class Operation:
     late: bool = False  # autograd accepts it, and raises only in the backward
     truth: bool = False  # returns booleans, which its in-place variant writes as numbers
     reads: bool = False  # returns a number or a boolean to Python
-    assertion: bool = False  # computes nothing
+    assertion: bool = False  # checks its arguments and computes nothing
     traced_as: str = ""  # the packet that another tracer records for the same call
     unfolds: bool = False  # its kernel calls others, some of which autocast lowers: these are recorded instead
     # The result's shape depends on entries of the first or second argument, on masks among the indices, or on the
@@ -99,16 +99,16 @@ class Operation:
 
     # In place, and under other names.
     replaces_memory: bool = False  # the argument has other memory afterwards
-    writes_nothing: bool = False  # in-place, but entries, shape and memory stay
+    writes_nothing: bool = False  # in-place, but changes neither entries nor shape nor memory
     twin: str = ""  # the packet of the functional variant, if its name differs
-    known_as: str = ""  # the overload with the same arguments by which rules know it
+    known_as: str = ""  # the overload, with the same arguments, whose name rules use
 
     # From the lists of torch: autocast.toml and half_kernels.toml.
     autocast: Treatment = "none"  # what CUDA's autocast does to its arguments
     only_fp16: bool = False  # autocast casts to FP16 even in a BF16 region
     refused_on_cuda: frozenset[str] = frozenset()  # low formats without a CUDA kernel
     powers_of_two: bool = False  # low formats with a CUDA kernel only for lengths that are powers of two
-    half_on_cpu: bool = True  # whether the CPU has half kernels if CUDA has
+    half_on_cpu: bool = True  # whether the CPU has half kernels if CUDA has them
 
     @property
     def name(self) -> str:
@@ -141,8 +141,8 @@ def packet(op: str) -> str:
 def operation(op: str) -> Operation:
     """The row of an overload (`aten.softmax.int`) or packet (`softmax`, `_c10d_functional.wait_tensor`).
 
-    In-place variants use the row of their base, `add_` that of `add`; so do `view_copy`, which is not a view, and
-    `prims`. Without a row, boolean properties have their defaults, and `known` is False.
+    In-place variants use their base's row: `add_` uses the row of `add`. So do `view_copy`, without the properties of a
+    view, and `prims.add`. Without a row, boolean properties have their defaults, and `known` is False.
     """
     own, lists, kernels = packet(op), table("numerics/autocast"), table("numerics/half_kernels")
     row = _row(own)

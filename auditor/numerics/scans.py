@@ -1,7 +1,7 @@
 """Emulates CUDA's running sums and products: every partial result is rounded to the dtype of the entries.
 
 A CPU adds in float32 and rounds the results, so that 4096 ones in FP16 add up to 4096; CUDA's kernels keep the running
-value in half, and stay at 2048. The order of additions follows aten/src/ATen/native/cuda/ScanUtils.cuh:
+value in half, so that the sum stops at 2048. The order of additions follows aten/src/ATen/native/cuda/ScanUtils.cuh:
 `scan_dim<scalar_t>` passes a tensor with one long dimension to cub, scans the last dimension by Sklansky's network in
 tiles, and others sequentially. cub's tiles follow its default policy for two-byte types; after the first, it may use
 another order.
@@ -48,8 +48,8 @@ def _is_in_place(target: Callable[..., Any]) -> bool:
 
 
 def run_scan(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """A running sum or product of half-precision tensors on a CPU, as on CUDA; gradients are those of the original
-    operation."""
+    """A running sum or product of half-precision tensors on a CPU, rounded like on CUDA; gradients are the original
+    operation's."""
     if _is_in_place(target):
         base = overload_named(f"aten.{operation_of(target).packet}.default")
         return args[0].copy_(run_scan(base, args, kwargs, row))

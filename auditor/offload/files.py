@@ -46,7 +46,7 @@ class OffloadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """True: compiled code of the model stays compiled; with `fullgraph` it could not be split."""
+        """True: the model's compiled code runs compiled, since `fullgraph` forbids splitting it."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -90,11 +90,11 @@ def folder() -> str:
 
 
 def release(*, others: bool) -> None:
-    """Drop mapped files from resident memory; they are mapped again when read.
+    """Drop mapped files from resident memory; their pages are read again on access.
 
-    Each storage is referenced meanwhile: once freed, its addresses may belong to other memory, which would be zeroed.
-    others: include private mappings such as a library's checkpoint, but no shared libraries. Unmodified pages are read
-    from the disk again; modified ones stay.
+    Each storage is referenced during the call: once freed, its addresses may belong to other memory, which would be
+    zeroed. others: include private mappings such as a library's checkpoint, but no shared libraries. Unmodified pages
+    are read from the disk again; modified pages are kept.
     """
     madvise = ctypes.CDLL(None).madvise
     for reference in list(_files.values()):
@@ -109,7 +109,7 @@ def release(*, others: bool) -> None:
 
 
 def is_offloaded(x: Tensor) -> bool:
-    """Whether the tensor is stored in a file of its own."""
+    """Whether the tensor is stored in a temporary file."""
     return _is_plain(x) and x.untyped_storage().filename is not None
 
 
@@ -118,7 +118,7 @@ def is_large(x: Tensor) -> bool:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether a tensor is an ordinary one in CPU memory."""
+    """Whether a tensor is an ordinary strided tensor in CPU memory."""
     ordinary = type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.layout is torch.strided
     return ordinary and not (x.is_nested or x.is_quantized or x.is_conj() or x.is_neg())
 

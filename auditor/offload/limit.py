@@ -26,7 +26,7 @@ LOOK = 0.004
 """Seconds between two checks."""
 
 ROOM = 64 << 20
-"""Minimum bytes of a limit above what a process with torch needs anyway."""
+"""Minimum difference between a limit and the resident memory when the limit is checked, in bytes."""
 
 HELD = 3.0
 """Memory of an audit without a limit, both processes together, as a multiple of the FP32 weights."""
@@ -46,7 +46,7 @@ class Limit:
     """Keeps the process below `size` bytes of resident memory if possible; `peak` is the maximum observed."""
 
     def __init__(self, size: int) -> None:
-        """Raises: AuditorError(slug="memory-too-small") if the process already uses that much."""
+        """Raises: AuditorError(slug="memory-too-small") if the process already uses nearly that much."""
         self.size, self.peak, self._after = size, resident(), 0
         self.need(0)
 
@@ -68,7 +68,7 @@ class Limit:
             self.let_go()
 
     def let_go(self) -> None:
-        """Drop mapped files now; if that is not enough, files that libraries mapped too."""
+        """Drop mapped files now; if that is not enough, also files that libraries mapped."""
         release(others=False)
         if resident() > NEARLY * self.size:
             release(others=True)
@@ -77,10 +77,10 @@ class Limit:
 
 @contextmanager
 def resident_limit(size: int | None) -> Iterator[Limit | None]:
-    """In the body, the process keeps below `size` resident bytes, as far as results of operations determine it.
+    """In the body, the process keeps below `size` resident bytes, as far as its memory consists of operations' results.
 
-    None: no limit. Raises: AuditorError(slug="memory-too-small"); AuditorError(slug="no-paging") if the system does not
-    report a process's memory; DiskError if the body failed for lack of disk space.
+    size: None for no limit. Raises: AuditorError(slug="memory-too-small"); AuditorError(slug="no-paging") if the system
+    does not report a process's memory; DiskError if the body failed for lack of disk space.
     """
     if size is None:
         yield None
@@ -123,7 +123,7 @@ def _mmap_from(size: int) -> None:
 
 
 def onto(model: nn.Module) -> None:
-    """Under a limit, move every large parameter and buffer to a file; tensors that share a storage still do."""
+    """Under a limit, move every large parameter and buffer to a file; tensors that share a storage still share it."""
     together: defaultdict[int, list[Tensor]] = defaultdict(list)
     for tensor in (*model.parameters(), *model.buffers()) if _now else ():
         if is_large(tensor) and not is_offloaded(tensor):
@@ -140,7 +140,7 @@ def now() -> Limit | None:
 
 
 def within() -> tuple[str, ...]:
-    """Words for how the audit stays within the limit; empty without a limit."""
+    """How the audit keeps within the limit, in words; empty without a limit."""
     limit = now()
     return () if limit is None else (f"large tensors in memory-mapped files, with a limit of {words(limit.size)}",)
 

@@ -30,13 +30,13 @@ class Display:
     """The progress of an audit: current stage, number of stages, elapsed time. This base class displays nothing."""
 
     every = 10.0
-    """Seconds between two refreshes without news."""
+    """Seconds between two refreshes during a stage."""
 
     def __init__(self) -> None:
         self.stage, self.detail = "", ""
         self.tell: Callable[[str], None] = lambda stage: (
             None
-        )  # also called with every stage, and with "" for every tick
+        )  # called with the stage of every report, and with "" for every tick
         self._stages, self._began, self._at = list(STAGES), 0.0, 0.0
         self.share = 0.0  # completed share: every stage counts equally; an added stage does not lower the share
 
@@ -104,7 +104,7 @@ class Lines(Display):
 class Bar(Display):
     """A line on a terminal with the stage, the completed share and the time; it is erased at the end.
 
-    It replaces stderr, so that other output appears above it.
+    The bar replaces `sys.stderr`, so that other output appears above the line.
     """
 
     every = 0.5

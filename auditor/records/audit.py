@@ -44,7 +44,7 @@ class Proposal:
 class Dtypes:
     """The dtypes of one operation's inputs, computation and result under a plan, by torch's names."""
 
-    inputs: Annotated[tuple[str, ...], FileField("dtypes of the tensors that it reads, before autocast casts them")]
+    inputs: Annotated[tuple[str, ...], FileField("dtypes of the input tensors, before autocast casts them")]
     computed: Annotated[str, FileField("dtype in which the operation computes, after autocast and promotion")]
     output: Annotated[str, FileField("dtype of the operation's first result")]
 
@@ -79,9 +79,9 @@ class Environment:
     seed: Annotated[int, FileField("seed of every random choice")]
     seconds: Annotated[Mapping[str, float], FileField("seconds of each stage, by name")] = empty()
     libraries: Annotated[Mapping[str, str], FileField("versions of CUDA, cuDNN and driver, or oneDNN")] = empty()
-    flags: Annotated[Mapping[str, Any], FileField("the caller's torch flags; the audit's own FP32 is IEEE")] = empty()
-    memory: Annotated[tuple[str, ...], FileField("how the audit kept within `--memory`")] = ()
-    held: Annotated[str | None, FileField("peak resident memory, if `--memory` was set")] = None
+    flags: Annotated[Mapping[str, Any], FileField("the caller's torch flags; the audit runs IEEE FP32")] = empty()
+    memory: Annotated[tuple[str, ...], FileField("how the audit limited its memory; empty: not limited")] = ()
+    held: Annotated[str | None, FileField("peak resident memory, if memory was limited")] = None
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class NodeReport:
     node: Annotated[Node, FileField("the operation")]
     findings: Annotated[tuple[str, ...], FileField("codes of the rules that report this operation")]
     verdicts: Annotated[Mapping[str, Verdict], FileField("by format: verdict and reason")]
-    exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that run it in low precision")]
+    exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that use low precision here")]
     errors: Annotated[Mapping[str, NodeError], FileField("by format: error of this operation")]
-    contributions: Annotated[Mapping[str, Contribution], FileField("by format: change of the outputs due to its error")]
+    contributions: Annotated[Mapping[str, Contribution], FileField("by format: effect of its error on the outputs")]
     flops: Annotated[int, FileField("floating-point operations; 0 if no matrix product or convolution", least=0)]
     range: Annotated[Magnitudes | None, FileField("magnitudes of its FP32 result; `null`: not floating-point")]
     written: Annotated[bool, FileField("whether its largest magnitude is a constant, such as a mask's -1e9")] = False
@@ -123,7 +123,7 @@ class Audit:
     capture_method: Annotated[str, FileField("`path`: the graph depends on input values", choices=("run", "path"))]
     environment: Annotated[Environment, FileField("device, versions and settings of the audit")]
     recommended: Annotated[str | None, FileField("name of the plan to use; `null`: FP32")]
-    use: Annotated[str, FileField("purpose that `recommended` is for", choices=("inference", "training"))] = "inference"
+    use: Annotated[str, FileField("purpose of the recommended plan", choices=("inference", "training"))] = "inference"
     recommendation: Annotated[str, FileField("the reason for `recommended`, in one sentence")]
     plans: Annotated[Mapping[str, Plan], FileField("one per strategy and format, with a name such as `autocast_bf16`")]
     baselines: Annotated[Mapping[str, Verification], FileField("runs in low precision without a plan, by name")]
@@ -135,13 +135,13 @@ class Audit:
     graph_outputs: Annotated[tuple[str, ...], MeasurementField("names of the outputs in the captured graph")] = ()
     weights: Annotated[tuple[Weight, ...], MeasurementField("magnitudes of every parameter and buffer")] = ()
     regions: Annotated[tuple[FlaggedRegion, ...], MeasurementField("connected sensitive or unsafe operations")] = ()
-    linearity: Annotated[tuple[Linearity, ...], MeasurementField("by format: predicted effects and measured ones")] = ()
+    linearity: Annotated[tuple[Linearity, ...], MeasurementField("per format: accuracy of predicted effects")] = ()
     decisions: Annotated[tuple[Decisions, ...], FileField("by format: decisions in the model that flip")] = ()
     noise: Annotated[Noise | None, MeasurementField("difference between repeated FP32 runs")] = None
-    findings: Annotated[tuple[Finding, ...], FileField("every match of a rule, one for each place in the code")]
-    contributions: Annotated[Contributions, FileField("largest contribution by format, module, operation")] = field(
-        default_factory=dict
-    )
+    findings: Annotated[tuple[Finding, ...], FileField("every match of a rule, one finding per operation")]
+    contributions: Annotated[
+        Contributions, FileField("by format, module, operation: largest contribution, if at least 1/8 of `max_error`")
+    ] = field(default_factory=dict)
     warnings: Annotated[tuple[str, ...], FileField("limitations of this audit, in words")]
     training: Annotated[Training | None, FileField("results for a training step; `null` in mode `inference`")] = None
     evaluation: Annotated[Evaluation | None, FileField("the user's scoring function; `null`: none")] = None
@@ -171,7 +171,7 @@ class Audit:
     def texts(self, directory: str | Path) -> dict[str, str | bytes]:
         """The contents of all files that `save` writes into the directory, by file name; programs as bytes.
 
-        Raises: AuditorError(slug="bad-format" or "bad-strategy") if one of the audit is no longer registered.
+        Raises: AuditorError(slug="bad-format" or "bad-strategy") if a format or strategy is not registered.
         """
         from ..artefact.emit import emit
         from ..document.codec import texts
@@ -193,8 +193,8 @@ class Audit:
         paths.
 
         onnx: write an ONNX model of each program too, checked and run by onnxruntime; "low": with inputs and outputs in
-        the plan's format. All files of an older audit are replaced at once; other files in the directory stay, and so
-        does patched_model.py if the audit was loaded from files. Raises: AuditorError(slug="bad-output") if writing
+        the plan's format. All files of an older audit are replaced at once; other files in the directory are kept, and
+        patched_model.py too if the audit was loaded from files. Raises: AuditorError(slug="bad-output") if writing
         fails, "missing-onnx" or "no-program" if ONNX is impossible, and the errors of `texts`.
         """
         if onnx:

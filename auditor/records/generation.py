@@ -29,15 +29,17 @@ class TokenComparison:
     kl_99: Annotated[float | None, FileField("99th percentile of this divergence over tokens")] = None
     kl_most: Annotated[float | None, FileField("maximum of this divergence over tokens")] = None
     same_top: Annotated[
-        float | None, FileField("share of tokens at which FP32's likeliest token is the likeliest too", least=0, most=1)
+        float | None, FileField("share of tokens with the same likeliest token as in FP32", least=0, most=1)
     ] = None
     rms_probability: Annotated[float | None, FileField("RMS change in the probability of FP32's token")] = None
     flips: Annotated[float | None, FileField("tokens per 1,000 whose choice differs from FP32's", least=0)] = None
     flips_low: Annotated[float | None, FileField("lower end of the 95 % interval of `flips`", least=0)] = None
     flips_high: Annotated[float | None, FileField("upper end of the 95 % interval of `flips`", least=0)] = None
     predicted_flips: Annotated[float | None, FileField("first-order prediction of `flips`; `null`: unavailable")] = None
-    first_flip: Annotated[int | None, FileField("tokens before the first flip, median; `null`: no flip in half")] = None
-    first_flip_10: Annotated[int | None, FileField("`first_flip` of the worst 10 % of prompts; `null`: no flip")] = None
+    first_flip: Annotated[
+        int | None, FileField("tokens up to and including the first flip, median over prompts; `null`: no flip in half")
+    ] = None
+    first_flip_10: Annotated[int | None, FileField("10th percentile of these tokens; `null`: no flip in 90 %")] = None
     kl_by_position: Annotated[tuple[float, ...], FileField("`kl` by position after the prompt, up to 32 values")] = ()
     one_pass_kl: Annotated[float | None, FileField("`kl` if one pass reads all tokens, without a cache")] = None
     one_pass_flips: Annotated[float | None, FileField("`flips` if one pass reads all tokens, without a cache")] = None

@@ -59,7 +59,7 @@ class Subject:
 
     raised: which of the model's FP16 or BF16 tensors become FP32 for the audit, see Plan.raised; the batches then
     contain no half precision. stored_low: {dtype: number of parameter entries stored in it}. flags: torch's flags
-    after importing the model's file, if any. given: the caller's own subject, if this one is a copy on another device.
+    after importing the model's file, if any. given: the caller's subject, if this subject is a copy on another device.
     """
 
     model: nn.Module
@@ -117,13 +117,15 @@ class Literals:
 
 CalledFrom = Annotated[
     str | None,
-    FileField("`file:line in function` of the call that led to it: a `forward`, your own code or a loss; `null`: none"),
+    FileField(
+        "`file:line in function` of a call that led to `source`: in a `forward`, your code or a loss; `null`: none"
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operation of the captured graph, with the module and source line that it comes from.
+    """One operation of the captured graph, with its module and source line.
 
     calls: enclosing module calls, the root's first. returned: keys of the module calls that return its result. region:
     the user's autocast region around the operation. in_place: whether it writes in place, so that autocast does not
@@ -139,7 +141,7 @@ class Node:
     source: Annotated[str | None, FileField("source line outside of torch, as `file:line`; `null`: unknown")]
     source_path: Annotated[str | None, FileField("the file of `source`, relative to its repository or `site-packages`")]
     code: Annotated[str | None, FileField("text of the source line")]
-    inputs: Annotated[tuple[str, ...], FileField("names of the operations and inputs that it reads")]
+    inputs: Annotated[tuple[str, ...], FileField("names of the operations, inputs and weights that it reads")]
     shape: Annotated[tuple[int, ...], FileField("shape of the operation's first result")]
     dtype: Annotated[str, FileField("dtype of the operation's first result in the FP32 model")]
     floating: Annotated[bool, FileField("whether the operation's first result is floating-point")]
@@ -159,10 +161,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Placeholder:
-    """An input of the graph. kind: parameter | buffer | constant | input; fqn: its name in the state dict, if any.
+    """An input of the graph. kind: parameter | buffer | constant | input; fqn: dotted name of the parameter or buffer.
 
     holders: first paths of all modules that own the parameter or buffer, called or not. made_in: {format: dtype of this
-    constant if the model is stored in the format}, if it differs. argument: name of an input in the forward.
+    constant if the model is stored in the format}, if it differs. argument: name of an input in `forward`.
     """
 
     name: str
@@ -174,21 +176,21 @@ class Placeholder:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several modules own it."""
+        """Whether several modules own the parameter or buffer."""
         return len(self.holders) > 1
 
 
 @dataclass(frozen=True)
 class Capture:
-    """One torch.fx graph of ATen operations. `bind(model, batch)` gives the flat list of tensors the graph takes.
+    """One torch.fx graph of ATen operations. `bind(model, batch)` returns the graph's inputs as a list.
 
     method: "run" (one recorded run, valid for inputs of these shapes) or "path" (Python read values in it: valid for
     inputs that take the same path). same_path: identifies other batches on that path, see capture/paths.py. nodes:
     {name: operation}, in execution order. outputs: names of the nodes the model returns, in flattened order.
     operations: number in the run, including those that no output depends on. compared: whether the run was compared
     with low-precision runs, to detect literals that depend on a dtype. aliases: {first path of a module: its other
-    paths}. paths: every recorded path, where batches take several; `bind`, and the shapes of shared nodes, are those of
-    the first. twins: {operation or input of a later path: the same one of an earlier path}.
+    paths}. paths: every recorded path, if batches take several; `bind` and the shapes of shared nodes are the first
+    path's. twins: {operation or input of a later path: the same one of an earlier path}.
     """
 
     graph_module: torch.fx.GraphModule
@@ -207,14 +209,14 @@ class Capture:
 
     @property
     def first(self) -> Capture:
-        """The path of the first batch only."""
+        """The capture of the first batch's path."""
         return self.paths[0].capture if self.paths else self
 
 
 @dataclass(frozen=True)
 class ModelPath:
-    """One path through a model. capture: its own graph, with node names of the whole; batches: those on this path, the
-    recorded one first; outputs: names of the nodes the model returns on it."""
+    """One path through a model. capture: the path's graph, with the joined graph's node names; batches: the batches
+    that take it, the recorded one first; outputs: names of the returned tensors in the model's return value."""
 
     capture: Capture
     batches: tuple[Batch, ...]

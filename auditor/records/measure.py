@@ -27,7 +27,7 @@ class NodeError:
     overflow: Annotated[int, FileField("elements that are finite in FP32 and infinite in the format", least=0)] = 0
     nan: Annotated[int, FileField("elements that are finite in FP32 and NaN in the format", least=0)] = 0
     underflow: Annotated[float, FileField("share of the non-zero elements that become zero", least=0, most=1)] = 0.0
-    subnormal: Annotated[float, FileField("share of the elements that become subnormal", least=0, most=1)] = 0.0
+    subnormal: Annotated[float, FileField("share of non-zero elements that become subnormal", least=0, most=1)] = 0.0
     max_ulp: Annotated[float | None, FileField("largest local error, in units in the last place of the format")] = None
     sqnr_db: Annotated[float | None, FileField("signal-to-noise ratio, 20 log10(1 / local_error)")] = None
     unsupported: Annotated[str | None, FileField("why the operation cannot run in the format; `null`: it can")] = None
@@ -47,7 +47,7 @@ class Contribution:
 
     isolated: Annotated[float, FileField("output change with only this operation in the format; decides the verdict")]
     own: Annotated[float, FileField("part of `isolated` due to the operation and its result, with FP32 inputs")]
-    cast: Annotated[float, FileField("change of the outputs if only its FP32 result is rounded, for its readers")]
+    cast: Annotated[float, FileField("output change if the operation runs in FP32 and only its result is rounded")]
     decided_by: Annotated[
         str,
         FileField(
@@ -56,7 +56,7 @@ class Contribution:
             choices=("first-order", "re-run", "group", "not-run"),
         ),
     ] = "first-order"
-    together: Annotated[int, FileField("number of operations in low precision in that run", least=1)] = 1
+    together: Annotated[int, FileField("number of operations in low precision in the run", least=1)] = 1
     criterion: Annotated[str, FileField("the criterion of which this operation uses the largest share")] = ""
     batch: Annotated[int, FileField("number of the batch that gives `isolated`, if not the first", least=1)] = 1
 
@@ -94,7 +94,7 @@ class Noise:
 
     runs: Annotated[int, FileField("number of FP32 runs", least=1)] = 1
     error: Annotated[float, FileField("largest difference from the first run, in the error budget's measure")] = 0.0
-    joint: Annotated[float, FileField("the same in relative L2 of all outputs, or share of discrete entries")] = 0.0
+    joint: Annotated[float, FileField("`error` as relative L2 of all outputs, or share of discrete entries")] = 0.0
     floor: Annotated[float, FileField("errors up to this count as noise; 0: no noise")] = 0.0
     outputs: Annotated[Mapping[str, float], FileField("by output: largest difference, if there is any")] = empty()
     nodes: Annotated[Mapping[str, float], FileField("by operation: difference between two runs of the graph")] = empty()
@@ -129,7 +129,7 @@ class Magnitudes:
     exponents: Annotated[Mapping[int, int], FileField('`{"e": count}`: numbers with 2^e <= |x| < 2^(e+1)', least=1)]
     nonfinite: Annotated[int, FileField("number of Inf and NaN entries", least=0)] = 0
     norm: Annotated[float, FileField("L2 norm of the finite values, if measured", least=0)] = 0.0
-    rounding: Annotated[Mapping[str, float], FileField("by format: relative L2 error of rounding them")] = empty()
+    rounding: Annotated[Mapping[str, float], FileField("by format: relative L2 error of rounding")] = empty()
 
     @property
     def nonzero(self) -> int:
@@ -177,16 +177,18 @@ class Finding:
     node: Annotated[str, MeasurementField("name of the operation in the captured graph")] = ""
     owner: Annotated[str, FileField("module that contains the operation")]
     op: Annotated[str, FileField("ATen overload of the operation")]
-    source: Annotated[str | None, FileField("source line, as for operations")]
+    source: Annotated[str | None, FileField("source line as `file:line`; `null`: unknown")]
     severity: Annotated[str, FileField("severity under the recommended plan", choices=("error", "warning", "info"))]
-    confidence: Annotated[str, FileField("the rule's; `high` if measured unsafe", choices=("high", "medium", "low"))]
+    confidence: Annotated[
+        str, FileField("the rule's confidence; `high` if measured unsafe", choices=("high", "medium", "low"))
+    ]
     formats: Annotated[tuple[str, ...], FileField("formats in which the problem occurs")]
     message: Annotated[str, MeasurementField("the problem, with this model's numbers")] = ""
     why: Annotated[str, MeasurementField("why it is a problem, from the rule")] = ""
     advice: Annotated[str, MeasurementField("the remedy, from the rule")] = ""
     evidence: Annotated[Mapping[str, Any], MeasurementField("facts that the rule compared or shows, by name")] = empty()
-    agrees: Annotated[bool | None, FileField("whether the measurement confirms it; `null`: not measured")] = None
-    cause: Annotated[str, MeasurementField("source line and operation of the cause, equal for all its findings")] = ""
+    agrees: Annotated[bool | None, FileField("whether measurements confirm the finding; `null`: not measured")] = None
+    cause: Annotated[str, MeasurementField("source line and operation of the cause, shared by related findings")] = ""
     plan: Annotated[str | None, MeasurementField("plan that `severity` refers to; `null`: none is in budget")] = None
     bearing: Annotated[
         str | None,
@@ -201,9 +203,9 @@ class Finding:
     references: Annotated[tuple[str, ...], MeasurementField("references of the rule")] = ()
     declared: Annotated[str, MeasurementField("the rule's default severity")] = ""
     measurable: Annotated[bool, MeasurementField("whether a run in low precision can confirm the rule")] = True
-    called_from: Annotated[str | None, MeasurementField("the call that led to the source line, as for nodes")] = None
+    called_from: Annotated[str | None, MeasurementField("call that led to the source line; `null`: none")] = None
     met: Annotated[
-        Mapping[str, tuple[str, ...]], MeasurementField("by format: strategies that run it in low precision")
+        Mapping[str, tuple[str, ...]], MeasurementField("by format: strategies that use low precision here")
     ] = empty()
 
 
@@ -217,6 +219,6 @@ class FlaggedRegion:
     local_error: Annotated[float | None, FileField("largest error of the region's results; `null`: not finite")]
     error: Annotated[float | None, FileField("error of the outputs: relative L2, or share of a criterion's limit")]
     explained: Annotated[
-        float, FileField("root of the sum of squares of their separate errors; errors reinforce if `error` is larger")
+        float, FileField("root sum of squares of the separate errors; they reinforce each other if `error` is larger")
     ]
     failure: Annotated[str | None, FileField("why the run failed; `null`: it did not")] = None

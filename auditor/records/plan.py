@@ -34,8 +34,8 @@ class CriterionValue:
 class Today:
     """FP32 with the user's own flags (such as TF32), compared with IEEE FP32."""
 
-    computed_in: Annotated[tuple[str, ...], FileField("formats that these flags allow instead of FP32: `tf32`, `bf16`")]
-    measured_error: Annotated[float | None, FileField("against IEEE FP32, worst batch; `null`: not finite or failed")]
+    computed_in: Annotated[tuple[str, ...], FileField("formats that the flags allow instead of FP32: `tf32`, `bf16`")]
+    measured_error: Annotated[float | None, FileField("error against IEEE FP32; `null`: not finite or failed")]
     failure: Annotated[str | None, FileField("why the run failed; `null`: it did not")] = None
 
 
@@ -46,7 +46,7 @@ class NonFinite:
     node: Annotated[str, FileField("the operation, by its name in the captured graph")]
     owner: Annotated[str, FileField("module of that operation")]
     op: Annotated[str, FileField("ATen overload of that operation")]
-    source: Annotated[str | None, FileField("source line, as for operations")]
+    source: Annotated[str | None, FileField("source line as `file:line`; `null`: unknown")]
     value: Annotated[str, FileField("the value that the operation returns", choices=("NaN", "Inf"))]
     cause: Annotated[
         str,
@@ -139,13 +139,13 @@ class ScopeChoice:
     """Precision of one scope, which is a module and its submodules without scopes of their own."""
 
     precision: Annotated[str, FileField("`fp32`, or the plan's `format`")]
-    output: Annotated[str, FileField("`keep`: its result is not cast for readers", choices=("cast", "keep"))] = "cast"
-    keep: Annotated[tuple[str, ...], FileField("torch functions that stay FP32 in it; `pow` includes x ** 2")] = ()
+    output: Annotated[str, FileField("`keep`: no cast to the caller's precision", choices=("cast", "keep"))] = "cast"
+    keep: Annotated[tuple[str, ...], FileField("torch functions kept in FP32 here; `pow` includes x ** 2")] = ()
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why modules or operations stay FP32 under a plan. The reason applies to each of them separately."""
+    """Why modules or operations are kept in FP32 under a plan. The reason applies to each of them separately."""
 
     kind: Annotated[
         str,
@@ -163,35 +163,35 @@ class Reason:
         ),
     ]
     words: Annotated[str, FileField("the reason in one clause, with its evidence")]
-    modules: Annotated[tuple[str, ...], FileField("modules that stay FP32 for this reason")] = ()
+    modules: Annotated[tuple[str, ...], FileField("modules in FP32 for this reason")] = ()
     operations: Annotated[
-        tuple[str, ...], FileField("operations that stay FP32 in low-precision modules, or have no module's precision")
+        tuple[str, ...], FileField("FP32 operations in low-precision modules, or without a module's precision")
     ] = ()
     functions: Annotated[tuple[str, ...], FileField("FP32 functions in low-precision modules: `module..function`")] = ()
     rules: Annotated[tuple[str, ...], FileField("codes of the rules that report these modules or operations")] = ()
-    by: Annotated[
-        str | None, FileField("another module or operation because of which these stay in FP32; `null`: none")
-    ] = None
+    by: Annotated[str | None, FileField("another module or operation that is the cause; `null`: none")] = None
     adds: Annotated[float | None, FileField("error that low precision would add; `null`: not possible")] = None
     left: Annotated[float | None, FileField("part of the error budget that the plan leaves unused")] = None
-    saves: Annotated[float | None, FileField("share of the plan's cost that low precision there would save")] = None
+    saves: Annotated[float | None, FileField("share of the plan's cost that low precision would save here")] = None
     ran: Annotated[bool, FileField("`true`: `adds` was measured; `false`: `adds` is predicted")] = False
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Results of running a patched or all-low model: all batches without gradients, the first also with them."""
+    """Results of running a patched or all-low model on all batches without gradients, and on the first also with."""
 
     measured_error: Annotated[float | None, FileField("worst run without gradients; `null`: failed, Inf or NaN")] = None
     holds: Annotated[bool, FileField("whether all errors and criteria are within their limits")] = False
     inputs: Annotated[
-        str, FileField("`audited`: the calibration inputs; `held-out`: others", choices=("held-out", "audited"))
+        str, FileField("`audited`: calibration inputs; `held-out`: held-out inputs", choices=("held-out", "audited"))
     ] = "audited"
     execution: Execution = "emulated"
     failure: Annotated[str | None, FileField("why the run failed, in one line; `null`: it did not")] = None
     joint: Annotated[float | None, FileField("relative L2 of all outputs; `null`: see `measured_error`")] = None
     criteria: Annotated[tuple[CriterionValue, ...], FileField("the user's criteria, each with its measured value")] = ()
-    apart: Annotated[Mapping[str, float], FileField("by output: error over ten times that of all outputs")] = empty()
+    apart: Annotated[
+        Mapping[str, float], FileField("by output: its error, only if over 10 times the error of all outputs together")
+    ] = empty()
     with_gradients: Annotated[float | None, FileField("`measured_error` with gradients on; `null`: not run")] = None
     ungraded: Annotated[str | None, FileField("exception of the FP32 model with gradients on; `null`: none")] = None
     noise: Annotated[float | None, FileField("difference between FP32 runs, a bound on errors' accuracy")] = None
@@ -214,7 +214,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class KeptOperation:
-    """One operation that stays FP32 in an exported program, with the reason."""
+    """One operation that is kept in FP32 in an exported program, with the reason."""
 
     name: Annotated[str, FileField("name in the exported graph")]
     op: Annotated[str, FileField("ATen overload")]
@@ -255,7 +255,7 @@ class Program:
     operations: Annotated[int, FileField("number of operations with FP32 inputs in the exported graph", least=0)]
     low: Annotated[int, FileField("number of these operations that run in the format", least=0)]
     casts: Annotated[int, FileField("number of casts in the graph", least=0)]
-    kept: Annotated[tuple[KeptOperation, ...], FileField("operations that stay FP32")] = ()
+    kept: Annotated[tuple[KeptOperation, ...], FileField("operations kept in FP32")] = ()
     fixed: Annotated[str | None, FileField("why the batch size is fixed; `null`: it is variable")] = None
     onnx: Annotated[Onnx | None, FileField("the program as an ONNX model, if requested")] = None
 
@@ -267,14 +267,14 @@ class Plan:
     name: Annotated[str, FileField("key of this plan in `plans`")]
     strategy: Annotated[str, FileField("`autocast`: torch.autocast; `cast`: low-precision weights; `graph`: a program")]
     format: Annotated[str, FileField("name of the low-precision format, such as `fp16`")]
-    scopes: Annotated[Mapping[str, ScopeChoice], FileField("precision by module; others have their nearest parent's")]
-    predicted_error: Annotated[float, FileField("predicted: root of the sum of squares of rounding errors")] = math.nan
+    scopes: Annotated[Mapping[str, ScopeChoice], FileField("precision by module; default: the nearest parent's")]
+    predicted_error: Annotated[float, FileField("predicted error: root sum of squares of rounding errors")] = math.nan
     low_precision_flops: Annotated[float, FileField("share of the FLOPs in low precision", least=0, most=1)] = math.nan
-    predicted_speedup: Annotated[float, FileField("[predicted](method.md#what-a-choice-costs), over FP32")] = math.nan
+    predicted_speedup: Annotated[float, FileField("[predicted](method.md#what-a-choice-costs) speedup")] = math.nan
     verification: Annotated[Verification | None, FileField("results of running the patched model; `null`: none")] = None
     note: Annotated[str, MeasurementField("notes, in words")] = ""
-    reasons: Annotated[tuple[Reason, ...], FileField("why modules and operations stay FP32")] = ()
-    least: Annotated[tuple[str, ...] | None, FileField("modules that cannot leave FP32; `null`: not determined")] = None
+    reasons: Annotated[tuple[Reason, ...], FileField("why modules and operations are in FP32")] = ()
+    least: Annotated[tuple[str, ...] | None, FileField("modules that require FP32; `null`: not determined")] = None
     objective: Annotated[str, FileField("what the plan minimizes", choices=("time", "memory", "flops"))] = "time"
     raised: Annotated[
         str,
@@ -289,7 +289,7 @@ class Plan:
     stored_low: Annotated[
         Mapping[str, int], FileField("by dtype: number of weights stored in it; `apply` rejects a model with more")
     ] = empty()
-    reach: Annotated[float | None, FileField("if all is FP32: smallest error of a low-precision run")] = None
+    reach: Annotated[float | None, FileField("in an all-FP32 plan: smallest error of a low-precision run")] = None
     target: Annotated[str | None, FileField("the GPU that `predicted_speedup` is for")] = None
     memory: Annotated[MemoryUse | None, FileField("memory of one forward under the plan")] = None
     fp32_memory: Annotated[MemoryUse | None, FileField("memory of one forward in FP32")] = None
@@ -321,7 +321,7 @@ class Plan:
         return tuple(path for reason in self.reasons if reason.kind != "not-floating" for path in reason.modules)
 
     def reasons_of(self, path: str) -> tuple[Reason, ...]:
-        """The reasons why a scope, or a function in it, stays FP32."""
+        """The reasons why a scope, or a function in it, is kept in FP32."""
         here = {path, *(function_in(path, name) for name in self.scopes[path].keep)}
         return tuple(reason for reason in self.reasons if here.intersection((*reason.modules, *reason.functions)))
 
@@ -332,5 +332,5 @@ class Plan:
 
     @property
     def exceptions(self) -> tuple[tuple[str, str], ...]:
-        """(module, function) for every function that stays FP32 in a low scope."""
+        """(module, function) for every function that is kept in FP32 in a low-precision scope."""
         return tuple((path, name) for path, choice in self.scopes.items() for name in choice.keep)

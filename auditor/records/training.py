@@ -13,13 +13,13 @@ from .written import FileField, MeasurementField, empty
 
 @dataclass(frozen=True)
 class ModuleGradients:
-    """Gradients of the results of one module's operations and of their weights, pooled."""
+    """Gradients of the results of one module's operations, pooled."""
 
     module: Annotated[str, FileField("path of the module; `(loss)` for operations outside the model")]
     activations: Annotated[Magnitudes, FileField("histogram of the gradients of its operations' results")]
     low: Annotated[
         Magnitudes | None,
-        FileField("histogram of those in low precision under autocast, without entries negligible in FP32"),
+        FileField("histogram of the gradients in low precision under autocast, without negligible values"),
     ]
 
 
@@ -27,14 +27,14 @@ class ModuleGradients:
 class ParameterGradients:
     """One parameter: its values, its gradient g, and the size of an update relative to the spacing of BF16.
 
-    An update of lr * |g| is lost to rounding if lr * 2 ** ratio < 1, with a key of `ratios` as the ratio.
+    An update lr * |g| is lost to rounding if lr * 2 ** key < 1, for the gradient's key in `ratios`.
     """
 
     name: Annotated[str, FileField("name of the parameter in the state dict")]
-    module: Annotated[str, FileField("path of the module that uses it; `(loss)` for operations outside the model")]
+    module: Annotated[str, FileField("module that uses the parameter; `(loss)` for operations outside the model")]
     weight: Annotated[Magnitudes, FileField("histogram of the parameter's values")]
     gradient: Annotated[Magnitudes, FileField("histogram of the parameter's gradient")]
-    ratios: Annotated[Mapping[int, int], FileField("count by log2 of gradient divided by half a BF16 spacing", least=1)]
+    ratios: Annotated[Mapping[int, int], FileField("count by log2(gradient / half a BF16 spacing)", least=1)]
     low: Annotated[bool, FileField("whether the gradient passes through low precision under autocast")]
 
 
@@ -53,11 +53,11 @@ class BackwardNode:
     name: Annotated[str, FileField("name in the captured graph")]
     op: Annotated[str, FileField("ATen overload")]
     owner: Annotated[str, FileField("module that contains the operation")]
-    source: Annotated[str | None, FileField("source line, as for operations")]
+    source: Annotated[str | None, FileField("source line as `file:line`; `null`: unknown")]
     errors: Annotated[Mapping[str, NodeError], FileField("by format: errors of the gradients that it returns")]
     contributions: Annotated[Mapping[str, GradientChange], FileField("by format: change of the gradients, if run")]
     reaches: Annotated[Mapping[str, str], FileField("by format: a parameter whose gradient it turns Inf or NaN")]
-    reasons: Annotated[Mapping[str, str], FileField("by format: why training must keep it in FP32; `null`: no reason")]
+    reasons: Annotated[Mapping[str, str], FileField("by format: why training must keep it in FP32, if so")]
     called_from: CalledFrom = None
 
 
@@ -65,7 +65,7 @@ class BackwardNode:
 class LossScale:
     """The usable loss scales for FP16, all powers of two, and the share of gradients that other scales lose."""
 
-    minimum: Annotated[float, FileField("smallest scale at which a share of at most `allowed` underflows", exact=True)]
+    minimum: Annotated[float, FileField("smallest scale at which at most the share `allowed` underflows", exact=True)]
     maximum: Annotated[float, FileField("largest loss scale at which no low-precision gradient overflows", exact=True)]
     init: Annotated[float | None, FileField("initial scale for GradScaler; `null`: no scale is usable", exact=True)]
     flushed_unscaled: Annotated[

@@ -28,7 +28,7 @@ class FileField:
 
     meaning: description with unit, in Markdown. measured: whether measurements.json stores it; else plan.json, which
     people commit, and which has settings and decisions. choices: allowed texts. least, most: bounds. exact: whether all
-    digits are stored, as for settings; measured values have seven.
+    digits are stored, for settings; measured values have seven.
     """
 
     meaning: str
@@ -98,7 +98,7 @@ Unwritten = Annotated[T, Field(init=False, exclude=True), _Anything()]
 def plain(value: Any) -> Any:
     """Convert a rule's evidence to JSON data.
 
-    Numbers have seven significant digits: further ones vary with the order of a reduction.
+    Numbers have seven significant digits: further digits vary with the order of a reduction.
     """
     if isinstance(value, float):
         text = next((text for text, odd in NOT_FINITE.items() if value == odd), "NaN")
@@ -111,7 +111,7 @@ def plain(value: Any) -> Any:
 
 
 def revive(value: Any) -> Any:
-    """The inverse of `plain`: turn text such as "inf" back into a number."""
+    """The inverse of `plain`: turn text such as "Infinity" back into a number."""
     if isinstance(value, list):
         return [revive(item) for item in value]
     if isinstance(value, dict):

@@ -16,12 +16,12 @@ TOOLS = {"hf": HUGGING_FACE, "fsdp2": FSDP2, "lightning": LIGHTNING, "gradscaler
 def snippet(plan: Any, tool: str, name: str | None = None) -> str:
     """Python code to paste, which makes a model in `tool` follow a plan.
 
-    plan: an Audit, a dict as in plan.json, or a path to one. tool: a key of TOOLS. name: of the plan; by default the
-    recommended plan or, if the tool does not support its strategy, a plan in the same format. Raises:
-    AuditorError(slug="no-such-tool"), PlanError.
+    plan: an Audit, a dict as in plan.json, or a path to one. tool: a key of TOOLS. name: the plan's name; by default
+    the recommended plan's or, if the tool does not support its strategy, another plan's, preferably in its format.
+    Raises: AuditorError(slug="no-such-tool"), PlanError.
     """
     if not isinstance(tool, str) or tool not in TOOLS:
-        raise AuditorError(f"no snippet is for {tool!r}: choose one of {', '.join(TOOLS)}", slug="no-such-tool")
+        raise AuditorError(f"there is no snippet for {tool!r}: choose one of {', '.join(TOOLS)}", slug="no-such-tool")
     return code_for(audit_in(plan), TOOLS[tool], name)
 
 

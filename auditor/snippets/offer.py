@@ -16,7 +16,7 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Tool:
-    """strategies: those the tool supports. otherwise: a sentence on what to do with plans of other strategies.
+    """strategies: the supported ones. otherwise: what to do with plans of other strategies, in a sentence.
 
     impossible: why a plan cannot be expressed although its strategy fits, or None.
     """
@@ -29,7 +29,7 @@ class Tool:
 
 
 def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[Plan, str] | None:
-    """The plan called `name`; else the recommended one, or a replacement with one of these strategies, and why.
+    """A plan and a remark on the choice: the plan called `name`, else the recommended plan or a verified replacement.
 
     None if no such plan meets the error budget. Raises: PlanError(slug="no-such-plan" | "no-arithmetic").
     """
@@ -52,7 +52,7 @@ def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[P
 
 
 def code_for(audit: Audit, tool: Tool, name: str | None) -> str:
-    """The plan for a tool as code, or comments that give the reason why there is none."""
+    """The plan for a tool as code, or comments that say why there is no code."""
     chosen = choose(audit, tool.strategies, name)
     if chosen is None:
         if audit.plans and not any(runs(plan.format) for plan in audit.plans.values()):

@@ -45,7 +45,7 @@ def lower_buffers(model):
 
 
 def shard(model, blocks=(), **options):
-    """options: of fully_shard, such as mesh."""
+    """options: arguments of fully_shard, such as mesh."""
     lower_buffers(model)
     for path in sorted({{*SCOPES, *blocks}}, key=lambda path: (-path.count(".") - bool(path), path)):
         inside, outside = precision_of(path)
@@ -75,7 +75,7 @@ POLICY = MixedPrecisionPolicy(
 
 
 def shard(model, blocks=(), **options):
-    """options: of fully_shard, such as mesh."""
+    """options: arguments of fully_shard, such as mesh."""
     patched_model.apply(model, plan={name!r})
     for path in sorted(blocks, key=lambda path: (-path.count("."), path)):
         fully_shard(model.get_submodule(path), mp_policy=POLICY, **options)
@@ -122,12 +122,12 @@ def _unshardable(audit: Audit, plan: Plan) -> str | None:
 
 
 _KEPT_NOTE = (
-    "transformers 5 or newer. Each entry is a regular expression: weights with a matching "
+    "For transformers 5 or newer. Each entry is a regular expression: weights with a matching "
     "name are stored in FP32, for dtype FP16 and BF16 alike. The entries only affect storage, and "
     "most layers fail with FP16 or BF16 inputs and FP32 weights. patched_model.py, in the "
-    "directory of plan.json, converts the inputs. It also rejects the model if a weight was "
-    "missed.",
-    "model_class is the audited class, not an Auto class: weight names start at it.",
+    "directory of plan.json, converts the inputs. The file also rejects the "
+    "model if one of these weights was loaded in low precision.",
+    "model_class is the audited class, not an Auto class: names of weights are relative to it.",
 )
 
 _LOAD = '''

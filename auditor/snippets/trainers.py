@@ -13,9 +13,9 @@ _PATCHED_NOTE = (
 )
 _USUAL_SCALE = 65536.0
 _FP16_NOTE = (
-    "Gradients below 6e-8 become zero in FP16, so the loss is scaled. The scale starts at {scale:.10g}, halves whenever a "
-    "gradient overflows and doubles after 2000 steps that did not; steps that overflow are skipped. If the scale "
-    "keeps falling, some gradient exceeds the range of FP16 at every scale."
+    "Gradients below 3e-8 become zero in FP16, so the loss is scaled. The scale starts at {scale:.10g}, halves "
+    "whenever a gradient overflows and doubles after 2000 steps without overflow; steps that overflow are skipped. If the "
+    "scale keeps falling, some gradient exceeds the range of FP16 at every scale."
 )
 _MEASURED = "The initial scale was determined from this model's gradients."
 _GUESSED = "The initial scale is torch's default: an audit with --mode training determines the scale for this model."
@@ -69,8 +69,8 @@ _LIGHTNING_NOTE = (
     "omit `part` if the LightningModule itself was audited. The plan applies only inside the forward of the audited module."
 )
 _AUTOCAST_NOTE = (
-    "Other code in training_step, such as the loss, runs under Lightning's own autocast, as with "
-    "precision={setting!r}. For FP16 this includes Lightning's GradScaler."
+    "Other code in training_step, such as the loss, runs under Lightning's autocast, which "
+    "precision={setting!r} configures. For FP16 this includes Lightning's GradScaler."
 )
 _CAST_NOTE = (
     "A cast plan stores weights in low precision and is for trainer.validate, test and predict. It is not for training: FP16 and BF16 "
@@ -110,8 +110,9 @@ def _for_lightning(audit: Audit, plan: Plan) -> str:
 GRADSCALER = Tool(
     "GradScaler",
     ("autocast",),
-    "A cast plan stores weights in low precision: GradScaler refuses FP16 gradients ('Attempting to unscale FP16 gradients.'), and low "
-    "weights lose small updates. Train under an autocast plan.",
+    "A cast plan stores weights in low precision: GradScaler refuses FP16 gradients "
+    "('Attempting to unscale FP16 gradients.'), and low-precision weights lose small updates. "
+    "Train under an autocast plan.",
     lambda audit, plan: training_code(audit, plan.format, plan.name),
 )
 LIGHTNING = Tool("Lightning", ("autocast", "cast"), "", _for_lightning)

@@ -1,4 +1,4 @@
-"""Verification: imports the artefact in a fresh process and runs it as its user would."""
+"""Verification: runs `patched_model.py` or an exported program in a fresh process, as a user's script would."""
 
 from .artefact import LATER, TIMEOUT, NotHandedOver, Verifier
 from .loaders import ONNX, PROGRAM, in_hand, load_program

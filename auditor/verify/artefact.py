@@ -1,4 +1,4 @@
-"""Runs the artefact in a separate process: neither the audit's state nor a crash can pass between them."""
+"""Runs patched models in a separate process: without the audit's state, and a crash does not end the audit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GRACE = 1.0
 
 STARTED = "started.pt"
 """The file that the verification process writes at the start of a job. `failed`: the exception of the user's code;
-`unread`: why inputs are missing; `answer`: FP32 outputs for the first batch, if the model was built for this job."""
+`unread`: why inputs could not be read; `answer`: FP32 outputs for the first batch, if this job built the model."""
 
 COUNTED = "counted"
 """The file to which the verification process writes the progress of a plan."""
@@ -44,7 +44,7 @@ COUNTED = "counted"
 ALIKE = 1e-3
 """Largest relative L2 difference between FP32 outputs of equal models: rounding gives 1e-6, other weights give 1."""
 
-REBUILD = "patched_model.py runs the same code in the same working directory: make that code repeatable. No verdict"
+REBUILD = "patched_model.py runs the same code in the same working directory: make it repeatable. No plan was verified"
 """Added to the message if the user's code fails before any plan is applied."""
 
 LATER = 20.0
@@ -101,12 +101,12 @@ class NotHandedOver(Exception):
 
 
 class Verifier:
-    """Runs the artefacts of one model in a separate process, which ends with the body.
+    """Runs the artefacts of one model in a separate process, which ends with the `with` block.
 
     The process imports `patched_model.py` by its path, as a user's script would, builds the model for the first plan,
     and runs the plans in turn. If `ask` gets a folder instead, the process loads the file with the plan's name: an
     exported program or an ONNX model, see loaders.py. If the process crashes or hangs, the current plan has failed, and
-    another process runs the rest.
+    another process runs the remaining plans.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Verifier:
         expected: Sequence[torch.Tensor] | None = None,
         noise: float = 0.0,
     ) -> None:
-        """batches: used on their devices. scratch: a folder that is deleted if this process is killed. gradients, most:
+        """batches: on the devices to use. scratch: a folder that is deleted if this process is killed. gradients, most:
         see Runs. timeout: seconds for a plan, TIMEOUT by default. expected: FP32 outputs for the first batch, which the
         model built in the process must reproduce up to ALIKE or three times `noise`, the difference between FP32
         runs."""
@@ -149,7 +149,7 @@ class Verifier:
     @classmethod
     @contextmanager
     def start(cls, batches: Sequence[Batch], **settings: Any) -> Iterator[tuple[Verifier, Path]]:
-        """For the body, a Verifier and its folder. settings: as for the constructor."""
+        """For the body, a Verifier and its folder. settings: the constructor's."""
         with (
             tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True) as folder,
             cls(batches, Path(folder), **settings) as verifier,
@@ -173,7 +173,7 @@ class Verifier:
         question: Question = Runs.answers,
         later: float = 0.0,
     ) -> dict[str, Any]:
-        """The result of each plan in a file, or a one-line reason why it failed; FP32 and TODAY mean the model itself.
+        """The result of each plan in a file, or in one line why it failed; FP32 and TODAY mean the model itself.
 
         later: seconds added to the timeout. Raises: NotHandedOver; LoadError(slug="not-rebuilt");
         torch.OutOfMemoryError.
@@ -204,8 +204,8 @@ class Verifier:
         """Compare the model built in the process with the audited one.
 
         Raises: LoadError(slug="not-rebuilt") if the user's code does not build the model again, or the model does not
-        run in FP32; torch.OutOfMemoryError if memory ran out there; NotHandedOver if the model is a different one, or
-        its inputs cannot be passed.
+        run in FP32; torch.OutOfMemoryError if that process ran out of memory; NotHandedOver if it built another model,
+        or cannot get the inputs.
         """
         if not file.exists():
             said = f"the model could not be built in a fresh process: {failure}"

@@ -93,9 +93,9 @@ class Answers:
 class Runs:
     """Runs the loaded models, natively on a GPU, emulating a GPU on a CPU; all state is restored.
 
-    gradients: whether the model supports them. most: maximum operations of a forward, see `emulate`. apart: whether the
-    process exists only for these runs. Each method answers a question (see Question); a failed run returns a one-line
-    reason.
+    gradients: whether to run with gradients too. most: maximum operations of a forward, see `emulate`. apart: whether
+    the process exists only for these runs. Each method answers a question (see Question); a failed run returns a
+    one-line reason.
     """
 
     load: Load
@@ -109,8 +109,8 @@ class Runs:
     def answers(self, plan: str) -> Answers | str:
         """The model's outputs on each batch without gradients and, on the first, with gradients enabled.
 
-        On a GPU the model also runs with PyTorch's fused transformer path, which its user would get; a CPU's fused path
-        differs from a GPU's.
+        On a GPU the model must also run with PyTorch's fused transformer path, which its user would get; a CPU's fused
+        path differs from a GPU's.
         """
 
         def run(model: nn.Module) -> Answers | str:
@@ -177,7 +177,7 @@ def run_patched(
 ) -> list[list[torch.Tensor]]:
     """Output tensors, on the CPU, of a model to which a plan was applied; one list per batch.
 
-    The model is called as its user calls it. Raises: whatever the model raises, or would raise on a GPU.
+    Raises: the exceptions that the model raises, or would raise on a GPU.
     """
     around = partial(as_on, device, most)
     return [[x.cpu() for x in answer(model, batch, seed=seed, around=around)] for batch in batches]
@@ -220,7 +220,7 @@ class Forward:
             torch.compiler.reset()
 
     def time_cuda_graph(self) -> Times:
-        """The times of replaying a CUDA graph of the forward; its inputs stay in place."""
+        """The times of replaying a CUDA graph of the forward; its inputs have fixed addresses."""
         graph = torch.cuda.CUDAGraph()
         args, kwargs = copy_batch(self.batch)
         reseed(self.seed)
@@ -253,7 +253,7 @@ def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, 
     result: dict[str, Any] = {}
     with isolate(model, batch):
         try:
-            answer(model, batch, seed=seed)  # fails here if it cannot run; its writes are undone
+            answer(model, batch, seed=seed)  # raises if the model cannot run; its writes are undone
         except Exception as error:
             let_through(error, memory=False)
             return TimeAndMemory(missing=dict.fromkeys(("eager", "compiled", "memory"), failure_of(error)))

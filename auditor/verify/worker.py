@@ -38,7 +38,7 @@ from .running import FP32, Load, Runs, failure_of
 
 def main() -> None:
     """Run jobs in turn, and write the result of each plan as soon as it is ready."""
-    sys.dont_write_bytecode = True  # nothing of an audit stays in the user's folders
+    sys.dont_write_bytecode = True  # an audit leaves no files in the user's folders
     warnings.simplefilter("ignore")
     handed = jobs()
     if (settings := next(handed, None)) is not None:

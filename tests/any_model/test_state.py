@@ -67,7 +67,7 @@ def test_state_comes_back_and_history_is_said(kind: type[nn.Module]) -> None:
 def test_state_that_is_not_put_back_is_said() -> None:
     audit = auditor.audit(seeded(CountsInAGlobal).eval(), (X,), formats=("bf16",), device="cpu")
     (warning,) = (warning for warning in audit.warnings if "keeps state between calls" in warning)
-    assert "closures, globals, caches and iterators keep is not put back" in warning
+    assert "closures, globals, caches and iterators is not restored" in warning
 
 
 class Generates(Two):

@@ -207,8 +207,8 @@ def warnings_of(function: Any, drift: float = 0.0) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (grows, "calls: a later one on the same inputs answers in other shapes"),
-        (carries, "calls: a later one on the same inputs differs by"),
+        (grows, "calls: a later call on the same inputs returns other shapes"),
+        (carries, "calls: a later call on the same inputs differs by"),
         (counts, "differs by 0.67 (relative L2;"),  # the third call: |a / 3 - a| / |a|
         (attends, "differs by"),
         (refuses_a_second_call, "inputs fails (ValueError: reset me first)"),

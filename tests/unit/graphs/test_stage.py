@@ -129,7 +129,7 @@ def test_what_takes_plans_knows_programs(audit: Audit, tmp_path: Path) -> None:
     _, plans, chosen = read_plans(tmp_path, None)
     assert (list(plans), chosen) == (["autocast_fp16", "autocast_bf16"], "autocast_fp16")
     text = (tmp_path / "patched_model.py").read_text(encoding="utf-8")
-    assert "# graph_fp16: a program of its own, torch.export.load('graph_fp16.pt2').module()" in text
+    assert "# graph_fp16: an exported program, torch.export.load('graph_fp16.pt2').module()" in text
     again = auditor.load(tmp_path)
     assert again.plans["graph_fp16"].program == audit.plans["graph_fp16"].program
     said = explain_layer(audit, "pow_1")
