@@ -43,7 +43,7 @@ class MeasureError(AuditorError):
 
 
 class PlanError(AuditorError):
-    """A plan cannot be read, or does not fit the model it is applied to."""
+    """A plan cannot be made or read, or does not fit its model."""
 
 
 class CallbackError(AuditorError):
@@ -55,7 +55,7 @@ class DiskError(AuditorError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message; its type if the message is empty or fails."""
+    """The first line of an error's message; its type if the message is empty or raises."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:

@@ -14,7 +14,7 @@ def nearest(path: str, known: Container[str]) -> str | None:
 
 
 def nearest_above(path: str, known: Container[str]) -> str | None:
-    """The longest known path strictly above a module; None if there is none, as for the root."""
+    """The longest known path strictly above a module; None if there is none, for example for the root."""
     return nearest(path.rpartition(".")[0], known) if path else None
 
 

@@ -23,7 +23,7 @@ from .alone import Alone, InFormat, Leaves, Trace
 from .reference import Back, Reference, as_leaf
 
 AT_ONCE = 4
-"""Peak memory of measuring an operation, as a multiple of its inputs and results."""
+"""Peak memory of measuring an operation, as a multiple of the size of its inputs and results."""
 
 
 @dataclass
@@ -32,9 +32,9 @@ class Measurement:
 
     anchors: leaves of the autograd graph for results that depend on no float input. readings: {product: {value it
     reads: the copy that only this product reads, or None if no other node reads the value}}. values: detached FP32
-    result of every node and placeholder. live: the same results inside the autograd graph. errors, traces: of every
-    operation by format. ranges: of every value. blind: nodes with a path to the outputs through a non-differentiable
-    operation. pure: formats in which the whole model ran in low precision.
+    result of every node and placeholder. live: the same results inside the autograd graph. errors, traces: {operation:
+    {format: value}}. ranges: magnitudes of every value. blind: nodes with a path to the outputs through a
+    non-differentiable operation. pure: formats in which the whole model ran in low precision.
     """
 
     capture: Capture
@@ -52,7 +52,7 @@ class Measurement:
     blind: frozenset[str] = frozenset()
 
     def keep(self, n: fx.Node, reference: Any, profiles: dict[fx.Node, Profile]) -> None:
-        """Store a node's result and magnitudes, the latter also in `profiles`."""
+        """Store a node's result and its magnitudes, and put the magnitudes into `profiles`."""
         self.live[n.name] = tensors_in(reference)
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, reference)
         self.values[n.name] = detached
@@ -84,8 +84,8 @@ def measure(
 ) -> Measurement:
     """Run the FP32 reference with autograd, and in each format every node by itself and the whole model.
 
-    The model's tensors are read, never written: the graph runs on detached leaves. back: see Reference; for models with
-    an operation whose backward raises.
+    The model's tensors are read, never written: the graph runs on detached leaves. back: how to treat backward passes,
+    which may raise; see Reference.
     """
     reference, profiles = Reference(back), dict[fx.Node, Profile]()
     found = Measurement(
@@ -108,7 +108,7 @@ def measure(
                 for name, run in low.items():
                     with torch.no_grad():
                         told[name] = run.measure(n)
-                    # A weight is rounded again for its next reader: a tied weight would stay in memory throughout.
+                    # A weight is freed, and rounded again for its next reader: tied weights would occupy memory long.
                     run.forget((*used_up, *(source for source in n.all_input_nodes if source.op != "call_function")))
                 found.errors[n.name] = {name: error for name, (error, _) in told.items()}
                 found.traces[n.name] = {name: trace for name, (_, trace) in told.items()}

@@ -28,7 +28,8 @@ _LEVELS = (1024, 128, 16, 1)
 """Maximum number of parts into which an error is split, by level."""
 
 _DOUBT = 3.3
-"""Standard normal quantile of 1 in 2000: beyond it on either side, the parts of an error are taken to be correlated."""
+"""A standard normal exceeds this once in 2000 draws; sums further apart show that the parts of an error are
+correlated."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def signs(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def inner_products(
     gradient: torch.Tensor, value: torch.Tensor, samples: int, rows: Sequence[Format | None] = (None,)
 ) -> list[torch.Tensor]:
-    """For every row <gradient, error> per sample and part: float32 [samples, parts]; several gradients in turn.
+    """Compute <gradient, error> per sample and part for each format in `rows`: a tensor [passes * samples, parts].
 
     Parts are PARTS contiguous chunks, or single entries if chunks would be shorter than _SHORT. gradient: [*] or
     [passes, *]. value: [*], with samples in equal chunks. rows: formats, for the error of rounding `value` to each;
@@ -162,7 +163,8 @@ def by_level(several: Sequence[torch.Tensor]) -> list[tuple[list[list[float]], l
 
 
 def chance(count: int) -> tuple[float, float]:
-    """Bounds on the mean of `count` squared standard normals, exceeded once in 2000 (Wilson and Hilferty, 1931)."""
+    """Bounds on the mean of `count` squared standard normals, each exceeded once in 2000 (Wilson and Hilferty,
+    1931)."""
     spread = 2 / (9 * count)
     low, high = (1 - spread + side * _DOUBT * math.sqrt(spread) for side in (-1, 1))
     return max(low, 0.0) ** 3, high**3
