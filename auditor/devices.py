@@ -48,8 +48,7 @@ def choose(asked: object) -> str:
 
 
 def follow(asked: object, found: Collection[str]) -> str:
-    """The device for a model whose tensors are on the devices `found`: the same GPUs, unless the user requested
-    another.
+    """The device for a model with tensors on the devices `found`: the same GPUs, unless the user requested another.
 
     Several GPUs are joined by commas; the model remains spread over these GPUs. Raises: the errors of `choose`.
     """
@@ -115,8 +114,7 @@ def libraries(device: str) -> dict[str, str]:
 
 
 def generators() -> list[Callable[[], None]]:
-    """Save all GPUs' random generators; calling each function of the result restores them. Unused GPUs are not
-    initialized."""
+    """Save the GPUs' random states; each function of the result restores some. Unused GPUs are not initialized."""
     used = [device for device in map(_module, NATIVE) if device.is_initialized()]
     return [partial(device.set_rng_state_all, device.get_rng_state_all()) for device in used]
 

@@ -101,7 +101,7 @@ _Beginning = tuple[str, str]
 def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> NonFinite | None:
     """Find the first operation in a replay that returns Inf or NaN where FP32 is finite; None if no operation does.
 
-    If an output is Inf or NaN, only operations that lead to it count. If an operation raises, only earlier results are
+    If an output is Inf or NaN, only operations that lead to it count. If an operation raises, earlier results are
     compared.
     """
     turning = _NonFiniteTrace(capture, policy)
@@ -132,8 +132,7 @@ class _NonFiniteTrace:
         return next(reaching, next(iter(self._turned.values()), None))
 
     def compare(self, n: fx.Node, result: Any, expected: Any) -> None:
-        """Compare a node's results in both runs. If entries became Inf, NaN, zero or negative, record where that
-        began."""
+        """Compare a node's results in both runs. If entries became Inf, NaN, zero or negative, record where."""
         for low, ours in _pairs(result, expected):
             turned = ours.isfinite() & ~low.isfinite()
             if turned.any():

@@ -110,8 +110,8 @@ class SomeLow(Semantics):
 
 
 def hold_decisions(n: fx.Node, decided: Any, value_of: ValueOf) -> Any:
-    """Return an operation's result with the decisions of another run: discrete results, and results of step functions,
-    come from `decided`.
+    """Return an operation's result with the decisions of another run: discrete and step-function results are from
+    `decided`.
 
     Values that indices select are read from the current inputs at the other run's indices; all else is computed.
     """
@@ -199,8 +199,7 @@ def beside(low: Executor, reference: Executor, inputs: Sequence[Any]) -> Iterato
 
 
 def separate_tensors(result: Any, inputs: Sequence[Any]) -> Any:
-    """Copy a result that is one of the inputs, for example after a cast to the same dtype: each node needs its own
-    gradient."""
+    """Copy a result that is one of the inputs, such as a cast to the same dtype: each node needs its own gradient."""
     own = {id(leaf) for value in inputs for leaf in tensors_in(value)}
 
     def another(x: torch.Tensor) -> torch.Tensor:

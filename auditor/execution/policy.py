@@ -169,7 +169,7 @@ class Setting:
     kept: bool = False
 
     def in_region(self, region: AutocastRegion | None) -> Setting:
-        """The setting in an autocast region of the model's code: the region's, unless the scope lies inside the
+        """The setting in an autocast region of the model's code: the region's, unless the scope is inside the
         region."""
         if region is None or self.wins:
             return self
@@ -182,8 +182,7 @@ class Casts:
     """Conversions of the arguments and the result of one operation, except casts at scope boundaries.
 
     autocast: how autocast treats the arguments; "none" outside autocast, and for in-place operations. precision: the
-    format to which autocast casts. literals: constants that differ in low precision, because Python derives them from a
-    dtype.
+    format to which autocast casts. literals: constants that Python derives from a dtype, for low precision.
     """
 
     autocast: Treatment
@@ -262,8 +261,7 @@ class Policy(Semantics):
         return result
 
     def enclosing_calls(self, name: str) -> tuple[Call, ...]:
-        """Calls of wrapped modules that enclose a node, outermost first, then the call of a function kept in FP32, if
-        any."""
+        """Calls of wrapped modules that enclose a node, outermost first; then the call of a function kept in FP32."""
         if name not in self._enclosing:
             node = self.capture.nodes.get(name)
             calls = () if node is None else tuple(call for call in node.calls if call.path in self.wrapped)
@@ -296,8 +294,7 @@ class Policy(Semantics):
         return precision
 
     def conversions_between(self, source: str, reader: str) -> tuple[str, ...]:
-        """Precisions to which a value is cast between its producer and a reader; the graph's output lies outside the
-        root.
+        """Precisions to which a value is cast between producer and reader; the graph's output lies outside the root.
 
         The value leaves every wrapped call that encloses the producer but not the reader, innermost first. Only calls
         that return the value cast it, so a value read as an attribute is not cast. Then it enters the calls that

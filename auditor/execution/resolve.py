@@ -189,8 +189,7 @@ class _Algebra(Semantics):
 
 
 def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[str, str]:
-    """{node: its low format}, for nodes that run in it under every strategy, both with all FP32 and with all in
-    `format`.
+    """{node: its low format}, for nodes that run in it under every strategy, with all FP32 and with all in `format`.
 
     Such nodes lie in autocast regions of the model's code, or after explicit casts. If a node's result is FP32, its
     inputs' format counts: an upcast cannot restore lost bits.

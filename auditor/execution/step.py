@@ -37,8 +37,7 @@ class Step:
     batch: the arguments of TrainingStep. parameters: {state-dict name: leaf}, a tied parameter once. live: {node:
     tensors inside the autograd graph}. gradients: {node or placeholder: a gradient or None per tensor}, of the unscaled
     loss. by_parameter: {parameter: its gradient}, zeros if the loss does not depend on it. faithful: whether the
-    recorded operations have the same gradients as the model. returned: the kind of model output that the loss reads,
-    see records.Training.
+    recorded operations have the same gradients as the model. returned: see records.Training.
     """
 
     capture: Capture
@@ -82,8 +81,7 @@ def bind_step(captured: Capture, subject: Subject, batch: Batch, seed: int) -> S
 
 
 def run_step(step: Step) -> Step:
-    """Run forward and backward in FP32, from the seed, and store the results in the step. Autograd's graph remains
-    usable.
+    """Run forward and backward in FP32, from the seed; store the results in the step. Autograd's graph remains usable.
 
     If the backward pass raises, `by_parameter` has zeros.
     """
@@ -145,8 +143,7 @@ def unscale(gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:
 
 
 def gradient_error(reference: Gradients, low: Gradients) -> float:
-    """Relative L2 error of all parameter gradients together; inf if any gradient is not finite. A missing one counts as
-    equal."""
+    """Relative L2 error of all parameter gradients together; inf if any is not finite. Missing ones count as equal."""
     pairs = [(ours, low.get(name)) for name, ours in reference.items() if ours is not None]
     return output_error([ours for ours, _ in pairs], [ours if theirs is None else theirs for ours, theirs in pairs])
 

@@ -125,8 +125,7 @@ def _program(
 
 
 def _trace(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram:
-    """Trace the model. dynamic: the first dimension is variable; torch treats size one as fixed, so size one is
-    doubled."""
+    """Trace the model. dynamic: the first dimension is variable; size one, which torch would fix, is doubled."""
     if dynamic and any(x.shape[0] == 1 for x in tensors_in(batch)):
         batch = _twice(batch)
     args, kwargs = batch

@@ -1,5 +1,4 @@
-"""Exports programs as ONNX models, checks the models, and runs them in onnxruntime: unchanged, and with GPU
-rounding."""
+"""Exports programs as ONNX models, checks these models, and runs them in onnxruntime: as is, and with GPU rounding."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
 
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
-    """Return the table, with operations that raise in low precision marked as refused, and the error of all others
+    """Return the table, with operations that raise in low precision marked `refused`, and the error of all others
     low."""
     low = frozenset(name for name, operation in table.operations.items() if operation.kind != "refused")
     while True:
@@ -158,8 +158,7 @@ def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: Save
 def cuts_of(table: Table) -> Cuts:
     """The minimum-cut problem of a table: every operation is a node; operations that must stay FP32 are the sink.
 
-    Two helper nodes per value say whether any reader is low, and whether all readers are low, so that each cast is paid
-    once.
+    Two helper nodes per value, for whether any reader is low and whether all are, let each cast be paid once.
     """
     arcs = list[Arc]()
 

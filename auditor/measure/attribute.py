@@ -89,8 +89,8 @@ def reading(product: str, source: str) -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """The outputs that one criterion judges, and the forms of their probes. samples: whether the samples of a batch are
-    estimated separately.
+    """The outputs that one criterion judges, and the forms of their probes. samples: whether a batch's samples are
+    separate.
 
     tied: operations whose rounding can make candidates of a decision equal.
     """
@@ -274,12 +274,10 @@ Contributions = dict[str, dict[str, Contribution]]
 
 @dataclass(frozen=True)
 class FirstOrder:
-    """{node or placeholder: {format: Contribution}}: relative L2 error of the outputs, or shares of the limits of
-    criteria.
+    """{node or placeholder: {format: Contribution}}: relative L2 error of the outputs, or shares of criteria's limits.
 
     unseen: nodes whose effect is not, or only partly, differentiable. answers: whether contributions are in the
-    yardstick's unit. If a criterion has no quadratic form, or all outputs are discrete, contributions only rank the
-    nodes.
+    yardstick's unit. If a criterion has no quadratic form, or all outputs are discrete, they only rank the nodes.
     """
 
     contributions: Contributions

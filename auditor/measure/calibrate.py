@@ -53,7 +53,7 @@ def calibrate(
     yardstick: Yardstick = PLAIN,
     whole: Subject | None = None,
 ) -> Calibration:
-    """Measure over all batches each node's worst error, largest isolated effect, mean-square contribution and full
+    """Measure each node over all batches: worst error, largest isolated effect, root-mean-square contribution, full
     range.
 
     whole: the full subject, if `subject` has only some of its batches.
@@ -102,8 +102,7 @@ def calibrate_paths(
 ) -> tuple[Capture, Calibration]:
     """Return the joined graph of all paths, and the combined results of `calibrate` on each path's batches.
 
-    A later path that cannot be measured is omitted, with a warning. Raises: MeasureError if the first path cannot be
-    measured.
+    A later path that cannot be measured is omitted, with a warning. Raises: MeasureError for the first path.
     """
 
     paths, result, unjudged = list[ModelPath](), list[Calibration](), [*recordings.unjudged]

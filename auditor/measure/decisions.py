@@ -40,8 +40,7 @@ ABOVE = Criterion("", "flips", 0.0, (("threshold", 0.0),))
 def measure_decisions(measurement: Measurement, yardstick: Yardstick) -> tuple[Decisions, ...]:
     """For each format, the decisions that flip and the error they cause; () for a model without decisions that change.
 
-    An operation's error comes from a run in which only its decisions may flip: flips of other operations would hide the
-    error.
+    An operation's error comes from a run in which only its decisions may flip: flips elsewhere would hide the error.
     """
     nodes = _find_deciding(measurement)
     runs = [_LowRuns(measurement, fmt, yardstick, nodes) for fmt in measurement.formats if nodes]
@@ -100,11 +99,9 @@ class _LowRuns:
     def run(
         self, held: Iterable[str], counted: Collection[str], wide: Collection[str] = ()
     ) -> tuple[float, dict[str, Decision], set[str]]:
-        """Return the error of the outputs, a Decision for each operation in `counted`, and the names in `counted` whose
-        results differ from FP32's.
+        """Return the outputs' error, a Decision per operation in `counted`, and those whose results differ from FP32's.
 
-        held: operations with FP32's decisions. wide: operations kept in FP32. If the model cannot run, the error is
-        inf.
+        held: operations with FP32's decisions. wide: operations in FP32. If the model cannot run, the error is inf.
         """
         beat()
         capture, values = self.measurement.capture, self.measurement.values

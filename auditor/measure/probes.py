@@ -28,8 +28,7 @@ _LEVELS = (1024, 128, 16, 1)
 """Maximum number of parts into which an error is split, by level."""
 
 _DOUBT = 3.3
-"""A standard normal exceeds this once in 2000 draws; sums further apart show that the parts of an error are
-correlated."""
+"""A standard normal exceeds this once in 2000 draws; sums further apart mean that an error's parts are correlated."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ def by_level(several: Sequence[torch.Tensor]) -> list[tuple[list[list[float]], l
 
 
 def chance(count: int) -> tuple[float, float]:
-    """Bounds on the mean of `count` squared standard normals, each exceeded once in 2000 (Wilson and Hilferty,
+    """Bounds of the mean of `count` squared standard normals, each exceeded 1 in 2000 times (Wilson and Hilferty,
     1931)."""
     spread = 2 / (9 * count)
     low, high = (1 - spread + side * _DOUBT * math.sqrt(spread) for side in (-1, 1))

@@ -134,8 +134,7 @@ class _ByStatistics(torch.autograd.Function):
 
 
 def as_leaf(x: torch.Tensor) -> torch.Tensor:
-    """Make the tensor a leaf that stores no gradient: accumulation would overwrite gradients that hooks received
-    before."""
+    """Make the tensor a leaf that stores no gradient: accumulation would overwrite gradients that hooks received."""
     x.requires_grad_().register_post_accumulate_grad_hook(lambda leaf: setattr(leaf, "grad", None))  # type: ignore[no-untyped-call]
     return x
 

@@ -61,8 +61,7 @@ def settle(
 
 @dataclass(frozen=True)
 class _Ran:
-    """A run with some operations low: its error, whether a discrete result changed, and the criterion nearest to its
-    limit."""
+    """A run with some operations low: its error, whether a discrete result changed, and the tightest criterion."""
 
     names: Sequence[str] = ()
     error: float = math.inf
@@ -258,8 +257,8 @@ class _FormatRuns:
         return len(run), sum(one <= self._limit for one in run)
 
     def _whole(self) -> tuple[float, float] | None:
-        """(predicted, measured) output error with everything low; None if an operation ran in FP32, or an output has no
-        error."""
+        """(predicted, measured) output error with everything low; None if an operation ran in FP32 or an error is
+        missing."""
         if self.reruns.format not in self._measurement.pure:
             return None
         capture, known = self._measurement.capture, {**self._first, **self.found}

@@ -102,8 +102,7 @@ def timed_in(resolution: Resolution, name: str) -> str:
 
 
 def energy_of(problem: Problem) -> Energy:
-    """The energy of a problem, from prices and errors of all FP32 and of all low (except where dtypes would
-    conflict)."""
+    """The energy of a problem, from prices and errors of all FP32 and of all low (except where dtypes conflict)."""
     lowest, raised = problem.lowest, problem.resolve(plain("fp32"))
     resolution, held = lowest.resolution, lowest.raised
     nodes, graph = problem.capture.nodes, problem.capture.graph_module.graph

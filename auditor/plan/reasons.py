@@ -189,8 +189,7 @@ def explain_budget(before: float, after: float, budget: float, saves: float, obj
 
 
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
-    """A reason for every operation that is not low although its module is, and for discrete operations without low
-    inputs."""
+    """A reason for every operation that is not low although its module is, and for discrete ones without low inputs."""
     precision, nodes = choice_keeping(chosen.high, problem.format), problem.capture.nodes
     how, resolution = problem.policy_for(precision), problem.resolve(precision)
     result, known = list[Reason](), dict[str, Reason]()

@@ -60,8 +60,7 @@ def has_low(plan: Plan) -> bool:
 
 
 def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> Plan | None:
-    """Choose the plan with the best objective for a use, among plans within all limits that improve on FP32; None if no
-    plan does.
+    """Choose the plan with the best objective for a use, among plans within all limits that improve on FP32, or None.
 
     A program is chosen only if no plan for the live model qualifies. stepped: names of the plans under which the
     audited training step holds; None if no step was audited. Among equal plans the higher-ranked strategy is chosen,
@@ -89,8 +88,7 @@ def recommend(
 ) -> tuple[str | None, str]:
     """The name of the plan to use, or None for FP32; and the reason in words. stepped: see `best_for`.
 
-    Raises: PlanError(slug="no-verdict") if there is no such plan, and a plan could not be run for a reason other than
-    precision.
+    Raises: PlanError(slug="no-verdict") without such a plan, if one could not be run for reasons other than precision.
     """
     best = {each: best_for(plans, each, stepped) for each in USES}
     if (chosen := best[use]) is not None:

@@ -53,8 +53,7 @@ def yardstick_of(subject: Subject, options: Settings, capture: Capture) -> Yards
 def _of_the_cpu(metric: Distance) -> Distance:
     """The user's metric, called with all outputs on the CPU.
 
-    That function raises CallbackError(slug="bad-callback") if the metric raises on finite outputs or returns no single
-    number.
+    That function raises CallbackError(slug="bad-callback") if the metric raises on finite outputs or returns no number.
     """
     name = name_of(metric)
 

@@ -31,8 +31,7 @@ AMPLIFIED = 8.0
 errors."""
 
 WEIGHTY = 0.25
-"""An amplifying operation decides a group's cause if its effect is at least this share of the group's largest
-effect."""
+"""An amplifying operation decides a group's cause if its effect is at least this share of the group's largest."""
 
 
 @dataclass(frozen=True)

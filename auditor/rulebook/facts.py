@@ -65,9 +65,7 @@ class NodeFacts:
         "elements", "largest power of two up to 64 that divides `gemm_n` and `gemm_k` (or channels)"
     )
     gemm_m_alignment: int | None = _fact("elements", "largest power of two up to 64 that divides `gemm_m`")
-    gemm_padding: float | None = _fact(
-        "1", "share of extra work to pad the sizes of `gemm_alignment` to multiples of 8"
-    )
+    gemm_padding: float | None = _fact("1", "share of work added by padding `gemm_alignment` to 8")
     misaligned: str | None = _fact("", "in words, which sizes of `gemm_alignment` are not multiples of 8")
     additions: int = _fact("1", "number of successive additions to one value, at the last of them; elsewhere 0")
     absorbed: Mapping[str, float | None] = _fact("1", "sum of these additions lost to rounding, in a format's spacings")

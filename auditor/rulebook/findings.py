@@ -47,8 +47,8 @@ def classify(
 
 
 def _most_specific(findings: list[Finding], rules: Mapping[str, Rule]) -> list[Finding]:
-    """Findings not superseded on their node; each has the highest severity and confidence among itself and the findings
-    that it replaces."""
+    """Findings not superseded on their node; each gets the highest severity and confidence of the findings it
+    replaces."""
     by_node: dict[str, dict[str, Finding]] = {}
     for finding in findings:
         by_node.setdefault(finding.node, {})[finding.rule] = finding

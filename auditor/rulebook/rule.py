@@ -173,9 +173,8 @@ class Rule(_Table):
     """A pattern that fails in a format.
 
     upcast: whether the rule also applies to values that the user's code converts to FP32; if not, loading adds a
-    condition to `when`. supersedes: codes of more general rules, which are dropped if this rule fires; the finding has
-    the highest severity and confidence of all. measurable: whether running one operation in low precision can confirm
-    the rule.
+    condition to `when`. supersedes: codes of more general rules, which are dropped if this rule fires; its finding gets
+    the highest severity of all. measurable: whether running one operation in low precision can confirm the rule.
     """
 
     match: Match

@@ -65,8 +65,7 @@ class BackwardTest:
 
 
 def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[BackwardNode, ...], str | None]:
-    """Test every operation's backward pass and its effect on the gradients; also return why effects are missing, if
-    so."""
+    """Test every operation's backward pass and effect on the gradients; also return why effects are missing."""
     tested = backward_errors(first, formats)
     lost = {fmt: broken_gradients(first, fmt) for fmt in formats}
     again = _worth_a_run(first, tested)

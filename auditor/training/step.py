@@ -296,8 +296,7 @@ def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, 
 
 
 def _wide(outputs: Any) -> Any:
-    """Convert outputs to FP32, also inside a dataclass, which torch treats as a leaf. The loop in the report does the
-    same."""
+    """Convert outputs to FP32, also inside a dataclass, which torch treats as a leaf, as the report's loop does."""
 
     def wide(leaf: Any) -> Any:
         if not is_dataclass(leaf) or isinstance(leaf, type):

@@ -225,7 +225,7 @@ def test_thresholds(isolated: float, expected: str) -> None:
 def test_what_nothing_lowers_is_safe_as_written() -> None:
     found = verdict(math.inf, NodeError(unsupported="no kernel"), exposed=())
     assert found.verdict == "safe"
-    assert "model's code keeps it in FP32" in found.reason
+    assert "model's code keeps the operation in FP32" in found.reason
 
 
 def test_what_cannot_run_is_unsafe_whatever_it_contributes() -> None:
@@ -303,7 +303,7 @@ BUDGETS = NodeError(local_error=0.1, cause="rounding")
         (
             Contribution(0.0, 0, 0, "not-run"),
             "untested",
-            "only a run can measure its effect on the outputs, and the audit's limited number of runs did not include it",
+            "only a run can measure the effect on the outputs, and the audit's limited number of runs did not include it",
         ),
     ],
 )
