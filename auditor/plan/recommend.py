@@ -117,7 +117,7 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
     """Words for why no plan is recommended, with the smallest error of low precision if every error is too large."""
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
-        return f"Keep it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified"
+        return f"Keep the model in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified"
     first = next(iter(plans.values()))
     allowed = _limit_clause(first, max_error)
     match outcome(plans, use):
@@ -134,7 +134,7 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
             error, title = min(((error, title) for error, title in errors if error is not None), default=(None, ""))
             least = "" if error is None else f"; the smallest reachable error is {error:.2g}, in {title}"
             why = f"no plan with low precision is within {allowed}{least}"
-    return f"Keep it in FP32: {why}"
+    return f"Keep the model in FP32: {why}"
 
 
 def _title(plan: Plan) -> str:
