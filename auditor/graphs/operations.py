@@ -49,8 +49,7 @@ class GraphOperation:
 @dataclass(frozen=True)
 class Value:
     """An FP32 value. made_by: its producer, None for inputs and weights. cast: the cost of a conversion; error: the
-    squared error that its rounding adds. stored: whether it is a weight, converted once. returned: whether an
-    output."""
+    squared error that its rounding adds. stored: whether a weight, converted once. returned: whether an output."""
 
     name: str
     made_by: str | None

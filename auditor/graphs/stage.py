@@ -114,8 +114,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
 
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
-    """Return the table, with operations that raise in low precision marked `refused`, and the error of all others
-    low."""
+    """Return the table, with operations that raise when low marked `refused`, and the error with all others low."""
     low = frozenset(name for name, operation in table.operations.items() if operation.kind != "refused")
     while True:
         try:

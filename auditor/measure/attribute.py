@@ -27,8 +27,8 @@ from .rerun import PLAIN, Yardstick
 
 MAX_PROBES = 8
 LIGHT = 1 << 24
-"""Backward passes count as cheap, and MAX_PROBES run, if all results together have fewer elements. Gradients with as
-many elements may be stored, so that an error is computed once for several passes."""
+"""Backward passes count as cheap, and MAX_PROBES run, if all results together have fewer elements than this. Gradients
+of up to as many elements are stored, so that an error is computed once for several passes."""
 
 STEPS = 256
 """Backward passes count as slow if recurrent layers have this many steps in total, however small the results."""
@@ -37,7 +37,7 @@ FEW_PROBES = {1: 4, 2: 3, 3: 3}
 """{samples in the batch: maximum number of backward passes, if passes are slow}; 2 for more samples."""
 
 ENOUGH = 0.1
-"""If passes are slow, none follows once the estimates' median relative standard error is at most this."""
+"""If passes are slow, no further pass runs once the estimates' median relative standard error is at most this."""
 
 
 @dataclass
@@ -164,7 +164,7 @@ def _hooks(estimates: Estimates, batch: int | None, views: dict[str, str]) -> li
 
 
 def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
-    """Leaves whose gradients are still computed: all except weights of products, which cost as much as all others.
+    """Leaves that are still differentiated: all except weights of products, whose gradients cost as much as all others.
 
     A product's weight has many independent rounding errors, so one pass suffices for it. None: compute all gradients.
     """
@@ -277,7 +277,8 @@ class FirstOrder:
     """{node or placeholder: {format: Contribution}}: relative L2 error of the outputs, or shares of criteria's limits.
 
     unseen: nodes whose effect is not, or only partly, differentiable. answers: whether contributions are in the
-    yardstick's unit. If a criterion has no quadratic form, or all outputs are discrete, they only rank the nodes.
+    yardstick's unit. If a criterion has no quadratic form, or all outputs are discrete, contributions only rank the
+    nodes.
     """
 
     contributions: Contributions

@@ -31,8 +31,8 @@ class Calibration:
     """Measurements of every node. contributions: also of every placeholder. batches: number of measured batches.
 
     linearity: predictions compared with runs, by format. regions: effects of operations run in low precision together,
-    on the first batch of each path. decisions: for each format, the decisions of that first batch whose run has the
-    largest error. first: results of the first batch, if several batches were measured.
+    on the first batch of each path. decisions: on the same batches; for each format, the Decisions with the largest
+    error. first: results of the first batch, if several batches were measured.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]
@@ -102,7 +102,7 @@ def calibrate_paths(
 ) -> tuple[Capture, Calibration]:
     """Return the joined graph of all paths, and the combined results of `calibrate` on each path's batches.
 
-    A later path that cannot be measured is omitted, with a warning. Raises: MeasureError for the first path.
+    A later path that cannot be measured is omitted, with a warning. Raises: MeasureError if the first path fails.
     """
 
     paths, result, unjudged = list[ModelPath](), list[Calibration](), [*recordings.unjudged]

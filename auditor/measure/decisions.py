@@ -99,7 +99,8 @@ class _LowRuns:
     def run(
         self, held: Iterable[str], counted: Collection[str], wide: Collection[str] = ()
     ) -> tuple[float, dict[str, Decision], set[str]]:
-        """Return the outputs' error, a Decision per operation in `counted`, and those whose results differ from FP32's.
+        """Return the outputs' error, a Decision per operation in `counted`, and the names whose results differ from
+        FP32's.
 
         held: operations with FP32's decisions. wide: operations in FP32. If the model cannot run, the error is inf.
         """
@@ -140,8 +141,8 @@ class _LowRuns:
         return Decision(*about, count, seen, flips if math.isfinite(change) else None, seen)
 
     def find_scorer(self, name: str) -> tuple[str, set[str]]:
-        """Return the module whose product computes a decision's scores (else the decision's module), and names of
-        operations: all in that module, and all from there to the decision."""
+        """Return the module whose product computes a decision's scores (else the decision's own), and its operations
+        with those up to the decision."""
         nodes, level, result = self.measurement.capture.nodes, [self.nodes[name]], {name}
         for _ in range(LEVELS):
             level = [source for n in level for source in n.all_input_nodes if source.name in nodes]

@@ -125,7 +125,7 @@ def recommend_plan(
     """Return the plan to train under (None for FP32) and the reason.
 
     Plans are chosen by output error; a step may need more accuracy, or a range that FP16 lacks. If `use` is not
-    `training`, only the reason changes; if no requested plan trains in the recommended format, nothing does.
+    `training`, only the reason changes; if no requested plan trains in the recommended format, nothing changes.
     """
     if use != "training":
         return recommend(plans, max_error, use, {f"autocast_{training.format}"})
