@@ -77,8 +77,8 @@ def _drawings(chain: Chain) -> Iterator[Edges]:
 
 
 def _values_graph(capture: Capture) -> nx.DiGraph:
-    """Graph of operations that read each other's values: reshapes, selections and casts are contracted, placeholders
-    kept."""
+    """Graph of operations that read each other's values; it contracts reshapes, selections and casts, not
+    placeholders."""
     origin = {item.name: item.name for item in capture.placeholders}
     graph = nx.DiGraph()
     graph.add_nodes_from(origin)

@@ -174,7 +174,7 @@ class Rule(_Table):
 
     upcast: whether the rule also applies to values that the user's code converts to FP32; if not, loading adds a
     condition to `when`. supersedes: codes of more general rules, which are dropped if this rule fires; its finding gets
-    the highest severity of all. measurable: whether running one operation in low precision can confirm the rule.
+    the highest severity of all. measurable: whether a run with one low operation can confirm the rule.
     """
 
     match: Match
