@@ -112,8 +112,8 @@ def origin_of(error: BaseException) -> BaseException:
 
 
 def let_through(error: BaseException, *, memory: bool = True) -> None:
-    """Raise the error again if the operation is not its cause: a time limit, an error in the caller's function or, with
-    `memory`, exhausted memory or disk space, or a failed GPU."""
+    """Raise the error again if the operation is not its cause. Such causes are a time limit, the caller's function and,
+    with `memory`, exhausted memory or disk space, or a failed GPU."""
     if isinstance(error, CallbackError) or caused_by(error, TimeoutError):
         raise error
     if memory and (out_of_memory(error) or device_failed(error) or caused_by(error, DiskError)):

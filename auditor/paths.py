@@ -7,7 +7,7 @@ from collections.abc import Container
 
 
 def nearest(path: str, known: Container[str]) -> str | None:
-    """The longest known path that is the module's own or encloses the module; None if there is none."""
+    """The longest known path that is the module's own or encloses the module; None without one."""
     while path and path not in known:
         path = path.rpartition(".")[0]
     return path if path in known else None

@@ -379,8 +379,8 @@ class Policy(Semantics):
         return fx.node.map_arg(arguments, convert)
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
-        """Names of nodes affected by a module that the policies wrap differently, and of placeholders that they store
-        differently; all names if the strategy or format differs."""
+        """Names of nodes affected by modules that the policies wrap differently, and of placeholders that they store
+        differently. All names if strategy or format differs."""
         assert isinstance(then, Policy)
         if (self.how, self.format, not self._keeping) != (then.how, then.format, not then._keeping):
             return {n.name for n in self.capture.graph_module.graph.nodes}

@@ -1,5 +1,5 @@
-"""Estimates the first-order effect ||J d|| of each node's error d on the outputs, for all nodes from a few
-vector-Jacobian products; lists the nodes for which that effect is undefined."""
+"""Estimates the first-order effect ||J d|| of each node's error d on the outputs, from a few vector-Jacobian products
+for all nodes. Lists the nodes for which that effect is undefined."""
 
 from __future__ import annotations
 

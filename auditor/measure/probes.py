@@ -42,7 +42,7 @@ class Probe:
 def probes(tensors: Sequence[torch.Tensor], count: int, seed: int, shape: Sequence[Form] = ()) -> Iterator[Probe]:
     """`count` probes of the same tensors, generated lazily. shape: one function per tensor, applied to the signs.
 
-    For a random sign vector v and the effect J d of any error d on the tensors y, E<v, J d>^2 = ||J d||^2; a backward
+    For a random sign vector v and the effect J d of any error d on the tensors y, E<v, J d>^2 = ||J d||^2. A backward
     pass from <v, y> gives <v, J d> = <J^T v, d> for all errors at once. Source: Hutchinson, A stochastic estimator of
     the trace (1989).
     """

@@ -203,8 +203,8 @@ class _FormatRuns:
             self.found[name] = Contribution(ran.error, own, cast, "group", len(ran.names), ran.criterion)
 
     def _run_alone(self, name: str) -> Contribution:
-        """Run the model with only this operation in low precision; split its effect into its own error and the rounding
-        of its result, by first order or by another run."""
+        """Run the model with only this operation in low precision. First order or another run splits the effect into
+        the operation's own error and the rounding of its result."""
         tick(name)
         fmt, first = self.reruns.format, self._first[name]
         isolated, _ = self.reruns.together([name])

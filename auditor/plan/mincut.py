@@ -27,7 +27,7 @@ Choice = frozenset[Any]
 """A choice of precisions: the set of modules, functions or operations in FP32."""
 
 FORBIDDEN = 1e6
-"""Squared error charged for running an unsafe node low: above any budget, yet finite, so that cuts stay exact."""
+"""Squared error charged for running an unsafe node low: above any budget, yet finite, so that cuts are exact."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,8 @@ class Network:
         such nodes.
 
         capacities: one per arc, in the constructor's order. Source: Goldberg and Tarjan, A new approach to the
-        maximum-flow problem (1988), only the first phase: excess that cannot reach the sink is not returned to the
-        source, since only the cut is needed.
+        maximum-flow problem (1988). Only the first phase runs: the cut is known before excess that cannot reach the
+        sink returns to the source.
         """
         self._left = [0] * len(self._heads)
         for place, capacity in zip(self._places, capacities, strict=True):

@@ -144,8 +144,8 @@ def judge_replay(bench: Workbench, error: float, policy: Policy) -> Verification
 
 
 def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
-    """The operation at which the recorded graph turns non-finite under a policy, on the first such batch; with the
-    rules that fired at this operation or at the cause."""
+    """Find the operation at which the recorded graph turns non-finite under a policy, on the first such batch. The
+    result names the rules with findings at this operation or at the cause."""
     batches, twins = bench.checks if bench.usable(bench.checks) else bench.subject.batches, bench.capture.twins
     for number, batch in enumerate(batches, start=1):
         path = path_of(bench.capture, bench.subject, batch)

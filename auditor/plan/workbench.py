@@ -136,9 +136,8 @@ class Workbench:
         """Results of asking `question` about each artefact, by name.
 
         The emitted file answers in a fresh process. The model patched in this process answers instead if it was passed
-        as an object, if it cannot be built in a fresh process, or if not `fresh`.
-        files: contents of plans that are programs, by file name. names: names to ask about, by default all plans.
-        later: see Verifier.ask.
+        as an object, cannot be built in a fresh process, or not `fresh`. files: contents of plans that are programs, by
+        file name. names: names to ask about, by default all plans. later: see Verifier.ask.
         """
         names = list(names or plans)
         load: Load = partial(in_hand, self.subject.model, plans)

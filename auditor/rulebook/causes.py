@@ -148,8 +148,8 @@ def _causes_of_measurement(
     formats: Iterable[str],
     broken: Container[str],
 ) -> dict[int, str]:
-    """Causes of precision findings that no rule explains: the cause of the nearest connected node that has one; if
-    several are equally near, of the first to run. Other connected findings share a cause, see `_head`.
+    """Causes of precision findings that no rule explains: the cause of the nearest connected node with a cause, in a
+    tie of the first to run. Other connected findings share a cause, see `_head`.
 
     foreseen: {node: its cause}; broken: causes of Inf or NaN, from which a precision cause at the same place is kept
     separate.
@@ -240,8 +240,8 @@ def _computes_low(resolution: Resolution, name: str) -> bool:
 
 
 def reference_plan(plans: Mapping[str, Plan], recommended: str | None) -> Plan | None:
-    """The plan that severities refer to: the recommended plan, else the fastest low plan within the error budget; None
-    if there is none."""
+    """The plan that severities refer to: the recommended plan, else the fastest low plan within the error budget, or
+    None."""
     held = [
         plan
         for plan in plans.values()

@@ -159,8 +159,8 @@ def _refuse(path: Path, place: Sequence[str | int], problem: str, slug: str = "r
 def _line(text: str, place: Sequence[str | int]) -> int:
     """Line number of a key in a rule file; of its table's header or name if the key is missing; else 1.
 
-    TOML readers keep no positions, so the text is searched, table by table along the key's path; in a list of tables
-    the first one with the key counts.
+    TOML readers keep no positions, so the text is searched, table by table along the key's path. In a list of tables,
+    the first table with the key counts.
     """
     at = 0
     for name in [part for part in place if isinstance(part, str)]:

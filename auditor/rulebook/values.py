@@ -109,8 +109,8 @@ def input_max_abs(node: fx.Node, ranges: Mapping[str, Magnitudes], weights: set[
 
 
 def nearest_range(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> Magnitudes | None:
-    """Magnitudes of the node's result. If it was not measured, those of the nearest measured input that has the same
-    values."""
+    """Magnitudes of the node's result. If that result was not measured: magnitudes of the nearest measured input with
+    the same values."""
     while node.name not in ranges and row_of(node).transparent and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return ranges.get(node.name)

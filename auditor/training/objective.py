@@ -37,7 +37,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def training_subject(
     model: nn.Module, example_inputs: Any, kwargs: dict[str, Any], loss_fn: Callable[..., Any] | None
 ) -> Subject:
-    """A Subject around the caller's model whose batches contain inputs and targets.
+    """Make a Subject of the caller's model from batches that contain inputs and targets.
 
     Raises: LoadError(slug="bad-targets" | "no-loss" | "bad-loss" | "no-gradient"), and the errors of from_object.
     """
@@ -167,7 +167,7 @@ def load_training(
     loss: `file.py:name`, or a name in the target's file. By default the file's `loss_fn`, the result of its
     `get_loss()`, or its `criterion`; else the model's own loss. Targets: `get_targets()` or `targets` of the file, one
     entry per batch of inputs; else the last entries of every batch. `audit_spec()` may return `loss` and `targets`.
-    Raises: LoadError, those of `load` and slug="missing-loss" | "no-loss" | "bad-loss" | "bad-targets" | "no-gradient".
+    Raises: LoadError as `load` does, or slug="missing-loss" | "no-loss" | "bad-loss" | "bad-targets" | "no-gradient".
     """
     return check_training(
         load(target, inputs=inputs, weights=weights, seed=seed, objective=partial(_with_objective, target, loss, seed))

@@ -44,7 +44,7 @@ class MeasuredStep:
     """Measurements of the training step before planning.
 
     gradients: {node or placeholder: gradients of its results}, weights by their placeholder. first: the step on the
-    first batch, with its graph. parameters: `conclude` marks those with low gradients under a plan.
+    first batch, with its graph. parameters: `conclude` marks parameters with low gradients under a plan.
     """
 
     capture: Capture

@@ -270,7 +270,7 @@ def _forward_and_backward(step: Step, module: _Region, low: StepPrecision, scale
 
 @contextmanager
 def _around(step: Step, low: StepPrecision) -> Iterator[None]:
-    """A context for a step. FP32: without the user's own autocast regions, as in the recording. Low: natively on a GPU,
+    """A context for a step. FP32: without the user's own autocast regions, like the recording. Low: natively on a GPU,
     else emulated.
 
     A step with random operations is emulated on a GPU too, since low-precision kernels draw other random numbers than
