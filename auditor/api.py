@@ -21,7 +21,7 @@ from .training.objective import training_subject
 
 
 def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
-    """Audit a model on example inputs; the model comes back bit for bit as it was. Raises: AuditorError.
+    """Audit a model on example inputs; the audit leaves the model unchanged, bit for bit. Raises: AuditorError.
 
     example_inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such tuples or dicts
     (batches).

@@ -45,13 +45,13 @@ def assemble(
     planned: GraphPlans,
     **found: Any,
 ) -> Audit:
-    """The Audit. followed: the run under the recommended plan. planned: all plans. found: fields set by stages."""
+    """The Audit. followed: the run under the recommended plan. planned: all plans. found: more fields."""
     subject, captured, options, ranges = bench.subject, bench.capture, bench.options, bench.measured.ranges
     plans, twins = planned.plans, captured.twins
     found["findings"] = tuple(replace(f, node=twins.get(f.node, f.node)) for f in found["findings"])
     return Audit(
         subject=Provenance.of(subject),
-        live=subject.given or subject,  # so that no copy on a GPU stays alive
+        live=subject.given or subject,  # not a copy on a GPU, which would occupy memory
         parameters=size_of(subject.model),
         structure=structure_of(subject.model),
         inputs=shapes_of(subject.batches[0]),
@@ -93,7 +93,7 @@ def assemble(
 
 
 def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | None) -> dict[str, Any]:
-    """The error measure, the criteria, and suggested criteria: none if the user's own metric decides."""
+    """The error measure, the criteria, and suggested criteria (no suggestions with the user's own metric)."""
     options = bench.options
     name = getattr(options.metric, "__name__", "custom metric") if options.metric else "relative L2 of the outputs"
     criteria = bench.yardstick.distance if isinstance(bench.yardstick.distance, Criteria) else None
@@ -140,7 +140,7 @@ def _environment(bench: Workbench, seconds: Mapping[str, float]) -> Environment:
 
 
 def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
-    """Warnings that no stage gives."""
+    """Warnings about stored weights, noise, held-out inputs, training batches, and the verification."""
     subject, noise = bench.subject, bench.noise.found
     yield from storage_notes(subject, bench.capture, bench.measured.ranges, bench.options.formats)
     if noise.error > STEADY * bench.yardstick.budget:
@@ -163,6 +163,6 @@ def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
     if training is not None and training.batches != len(subject.batches):
         yield (
             f"Gradients were measured on {training.batches} of {len(subject.batches)} batches: "
-            "the training step of the others has other shapes or operations."
+            "the other batches have other shapes or operations in the training step."
         )
     yield from say_not_fresh(bench)

@@ -1,6 +1,6 @@
 """Selects the device of an audit: a CPU, which emulates a GPU, or a GPU, which runs the formats natively.
 
-Importing this needs no torch.
+Importing this file does not import torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NATIVE = ["cuda"]
 
 
 def kind_and_number(asked: object) -> tuple[str, str]:
-    """Parse auto, cpu, cuda, cuda:1, or such a torch.device; the number may be "". Raises: ValueError for any other."""
+    """Parse auto, cpu, cuda, cuda:1, or a torch.device for one; the number may be "". Raises: ValueError for others."""
     kind, _, index = str(asked).partition(":")
     known = (kind == "auto" and not index) or (kind == CPU and index in ("", "0")) or kind in NATIVE
     if not known or not (index.isdigit() or str(asked) == kind):
@@ -48,9 +48,9 @@ def choose(asked: object) -> str:
 
 
 def follow(asked: object, found: Collection[str]) -> str:
-    """The device for a model whose tensors are on the devices found: the same GPUs, unless the user requested another.
+    """The device for a model with tensors on the devices `found`: the same GPUs, unless the user requested another.
 
-    Several are joined by commas: the model stays spread over them. Raises: as `choose`.
+    Several GPUs are joined by commas; the model remains spread over these GPUs. Raises: the errors of `choose`.
     """
     kind, index = kind_and_number(asked)
     natives = sorted(device for device in found if type_of(device) in NATIVE)
@@ -58,7 +58,7 @@ def follow(asked: object, found: Collection[str]) -> str:
 
 
 def is_spread(device: str) -> bool:
-    """Whether the device stands for several GPUs, as from `follow`."""
+    """Whether the device stands for several GPUs, joined by `follow`."""
     return "," in device
 
 
@@ -73,7 +73,7 @@ def type_of(device: str) -> str:
 
 
 def name_of(device: str) -> str:
-    """The device's product name; for several, each name with its number."""
+    """The device's product name; for several GPUs, each name with its count."""
     if not is_native(device):
         return device
     names = Counter(str(_module(type_of(one)).get_device_name(one)) for one in device.split(","))
@@ -114,7 +114,7 @@ def libraries(device: str) -> dict[str, str]:
 
 
 def generators() -> list[Callable[[], None]]:
-    """Save the generators of all GPUs; call the result to restore them. An unused GPU is not initialized."""
+    """Save the GPUs' random states; each function of the result restores some. Unused GPUs are not initialized."""
     used = [device for device in map(_module, NATIVE) if device.is_initialized()]
     return [partial(device.set_rng_state_all, device.get_rng_state_all()) for device in used]
 

@@ -43,7 +43,7 @@ class MeasureError(AuditorError):
 
 
 class PlanError(AuditorError):
-    """A plan cannot be read, or does not fit the model it is applied to."""
+    """A plan cannot be made or read, or does not fit its model."""
 
 
 class CallbackError(AuditorError):
@@ -55,7 +55,7 @@ class DiskError(AuditorError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message; its type if the message is empty or fails."""
+    """The first line of an error's message; its type if the message is empty or raises."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:
@@ -112,8 +112,8 @@ def origin_of(error: BaseException) -> BaseException:
 
 
 def let_through(error: BaseException, *, memory: bool = True) -> None:
-    """Raise the error again if the operation is not its cause: a time limit, an error in the caller's function or, with
-    `memory`, exhausted memory or disk space, or a failed GPU."""
+    """Raise the error again if the operation is not its cause. Such causes are a time limit, the caller's function and,
+    with `memory`, exhausted memory or disk space, or a failed GPU."""
     if isinstance(error, CallbackError) or caused_by(error, TimeoutError):
         raise error
     if memory and (out_of_memory(error) or device_failed(error) or caused_by(error, DiskError)):

@@ -49,15 +49,15 @@ TOO_SMALL = "The GPU's memory was too small, so the audit ran on the CPU, which 
 def run(subject: Subject, options: Settings) -> Audit:
     """Audit a subject; its model, and the process's global state, are restored.
 
-    If `auto` selected a GPU with too little memory, the audit runs on the CPU instead and says so. Raises: AuditorError
-    (its slug names the condition).
+    If `auto` selected a GPU with too little memory, the audit runs on the CPU instead, with a warning. Raises:
+    AuditorError (its slug names the condition).
     """
     try:
         return _audit(subject, options)
     except Exception as error:
         full = options.native and device_is_full(error)
         if full:
-            traceback.clear_frames(error.__traceback__)  # frees their tensors on the device
+            traceback.clear_frames(error.__traceback__)  # frees the frames' tensors on the device
         if not full or options.device != "auto":
             explain("load", error)  # errors of moving the model, which happens before the first stage
             raise
@@ -132,7 +132,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
 def _make_plans(
     bench: Workbench, stages: Stages, score: InFp32 | None, generating: GenerationReference | None
 ) -> GraphPlans:
-    """The results of all low, and the plans with their scores, including exported programs if requested."""
+    """Run the model all low, and make the plans with their scores; exported programs too if requested."""
     options = bench.options
     with stages("baseline", ", ".join(f"{name} without a plan" for name in options.scope_strategies)):
         planner = Planner(bench)
@@ -159,7 +159,7 @@ def _make_plans(
 
 
 def _finder(captured: Capture, options: Settings) -> Callable[..., tuple[Finding, ...]]:
-    """A function that returns the selected findings of the recorded operations."""
+    """Return a function that returns the selected findings of the recorded operations."""
     return partial(
         findings_of,
         captured,

@@ -32,9 +32,10 @@ def check_directory(directory: Path) -> None:
 
 
 def write(directory: Path, texts: Mapping[str, str | bytes], gone: Iterable[str] = ()) -> tuple[Path, ...]:
-    """Write texts or bytes to files by their path below `directory`; other files stay.
+    """Write texts or bytes to files by their path below `directory`; other files are unchanged.
 
-    gone: obsolete files to delete. No file is replaced before all are written. Raises: AuditorError(slug="bad-output").
+    gone: obsolete files to delete. All texts are written before a file is replaced. Raises:
+    AuditorError(slug="bad-output").
     """
     with _refuse_errors(directory), tempfile.TemporaryDirectory(prefix=OWN, dir=_nearest(directory)) as scratch:
         for name, text in texts.items():

@@ -7,14 +7,14 @@ from collections.abc import Container
 
 
 def nearest(path: str, known: Container[str]) -> str | None:
-    """The longest known path that is the module's own or encloses the module; None if there is none."""
+    """The longest known path that is the module's own or encloses the module; None without one."""
     while path and path not in known:
         path = path.rpartition(".")[0]
     return path if path in known else None
 
 
 def nearest_above(path: str, known: Container[str]) -> str | None:
-    """The longest known path strictly above a module; None if there is none, as for the root."""
+    """The longest known path strictly above a module; None if there is none, for example for the root."""
     return nearest(path.rpartition(".")[0], known) if path else None
 
 

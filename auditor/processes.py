@@ -30,7 +30,7 @@ INTERRUPTIONS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP
 
 
 def unwind_on_signals() -> None:
-    """In the body, a signal to terminate raises KeyboardInterrupt once, so that the process can clean up."""
+    """Make a signal to terminate raise KeyboardInterrupt once, so that the process can clean up."""
     for number in INTERRUPTIONS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
@@ -73,12 +73,12 @@ class Process(subprocess.Popen[bytes]):
         )
 
     def last_words(self) -> list[str]:
-        """The last lines of its stderr, without blank ones."""
+        """The last lines of the process's stderr, without blank lines."""
         self.messages.seek(max(self.messages.seek(0, os.SEEK_END) - 65536, 0))
         return [line for line in self.messages.read().decode(errors="replace").splitlines() if line.strip()]
 
     def end(self, grace: float = 0.0) -> None:
-        """Stop it and everything it started, after `grace` seconds to clean up."""
+        """Stop the process and everything that it started, after `grace` seconds to clean up."""
         if grace and self.poll() is None:
             self.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -90,7 +90,7 @@ class Process(subprocess.Popen[bytes]):
 
 def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None) -> int:
     """Run `run(tell)` in a forked process and return its exit code. `tell(stage)` is a heartbeat; `tell("")` only
-    checks whether this process still exists.
+    checks whether the parent process still exists.
 
     timeout: seconds without a heartbeat before the child is stopped. Raises: AuditorError(slug="timed-out" |
     "process-ended"); KeyboardInterrupt, if either process is interrupted.
@@ -150,7 +150,7 @@ def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None
 
 
 def _without_a_word(code: int | None, where: str, timeout: float | None) -> AuditorError:
-    """The message for a child that sent no exit code. code: how it ended; None after a timeout."""
+    """The error for a child process that sent no result. code: its exit code; None after a timeout."""
     if code is None:
         return AuditorError(
             f"no progress within {timeout:g} seconds{where}: raise --timeout, or fix the code that hangs", "timed-out"

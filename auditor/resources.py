@@ -1,4 +1,4 @@
-"""Data files: those of the package, in a wheel or a checkout, and the user's TOML."""
+"""Reads the package's data files, in a wheel or a checkout, and the user's TOML files."""
 
 from __future__ import annotations
 

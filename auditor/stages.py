@@ -45,7 +45,7 @@ class Stages:
         self.seconds[stage] = time.perf_counter() - start
 
     def say(self, detail: str, steps: int = 0) -> None:
-        """Report progress. steps: newly completed ones."""
+        """Report progress. steps: how many were newly completed."""
         self._done += steps
         self._detail, self._told = detail, time.perf_counter()
         if callable(self.progress):
@@ -70,8 +70,8 @@ def explain(stage: str, error: Exception) -> None:
         ) from error
     if from_outside(error):
         raise AuditorError(
-            f"the model ran and was recorded, but in the stage {stage!r} an operation raised {said}. It may keep state "
-            "between calls, or reject tensors that require gradients: --debug shows the operation",
+            f"the model ran and was recorded, but in the stage {stage!r} an operation raised {said}. The operation may "
+            "keep state between calls, or reject tensors that require gradients: --debug shows the operation",
             slug="operation-raises",
         ) from error
     if not hasattr(error, "__notes__"):

@@ -1,5 +1,4 @@
-"""Replays the graph under a plan together with the FP32 run: errors, dtypes, and the first operation with Inf or
-NaN."""
+"""Replays the graph under a plan beside the FP32 run; finds errors, dtypes, and the first operation with Inf or NaN."""
 
 from __future__ import annotations
 
@@ -33,10 +32,10 @@ class UnderPlan:
 
 
 def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> UnderPlan:
-    """Error and dtypes of each node under the plan, on one batch, or on the first batch of each path.
+    """Return each node's error and dtypes under the plan: on `batch`, or with several paths on each one's first batch.
 
-    A node whose shape changes has no error. Empty without a plan, for exported programs, and if an operation raises,
-    for example because it does not support the format.
+    A node whose shape changes has no error. The result is empty without a plan, for exported programs, and if an
+    operation raises, for example because it does not support the format.
     """
     if plan is None or plan.program is not None:
         return UnderPlan()
@@ -50,7 +49,7 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
                 for n, result, expected in beside(low, reference, path.capture.bind(model, path.batches[0])):
                     if given := tensors_in(result):
                         typed = predicted.get(n.name)
-                        cast = typed is not None and typed.kernel != typed.dtype  # by the author
+                        cast = typed is not None and typed.kernel != typed.dtype  # explicitly, by the model's code
                         before = FORMATS[typed.kernel].dtype if typed is not None and cast else None
                         dtypes[n.name] = _dtypes(n, policy, low.value_of, before or given[0].dtype)
                     both = isinstance(expected, torch.Tensor) and isinstance(result, torch.Tensor)
@@ -69,8 +68,8 @@ def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
 
 
 def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, output: torch.dtype) -> Dtypes:
-    """The dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
-    tensors, without scalars if there are others. Discrete dtypes count only if all inputs are discrete."""
+    """Return the dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
+    tensors. Scalars and discrete tensors count only if there are no others."""
     read, handed = (
         tensors_in(policy.converted_arguments(n, (n.args, n.kwargs), value_of)),
         tensors_in(policy.kernel_arguments(n, value_of)),
@@ -87,7 +86,7 @@ def _word(dtype: torch.dtype) -> str:
 
 
 Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Marks entries that are finite, but invalid for a root, logarithm or division. Arguments: FP32 values, low values."""
+"""Marks low entries that a root, logarithm or division turns into Inf or NaN. Arguments: FP32 values, low values."""
 
 WRONG: Mapping[str, Wrong] = {
     "vanished": lambda expected, low: (low == 0) & (expected != 0),
@@ -96,14 +95,14 @@ WRONG: Mapping[str, Wrong] = {
 
 
 _Beginning = tuple[str, str]
-"""The operation at which entries first became wrong, and the cause."""
+"""The operation at which entries became zero, negative, Inf or NaN, and the cause."""
 
 
 def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> NonFinite | None:
-    """The first operation in a replay of the graph that returns Inf or NaN where FP32 is finite; None if there is none.
+    """Find the first operation in a replay that returns Inf or NaN where FP32 is finite; None if no operation does.
 
-    If the outputs are finite, any such operation counts; otherwise only one that caused Inf or NaN in the outputs. If
-    an operation raises, only results before it are compared.
+    If an output is Inf or NaN, only operations that lead to it count. If an operation raises, earlier results are
+    compared.
     """
     turning = _NonFiniteTrace(capture, policy)
     try:
@@ -116,7 +115,7 @@ def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: P
 
 
 class _NonFiniteTrace:
-    """Tracks wrong entries, and the Inf or NaN that follow from them, through the FP32 run and the low run."""
+    """Runs FP32 and low precision together, and tracks entries that became zero, negative, Inf or NaN."""
 
     def __init__(self, capture: Capture, policy: Policy) -> None:
         self.capture, self._policy, self._row = capture, policy, FORMATS[policy.format]
@@ -133,7 +132,7 @@ class _NonFiniteTrace:
         return next(reaching, next(iter(self._turned.values()), None))
 
     def compare(self, n: fx.Node, result: Any, expected: Any) -> None:
-        """Compare a node's results in both runs, and record entries that became non-finite or wrong."""
+        """Compare a node's results in both runs. If entries became Inf, NaN, zero or negative, record where."""
         for low, ours in _pairs(result, expected):
             turned = ours.isfinite() & ~low.isfinite()
             if turned.any():
@@ -155,7 +154,7 @@ class _NonFiniteTrace:
     def _handed_down(
         self, n: fx.Node, kind: str, where: torch.Tensor, sources: Collection[fx.Node]
     ) -> _Beginning | None:
-        """Where and why the input entries became wrong on which these entries depend; None if no input was wrong."""
+        """The operation and cause that made inputs of these entries zero or negative; None if no such input was."""
         for source in sources:
             result = self._beginnings.get(source, {}).get(kind)
             if result is not None and self._reaches(n, source, WRONG[kind], where):
@@ -163,7 +162,7 @@ class _NonFiniteTrace:
         return None
 
     def _reaches(self, n: fx.Node, source: fx.Node, wrong: Wrong, where: torch.Tensor) -> bool:
-        """Whether these entries of a node depend on a wrong entry of the input `source`."""
+        """Whether these entries of a node may depend on an entry of `source` that became zero or negative."""
         if view_source(n) is not None or row_of(n).exact or row_of(n).reduces:
             return True
         if row_of(n).product or row_of(n).attention:
@@ -185,7 +184,7 @@ class _NonFiniteTrace:
         return "underflow" if kind == "vanished" and largest < self._row.smallest_normal else "rounding"
 
     def _upstream(self, n: fx.Node, expected: torch.Tensor, turned: torch.Tensor) -> _Beginning:
-        """The operation where the cause lies, and the cause: upstream if the node's inputs were wrong, else the
+        """The operation where the cause lies, and the cause: upstream if inputs became zero or negative, else the
         node."""
         if float(expected[turned].abs().max()) > self._row.largest:
             return n.name, "overflow"

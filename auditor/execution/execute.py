@@ -1,4 +1,4 @@
-"""The interpreter of recorded graphs: as recorded, under a policy, with some operations low, or from an earlier run."""
+"""Interprets recorded graphs: as recorded, under a policy, with some operations low, or reusing an earlier run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ValueOf = Callable[[fx.Node], Any]
 
 
 class Semantics:
-    """How the nodes of a graph compute their results: as recorded, in FP32. Subclasses change this."""
+    """How the nodes of a graph compute their results. This class computes as recorded; subclasses change that."""
 
     def placeholder_value(self, n: fx.Node, value: Any) -> Any:
         """The value of a placeholder, from the caller's argument."""
@@ -40,7 +40,7 @@ class Semantics:
         return self.changed
 
     def same(self, result: Any, other: Any) -> bool:
-        """Whether two results are equal bit for bit; results that contain anything but tensors count as different."""
+        """Whether two results have equal entries, shapes and dtypes; results without tensors count as different."""
 
         def equal(x: torch.Tensor, y: torch.Tensor) -> bool:
             if x.dtype != y.dtype or carried_in(x) is not carried_in(y) or not is_plain(x) or not is_plain(y):
@@ -66,9 +66,8 @@ class SomeLow(Semantics):
     """Computes some operations in a format and the others in FP32, for one run.
 
     inside: names of the operations that run in low precision. `round` rounds their inputs; `left` has their results in
-    FP32 for other operations. held: {operation that decides something: its result in another run}, whose decisions are
-    used instead.
-    `compute` raises UnsupportedInFormat, and whatever an operation raises.
+    FP32 for other operations. held: {operation: its result in another run}, whose decisions replace the operation's.
+    Raises: UnsupportedInFormat, or the exception of an operation, in `compute`.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class SomeLow(Semantics):
         return result
 
     def receive(self, n: fx.Node, value_of: ValueOf) -> ValueOf:
-        """The function with which a node, or the output, reads the results of other nodes."""
+        """Return the function with which a node, or the output, reads the results of other nodes."""
 
         def inside(source: fx.Node) -> Any:
             return value_of(source) if source.name in self.changed else self._round(value_of(source))
@@ -111,10 +110,10 @@ class SomeLow(Semantics):
 
 
 def hold_decisions(n: fx.Node, decided: Any, value_of: ValueOf) -> Any:
-    """An operation's result with the decisions of another run: discrete results, and those of step functions, are taken
-    from there.
+    """Return an operation's result with the decisions of another run: discrete and step-function results are from
+    `decided`.
 
-    Values that an index selects are read from the current inputs at the other run's indices; all else is computed.
+    Values that indices select are read from the current inputs at the other run's indices; all else is computed.
     """
     if isinstance(decided, torch.Tensor):
         return decided
@@ -130,7 +129,7 @@ def hold_decisions(n: fx.Node, decided: Any, value_of: ValueOf) -> Any:
 
 @dataclass(frozen=True)
 class Run:
-    """Results of a run by node name, and the run's semantics. stale: nodes of which an input has changed since."""
+    """Results of a run by node name, and the run's semantics. stale: nodes whose inputs changed after the run."""
 
     values: Mapping[str, Any]
     semantics: Semantics = RECORDED
@@ -141,7 +140,7 @@ class Executor(fx.Interpreter):
     """Runs a graph node by node, and calls observer(node, result) after each node.
 
     before: an earlier run on the same inputs. A node is computed again only if its semantics differ, its result is
-    missing or stale, or one of its inputs changed; other results are reused. at: the current node.
+    missing or stale, or one of its inputs changed; other results are reused. at: the node that runs or ran last.
     """
 
     def __init__(
@@ -200,7 +199,7 @@ def beside(low: Executor, reference: Executor, inputs: Sequence[Any]) -> Iterato
 
 
 def separate_tensors(result: Any, inputs: Sequence[Any]) -> Any:
-    """Copy a result that is one of the inputs, as from a cast to the same dtype: each node needs its own gradient."""
+    """Copy a result that is one of the inputs, such as a cast to the same dtype: each node needs its own gradient."""
     own = {id(leaf) for value in inputs for leaf in tensors_in(value)}
 
     def another(x: torch.Tensor) -> torch.Tensor:
@@ -212,10 +211,10 @@ def separate_tensors(result: Any, inputs: Sequence[Any]) -> Any:
 
 
 def low_literals(node: Node, format: str) -> Literals | None:
-    """Constants at an operation that Python derives from a dtype, if it runs in the format, under any strategy.
+    """Constants that Python derives from a dtype, for an operation that runs in the format, under any strategy.
 
-    Even in a model stored in low precision, an operation may compute in FP32, because it reads FP32 tables. No constant
-    is recorded for it then, and the one recorded under autocast is used.
+    In a model stored in low precision, an operation that reads FP32 tables computes in FP32, and no constant is
+    recorded for the format. The constant recorded under autocast is used then.
     """
     stored, regional = node.literals.get(format), node.autocast_literals.get(format)
     numbers = {key: x for key, x in regional.arguments.items() if isinstance(x, (int, float))} if regional else {}
@@ -227,7 +226,7 @@ def low_literals(node: Node, format: str) -> Literals | None:
 def with_literals(
     args: tuple[Any, ...], kwargs: dict[str, Any], literals: Literals | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with those literals replaced that depend on a dtype."""
+    """Replace the constants in the arguments that depend on a dtype."""
     if literals is None or not literals.arguments:
         return args, kwargs
     changed = literals.arguments

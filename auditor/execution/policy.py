@@ -1,4 +1,4 @@
-"""Decides where casts occur when a recorded graph runs under a choice of precisions; all other modules use this one."""
+"""Decides where casts occur when a recorded graph runs under a choice of precisions. No other file decides that."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEPT = function_in("", "")
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """A precision for every module. keep: {low module: functions that stay FP32 in it and its submodules}."""
+    """A precision for every module. keep: {low module: functions that it keeps in FP32, also in its submodules}."""
 
     precision: Callable[[str], str]
     keep: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def choice_from_scopes(scopes: Mapping[str, ScopeChoice]) -> PrecisionChoice:
 
 
 def plain(format: str) -> Callable[[str], str]:
-    """The same precision for every module, as without a plan."""
+    """The same precision for every module."""
     return lambda owner: format
 
 
@@ -77,7 +77,7 @@ class Layout:
     def owners(self) -> tuple[str, ...]:
         """Modules to which a plan gives a precision: the root, and modules with operations or stored tied weights.
 
-        The latter may never be called: their precision still decides how the tied weight is stored.
+        A module with a tied weight may never be called; its precision still decides how the weight is stored.
         """
         capture, stores = self.capture, self.how.stores
         tied = (
@@ -110,7 +110,7 @@ class Layout:
 
     @cached_property
     def low(self) -> frozenset[str]:
-        """Parameters and buffers in low precision in the user's model; no plan converts them."""
+        """Parameters and buffers that the user's model stores in low precision; no plan converts them."""
         state = {place.name for place in self.capture.placeholders if place.kind in ("parameter", "buffer")}
         nodes = (node for node in self.capture.graph_module.graph.nodes if node.name in state)
         return frozenset(node.name for node in nodes if (held := dtype(node)) is not None and is_low(held))
@@ -142,10 +142,10 @@ def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Boundary:
-    """Conversions at a wrapped module. entry, exit: precisions of its inputs and its result; None: no conversion.
+    """Conversions at a wrapped module. entry, exit: precisions to which its inputs and result are cast; None: no cast.
 
-    exit "input": the caller's precision, since callers differ. keeps: whether the FP32 result stays FP32. keep:
-    functions that stay FP32 in a low module.
+    exit "input": the caller's precision, if callers differ. keeps: whether the result of an FP32 module remains FP32.
+    keep: functions that a low module keeps in FP32.
     """
 
     precision: str
@@ -159,8 +159,8 @@ class Boundary:
 class Setting:
     """Precision of a node's scope. autocast: whether the node runs in an enabled autocast region.
 
-    kept: whether the node belongs to a function that a low scope keeps in FP32. wins: the scope lies inside an autocast
-    region that the author wrote, and overrides it.
+    kept: whether the node belongs to a function that a low scope keeps in FP32. wins: whether the scope lies inside an
+    autocast region of the model's code, and overrides the region.
     """
 
     precision: str
@@ -169,7 +169,8 @@ class Setting:
     kept: bool = False
 
     def in_region(self, region: AutocastRegion | None) -> Setting:
-        """Setting in an autocast region that the author wrote: the region's, unless the scope lies inside it."""
+        """The setting in an autocast region of the model's code: the region's, unless the scope is inside the
+        region."""
         if region is None or self.wins:
             return self
         named = format_of(getattr(torch, region.dtype))
@@ -178,11 +179,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Casts:
-    """Conversions of the arguments and the result of one operation, apart from those at scope boundaries.
+    """Conversions of the arguments and the result of one operation, except casts at scope boundaries.
 
     autocast: how autocast treats the arguments; "none" outside autocast, and for in-place operations. precision: the
-    format to which autocast casts. literals: constants that Python derives from a dtype, so that they differ in low
-    precision.
+    format to which autocast casts. literals: constants that Python derives from a dtype, for low precision.
     """
 
     autocast: Treatment
@@ -194,7 +194,7 @@ class Policy(Semantics):
     """How a recorded graph runs under a strategy, when a plan gives every owner a precision.
 
     wrapped: the root, every owner whose precision differs from its parent owner's, and low owners with kept functions.
-    stored: precision of every placeholder that the strategy stores. layout: shared with other policies, if already
+    stored: precision of every placeholder that the strategy stores. layout: the Layout of another policy, if already
     computed.
     """
 
@@ -222,7 +222,7 @@ class Policy(Semantics):
 
     @classmethod
     def wide(cls, capture: Capture) -> Policy:
-        """Everything in FP32, except in autocast regions that the author wrote."""
+        """Everything in FP32, except in autocast regions of the model's code."""
         return cls(capture, "autocast", plain("fp32"), "fp32")
 
     def _boundaries(self) -> dict[str, Boundary]:
@@ -247,7 +247,7 @@ class Policy(Semantics):
         return result
 
     def _storage_precisions(self) -> dict[str, str]:
-        """{placeholder: the precision in which it is stored}: FP32 if any owner that decides is FP32."""
+        """{placeholder: the precision in which it is stored}: FP32 if any deciding owner is FP32."""
         result = {}
         for place in self.capture.placeholders:
             if place.kind not in self.how.stores or place.name in self.layout.low:
@@ -261,7 +261,7 @@ class Policy(Semantics):
         return result
 
     def enclosing_calls(self, name: str) -> tuple[Call, ...]:
-        """Calls of wrapped modules around a node, outermost first, then that of a function kept in FP32, if any."""
+        """Calls of wrapped modules that enclose a node, outermost first; then the call of a function kept in FP32."""
         if name not in self._enclosing:
             node = self.capture.nodes.get(name)
             calls = () if node is None else tuple(call for call in node.calls if call.path in self.wrapped)
@@ -281,7 +281,7 @@ class Policy(Semantics):
             return Setting("fp32", autocast=False, wins=True, kept=True)
         around = self.enclosing_calls(name)
         opens = around[-1] if self.how.regional else None
-        for call in around if self._keeping and not self.how.regional else ():  # if functions are kept
+        for call in around if self._keeping and not self.how.regional else ():  # only if functions are kept in FP32
             scope = self.wrapped[call.path]
             opens = call if scope.keep or scope.precision == "fp32" else opens
         region = self.capture.nodes[name].region
@@ -294,13 +294,12 @@ class Policy(Semantics):
         return precision
 
     def conversions_between(self, source: str, reader: str) -> tuple[str, ...]:
-        """Precisions to which a value is converted on its way to a reader; the graph's output lies outside the root.
+        """Precisions to which a value is cast between producer and reader; the graph's output lies outside the root.
 
-        The value leaves every wrapped call around its producer but not its reader, innermost first. Only calls that
-        return the value convert it: one that is read as an attribute is not converted. Then it enters the calls around
-        its reader only.
-        Inputs come from outside the root; weights cross no boundary. A kept function converts all arguments, even
-        weights, to FP32.
+        The value leaves every wrapped call that encloses the producer but not the reader, innermost first. Only calls
+        that return the value cast it, so a value read as an attribute is not cast. Then it enters the calls that
+        enclose only the reader. Inputs come from outside the root; weights cross no boundary. A function kept in FP32
+        casts all arguments, even weights, to FP32.
         """
         if self.how.raises_weights and source in self.stored:
             return ("fp32",)
@@ -328,8 +327,8 @@ class Policy(Semantics):
         return Casts(operation(node.op).autocast if on else "none", setting.precision, self._literals(node))
 
     def _literals(self, node: Node) -> Literals:
-        """The node's constants that depend on a dtype, if the code that reads the dtype runs in low precision: the
-        caller's code for a dtype that was passed as an argument."""
+        """The node's constants that depend on a dtype, if the code that reads the dtype runs in low precision. If the
+        dtype was passed as an argument, the caller's code counts."""
         result = self.how.literals(node).get(self.format)
         if result is None:
             return Literals()
@@ -380,8 +379,8 @@ class Policy(Semantics):
         return fx.node.map_arg(arguments, convert)
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
-        """Names of nodes affected by a module that the policies wrap differently, and of placeholders that they store
-        differently; all names if the strategy or format differs."""
+        """Names of nodes affected by modules that the policies wrap differently, and of placeholders that they store
+        differently. All names if strategy or format differs."""
         assert isinstance(then, Policy)
         if (self.how, self.format, not self._keeping) != (then.how, then.format, not then._keeping):
             return {n.name for n in self.capture.graph_module.graph.nodes}

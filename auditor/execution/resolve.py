@@ -21,7 +21,7 @@ from .policy import Policy, plain
 
 
 def is_low(name: str) -> bool:
-    """Whether a name is that of a low-precision format; "" stands for discrete values."""
+    """Whether a format is a low-precision one; the name "" stands for discrete values."""
     row = FORMATS.get(name)
     return row is not None and row.low
 
@@ -29,11 +29,11 @@ def is_low(name: str) -> bool:
 @dataclass(frozen=True)
 class NodeType:
     """Predicted dtypes of one node. dtype: the format of its result, or "" for discrete; kernel: the format of the
-    kernel's result, before a cast that the user wrote after it.
+    kernel's result, before an explicit cast of that result.
 
     cast: inputs that are cast, to low precision or to FP32, which takes time. rounded: FP32 inputs that are cast to low
     precision. reads_low: whether the kernel receives a low tensor, after autocast and scope boundaries. conflict:
-    whether it receives tensors of two dtypes that it cannot promote.
+    whether the kernel receives tensors of two dtypes that it cannot promote.
     """
 
     dtype: str
@@ -75,7 +75,7 @@ class Resolution:
         return frozenset(name for name, typed in self.nodes.items() if typed.conflict)
 
     def computed_format(self, name: str) -> str:
-        """The format of the kernel's result, before a cast that the user wrote after it."""
+        """The format of the kernel's result, before an explicit cast of that result."""
         return self.nodes[name].kernel if name in self.nodes else ""
 
     def low(self, name: str) -> bool:
@@ -133,15 +133,13 @@ class _Algebra(Semantics):
     def compute(self, n: fx.Node, value_of: ValueOf) -> NodeType:
         """Predicted dtypes of an operation, or of the graph's output."""
         given = {source.name: value_of(source).dtype for source in n.all_input_nodes}
-        stays = {source.name for source in n.all_input_nodes if _is_complex(source)}  # autocast and scopes leave it
+        stays = {source.name for source in n.all_input_nodes if _is_complex(source)}  # no cast by autocast or scopes
         arrived, cast, rounded = dict(given), list[str](), list[str]()
 
         def convert(source: str, format: str) -> None:
             if arrived[source] != format:
                 cast.append(source)
-                if (
-                    is_low(format) and given[source] == "fp32"
-                ):  # a value that was low before is lowered again without loss
+                if is_low(format) and given[source] == "fp32":  # a value that was low before loses nothing
                     rounded.append(source)
 
         for source in given:
@@ -176,7 +174,7 @@ class _Algebra(Semantics):
         read: list[fx.Node] = []
         fx.node.map_arg((n.args, n.kwargs), read.append)
         floats = [(handed[source.name], _own(source)[1]) for source in read if handed[source.name]]
-        if _is_complex(n):  # of two low parts where all that it is made of is low, if torch has such numbers
+        if _is_complex(n):  # low if all inputs are in one low format and torch has complex numbers of it
             formats = {handed[source.name] for source in read if handed[source.name] or _is_complex(source)}
             low = formats.pop() if len(formats) == 1 else ""
             return low if is_low(low) and _has_complex(FORMATS[low].dtype) else "", False
@@ -191,10 +189,10 @@ class _Algebra(Semantics):
 
 
 def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[str, str]:
-    """{node: the low format it always runs in, whether a strategy runs everything in FP32 or everything in `format`}.
+    """{node: its low format}, for nodes that run in it under every strategy, with all FP32 and with all in `format`.
 
-    Such nodes lie in autocast regions that the author wrote, or behind explicit casts. If a node's result is FP32, the
-    format of its inputs counts: an upcast cannot restore lost bits.
+    Such nodes lie in autocast regions of the model's code, or after explicit casts. If a node's result is FP32, its
+    inputs' format counts: an upcast cannot restore lost bits.
     """
     runs = [
         resolve(Policy(capture, strategy, plain(precision), format))
@@ -231,7 +229,7 @@ def _is_complex(n: fx.Node) -> bool:
 
 
 def _has_complex(dtype: torch.dtype | None) -> bool:
-    """Whether torch has complex numbers with parts of this dtype: of float16, and not of bfloat16."""
+    """Whether torch has complex numbers with parts of this dtype: float16 has them, bfloat16 does not."""
     return dtype is not None and dtype.to_complex().to_real() is dtype
 
 

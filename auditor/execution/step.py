@@ -1,4 +1,4 @@
-"""One training step on the recorded graph: in FP32 with all activations and gradients, or in low precision."""
+"""Runs one training step on the recorded graph: in FP32, storing all activations and gradients, or in low precision."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .policy import Policy, plain
 
 Gradients = Mapping[str, torch.Tensor | None]
 Watch = Callable[[str, int, torch.Tensor], None]
-"""Called with every gradient: the node's name, the index of the tensor in its result, and the scaled gradient."""
+"""Called with every gradient: the node's name, the tensor's index in the node's result, and the scaled gradient."""
 
 
 @dataclass
@@ -37,8 +37,7 @@ class Step:
     batch: the arguments of TrainingStep. parameters: {state-dict name: leaf}, a tied parameter once. live: {node:
     tensors inside the autograd graph}. gradients: {node or placeholder: a gradient or None per tensor}, of the unscaled
     loss. by_parameter: {parameter: its gradient}, zeros if the loss does not depend on it. faithful: whether the
-    recorded operations have the same gradients as the model. returned: what the model passes to the loss, see
-    records.Training.
+    recorded operations have the same gradients as the model. returned: see records.Training.
     """
 
     capture: Capture
@@ -62,7 +61,7 @@ class Step:
 
 
 def bind_step(captured: Capture, subject: Subject, batch: Batch, seed: int) -> Step:
-    """A Step that is ready to run, with the model's parameters copied as leaves.
+    """Return a Step that is ready to run, with copies of the model's parameters as leaves.
 
     batch: the arguments of TrainingStep. A tied parameter is one leaf; a frozen parameter requires no gradient.
     """
@@ -82,9 +81,9 @@ def bind_step(captured: Capture, subject: Subject, batch: Batch, seed: int) -> S
 
 
 def run_step(step: Step) -> Step:
-    """Run forward and backward in FP32, from the seed, and store the results in the step. Autograd's graph is kept.
+    """Run forward and backward in FP32, from the seed; store the results in the step. Autograd's graph remains usable.
 
-    There are no gradients inside operations without a derivative, such as an autograd.Function.
+    If the backward pass raises, `by_parameter` has zeros.
     """
 
     def keep_gradient(name: str, index: int, gradient: torch.Tensor) -> None:
@@ -139,12 +138,12 @@ def failure_of_step(error: Exception) -> LowStep:
 
 
 def unscale(gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:
-    """Divide the gradient of a scaled loss by the scale and convert it to FP32, as GradScaler does."""
+    """Convert the gradient of a scaled loss to FP32 and divide it by the scale."""
     return None if gradient is None else dense(gradient.detach()).float() / scale
 
 
 def gradient_error(reference: Gradients, low: Gradients) -> float:
-    """Relative L2 error of all parameter gradients together; inf if any is not finite."""
+    """Relative L2 error of all parameter gradients together; inf if any is not finite. Missing ones count as equal."""
     pairs = [(ours, low.get(name)) for name, ours in reference.items() if ours is not None]
     return output_error([ours for ours, _ in pairs], [ours if theirs is None else theirs for ours, theirs in pairs])
 
@@ -156,8 +155,8 @@ def one_low(step: Step, name: str, format: str, scale: float) -> LowStep:
 
 
 def broken_gradients(step: Step, format: str) -> dict[str, str]:
-    """{operation: the first parameter with a non-finite gradient}, with the whole step low, for operations that receive
-    a finite gradient and return a non-finite one. Empty if the loss itself is not finite."""
+    """Run the whole step low. Returns {operation: the first parameter with a non-finite gradient} for operations that
+    receive a finite gradient and return a non-finite one; empty if the loss is not finite."""
     broken: set[str] = set()
 
     def watch(name: str, index: int, gradient: torch.Tensor) -> None:

@@ -30,7 +30,7 @@ from ..trees import tensors_in
 _aten = torch.ops.aten
 
 SAME = 1e-3
-"""Largest difference between program and model for another batch size that counts as rounding."""
+"""Largest difference between the outputs of program and model that counts as rounding, for two batch sizes."""
 
 INNER = "model"
 """Attribute that holds the model inside the exported wrapper."""
@@ -97,18 +97,18 @@ def save_program(module: fx.GraphModule, of: ExportedModel) -> SavedProgram:
 
 
 def cannot(said: str) -> PlanError:
-    """The error that there are no plans for exported graphs, with the reason."""
+    """Make the error that a model has no plans for exported graphs, with the reason."""
     return PlanError(f"{said}: use plans of other strategies, which need no export.", slug="cannot-export")
 
 
 def _program(
     module: nn.Module, batch: Batch, fixed: str = "", takes: Callable[[ExportedProgram], bool] = lambda program: True
 ) -> tuple[ExportedProgram, str]:
-    """Export for any batch size if possible; else with the reason why the batch size is fixed. Raises: errors of
+    """Export for any batch size if possible; otherwise also return the reason why the size is fixed. Raises: errors of
     torch.export."""
     sizes = {x.shape[0] if x.dim() else 0 for x in tensors_in(batch)}
     if len(sizes) != 1 or 0 in sizes:
-        fixed = "the inputs do not share a first dimension" if sizes else "it takes no tensors"
+        fixed = "the inputs do not share a first dimension" if sizes else "the model takes no tensors"
     if not fixed:
         try:
             program = _trace(module, batch, dynamic=True)
@@ -125,7 +125,7 @@ def _program(
 
 
 def _trace(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram:
-    """Trace the model. dynamic: with a variable first dimension; torch treats size one as fixed, so it is doubled."""
+    """Trace the model. dynamic: the first dimension is variable; size one, which torch would fix, is doubled."""
     if dynamic and any(x.shape[0] == 1 for x in tensors_in(batch)):
         batch = _twice(batch)
     args, kwargs = batch
@@ -144,7 +144,7 @@ def _twice(batch: Batch) -> Batch:
 
 
 def outlines(value: Any, fp32: torch.dtype = torch.float32) -> Any:
-    """A value with empty (meta) tensors of its shapes. fp32: the dtype that replaces FP32."""
+    """Replace a value's tensors by meta tensors of the same shapes. fp32: the dtype that replaces FP32."""
 
     def outline(x: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(x, dtype=fp32 if x.dtype is torch.float32 else x.dtype, device="meta")
@@ -155,7 +155,7 @@ def outlines(value: Any, fp32: torch.dtype = torch.float32) -> Any:
 class _Plain(nn.Module):
     """Wraps a model so that its outputs are tensors in tuples, lists and dicts, which need no user-defined class.
 
-    given: the keyword arguments of its calls.
+    given: names of the keyword arguments in calls of the model.
     """
 
     def __init__(self, model: nn.Module, given: Iterable[str]) -> None:
@@ -187,7 +187,7 @@ def _is_plain(output: Any) -> bool:
 
 
 def _functional(program: ExportedProgram) -> fx.GraphModule:
-    """Remove in-place writes, redundant casts, and checks of inputs, sizes and dtypes from the graph."""
+    """Remove in-place writes, redundant casts, inactive dropout, and checks of inputs and dtypes from the graph."""
     if any(node.op == "call_function" and mutates(node.target) for node in program.graph.nodes):
         with torch.no_grad(), quietly():
             program = program.run_decompositions({})
@@ -200,7 +200,7 @@ def _functional(program: ExportedProgram) -> fx.GraphModule:
             node.replace_all_uses_with(same)
             module.graph.erase_node(node)
         elif node.target is _aten._native_batch_norm_legit_no_training.default:
-            # a batch norm, as before its in-place writes were removed
+            # restore the batch norm that removing in-place writes replaced
             x, weight, bias, mean, variance, momentum, eps = node.args
             node.target = _aten.batch_norm.default
             node.args = (x, weight, bias, mean, variance, False, momentum, eps, False)

@@ -1,4 +1,4 @@
-"""Exports programs as ONNX models, checks them, and runs them in onnxruntime: as they are, and with GPU rounding."""
+"""Exports programs as ONNX models, checks these models, and runs them in onnxruntime: as is, and with GPU rounding."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
             written[name] = _export_onnx(audit, plan, ends)
         except Exception as error:
             let_through(error)
-            errors[name] = f"it could not be written: {first_line(origin_of(error))[:200]}"
+            errors[name] = f"the ONNX model could not be written: {first_line(origin_of(error))[:200]}"
     errors |= _run_models(audit, plans, written) if written else {}
     told = dict(audit.plans)
     for name, plan in plans.items():
@@ -90,7 +90,7 @@ def _export_onnx(audit: Audit, plan: Plan, ends: str) -> bytes:
 
 
 def _run_models(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) -> dict[str, float | str]:
-    """Errors of each model: in onnxruntime, and (key AS_IT_IS) with GPU rounding; or the reason why it did not run."""
+    """{model: its error in onnxruntime, or why it did not run}; the suffix AS_IT_IS marks models with GPU rounding."""
     assert audit.live is not None
     held = any(plan.verification is not None and plan.verification.inputs == "held-out" for plan in plans.values())
     batches = audit.live.held_out if held else audit.live.batches
@@ -108,7 +108,7 @@ def _run_models(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, b
                 (folder / f"{name}{ONNX}").write_bytes(content)
             answers = verifier.ask(folder, list(tried))
     except NotHandedOver as error:
-        return dict.fromkeys(tried, f"its inputs cannot be passed to another process: {first_line(error)}")
+        return dict.fromkeys(tried, f"the inputs cannot be passed to another process: {first_line(error)}")
     expected = [[x.cpu() for x in answer(audit.live.model, batch, seed=audit.environment.seed)] for batch in batches]
     return {name: _error(expected, result) for name, result in answers.items()}
 
@@ -210,7 +210,7 @@ def count_operations(model: Any) -> tuple[int, int, int]:
 
 
 def lower_ends(model: Any, format: str) -> None:
-    """Change floating-point inputs and outputs to a format, in place, and remove casts that this makes redundant."""
+    """Change floating-point inputs and outputs to a format, in place, and remove casts that become redundant."""
     import onnx_ir
     from onnx_ir.passes import common
 
@@ -249,8 +249,8 @@ def _take_place(graph: Any, index: int, value: Any, kind: Any) -> None:
 def insert_rounding(model: Any, format: str) -> None:
     """Emulate a GPU in place: compute in FP32 and round each low value once, by a pair of casts.
 
-    onnxruntime's CPU provider computes low-precision operations without a kernel in FP32, without rounding in between.
-    Raises: ValueError for a node with subgraphs.
+    If onnxruntime's CPU provider has no low-precision kernel, it computes in FP32 and does not round between
+    operations. Raises: ValueError for a node with subgraphs.
     """
     import onnx_ir
 

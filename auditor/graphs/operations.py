@@ -1,4 +1,4 @@
-"""The input of the solver for exported graphs: operations that may run low, and the values between them."""
+"""Makes the solver's input for exported graphs: operations that may run low, and the values between operations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ each."""
 class GraphOperation:
     """An operation with FP32 inputs. low, high: its cost in the format and in FP32; error: its contribution to the
     squared error of the outputs in the format; flops: multiply-adds counted as two. captured: its name in the recorded
-    graph. kind: of records.Kept if it must stay FP32, and kept: the reason."""
+    graph. kind, kept: if it must stay FP32, the kind (see records.KeptOperation) and the reason."""
 
     name: str
     op: str
@@ -49,7 +49,7 @@ class GraphOperation:
 @dataclass(frozen=True)
 class Value:
     """An FP32 value. made_by: its producer, None for inputs and weights. cast: the cost of a conversion; error: the
-    squared error that its rounding adds. stored: whether it is a weight, converted once. returned: as an output."""
+    squared error that its rounding adds. stored: whether a weight, converted once. returned: whether an output."""
 
     name: str
     made_by: str | None
@@ -146,8 +146,8 @@ def is_pick(node: fx.Node) -> bool:
 def _reason_to_keep(
     node: fx.Node, captured: str | None, format: str, bench: Workbench
 ) -> tuple[str, str, Literals | None]:
-    """Why an operation must stay FP32, as one word and as a clause; and its literals in the format, if its arguments
-    match the recorded ones."""
+    """Return why an operation must stay FP32, as one word and as a clause (both "" if it may run low), and its literals
+    in the format if it matches a recorded operation."""
     known = bench.capture.nodes.get(captured or "")
     literals = low_literals(known, format) if known and known.op == op_name(node.target) else None
     if refused := _check_runs_low(node, dtype_of(format), literals):
@@ -156,7 +156,7 @@ def _reason_to_keep(
         row, writers = row_of(node), {table.operation(name).scatter for name in table.packets()}
         moves = row.entries or row.exact or row.joins or row.asks_shape or row.packet in writers
         if not moves:  # an operation that only moves or selects entries may run low
-            return "untested", "it matches no operation of the recorded run", literals
+            return "untested", "no matching operation in the recorded run", literals
     verdict = bench.verdicts[format].get(captured or "")
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):
         return "", "", literals
@@ -167,7 +167,7 @@ def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None
     """Why an operation cannot run in low precision, tested on shapes only. "" if low inputs give low results."""
     given = [x for source in node.all_input_nodes for x in tensors_in(source.meta.get("val"))]
     if {x.dtype for x in given if x.is_floating_point() or x.is_complex()} != {torch.float32}:
-        return "it has inputs that are neither FP32 nor integers"
+        return "some inputs are neither FP32 nor integers"
     low = low_arguments(node, dtype, literals)
     args, kwargs = fx.node.map_arg(low, lambda source: outlines(source.meta.get("val"), dtype))
     try:
@@ -177,18 +177,18 @@ def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None
         let_through(error)
         return "torch has no low-precision kernel for these shapes"
     found = {x.dtype for x in tensors_in(result) if x.is_floating_point() or x.is_complex()}
-    return "" if found <= {dtype} else "its result is FP32 even for low-precision inputs"
+    return "" if found <= {dtype} else "the result is FP32 even for low-precision inputs"
 
 
 def low_arguments(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> tuple[Any, Any]:
-    """The arguments of a node in low precision: literals as Python would write them, and no FP32 dtype."""
+    """The arguments of a node in low precision: with the low format's literals, and `dtype` in place of FP32."""
     given: Any = with_literals(node.args, dict(node.kwargs), literals)
     result: Any = fx.node.map_aggregate(given, lambda value: dtype if value is torch.float32 else value)
     return result
 
 
 def align_nodes(graph: fx.Graph, capture: Capture) -> dict[str, str]:
-    """{node of the exported graph: the matching recorded operation, weight or input}, by their common order.
+    """{node of the exported graph: the matching recorded operation, weight or input}, by the order in both graphs.
 
     Nodes without a match are left out.
     """

@@ -57,8 +57,8 @@ class GraphPlans:
 
 
 def graphs_of(bench: Workbench, score: InFp32 | None = None) -> GraphPlans:
-    """A plan for every format that torch can compute, verified on held-out inputs if there are any. score: of the FP32
-    model, if plans are scored.
+    """Make a plan for every format in which torch can compute, verified on held-out inputs if there are any. score: the
+    FP32 model's score, if plans are scored.
 
     If the model cannot be exported, a warning says so, and plans of other strategies remain. Raises:
     PlanError(slug="cannot-export") if no other strategy was requested.
@@ -73,7 +73,7 @@ def graphs_of(bench: Workbench, score: InFp32 | None = None) -> GraphPlans:
 
 
 def _trial(bench: Workbench) -> Trial:
-    """The exported model, and the batches on which it agrees with the model."""
+    """Export the model; the Trial has the batches on which the exported graph reproduces the model's outputs."""
     subject = bench.subject
     trial = Trial(export_model(subject.model, subject.batches[0]), bench)
     if not trial.agrees(subject.batches[0]):
@@ -114,7 +114,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
 
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
-    """The table without operations that raise, and the error with all others in low precision."""
+    """Return the table, with operations that raise when low marked `refused`, and the error with all others low."""
     low = frozenset(name for name, operation in table.operations.items() if operation.kind != "refused")
     while True:
         try:
@@ -126,7 +126,7 @@ def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
             if name not in low:
                 return table, Verification(None, failure=first_line(refused.said))
             if name in table.free:
-                kept = f"it does not run in low precision: {refused}"[:200]
+                kept = f"raises in low precision: {refused}"[:200]
                 operation = replace(table.operations[name], kind="refused", kept=kept)
                 table = replace(table, operations={**table.operations, name: operation})
             low -= {name}
@@ -155,10 +155,9 @@ def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: Save
 
 
 def cuts_of(table: Table) -> Cuts:
-    """The minimum-cut problem of a table: every operation is a node; operations that must stay FP32 are on one side.
+    """The minimum-cut problem of a table: every operation is a node; operations that must stay FP32 are the sink.
 
-    A helper node per value says whether any reader is low (for FP32 values), or all are (for low values), so that each
-    cast is paid once.
+    Two helper nodes per value, for whether any reader is low and whether all are, let each cast be paid once.
     """
     arcs = list[Arc]()
 
@@ -200,12 +199,12 @@ class Trial:
     bench: Workbench
 
     def error(self, table: Table, low: frozenset[str]) -> float:
-        """The worst batch's output error with these operations low. Raises: OperationRefused if one of them fails."""
+        """The worst batch's output error with these operations low. Raises: OperationRefused if one fails."""
         module = lower_operations(self.exported, table, low)
         return worst_of([self._distance(module, batch) for batch in self.bench.subject.batches])
 
     def agrees(self, batch: Batch) -> bool:
-        """Whether the exported graph in FP32 gives the model's outputs."""
+        """Whether the exported graph in FP32 reproduces the model's outputs, up to AGREES or FP32's noise."""
         try:
             off = self._distance(self.exported.graph_module, batch)
         except OperationRefused:
@@ -264,7 +263,7 @@ class Operations(Space):
 
 
 def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOperation, ...]:
-    """Every operation with FP32 inputs that stays FP32, with the reason. budget: the error that the choice may have."""
+    """List every operation with FP32 inputs that stays FP32, with the reason. budget: limit of the predicted error."""
     result, square = list[KeptOperation](), table.price(low)[1]
     for name, each in table.operations.items():
         if name in low:
@@ -278,7 +277,7 @@ def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOpera
             kind = "no-gain"
             why = "low precision saves nothing here: the casts around the operation cost at least as much"
         elif after > budget:
-            why = f"in low precision, it would raise the predicted error from {math.sqrt(square):.2g} to {after:.2g}"
+            why = f"low precision here would raise the predicted error from {math.sqrt(square):.2g} to {after:.2g}"
         result.append(KeptOperation(name, each.op, kind, why, each.captured))
     return tuple(result)
 
@@ -291,7 +290,7 @@ def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str])
     source, dtype, graph = exported.graph_module.graph, dtype_of(table.format), fx.Graph()
 
     def kind_of(node: fx.Node) -> torch.dtype:
-        """The dtype of a node's FP32 result; a weight is low if all its readers are."""
+        """The dtype of a node's FP32 result; a weight is low if all its readers are low."""
         value = table.values.get(node.name)
         if value is not None and value.stored:
             is_low = bool(node.users) and all(user.name in low for user in node.users)
@@ -342,7 +341,7 @@ def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str])
 def memory_needed(module: fx.GraphModule) -> MemoryUse:
     """Bytes of a forward of a lowered graph: its weights as stored, plus the peak of live values.
 
-    Views and frees count as for other plans.
+    Views take no memory; a value is freed after its last reader.
     """
     nodes = list(module.graph.nodes)
     size = {node.name: sum(x.nbytes for x in tensors_in(node.meta.get("val"))) for node in nodes}

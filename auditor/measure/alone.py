@@ -1,5 +1,5 @@
-"""Runs each operation by itself in a format, on rounded FP32 inputs, and also the whole model in the format; compares
-both with FP32."""
+"""Runs each operation separately in a low-precision format on rounded FP32 inputs, and the whole model in that format;
+compares both with FP32."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from .causes import cause_of, deciding_nodes, divisors, guarding_nodes
 
 Leaves = list[torch.Tensor]
 Error = Literal["none", "rounding", "inputs", "run"]
-"""Source of an error. none: there is no error; rounding: only the rounding of the FP32 result; inputs: the node's own
-error plus the rounding of each input, estimated separately; run: only a run of the operation shows the error."""
+"""Source of an error. none: no error; rounding: only the FP32 result is rounded; inputs: the node's own error and the
+rounding of its inputs, each estimated separately; run: only a run of the operation shows the error."""
 
 _ONE_ROUNDING = 1.1
 
 
 def rounder(capture: Capture, fmt: str) -> Callable[[Any], Any]:
-    """A function that rounds the tensors of a tree to a format; mask values become those that the model uses in that
-    format."""
+    """Return a function that rounds the tensors in a tree to a format. Mask values, such as FP32's minimum, become the
+    values that the model uses in that format."""
     nodes = {node.name: node for node in capture.graph_module.graph.nodes}
     row = FORMATS[fmt]
     sentinels = dict[float, float]()  # {mask value in FP32: mask value in the format}
@@ -56,11 +56,11 @@ def rounder(capture: Capture, fmt: str) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class Trace:
-    """Sources of a node's errors in one format. isolated: against FP32; own: against the exact result on the same
-    rounded inputs.
+    """Sources of a node's errors in one format. isolated: error against the FP32 result; own: error against the exact
+    result on the same rounded inputs.
 
-    broken: the result became non-finite, flipped, or underflowed before a division by it. near: the node is at most
-    three operations before a discrete result.
+    broken: the result overflowed, became non-finite, changed discrete entries, or underflowed in one of
+    `guarding_nodes`. near: the node is one of `deciding_nodes`, shortly before a discrete result.
     """
 
     isolated: Error = "none"
@@ -71,10 +71,10 @@ class Trace:
 
 @dataclass(frozen=True)
 class Ran:
-    """Result of a node that ran by itself in a format, or why it cannot run.
+    """Result of a node that ran separately in a format, or the reason why it cannot run.
 
-    exact: the FP32 result on the same rounded inputs. None for operations that only move entries, and for products on a
-    CPU whose only error is the rounding of the result.
+    exact: the FP32 result on the same rounded inputs. None if not requested, for operations that only move entries, and
+    for CPU products that only round their result.
     """
 
     low: Any = None
@@ -83,7 +83,7 @@ class Ran:
 
 
 class Alone:
-    """Runs nodes by themselves in a format. values: FP32 results by name. kept: stored results of recurrent nodes."""
+    """Runs single nodes in a format. values: FP32 results by name. kept: stored results of recurrent nodes."""
 
     def __init__(self, capture: Capture, format: str, values: Mapping[str, Any]) -> None:
         self.name, self.row, self.round = format, FORMATS[format], rounder(capture, format)
@@ -91,11 +91,11 @@ class Alone:
         self.kept: dict[str, Ran] = {}
 
     def literals(self, n: fx.Node) -> Literals | None:
-        """Constants in the node's arguments, such as torch.finfo(dtype).min, as Python derives them in this format."""
+        """Constants in the node's arguments, such as torch.finfo(dtype).min, with Python's values for this format."""
         return low_literals(self._nodes[n.name], self.name)
 
     def low_value(self, source: fx.Node) -> Any:
-        """A value rounded to the format, as an operation reads it; weights and inputs contain no mask values."""
+        """A node's value rounded to the format; weights and inputs contain no mask values to replace."""
         value = self._values[source.name]
         return self.round(value) if source.op == "call_function" else round_tree(value, self.row)
 
@@ -118,7 +118,7 @@ class Alone:
             return Ran(unsupported=f"{operation_of(target).name}: {first_line(error)[:160]}")
 
     def errors(self, n: fx.Node, trace: Trace, index: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields "isolated" or "own", and that error of the result's tensor `index`, if it needs a run."""
+        """Yield ("isolated" or "own", error of the result's tensor `index`) for each error whose source is "run"."""
         if "run" not in (trace.own, trace.isolated):
             return
         ran = self.kept.get(n.name)
@@ -131,7 +131,7 @@ class Alone:
 
 
 def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
-    """The sources of a node's errors. by_inputs: whether the errors of the node's inputs can be separated."""
+    """Find the sources of a node's errors. by_inputs: whether each input's rounding can be estimated separately."""
     if ran.low is None:
         return Trace()
     if view_source(n) is not None:
@@ -150,7 +150,7 @@ def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
 
 
 def _agree(reference: Any, local: Any, *, rounded: bool = True) -> bool:
-    """Whether every entry of a low-precision result equals the reference, or with `rounded` the rounded reference."""
+    """Whether every entry of a low-precision result equals the reference, rounded if `rounded`."""
     for wide, low in zip(tensors_in(reference), tensors_in(local), strict=True):
         for r, c in runs(entries(wide), entries(low)):
             if not torch.equal(entries(_like(r, low)).to(r.dtype) if rounded else r, c.to(r.dtype)):
@@ -178,7 +178,7 @@ def _own_error(exact: Any, low: Any) -> Error:
 
 
 def same_shapes(a: Any, b: Any) -> bool:
-    """Whether the tensors of two results have equal shapes, and sparse tensors equally many entries."""
+    """Whether the tensors of two results have equal shapes; sparse tensors must also store equally many entries."""
     ours, theirs = ([extent(x) for x in tensors_in(tree)] for tree in (a, b))
     return ours == theirs
 
@@ -189,8 +189,9 @@ _OTHER_SHAPE = "its shape depends on the precision"
 class InFormat:
     """Measures each node in one format right after its FP32 reference, and runs the whole model in the format.
 
-    values, profiles: FP32 results and their magnitudes so far. by_inputs: products whose input errors are separated.
-    env: results of the low run. pure: whether all floating-point results so far were computed in the format.
+    values, profiles: FP32 results and their magnitudes so far. by_inputs: products whose input errors are estimated
+    separately. env: results of the low run, that is, of the whole model in the format. pure: whether the low run
+    computed all floating-point results so far in the format.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ class InFormat:
         self._spoilt: set[fx.Node] = set()
 
     def measure(self, n: fx.Node) -> tuple[NodeError, Trace]:
-        """Measure the node by itself and in the low run. If that is impossible, the NodeError states the reason."""
+        """Measure the node separately and in the low run. If that fails, the NodeError states the reason."""
         given = tensors_in([self._values.get(source.name) for source in n.all_input_nodes])
         results, error = tensors_in(self._values[n.name]), NodeError()
         if any(leaf.is_quantized for leaf in (*given, *results)):
@@ -229,13 +230,13 @@ class InFormat:
         return error, Trace()
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:
-        """Free results that no later node reads."""
+        """Free the low-precision values of these nodes; inputs and weights are rounded again for a later reader."""
         for node in nodes:
             self.env.pop(node, None)
             self._rounded.pop(node, None)
 
     def advance(self, n: fx.Node, result: Any = None) -> None:
-        """Run the node in the low run; if it fails, use the rounded reference. result: the node's result, if known."""
+        """Run the node in the low run; on failure, use the rounded reference. result: the node's result, if known."""
         reference = self._values[n.name]
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), self.value_of)
         try:
@@ -279,7 +280,7 @@ class InFormat:
         return error, replace(trace, broken=broken, near=n.name in self._deciding)
 
     def _read(self, source: fx.Node) -> Any:
-        """An FP32 value rounded to the format; cached while it has readers."""
+        """An FP32 value rounded to the format; cached until `forget` frees it."""
         if source not in self._rounded:
             given = source.op != "call_function"
             self._rounded[source] = self.value_of(source) if given else self.alone.low_value(source)
@@ -328,7 +329,7 @@ class InFormat:
         )
 
     def _turns(self, n: fx.Node) -> bool:
-        """Whether the low run is Inf or NaN where FP32 is finite, even if the node by itself is not."""
+        """Whether the low run is Inf or NaN where FP32 is finite, even if the node's separate run is finite."""
         pairs = zip(tensors_in(self._values[n.name]), tensors_in(self.env[n]), strict=False)
         return n in self._spoilt and any(
             is_number(ours) and bool((entries(ours).isfinite() & ~entries(low).isfinite()).any()) for ours, low in pairs

@@ -1,5 +1,5 @@
-"""Estimates the first-order effect ||J d|| of each node's error d on the outputs, for all nodes from a few
-vector-Jacobian products; lists the nodes for which it is undefined."""
+"""Estimates the first-order effect ||J d|| of each node's error d on the outputs, from a few vector-Jacobian products
+for all nodes. Lists the nodes for which that effect is undefined."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from .values import Place, reading
 
 MAX_PROBES = 8
 LIGHT = 1 << 24
-"""Total elements of all results up to which a backward pass is cheap, so that MAX_PROBES are run. Also the limit for
-gradients stored until later passes, since an error is computed once for several passes."""
+"""Backward passes count as cheap, and MAX_PROBES run, if all results together have fewer elements than this. Gradients
+of up to as many elements are stored, so that an error is computed once for several passes."""
 
 STEPS = 256
-"""Total steps of recurrent layers from which a backward pass is slow, however few elements there are."""
+"""Backward passes count as slow if recurrent layers have this many steps in total, however small the results."""
 
 FEW_PROBES = {1: 4, 2: 3, 3: 3}
-"""{samples in the batch: maximum backward passes for larger models}; 2 for more samples."""
+"""{samples in the batch: maximum number of backward passes, if passes are slow}; 2 for more samples."""
 
 ENOUGH = 0.1
-"""Median relative standard error of the estimates at which larger models need no further pass."""
+"""If passes are slow, no further pass runs once the estimates' median relative standard error is at most this."""
 
 
 @dataclass
@@ -46,9 +46,9 @@ class Estimates:
     """Results of the backward passes, by value, format and kind of error.
 
     A value is a node's result, under the node's name, or the result as one product reads it: see `reading`.
-    outputs_norm: divisor of effects. at_once: number of passes processed together. passes: the passes that reached a
-    value. returned: {id of an output: its random signs in this pass}, the part of its gradient that comes from no
-    reader.
+    outputs_norm: divisor of effects. at_once: number of passes processed together. passes: {value: numbers of the
+    passes that reached it}. returned: {id of an output: its random signs in this pass}, the part of the output's
+    gradient that comes from the probe instead of a reader.
     """
 
     measurement: Measurement
@@ -61,7 +61,7 @@ class Estimates:
     returned: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def contribution(self, name: str, fmt: str) -> Contribution:
-        """Relative L2 effect of a value on the outputs."""
+        """Effect of a value's errors in a format on the outputs, divided by `outputs_norm`."""
         isolated, own, cast = (self._relative(name, fmt, kind) for kind in ("isolated", "own", "cast"))
         trace = self.measurement.traces.get(name, {}).get(fmt)
         if trace is not None and trace.isolated == "inputs":
@@ -71,7 +71,7 @@ class Estimates:
         return Contribution(isolated, own, cast)
 
     def scatter(self) -> float:
-        """Median relative standard error of the estimates so far; nan if there are too few."""
+        """Median relative standard error of the estimates so far; nan if no value has enough estimates."""
         result = [scatter for sums in self.sums.values() if not math.isnan(scatter := sums.scatter())]
         return statistics.median(result) if result else math.nan
 
@@ -85,7 +85,8 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Target:
-    """Some of the outputs, and how their probes are formed. samples: whether samples of a batch are separate.
+    """The outputs that one criterion judges, and the forms of their probes. samples: whether a batch's samples are
+    separate.
 
     tied: operations whose rounding can make candidates of a decision equal.
     """
@@ -97,10 +98,10 @@ class Target:
 
 
 def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
-    """Run one backward pass per probe of the outputs, with a hook on every value. Each sample is an estimate.
+    """Run one backward pass per probe of the outputs, with a hook on every value. Each sample gives one estimate.
 
-    target: probe only these outputs; results then follow their quadratic forms and are not divided by the outputs'
-    norm. keep: keep the autograd graph for another estimate.
+    target: probe only its outputs; the estimates then use its forms and are not divided by the outputs' norm. keep:
+    retain the autograd graph for another call.
     """
     probed = measurement.outputs if target is None else target.outputs
     moving = [i for i, x in enumerate(probed) if is_number(x) and x.requires_grad]
@@ -150,10 +151,9 @@ def _hooks(estimates: Estimates, batch: int | None, views: Mapping[str, str]) ->
 
 
 def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
-    """Leaves where a backward pass may stop: all except weights of products, whose gradients cost as much as all
-    others.
+    """Leaves that are still differentiated: all except weights of products, whose gradients cost as much as all others.
 
-    A weight has many independent rounding errors, so one pass suffices for it. None: no restriction.
+    A product's weight has many independent rounding errors, so one pass suffices for it. None: compute all gradients.
     """
     result, places = list[torch.Tensor](), measurement.capture.placeholders
     weights = {place.name for place in places if place.kind == "parameter"}
@@ -165,7 +165,7 @@ def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
 
 
 def _values_by_sample(measurement: Measurement, batch: int | None) -> set[str]:
-    """Values with one contiguous part per sample: those computed from inputs with a row per sample."""
+    """Values with one contiguous part per sample: inputs with a row per sample, and results computed from them."""
     inputs = {placeholder.name for placeholder in measurement.capture.placeholders if placeholder.kind == "input"}
     result = {
         name
@@ -179,7 +179,7 @@ def _values_by_sample(measurement: Measurement, batch: int | None) -> set[str]:
 
 
 def lone_views(measurement: Measurement) -> dict[str, str]:
-    """{view: its source}, for sources that only the view reads: both have the same gradient and rounding."""
+    """{view: the viewed value}, if only the view reads that value: both then have the same gradient and rounding."""
     result: dict[str, str] = {}
     for node in measurement.capture.graph_module.graph.nodes:
         source = view_source(node)
@@ -211,7 +211,7 @@ class _Hook:
             self.add()
 
     def add(self) -> None:
-        """Process the waiting gradients."""
+        """Add the inner products of the waiting gradients to the estimates."""
         value = tensors_in(self.estimates.measurement.values[self.source])[self.index].contiguous()
         given = [x for x in (self.waiting, self.returned) if x and value.numel()]
         self.waiting, self.returned = [], []
@@ -225,7 +225,7 @@ class _Hook:
     def _products(
         self, value: torch.Tensor, gradients: torch.Tensor, returned: torch.Tensor | None = None
     ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
-        """Yields a format, kinds of error that are equal in it, and inner products of the gradients with that error."""
+        """Yield (format, kinds of error that are equal in it, inner products of the gradients with that error)."""
         measurement = self.estimates.measurement
         kinds = dict[str, tuple[str, ...]]()  # kinds of error that are only the rounding of the value
         for fmt in measurement.formats:
@@ -233,7 +233,7 @@ class _Hook:
             only = {"cast": returned is None, "isolated": trace.isolated == "rounding", "own": trace.own == "rounding"}
             kinds[fmt] = tuple(kind for kind, rounds in only.items() if rounds)
         roundings = [(gradients, {fmt: alike for fmt, alike in kinds.items() if alike})]
-        if returned is not None:  # low readers of an output round it, the output itself does not
+        if returned is not None:  # operations that read an output in low precision round it
             roundings.append((gradients - returned, dict.fromkeys(measurement.formats, ("cast",))))
         for moved, kinds in roundings:
             result = inner_products(moved, value, self.samples, [FORMATS[fmt] for fmt in kinds])
@@ -245,7 +245,7 @@ class _Hook:
 
 
 def _steps(measurement: Measurement) -> int:
-    """Total of sequential steps in recurrent layers, or of samples in the batch if larger."""
+    """Sum over recurrent layers: each layer's sequential steps, or its samples if it has more samples than steps."""
     result = 0
     for node in measurement.capture.graph_module.graph.nodes:
         if node.op == "call_function" and operation_of(target_of(node)).recurrent:
@@ -259,11 +259,11 @@ Contributions = dict[str, dict[str, Contribution]]
 
 @dataclass(frozen=True)
 class FirstOrder:
-    """{node or placeholder: {format: Contribution}}: relative L2 error of the outputs, or shares of criteria's limits
-    if there are any.
+    """{node or placeholder: {format: Contribution}}: relative L2 error of the outputs, or shares of criteria's limits.
 
     unseen: nodes whose effect is not, or only partly, differentiable. answers: whether contributions are in the
-    yardstick's unit. If not, as for criteria without a quadratic form or discrete outputs, they only rank the nodes.
+    yardstick's unit. If a criterion has no quadratic form, or all outputs are discrete, contributions only rank the
+    nodes.
     """
 
     contributions: Contributions
@@ -296,7 +296,7 @@ def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = 
 
 
 def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
-    """{criterion: its outputs, and how their probes are formed}; empty if any criterion has no quadratic form."""
+    """{criterion: its outputs and the forms of their probes}; empty if any criterion has no quadratic form."""
     live = dict(enumerate(measurement.outputs))
     result = {}
     for criterion in criteria.all():
@@ -312,7 +312,7 @@ def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
 
 
 def _rounding(measurement: Measurement, output: torch.Tensor) -> frozenset[str]:
-    """Names of the operation that computes an output, and of those after it that only move or cast entries."""
+    """Names of the operation that computes an output, and of operations after it that only move or cast entries."""
     name = next(n for n in measurement.capture.outputs if any(x is output for x in measurement.live[n]))
     result, node = [name], measurement.nodes[name]
     while node.op == "call_function" and node.all_input_nodes and row_of(node).transparent:
@@ -331,7 +331,7 @@ def _forms(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.Ten
 
 
 def _most(found: Mapping[str, Contribution]) -> Contribution:
-    """The largest contribution over all criteria, with its criterion; own and cast are maxima over criteria too."""
+    """The contribution with the largest isolated effect, and its criterion; own and cast are maxima over criteria."""
     criterion, most = max(found.items(), key=lambda pair: pair[1].isolated)
     own, cast = max(one.own for one in found.values()), max(one.cast for one in found.values())
     return replace(most, own=own, cast=cast, criterion=criterion)

@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Calibration:
-    """Measurements of every node. contributions: also of every placeholder; batches: number of measured batches.
+    """Measurements of every node. contributions: also of every placeholder. batches: number of measured batches.
 
     linearity: predictions compared with runs, by format. regions: effects of operations run in low precision together,
-    on the first batch of each path. decisions: on the same batches, for each format those with the largest error.
-    first: results of the first batch, if there are several.
+    on the first batch of each path. decisions: on the same batches; for each format, the Decisions with the largest
+    error. first: results of the first batch, if several batches were measured.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]
@@ -53,13 +53,13 @@ def calibrate(
     yardstick: Yardstick = PLAIN,
     whole: Subject | None = None,
 ) -> Calibration:
-    """Every node's worst error, largest isolated effect, root-mean-square contribution and widest range over all
-    batches.
+    """Measure each node over all batches: worst error, largest isolated effect, root-mean-square contribution, full
+    range.
 
     whole: the full subject, if `subject` has only some of its batches.
 
-    The graph is valid for the first batch's shapes, and for its values if Python branched on them: batches that take
-    another path are measured on a separate graph, see `calibrate_paths`.
+    The graph is valid for the first batch's shapes, and for its values if Python branched on values. `calibrate_paths`
+    measures batches that take another path on a separate graph.
     """
 
     def measure_once(batch: Batch, back: Back) -> tuple[Measurement, FirstOrder]:
@@ -100,9 +100,9 @@ def calibrate_paths(
     seed: int,
     yardstick: Yardstick = PLAIN,
 ) -> tuple[Capture, Calibration]:
-    """The joined graph of all paths, and the combined results of `calibrate` on each path's batches.
+    """Return the joined graph of all paths, and the combined results of `calibrate` on each path's batches.
 
-    A later path that cannot be measured is omitted, with a warning. Raises: MeasureError if the first path cannot be.
+    A later path that cannot be measured is omitted, with a warning. Raises: MeasureError if the first path fails.
     """
 
     paths, result, unjudged = list[ModelPath](), list[Calibration](), [*recordings.unjudged]
@@ -148,7 +148,7 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
             **{n: merge_magnitudes((a.ranges[n], b.ranges[n])) for n in a.ranges if n in b.ranges},
         },
         batches=a.batches + b.batches,
-        linearity={  # by format, of the batch with the worse first-order predictions
+        linearity={  # by format, from the batch with the less accurate predictions
             fmt: max((found[fmt] for found in known if fmt in found), key=doubt) for fmt in {**known[0], **known[1]}
         },
         regions=(*a.regions, *b.regions),
@@ -165,7 +165,7 @@ def _together(
 
 
 def worse(a: NodeError, b: NodeError) -> NodeError:
-    """The worse of two errors, with the larger of each count and share."""
+    """The more severe of two errors, with the larger count and share of each kind."""
     first, second = (a, b) if _severity(a) >= _severity(b) else (b, a)
     return replace(
         first,

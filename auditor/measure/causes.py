@@ -34,9 +34,9 @@ def cause_of(
     another operation divides by this result.
 
     underflow: values so small that the format rounds them to zero or stores them with fewer bits; also Inf and NaN from
-    a divisor that became zero, if the result itself would fit. cancellation: an addition or subtraction with a result
-    so much smaller than its operands that their rounding weighs at least eight times what it would in the result.
-    Source: Higham, section 1.7.
+    a divisor that became zero, if the result itself would fit. cancellation: an operation such as a subtraction with a
+    result more than eight times smaller (in RMS) than an operand, and an error above eight unit roundoffs. Source:
+    Higham, section 1.7.
     """
     smallest = divisor.range.min_abs if divisor is not None else 0.0
     if (gap.overflow or gap.nan) and 0 < smallest <= fmt.smallest_subnormal / 2 and result.range.max_abs <= fmt.largest:
@@ -62,8 +62,8 @@ def cause_of(
 def refine_causes(
     errors: Mapping[str, Mapping[str, NodeError]], contributions: Mapping[str, Mapping[str, Contribution]]
 ) -> dict[str, dict[str, NodeError]]:
-    """Correct causes once effects on the outputs are known: without overflow, rounding makes no output non-finite, but
-    an underflow before a division can."""
+    """Change the cause rounding to underflow if entries underflowed and outputs turned non-finite without overflow.
+    Underflow before a division does that, rounding does not."""
 
     def refine(error: NodeError, known: Contribution | None) -> NodeError:
         whole = known is None or math.isfinite(known.isolated) or error.overflow or error.nan
@@ -76,13 +76,13 @@ def refine_causes(
 
 
 def breaks(error: NodeError, contribution: Contribution | None) -> bool:
-    """Whether an operation does not support a format, or makes finite values (its own or outputs) Inf or NaN."""
+    """Whether an operation does not support a format, or makes its result or the outputs Inf or NaN."""
     broken = error.unsupported is not None or error.overflow + error.nan > 0
     return broken or (contribution is not None and not math.isfinite(contribution.isolated))
 
 
 def deciding_nodes(capture: Capture) -> set[str]:
-    """Floating-point nodes at most three operations before a discrete result; all if no output is floating-point."""
+    """Floating-point nodes at most three operations before a discrete result; every one if all outputs are discrete."""
     nodes = capture.nodes
     if not any(name not in nodes or nodes[name].floating for name in capture.outputs):
         return {name for name, node in nodes.items() if node.floating}
@@ -92,7 +92,7 @@ def deciding_nodes(capture: Capture) -> set[str]:
 
 
 def guarding_nodes(capture: Capture) -> set[str]:
-    """Floating-point nodes at most three operations before an operation that is singular at zero."""
+    """Floating-point nodes at most three operations before an operation that is singular at zero, such as log."""
     return _upstream(capture, {value.name for n in capture.graph_module.graph.nodes for value in divisors(n)})
 
 
@@ -135,7 +135,7 @@ def _of(fmt: Format, stored: Mapping[str, int], total: int, found: Magnitudes) -
     name = label(fmt.name)
     if fmt.name in stored:
         share = "all" if stored[fmt.name] == total else f"{stored[fmt.name]:,} of {total:,}"
-        return f"The weights came in {name}, {share} of them: it takes these as they are, so no error under {name} comes from rounding them."
+        return f"The model stores {share} weights in {name}, so rounding these weights adds no error in {name}."
     above = math.floor(math.log2(fmt.largest)) + 1
     large = sum(count for exponent, count in found.exponents.items() if exponent >= above)
     small = sum(count for exponent, count in found.exponents.items() if exponent < fmt.min_exponent)
@@ -143,11 +143,11 @@ def _of(fmt: Format, stored: Mapping[str, int], total: int, found: Magnitudes) -
     if not large and not small:
         fits = fmt.mantissa >= max(FORMATS[source].mantissa for source in stored) and sum(stored.values()) == total
         if fits:
-            return f"The weights came in {came}, and all lie in {name}'s range, which has as many bits: it takes them as they are too."
-        return f"The weights came in {came}; all lie in {name}'s range, and rounding them to it is part of its errors."
+            return f"The model stores its weights in {came}, and {name} represents all of these weights exactly."
+        return f"The model stores weights in {came}. All lie in {name}'s range; rounding them adds error in {name}."
     becomes = "infinite" if fmt.overflows_to == "inf" else "its largest number"
     return (
-        f"The weights came in {came}, whose range {name} does not have: of {found.nonzero + found.zeros:,}, {large:,} are "
-        f"{2.0**above:,.0f} or more and become {becomes}, and {small:,} lie below {fmt.smallest_normal:.2g}, where {name} "
-        "may lose bits, or all of them."
+        f"The model stores weights in {came}, which has a wider range than {name}. Of {found.nonzero + found.zeros:,} "
+        f"weights, {large:,} are {2.0**above:,.0f} or more and become {becomes} in {name}; {small:,} are below "
+        f"{fmt.smallest_normal:.2g}, where {name} has fewer bits or only zero."
     )

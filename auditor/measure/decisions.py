@@ -29,10 +29,10 @@ from .measure import Measurement
 from .rerun import Yardstick, chooses_otherwise
 
 MOST = 8
-"""Maximum number of operations whose flips are run separately, those that flip most; each costs a forward."""
+"""Maximum number of operations whose flips get a separate run, most flips first; each run costs a forward pass."""
 
 LEVELS = 8
-"""Number of operations upstream of a decision among which the product that computes its scores is searched."""
+"""The product that computes a decision's scores is searched at most this many operations upstream of the decision."""
 
 ABOVE = Criterion("", "flips", 0.0, (("threshold", 0.0),))
 
@@ -40,8 +40,7 @@ ABOVE = Criterion("", "flips", 0.0, (("threshold", 0.0),))
 def measure_decisions(measurement: Measurement, yardstick: Yardstick) -> tuple[Decisions, ...]:
     """For each format, the decisions that flip and the error they cause; () for a model without decisions that change.
 
-    An operation's error is that of a run in which only its decisions may flip: otherwise flips of other operations
-    would hide it.
+    An operation's error comes from a run in which only its decisions may flip: flips elsewhere would hide the error.
     """
     nodes = _find_deciding(measurement)
     runs = [_LowRuns(measurement, fmt, yardstick, nodes) for fmt in measurement.formats if nodes]
@@ -59,7 +58,7 @@ def _take_apart(runs: _LowRuns) -> Decisions | None:
     costs = costs or {name: runs.run(runs.nodes.keys() - {name}, ())[0] for name in flipping}
     still = replace(
         free[names[0]], seen=0.0, predicted=0.0, own=0.0
-    )  # for operations that no low value reaches while others are held
+    )  # for operations that no low value reaches while other decisions are fixed
     own = {name: held.get(name, still) for name in names}
     operations = [replace(free[n], predicted=x.predicted, own=x.own, error=costs.get(n)) for n, x in own.items()]
     operations.sort(key=lambda one: (-(one.error or 0.0), -(one.seen or 0.0)))
@@ -73,7 +72,7 @@ def _take_apart(runs: _LowRuns) -> Decisions | None:
 
 
 def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
-    """Operations upstream of the outputs that compute discrete values, or a step function, from floating-point ones."""
+    """Operations upstream of outputs that compute discrete values or a step function from floating-point values."""
     nodes = list(measurement.capture.graph_module.graph.nodes)
     reaching = set(reach((n for n in nodes if n.op == "output"), lambda n: n.all_input_nodes))
 
@@ -92,7 +91,7 @@ def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
 
 
 class _LowRuns:
-    """Runs of a model, all low in one format, with some decisions fixed to FP32's. nodes: operations that decide."""
+    """Runs a model in one low format with some decisions fixed to FP32's. nodes: the operations that decide."""
 
     def __init__(
         self, measurement: Measurement, format: str, yardstick: Yardstick, nodes: Mapping[str, fx.Node]
@@ -104,10 +103,10 @@ class _LowRuns:
     def run(
         self, held: Iterable[str], counted: Collection[str], wide: Collection[str] = ()
     ) -> tuple[float, dict[str, Decision], set[str]]:
-        """Error of the outputs, a Decision for each operation in `counted`, and those of them with different results.
+        """Return the outputs' error, a Decision per operation in `counted`, and the names whose results differ from
+        FP32's.
 
-        held: operations with FP32's decisions. wide: operations that stay in FP32. The error is inf if the model cannot
-        run.
+        held: operations with FP32's decisions. wide: operations in FP32. If the model cannot run, the error is inf.
         """
         beat()
         capture, values = self.measurement.capture, self.measurement.values
@@ -146,7 +145,8 @@ class _LowRuns:
         return Decision(*about, count, seen, flips if math.isfinite(change) else None, seen)
 
     def find_scorer(self, name: str) -> tuple[str, set[str]]:
-        """The module whose product computes a decision's scores; and its operations, with those up to the decision."""
+        """Return the module whose product computes a decision's scores (else the decision's own), and its operations
+        with those up to the decision."""
         nodes, level, result = self.measurement.capture.nodes, [self.nodes[name]], {name}
         for _ in range(LEVELS):
             level = [source for n in level for source in n.all_input_nodes if source.name in nodes]
@@ -158,8 +158,8 @@ class _LowRuns:
 
 
 def read_scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, torch.Tensor, torch.Tensor] | None:
-    """A decision as a criterion on scores, with the scores in FP32 and in a low run: the k largest of a row, or those
-    above zero.
+    """Express a decision as a criterion on scores: the k largest of a row, or the scores above zero. Returns the
+    criterion, FP32's scores, and the low run's scores.
 
     None for decisions without margins: equality, random draws, rounding to integers, the order of all entries.
     """

@@ -24,7 +24,7 @@ from .reference import Back, Reference, as_leaf
 from .values import Listener, Place, Values, reading
 
 AT_ONCE = 4
-"""Peak memory of measuring an operation, as a multiple of its inputs and results."""
+"""Peak memory of measuring an operation, as a multiple of the size of its inputs and results."""
 
 
 @dataclass
@@ -34,8 +34,8 @@ class Measurement:
     anchors: leaves of the autograd graph for results that depend on no float input. readings: {product: {value it
     reads: whether other nodes read the value too}}. values: detached FP32 result of every node and placeholder. live:
     weights, inputs and outputs inside the autograd graph. places: the values with a gradient, and their shapes.
-    listeners: where hooks pass gradients on to. elements: of all results. discrete: nodes without a floating-point
-    result. errors, traces: of every operation by format. ranges: of every value. blind: nodes with a path to the outputs
+    listeners: receivers of the values' gradients. elements: total number in all results. discrete: nodes without a
+    floating-point result. errors, traces: {operation: {format: value}}. ranges: magnitudes of every value. blind: nodes with a path to the outputs
     through a non-differentiable operation. pure: formats in which the whole model ran in low precision.
     """
 
@@ -58,7 +58,7 @@ class Measurement:
     blind: frozenset[str] = frozenset()
 
     def keep(self, n: fx.Node, reference: Any, profiles: dict[fx.Node, Profile]) -> None:
-        """Store a node's result and magnitudes, the latter also in `profiles`."""
+        """Store a node's result and its magnitudes, and put the magnitudes into `profiles`."""
         leaves = tensors_in(reference)
         if n.op != "call_function" or n.name in self.capture.outputs:
             self.live[n.name] = leaves
@@ -103,8 +103,8 @@ def measure(
 ) -> Measurement:
     """Run the FP32 reference with autograd, and in each format every node by itself and the whole model.
 
-    The model's tensors are read, never written: the graph runs on detached leaves. back: see Reference; for models with
-    an operation whose backward raises.
+    The model's tensors are read, never written: the graph runs on detached leaves. back: how to treat backward passes,
+    which may raise; see Reference.
     """
     reference, profiles = Reference(back), dict[fx.Node, Profile]()
     flat = [_leaf(value) for value in capture.bind(model, batch)]
@@ -127,7 +127,7 @@ def measure(
                 for name, run in low.items():
                     with torch.no_grad():
                         told[name] = run.measure(n)
-                    # A weight is rounded again for its next reader: a tied weight would stay in memory throughout.
+                    # A weight is freed, and rounded again for its next reader: tied weights would occupy memory long.
                     run.forget((*used_up, *(source for source in n.all_input_nodes if source.op != "call_function")))
                 found.errors[n.name] = {name: error for name, (error, _) in told.items()}
                 found.traces[n.name] = {name: trace for name, (_, trace) in told.items()}

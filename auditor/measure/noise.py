@@ -1,4 +1,4 @@
-"""Repeats FP32 runs: the differences at every operation and output, and the operations that cause them."""
+"""Repeats FP32 runs, compares every operation and output, and finds the operations that cause differences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REPEATED = (37, 211)
 class FP32Runs:
     """The measured noise of FP32, and the outputs of the first run as {id of a batch: outputs}.
 
-    graded: outputs with gradients enabled, or the model's exception; None if they are identical, as on most CPUs.
+    graded: outputs with gradients enabled, or the model's exception; None if they equal the first run's on a CPU.
     """
 
     found: Noise = field(default_factory=Noise)
@@ -40,7 +40,7 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
     """Compare repeated FP32 runs with the first; returns the differences and the first run's outputs.
 
     On a CPU, one more run, with gradients enabled and other memory addresses, suffices if it is bit for bit identical.
-    On a GPU, and if the outputs differ, the recorded graph is also run twice and compared operation by operation.
+    On a GPU, or if repeated runs differ, the recorded graph also runs twice, and every operation is compared.
     """
     batch = (subject.held_out or subject.batches)[0]
     first, moved, runs = answer(subject.model, batch, seed=seed), [torch.empty(REPEATED[-1])], 1
@@ -81,7 +81,7 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
 def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise) -> dict[str, dict[str, Contribution]]:
     """Contributions for predicting plans: 0 if a run changed the outputs by no more than the noise.
 
-    Each run contains the whole noise, which a sum would count once per operation.
+    Each run contains the whole noise, so a sum over operations would count the noise once per operation.
     """
 
     def quiet(one: Contribution) -> Contribution:
@@ -92,9 +92,9 @@ def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise)
 
 
 def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, float], tuple[str, ...]]:
-    """Difference of each operation's results between two runs of the graph, and the non-deterministic operations.
+    """Return how far operations' results differ between two runs of the graph, and the non-deterministic operations.
 
-    Relative L2 of all floating-point results, or the share of discrete entries that differ.
+    Differences are relative L2 errors, or the share of discrete entries that differ.
     """
     apart, sources = dict[str, float](), list[str]()
     first, second = (Executor(capture.graph_module) for _ in range(2))

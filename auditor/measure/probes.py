@@ -28,7 +28,7 @@ _LEVELS = (1024, 128, 16, 1)
 """Maximum number of parts into which an error is split, by level."""
 
 _DOUBT = 3.3
-"""Standard normal quantile of 1 in 2000: beyond it on either side, the parts of an error are taken to be correlated."""
+"""A standard normal exceeds this once in 2000 draws; sums further apart mean that an error's parts are correlated."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Probe:
 def probes(tensors: Sequence[torch.Tensor], count: int, seed: int, shape: Sequence[Form] = ()) -> Iterator[Probe]:
     """`count` probes of the same tensors, generated lazily. shape: one function per tensor, applied to the signs.
 
-    For a random sign vector v and the effect J d of any error d on the tensors y, E<v, J d>^2 = ||J d||^2; a backward
+    For a random sign vector v and the effect J d of any error d on the tensors y, E<v, J d>^2 = ||J d||^2. A backward
     pass from <v, y> gives <v, J d> = <J^T v, d> for all errors at once. Source: Hutchinson, A stochastic estimator of
     the trace (1989).
     """
@@ -64,7 +64,7 @@ def signs(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def inner_products(
     gradient: torch.Tensor, value: torch.Tensor, samples: int, rows: Sequence[Format | None] = (None,)
 ) -> list[torch.Tensor]:
-    """For every row <gradient, error> per sample and part: float32 [samples, parts]; several gradients in turn.
+    """Compute <gradient, error> per sample and part for each format in `rows`: a tensor [passes * samples, parts].
 
     Parts are PARTS contiguous chunks, or single entries if chunks would be shorter than _SHORT. gradient: [*] or
     [passes, *]. value: [*], with samples in equal chunks. rows: formats, for the error of rounding `value` to each;
@@ -162,7 +162,8 @@ def by_level(several: Sequence[torch.Tensor]) -> list[tuple[list[list[float]], l
 
 
 def chance(count: int) -> tuple[float, float]:
-    """Bounds on the mean of `count` squared standard normals, exceeded once in 2000 (Wilson and Hilferty, 1931)."""
+    """Bounds of the mean of `count` squared standard normals, each exceeded 1 in 2000 times (Wilson and Hilferty,
+    1931)."""
     spread = 2 / (9 * count)
     low, high = (1 - spread + side * _DOUBT * math.sqrt(spread) for side in (-1, 1))
     return max(low, 0.0) ** 3, high**3

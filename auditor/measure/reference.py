@@ -1,5 +1,5 @@
-"""The FP32 reference run under autograd: every value gets a gradient, even at operations that autograd cannot
-differentiate, or not in every argument."""
+"""Runs the FP32 reference under autograd. Every value gets a gradient, even at operations that autograd cannot
+differentiate in some or all arguments."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ..numerics.nodes import is_torchs_own, operation_of, row_of, target_of, ten
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 
 _FLAGS = ("training", "use_input_stats")
-"""Argument names of the flag for batch statistics in these operations; one operation has no such flag."""
+"""Names of the argument with which these operations select batch statistics; one operation has no such argument."""
 
 
 def run_with_gradients(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], careful: bool = False
 ) -> tuple[Any, list[torch.Tensor]]:
-    """The operation's result, and the tensor arguments in which the result has no derivative.
+    """Return the operation's result, and the tensor arguments for which the result has no derivative.
 
     Examples: the class weights of a loss, a floor division, a user-defined operation without a derivative. careful:
-    test the backward pass of every operation at once; by default only of operations outside torch.
+    test every operation's backward pass right after it ran; by default only operations outside torch.
     """
     lost: list[torch.Tensor] = []
     args = _with_way_back(target, args)
@@ -43,9 +43,7 @@ def run_with_gradients(
             names = _names(target) if isinstance(target, torch._ops.OpOverload) else []
             given = dict(zip(names, args, strict=False), **kwargs)
             found = given.get(refused[1]) if refused is not None else None
-            if (
-                not isinstance(found, torch.Tensor) or not found.requires_grad
-            ):  # it raises with gradients enabled enabled
+            if not isinstance(found, torch.Tensor) or not found.requires_grad:  # it raises with gradients enabled
                 lost += [x for x in tensors_in((args, kwargs)) if x.requires_grad]
                 args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
                 with torch.no_grad():
@@ -62,8 +60,8 @@ def run_with_gradients(
 
 
 def _with_way_back(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """On a GPU, the arguments for training mode: recurrent layers support gradients only there; without dropout the
-    result is equal."""
+    """On a GPU, recurrent layers support gradients only in training mode: return arguments for that mode, without
+    dropout, so that the result is equal."""
     if not operation_of(target).recurrent or all(x.device.type == "cpu" for x in tensors_in(args)):
         return args
     assert isinstance(target, torch._ops.OpOverload)
@@ -90,8 +88,8 @@ def _names(target: Any) -> list[str]:
 
 
 def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
-    """The native result, differentiable in the running statistics if these are used; they are not updated. An instance
-    norm that uses them is a batch norm.
+    """Run a batch norm, differentiable also in the running statistics if it uses them; these are not updated. An
+    instance norm with running statistics is such a batch norm.
 
     x: [N, C, *]. args: weight, bias, mean, variance (all [C]), and the operation's other arguments, including eps.
     """
@@ -136,7 +134,7 @@ class _ByStatistics(torch.autograd.Function):
 
 
 def as_leaf(x: torch.Tensor) -> torch.Tensor:
-    """The tensor as a leaf that stores no gradient: accumulation would overwrite gradients passed to hooks before."""
+    """Make the tensor a leaf that stores no gradient: accumulation would overwrite gradients that hooks received."""
     x.requires_grad_().register_post_accumulate_grad_hook(lambda leaf: setattr(leaf, "grad", None))  # type: ignore[no-untyped-call]
     return x
 
@@ -197,7 +195,7 @@ class Reference(SeparateResults):
         return result
 
     def _product(self, n: fx.Node, values: dict[fx.Node, Any]) -> Any:
-        """Compute a product from separate copies of shared values, so that each reading has its own gradient."""
+        """Compute a product from separate copies of shared values, so that each use of a value has its own gradient."""
         roots = set()
         for root in values:
             while (earlier := view_source(root)) is not None:

@@ -29,7 +29,7 @@ SENSITIVE_SHARE = 0.25
 """Share of the error budget up to which one operation, or several together, count as harmless."""
 
 MAX_REGIONS = 4
-"""Maximum number of regions run per format, those with the largest predicted error; each costs a forward."""
+"""Maximum number of regions run per format, largest predicted error first; each run costs a forward pass."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Yardstick:
         return self.budget / self.unit
 
     def __call__(self, reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> tuple[float, str]:
-        """The outputs' error divided by `unit`, inf if not finite; and the criterion with the largest share, "" without
-        criteria.
+        """Return the outputs' error divided by `unit` (inf if not finite), and the criterion with the largest share of
+        its limit ("" without criteria).
 
         Decisions are measured by the change of their margins, since the number of flips in one run is random.
         """
@@ -64,7 +64,7 @@ class Yardstick:
 
     @property
     def contribution_metric(self) -> Distance:
-        """The error measure for contributions before division by `unit`: shares of criteria, else relative L2."""
+        """The error measure of contributions: shares of the criteria's limits; without criteria, relative L2."""
         return self.distance if isinstance(self.distance, Criteria) else output_error
 
 
@@ -75,7 +75,7 @@ PLAIN = Yardstick()
 class Reruns:
     """Runs of a measured model with some operations in one low format; only nodes that the change reaches are computed.
 
-    criterion: the one with the largest share in the last run, if any.
+    criterion: the criterion with the largest share of its limit in the last run, if any.
     """
 
     def __init__(self, measurement: Measurement, format: str, yardstick: Yardstick) -> None:
@@ -87,7 +87,7 @@ class Reruns:
 
     @property
     def spent(self) -> float:
-        """Cost so far as a number of runs of the whole model, by operations."""
+        """Cost so far in runs of the whole model: operations run, divided by the model's operations."""
         return self._operations / max(len(self.measurement.errors), 1)
 
     def error(self, name: str, value: Any) -> float:
@@ -101,8 +101,8 @@ class Reruns:
         return self._error(self._low(names), self._reference)
 
     def region(self, names: Collection[str]) -> tuple[float | None, float | None, str | None]:
-        """Worst error of values that leave these operations when all are low, and error of the outputs; or why the run
-        failed."""
+        """Run these operations in low precision. Return the worst error of results that other operations read, and the
+        outputs' error; or the reason why the run failed."""
         low, values = self._low(names), self._reference.values
         try:
             outputs, _ = self._run(low, self._reference)
@@ -150,8 +150,8 @@ def chooses_otherwise(n: fx.Node, result: Any, values: Mapping[str, Any]) -> boo
 def regions_of(
     measured: Measurement, found: Mapping[str, Mapping[str, Contribution]], yardstick: Yardstick
 ) -> Iterator[FlaggedRegion]:
-    """Runs each region of two or more connected operations that change the outputs low, with all else in FP32: yields
-    the joint effect and the root sum of squares of the single effects."""
+    """Run regions (connected operations that change the outputs noticeably) in low precision, with all else in FP32.
+    Yields the joint effect and the root sum of squares of the single effects."""
     for fmt in measured.formats:
         known = {name: by_format[fmt] for name, by_format in found.items()}
         flagged = {

@@ -27,7 +27,7 @@ RUNS = 96
 """Run limit per format, in forward passes of the model, counted by operations."""
 
 TRUSTED = 8
-"""Number of runs per format, within RUNS, that check predictions while runs confirm them."""
+"""Number of runs per format that check predictions; more, up to RUNS in all, only if these runs refute predictions."""
 
 SAMPLE = 6
 """Number of predictions that are run first, spread over their sizes, to test whether first order holds."""
@@ -36,7 +36,7 @@ OFF = 1.6
 """Factor by which a prediction may be too large or too small; few probes of few samples already cause 1.3."""
 
 REFUTED = 0.1
-"""Share of the predictions above the budget that runs may refute while predictions are trusted."""
+"""Predictions are no longer trusted if runs refute more than this share of the checked predictions above the budget."""
 
 _TOLD = 1e-3
 """Share of the budget below which a prediction is irrelevant and is not compared with a run."""
@@ -45,7 +45,7 @@ _TOLD = 1e-3
 def settle(
     measurement: Measurement, first: FirstOrder, yardstick: Yardstick = PLAIN
 ) -> tuple[Contributions, dict[str, Linearity]]:
-    """Contributions, measured by runs if first order is insufficient; and first order's accuracy by format."""
+    """Return contributions, measured by runs if first order is insufficient, and first order's accuracy by format."""
     result = {name: dict(by_format) for name, by_format in first.contributions.items()}
     checks: dict[str, Linearity] = {}
     for fmt in measurement.formats:
@@ -123,8 +123,8 @@ class _FormatRuns:
         self._copy_to_twins()
 
     def check_predictions(self) -> Linearity | None:
-        """Run operations whose predictions decide a verdict, nearest to the budget first; more if predictions are
-        off."""
+        """Run operations to check predictions: a sample, then predictions above the budget, nearest first; more if
+        predictions are off."""
         if not self._answers or not 0 < self._limit < math.inf:
             return None
         known = {**self._first, **self.found}
@@ -203,8 +203,8 @@ class _FormatRuns:
             self.found[name] = Contribution(ran.error, own, cast, "group", len(ran.names), ran.criterion)
 
     def _run_alone(self, name: str) -> Contribution:
-        """Run the model with only this operation in low precision; split its effect into its own error and the rounding
-        of its result, by first order or by another run."""
+        """Run the model with only this operation in low precision. First order or another run splits the effect into
+        the operation's own error and the rounding of its result."""
         tick(name)
         fmt, first = self.reruns.format, self._first[name]
         isolated, _ = self.reruns.together([name])
@@ -257,7 +257,8 @@ class _FormatRuns:
         return len(run), sum(one <= self._limit for one in run)
 
     def _whole(self) -> tuple[float, float] | None:
-        """(predicted, measured) output error with everything low; None if FP32 remained or outputs are incomparable."""
+        """(predicted, measured) output error with everything low; None if an operation ran in FP32 or an error is
+        missing."""
         if self.reruns.format not in self._measurement.pure:
             return None
         capture, known = self._measurement.capture, {**self._first, **self.found}

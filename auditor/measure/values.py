@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
 
 def reading(product: str, source: str) -> str:
-    """Name for a shared value as read by one product."""
+    """Name for the copy of a shared value that one product reads."""
     return f"{product} reads {source}"
 
 

@@ -20,9 +20,9 @@ from ..resources import table
 def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolution, format: str) -> MemoryUse:
     """Memory of one forward: bytes of parameters and buffers, and peak bytes of inputs, activations and cast copies.
 
-    Inference: a value is freed after its last reader. A view takes no memory; a copy that autocast or a scope casts to
-    the low format lives while its reader runs. Memory that kernels allocate internally is not counted.
-    If the model has several paths, each number is the largest of any path.
+    A value is freed after its last reader, as in inference. A view takes no memory; a low-precision copy that autocast
+    or a scope makes lives while its reader runs. Memory that kernels allocate internally is not counted. If the model
+    has several paths, each number is the largest of any path.
     """
     if capture.paths:
         each = [memory_of(path.capture, costs, resolution, format) for path in capture.paths]
@@ -30,7 +30,7 @@ def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolutio
     nodes, copies = list(capture.graph_module.graph.nodes), Counter[str]()
     size = dict.fromkeys((node.name for node in nodes), 0)
     for node in nodes:
-        known = FORMATS.get(resolution.dtypes.get(node.name, ""))  # of its FP32 and low tensors under the plan
+        known = FORMATS.get(resolution.dtypes.get(node.name, ""))  # format of its FP32 and low tensors under the plan
         for x in tensors_in(node.meta.get("val")):
             converted = known is not None and (x.dtype is torch.float32 or is_low(x.dtype))
             size[node.name] += x.numel() * (known.bytes if known and converted else x.itemsize)
@@ -86,8 +86,8 @@ TIE = 1e-3
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a node. flops: a multiply-add counts as two. elements: floating-point elements read and written. free: a
-    view."""
+    """Cost of a node. flops: a multiply-add counts as two. elements: floating-point elements read and written. free:
+    whether it is a view."""
 
     flops: int
     elements: int

@@ -1,4 +1,4 @@
-"""Formulates the choice of precisions as a minimum cut. Owner: a module, or a function in one, with its own
+"""Formulates the choice of precisions as a minimum cut. An owner is a module, or a function in a module, with its own
 precision."""
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ class Energy:
     scopes: {owner: (price if low, price if FP32, squared error if low)}, prices in seconds. pairs: {(producer,
     consumer): (squared error, seconds) of the cast between them if their precisions differ}. tree: {owner: the owner
     above it}; a different precision costs `island` seconds. tied: pairs of owners that share a stored weight, and so
-    must have the same precision. shielded: owners that can be low only if the owner above them is: those that the
-    author runs outside autocast, which a scope of their own would enable again, and functions that the owner above may
-    keep in FP32.
+    must have the same precision. shielded: owners that can be low only if the owner above is low: functions that it may
+    keep in FP32, and owners that the model's code runs without autocast, which a separate scope would enable again.
     """
 
     scopes: dict[str, tuple[float, float, float]]
@@ -68,7 +67,7 @@ class Energy:
 
     @cached_property
     def groups(self) -> list[frozenset[str]]:
-        """Owners to lower together: one, or one with all below it, and those tied to them. Best saving per error
+        """Sets to lower together: an owner, or an owner and all below it, plus tied owners. Best saving per error
         first."""
 
         def worth(group: frozenset[str]) -> float:
@@ -87,7 +86,7 @@ class Energy:
         result: list[Arc] = []
         for owner, (low, high, error) in self.scopes.items():
             result += [Arc(owner, HIGH, low, error), Arc(LOW, owner, high)]
-        for (producer, consumer), (error, elapsed) in self.pairs.items():  # FP32 into low: rounds
+        for (producer, consumer), (error, elapsed) in self.pairs.items():  # from FP32 to low: also rounds
             result += [Arc(consumer, producer, elapsed, error), Arc(producer, consumer, elapsed)]
         for owner, above in self.tree.items():
             result += [Arc(owner, above, self.island), Arc(above, owner, self.island)]
@@ -98,12 +97,12 @@ class Energy:
 
 
 def timed_in(resolution: Resolution, name: str) -> str:
-    """Format for predicting a node's time; FP32 if it computes in no float format: its bytes never change."""
+    """Format for predicting a node's time; FP32 for other dtypes, whose bytes never change."""
     return resolution.computed_format(name) or "fp32"
 
 
 def energy_of(problem: Problem) -> Energy:
-    """The energy of a problem, with prices and errors of the lowest choice without dtype conflicts and of all FP32."""
+    """The energy of a problem, from prices and errors of all FP32 and of all low (except where dtypes conflict)."""
     lowest, raised = problem.lowest, problem.resolve(plain("fp32"))
     resolution, held = lowest.resolution, lowest.raised
     nodes, graph = problem.capture.nodes, problem.capture.graph_module.graph
@@ -169,7 +168,7 @@ def _past_views(capture: Capture, users: dict[str, list[str]], name: str) -> lis
 
 
 def _shielded_owners(problem: Problem) -> frozenset[str]:
-    """Owners that always run in regions where the author had switched autocast off before calling them."""
+    """Owners that the model's code always calls with autocast switched off."""
     if not problem.how.regional:
         return frozenset()
     nodes = problem.capture.nodes.values()

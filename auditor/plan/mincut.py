@@ -27,7 +27,7 @@ Choice = frozenset[Any]
 """A choice of precisions: the set of modules, functions or operations in FP32."""
 
 FORBIDDEN = 1e6
-"""Squared error charged for running an unsafe node low: above any budget, yet finite, so that cuts stay exact."""
+"""Squared error charged for running an unsafe node low: above any budget, yet finite, so that cuts are exact."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Cuts:
     """
 
     def __init__(self, arcs: Sequence[Arc], unit: float) -> None:
-        """unit: the price by which all others are divided."""
+        """unit: prices and errors are divided by this price."""
         self._arcs, self._unit = arcs, unit or 1.0
         self._nothing = frozenset(end for arc in arcs for end in arc[:2]) - {LOW}
         self._network = Network([(arc.tail, arc.head) for arc in arcs], LOW, HIGH)
@@ -83,9 +83,8 @@ class Cuts:
     def towards(self, holds: Callable[[Choice], bool]) -> list[Choice]:
         """Cuts between all low and all FP32. The last two are neighbors: one exceeds the limit, the other is within it.
 
-        holds: whether a choice is within the limit, as all FP32 always is. For the next multiplier the current two
-        choices have equal value, so that each new cut lies between them. If the cut for multiplier 0 holds: that cut,
-        twice.
+        holds: whether a choice is within the limit; all FP32 always is. For the next multiplier the current two choices
+        have equal value, so that each new cut lies between them. If the cut for multiplier 0 holds: that cut, twice.
         """
         passed, over, within = list[Choice](), self.best(0.0), self._nothing
         while not holds(over):
@@ -104,8 +103,8 @@ class Cuts:
     ) -> Candidate:
         """The cheapest choice found with a predicted error of at most `allowed`.
 
-        A local search starts from the cuts, and from the last cut within the limit with more groups lowered; it changes
-        one group at a time. groups: sets that are lowered together, the largest saving per squared error first.
+        A local search starts from the cuts, and from the last cut within the limit with more groups lowered. Each of
+        its steps changes one group. groups: sets that are lowered together, the largest saving per squared error first.
         made: evaluates a choice. tries: how many choices the local search may evaluate.
         """
 
@@ -167,9 +166,9 @@ class Network:
         """The nodes on the sink's side of a minimum cut, including the sink; of equal cuts, the one with the fewest
         such nodes.
 
-        capacities: of the arcs, in the constructor's order. Source: Goldberg and Tarjan, A new approach to the
-        maximum-flow problem (1988), only the first phase: excess that cannot reach the sink stays, since only the cut
-        is needed.
+        capacities: one per arc, in the constructor's order. Source: Goldberg and Tarjan, A new approach to the
+        maximum-flow problem (1988). Only the first phase runs: the cut is known before excess that cannot reach the
+        sink returns to the source.
         """
         self._left = [0] * len(self._heads)
         for place, capacity in zip(self._places, capacities, strict=True):

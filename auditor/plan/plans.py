@@ -34,8 +34,8 @@ class Planner:
         self._chosen: dict[str, Candidate] = {}
 
     def baselines(self) -> dict[str, Verification]:
-        """Results of the model with everything in low precision, as under plain autocast or a plain cast; the search
-        also uses them."""
+        """Run the model with everything in low precision, under plain autocast or a plain cast. The search also uses
+        the results."""
         result = dict[str, Verification]()
         for name, plan in self._run({name: space.low for name, space in self.spaces.items()}).items():
             ran, space = plan.verification, self.spaces[name]
@@ -66,8 +66,8 @@ class Planner:
         return {name: result[name] for name in self.spaces}
 
     def _make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
-        """The cheapest choices found within `limits`: the search's result, improved; or another strategy's choice in
-        the format, if cheaper."""
+        """Return the cheapest choices found within `limits`: the search's improved result, or another strategy's choice
+        in the same format that costs less."""
         quick = self.bench.options.quick
         for name, limit in limits.items():
             tick(name.replace("_", " "))

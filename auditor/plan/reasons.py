@@ -1,4 +1,4 @@
-"""Explains why modules and operations stay FP32 under a plan: a prohibition, or too much error or too little saving."""
+"""Explains why a plan keeps modules and operations in FP32: a prohibition, too much error, or too little saving."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 
 
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
-    """The choice with more modules in low precision, one after the other, while replays stay within `limit`."""
+    """Lower further modules one after the other, if each saves enough and the replay's error is at most `limit`."""
     problem = space.problem
     for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
         if owner == module_of(owner) and space.left > 0:
@@ -44,7 +44,7 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
     low = _lower(problem, chosen, idle)
     harmless = low == chosen or (space.may_hold(chosen, low, space.budget) and space.holds(low, space.budget))
     shown = [point for point in idle.values() if point.predicted_error > chosen.predicted_error]
-    if shown and not harmless:  # one replay tests whether lowering one of them holds
+    if shown and not harmless:  # one replay tests the owner with the smallest predicted error
         space.holds(min(shown, key=lambda point: point.predicted_error), space.budget)
     saves = {owner: max(1 - point.cost / chosen.cost, 0.0) if chosen.cost else 0.0 for owner, point in alone.items()}
     most = max((saves[owner] for owner in idle), default=0.0)
@@ -71,7 +71,7 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
 
 def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, most: float, harmless: bool) -> Reason:
     """The reason why a module that could be in low precision is not, from replays if there are any. most: the largest
-    saving of the modules that save too little; harmless: whether the budget holds with all of these low."""
+    saving of the modules that save too little; harmless: whether the budget holds with all these modules low."""
     before, budget, objective = space.before(chosen), space.budget, space.problem.objective
     gains = low.price < chosen.price
     held = harmless and not gains  # according to a replay in which other modules were low too
@@ -98,11 +98,11 @@ def _fp32_owners(problem: Problem, point: Candidate) -> list[str]:
 def _without_operations(problem: Problem, owner: str) -> Reason | None:
     nodes = _operations(problem, owner)
     if not nodes:
-        return Reason("not-floating", "it contains only submodules, and no operations")
+        return Reason("not-floating", "contains only submodules, no operations")
     low = problem.lowest.resolution
     if any(node.floating or low.touches_low(node.name) for node in nodes):
         return None
-    return Reason("not-floating", "it has no floating-point operations")
+    return Reason("not-floating", "has no floating-point operations")
 
 
 def _operations(problem: Problem, owner: str) -> list[Node]:
@@ -112,16 +112,16 @@ def _operations(problem: Problem, owner: str) -> list[Node]:
 
 
 def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
-    """Owners that change to low precision with a module: itself, those with a shared weight, functions that could stay
-    FP32."""
+    """Owners that change to low precision with a module: the module, owners of a shared weight, functions that could
+    stay FP32."""
     group = {*problem.energy.together(owner)}
     functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
     return tuple(sorted(group | (functions - problem.lowest.raised)))
 
 
 def _lower(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
-    """The choice with `owners` low, and with all that `lowered_with` adds. A function that is FP32 to avoid a dtype
-    conflict stays so unless it is in `owners`."""
+    """The choice with `owners` low, and with all that `lowered_with` adds. Functions in FP32 to avoid a dtype conflict
+    stay FP32 unless `owners` lists them."""
     kept = {path for path in problem.lowest.raised if path != module_of(path)}
     return evaluate(problem, (chosen.high | kept).difference(*(lowered_with(problem, owner) for owner in owners)))
 
@@ -155,12 +155,12 @@ def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, own
         return Reason(kind, why, by=name)
     if kind == "conflict" and owner in problem.lowest.raised and owner != module_of(owner):
         why = why if inside else why.replace(name, f"{name} in {place}", 1)
-        return Reason(kind, f"it returns FP32 anyway; if it were not kept in FP32, {why}", by=name)
+        return Reason(kind, f"returns FP32 anyway; if not kept in FP32, {why}", by=name)
     if where in group:
-        return Reason("tied", f"it shares a weight with {place}, where {why}", by=where)
+        return Reason("tied", f"shares a weight with {place}, where {why}", by=where)
     if inside:
-        return Reason("inherited", f"in low precision it would pass on low-precision values: {why}", by=name)
-    return Reason("inherited", f"in low precision it would pass low-precision values to {place}, where {why}", by=where)
+        return Reason("inherited", f"its low results would lower later operations: {why}", by=name)
+    return Reason("inherited", f"its low results would lower operations in {place}, where {why}", by=where)
 
 
 def tell_apart(*values: float) -> tuple[str, ...]:
@@ -189,8 +189,7 @@ def explain_budget(before: float, after: float, budget: float, saves: float, obj
 
 
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
-    """A reason for every operation in a low module that is not low, and for every operation that is not
-    floating-point."""
+    """A reason for every operation that is not low although its module is, and for discrete ones without low inputs."""
     precision, nodes = choice_keeping(chosen.high, problem.format), problem.capture.nodes
     how, resolution = problem.policy_for(precision), problem.resolve(precision)
     result, known = list[Reason](), dict[str, Reason]()
@@ -204,11 +203,11 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
             continue
         setting = how.setting(name)
         if not node.floating:
-            reason = Reason("not-floating", "it is not a floating-point operation")
+            reason = Reason("not-floating", "not a floating-point operation")
         elif setting.kept and node.function and problem.variable(name) not in chosen.high:
             function = node.function.path
             by = next(call.path for call in node.calls if function in precision.keep.get(call.path, ()))
-            reason = Reason("inherited", f"{function} stays FP32 in all of {by or 'the model'}", by=by)
+            reason = Reason("inherited", f"{by or 'the model'} keeps every call of {function} in FP32", by=by)
         elif not setting.kept and setting.precision != "fp32":
             writes = any(isinstance(value, torch.dtype) for value in (*n.args, *n.kwargs.values()))
             reason = known[name] = _explain_operation(problem, resolution, how, node, writes, known)
@@ -220,7 +219,7 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
 
 
 def merge_alike(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
-    """Merges reasons that differ only in module, function or operation; of their numbers, the largest remain."""
+    """Merge reasons that differ only in module, function or operation, with the largest of their numbers."""
     alike: dict[Reason, list[Reason]] = {}
     for reason in reasons:
         said = Reason(reason.kind, reason.words, by=reason.by, rules=reason.rules)
@@ -254,7 +253,7 @@ def _explain_operation(
     if setting.autocast and not inside.autocast:
         return Reason("author", "the model's code switches autocast off there")
     if inside.precision != setting.precision:
-        return Reason("author", f"the model's code runs it in {label(inside.precision)} under every plan")
+        return Reason("author", f"the model's code requires {label(inside.precision)} here under every plan")
     if writes:
         return Reason("author", f"the model's code requests {given}")
     if how.casts(node).autocast in ("fp32", "fp32_unless_dtype"):
@@ -267,14 +266,14 @@ def _explain_operation(
         return Reason("author", f"the model's code creates values in {given}")
     if (before := known.get(source)) is not None:
         op = problem.capture.nodes[source].op
-        words = f"{given} reaches it from {operation(op).packet or op}: {before.words}"
+        words = f"reads {given} from {operation(op).packet or op}: {before.words}"
         return before if before.kind == "inherited" else Reason("inherited", words)
     if source in problem.capture.nodes:
-        return Reason("inherited", f"{given} reaches it from {source}", by=source)
+        return Reason("inherited", f"reads {given} from {source}", by=source)
     place = next(p for p in problem.capture.placeholders if p.name == source)
     above, _, leaf = (place.fqn or source).rpartition(".")
     if place.kind == "constant" or (above and above == node.owner):
         name = f"the {place.kind}{f' {leaf} of its module' if above else ''}"
-        return Reason("inherited", f"{given} reaches it from {name}")
+        return Reason("inherited", f"reads {given} from {name}")
     name = place.fqn or source
-    return Reason("inherited", f"{given} reaches it from the {place.kind} {name}", by=name)
+    return Reason("inherited", f"reads {given} from the {place.kind} {name}", by=name)

@@ -29,15 +29,15 @@ def gains(plan: Plan) -> bool:
 
 
 def is_worth_it(plan: Plan) -> bool:
-    """Whether a plan improves on FP32. With objective `time`, it does not if it was measured to be slower, or if it has
-    FP32 parts and is predicted to be slower."""
+    """Whether a plan improves on FP32. With objective `time`, a plan measured to be slower does not, nor a plan with
+    FP32 parts that is predicted to be slower."""
     times = measured_times(plan)
     slower = has_fp32(plan) and plan.predicted_speedup < 1 if times is None else (times.speedup_high or 1.0) < 1
     return strategy_of(plan.strategy).gains(plan) and not (plan.objective == "time" and slower)
 
 
 def measured_times(plan: Plan) -> Times | None:
-    """Eager times on a GPU, which replace the prediction; None if there are none."""
+    """Eager times on a GPU, which replace the prediction; None if not measured."""
     times = plan.timed.eager if plan.timed and plan.timed.decides else None
     return times if times and times.speedup else None
 
@@ -60,12 +60,11 @@ def has_low(plan: Plan) -> bool:
 
 
 def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> Plan | None:
-    """The plan with the best objective for a use, of the plans within all limits that improve on FP32; None if there is
-    none.
+    """Choose the plan with the best objective for a use, among plans within all limits that improve on FP32, or None.
 
-    A program is chosen only if no plan for the live model is. stepped: names of the plans under which the audited
-    training step holds; None if no step was audited. Among equal plans the higher-ranked strategy is chosen, then the
-    smaller error.
+    A program is chosen only if no plan for the live model qualifies. stepped: names of the plans under which the
+    audited training step holds; None if no step was audited. Among equal plans the higher-ranked strategy is chosen,
+    then the smaller error.
     """
     good = [plan for plan in plans.values() if _is_for(plan, use) and gains(plan)]
     good = [plan for plan in good if plan.program is None] or good
@@ -89,7 +88,7 @@ def recommend(
 ) -> tuple[str | None, str]:
     """The name of the plan to use, or None for FP32; and the reason in words. stepped: see `best_for`.
 
-    Raises: PlanError(slug="no-verdict") if there is no such plan and one could not be run, but not for its precision.
+    Raises: PlanError(slug="no-verdict") without such a plan, if one could not be run for reasons other than precision.
     """
     best = {each: best_for(plans, each, stepped) for each in USES}
     if (chosen := best[use]) is not None:
@@ -118,7 +117,7 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
     """Words for why no plan is recommended, with the smallest error of low precision if every error is too large."""
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
-        return f"Keep it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified"
+        return f"Keep the model in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified"
     first = next(iter(plans.values()))
     allowed = _limit_clause(first, max_error)
     match outcome(plans, use):
@@ -135,7 +134,7 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
             error, title = min(((error, title) for error, title in errors if error is not None), default=(None, ""))
             least = "" if error is None else f"; the smallest reachable error is {error:.2g}, in {title}"
             why = f"no plan with low precision is within {allowed}{least}"
-    return f"Keep it in FP32: {why}"
+    return f"Keep the model in FP32: {why}"
 
 
 def _title(plan: Plan) -> str:
@@ -188,7 +187,7 @@ def outcome(plans: Plans, use: str = "inference") -> str:
 
     `not asked for`; `loses`: a verified plan that would improve on FP32 fails the user's score; `saves nothing`: low
     precision is within the limits but saves nothing; `lowers nothing`: every plan within the limits runs nothing low;
-    `out of reach`.
+    `out of reach`: otherwise.
     """
     held = [plan for plan in plans.values() if plan.holds and _is_for(plan, use)]
     if best_for(plans, use) is not None:
@@ -226,8 +225,8 @@ def memory_share(plan: Plan) -> float:
 
 
 def _need(plan: Plan) -> tuple[float, float]:
-    """Best and worst case of a plan's objective, relative to FP32. FLOPs are counted, not predicted; a difference below
-    0.01 counts as none."""
+    """Best and worst case of a plan's objective, relative to FP32. FLOPs are counted, not predicted; differences up to
+    0.01 count as none."""
     if plan.objective == "time":
         return _time(plan)
     share, spread = (1 - plan.low_precision_flops, 0.01) if plan.objective == "flops" else (memory_share(plan), 0.0)

@@ -23,7 +23,7 @@ MOST_OFF = 4.0
 """Largest factor by which errors are assumed to differ from predictions."""
 
 FAR = 1.2
-"""A choice is still run if its expected error is this many times the limit, since some predictions are further off."""
+"""A choice is run even if its expected error is up to this many times the limit, since predictions may be too large."""
 
 STRICTER = 0.95
 """If a choice misses the limit, the next one's predicted error is at most this share of the missed one's."""
@@ -77,8 +77,8 @@ def choose(space: Space, limit: float, runs: int = RUNS) -> Candidate:
     """The cheapest choice found whose replay has an error of at most `limit`; if `runs` is 0, the cheapest by
     prediction.
 
-    Each replay corrects the predictions for the next proposal, so that few are needed. If nothing is predicted to hold,
-    one replay checks that.
+    Each replay corrects the predictions for the next proposal, so that few are needed. If no choice is predicted to
+    meet the limit, one replay checks that.
     """
     if not runs:
         return space.propose(limit)
@@ -108,7 +108,7 @@ def find_verified(
     verify: Callable[[Mapping[str, Candidate]], Mapping[str, Plan]],
     holds: Callable[[str, Plan], bool],
 ) -> dict[str, Plan]:
-    """For every space, the plan whose artefact holds; if none does, the last one tried.
+    """Return for every space a plan whose artefact holds; if none does, the last plan tried.
 
     make: returns choices with errors within the limits. A choice that misses is rejected and made again with a smaller
     limit: divided by the artefact's excess over the budget, and at least halved.

@@ -27,7 +27,7 @@ from ..records import Capture, Contribution, Distance, Subject
 from ..settings import Settings
 
 LARGEST_BUDGET = 100.0
-"""Above this budget contributions stay relative errors: in the metric's unit they could reach FORBIDDEN."""
+"""Above this budget contributions are not converted: in the metric's unit they could reach FORBIDDEN."""
 
 
 def yardstick_of(subject: Subject, options: Settings, capture: Capture) -> Yardstick:
@@ -53,7 +53,7 @@ def yardstick_of(subject: Subject, options: Settings, capture: Capture) -> Yards
 def _of_the_cpu(metric: Distance) -> Distance:
     """The user's metric, called with all outputs on the CPU.
 
-    It raises CallbackError(slug="bad-callback") if the metric raises on finite outputs or returns no single number.
+    That function raises CallbackError(slug="bad-callback") if the metric raises on finite outputs or returns no number.
     """
     name = name_of(metric)
 

@@ -51,7 +51,7 @@ Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
 def verify(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, bytes] | None = None) -> dict[str, Plan]:
     """The plans with the results of running their artefacts: errors against FP32, and whether they meet the budget.
 
-    A plan in a format that torch cannot compute in has no artefact: it stays unverified, with that as the reason.
+    If torch cannot compute in a plan's format, the plan has no artefact and remains unverified, with that reason.
     files: see Workbench.ask.
     """
     run = {name: plan for name, plan in plans.items() if runs(plan.format)}
@@ -144,8 +144,8 @@ def judge_replay(bench: Workbench, error: float, policy: Policy) -> Verification
 
 
 def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
-    """The operation at which the recorded graph turns non-finite under a policy, on the first such batch; with the
-    rules that fired at this operation or at the cause."""
+    """Find the operation at which the recorded graph turns non-finite under a policy, on the first such batch. The
+    result names the rules with findings at this operation or at the cause."""
     batches, twins = bench.checks if bench.usable(bench.checks) else bench.subject.batches, bench.capture.twins
     for number, batch in enumerate(batches, start=1):
         path = path_of(bench.capture, bench.subject, batch)
@@ -160,8 +160,8 @@ def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
 
 
 def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Judgement:
-    """The verdicts, with operations marked unsafe at which a baseline's outputs turn non-finite; the same Judgement if
-    there are none."""
+    """Mark operations unsafe at which a baseline's outputs turn non-finite; returns the same Judgement if there are no
+    such operations."""
     changed, verdicts = False, {name: dict(by_format) for name, by_format in judged.verdicts.items()}
     for name, base in baselines.items():
         first, (strategy, _, fmt) = base.nonfinite, name.partition("_")
@@ -171,14 +171,14 @@ def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Jud
                 "" if first.begins == first.node else f" at {first.begins} ({first.begins_source or first.begins_op})"
             )
             cause = f"{first.cause}{where}{f' (batch {first.batch})' if first.batch > 1 else ''}"
-            why = f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though not alone: {cause}"
+            why = f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though finite by itself: {cause}"
             verdicts[first.node][fmt] = Verdict("unsafe", why, limit, first.batch)
             changed = True
     return Judgement(verdicts, judged.exposed) if changed else judged
 
 
 def is_outdone(plan: Plan, baseline: Verification) -> bool:
-    """Whether all in low precision is closer to FP32 than the plan, beyond noise. False for a plan without FP32."""
+    """Whether the model with everything low is closer to FP32 than the plan, beyond noise. False without FP32 parts."""
     ran = plan.verification
     if ran is None or ran.measured_error is None or baseline.measured_error is None or not has_fp32(plan):
         return False
@@ -203,10 +203,10 @@ def today_of(bench: Workbench) -> Today | None:
 
 
 def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
-    """Error of the model with everything in low precision, and of its replay with FP32's choices; by format.
+    """Yield for each format the error of the model with everything low, and of a replay with FP32's choices.
 
-    For choices that set shapes, such as which rows an expert gets: the recorded graph fixes them, so that only the
-    model's own runs show the error of changed choices. Only for the last strategy.
+    The choices set shapes, such as which rows an expert gets. The recorded graph fixes these choices, so only the
+    model's runs show the error of changed choices. Only the last strategy is run.
     """
     subject, options, batch = bench.subject, bench.options, bench.subject.batches[0]
     path, reference = bench.capture.first, bench.reference(batch)
@@ -235,7 +235,7 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
     """The plans with time and memory of one forward, and the FP32 results that these are compared with.
 
     On a GPU the plans run there. On a CPU they run in the CPU's own half precision, without emulation, and the times
-    say nothing about a GPU. FP32, and what plans keep in FP32, computes in IEEE arithmetic.
+    say nothing about a GPU. FP32 operations, also those in plans, compute in IEEE arithmetic.
     """
     today = bool(loose(bench.flags, bench.options.where))
     run = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
@@ -261,7 +261,7 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
 
 
 def compare_times(found: TimeAndMemory, whole: TimeAndMemory) -> TimeAndMemory:
-    """The times in `found`, with speedups over FP32 by way of running, and the share of FP32's memory."""
+    """The times in `found`, with the speedup over FP32 for each of WAYS, and the memory as a share of FP32's."""
     changed: dict[str, Any] = {}
     for way in WAYS:
         times, fp32 = getattr(found, way), getattr(whole, way)

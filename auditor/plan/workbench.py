@@ -41,7 +41,7 @@ from .problem import Problem
 @dataclass(frozen=True)
 class Workbench:
     """Inputs for making plans: the recording, measurements, verdicts and options. flags: the caller's settings of torch
-    for FP32. held: closed when no more plans are run; ends the verifier."""
+    for FP32. held: closing it ends the verifier, once no more plans run."""
 
     subject: Subject
     capture: Capture
@@ -72,7 +72,7 @@ class Workbench:
 
     @cached_property
     def most(self) -> int:
-        """Limit of operations in one low-precision run: a run that exceeds it is taken for an endless loop."""
+        """Limit of operations in one low-precision run: a run that exceeds the limit counts as an endless loop."""
         known, operations = {id(batch) for batch in self.usable(self.checks)}, [self.capture.operations]
         for batch in self.checks:
             if id(batch) not in known:  # other shapes than the first batch, or another path
@@ -105,7 +105,7 @@ class Workbench:
 
     @cached_property
     def not_fresh(self) -> list[str]:
-        """Reasons why verification in a fresh process failed; empty if none failed."""
+        """Reasons why verification in a fresh process failed; empty if it did not fail."""
         return []
 
     @cached_property
@@ -136,9 +136,8 @@ class Workbench:
         """Results of asking `question` about each artefact, by name.
 
         The emitted file answers in a fresh process. The model patched in this process answers instead if it was passed
-        as an object, if it cannot be built in a fresh process, or if not `fresh`.
-        files: contents of plans that are programs, by file name. names: names to ask about, by default all plans.
-        later: see Verifier.ask.
+        as an object, cannot be built in a fresh process, or not `fresh`. files: contents of plans that are programs, by
+        file name. names: names to ask about, by default all plans. later: see Verifier.ask.
         """
         names = list(names or plans)
         load: Load = partial(in_hand, self.subject.model, plans)
@@ -161,7 +160,7 @@ class Workbench:
     def replay(self, batches: Sequence[Batch], how: Policy) -> float:
         """Worst error of replays of the recorded graph on batches that it is valid for; NaN if any error is NaN.
 
-        Raises: UnsupportedInFormat if an operation does not support its format, or whatever else it raises.
+        Raises: UnsupportedInFormat if an operation does not support its format, or the operation's own exception.
         """
         errors = list[float]()
         for batch in batches:

@@ -178,7 +178,7 @@ def _module(plan: Plan, name: str, owners: Mapping[str, str]) -> list[str]:
     here = {node: why for node, why in _operations(plan).items() if node not in integer and node in owners}
     deep = plan.program is not None and name
     return [
-        label(plan.format) if low else f"FP32: {modules.get(name, 'it contains only submodules, and no operations')}",
+        label(plan.format) if low else f"FP32: {modules.get(name, 'contains only submodules, no operations')}",
         *(f"{path} FP32: {modules[path]}" for path in inside),
         *(f"{n} {why}" for n, why in here.items() if owners[n] == name or (deep and within(owners[n], name))),
     ]

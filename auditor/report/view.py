@@ -112,7 +112,7 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     holding = any(plan.is_verified and has_low(plan) for plan in audit.plans.values())
     if chosen is None and training is not None and training.format is None and holding:
         return (
-            "Keep it in FP32 to train it; plans within the budget for inference are below.",
+            "Keep the model in FP32 to train it; plans within the budget for inference are below.",
             f"{training.recommendation}.",
         )
     said, proof = (audit.recommendation, _advice(audit)) if chosen is None else _recommendation(audit, chosen)

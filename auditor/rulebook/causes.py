@@ -31,7 +31,7 @@ AMPLIFIED = 8.0
 errors."""
 
 WEIGHTY = 0.25
-"""Share of the largest effect in a group of findings from which an operation may be the cause of the group."""
+"""An amplifying operation decides a group's cause if its effect is at least this share of the group's largest."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class FlowGraph:
         return contribution.isolated if contribution is not None else 0.0
 
     def amplifies(self, name: str, fmt: str) -> bool:
-        """Whether errors of the node's inputs do far more harm than an error of its result, as at a softmax of large
-        entries."""
+        """Whether errors of the node's inputs do far more harm than an error of its result, for example at a softmax of
+        large entries."""
         contribution = self.measured.contributions.get(name, {}).get(fmt)
         return contribution is not None and (
             0 < AMPLIFIED * max(contribution.own, contribution.cast) < contribution.isolated < math.inf
@@ -79,14 +79,14 @@ def findings_of(
     select: Sequence[str],
     ignores: Sequence[Ignore],
 ) -> tuple[Finding, ...]:
-    """Findings of the rules, compared with the measurement, each with its cause. formats, trains: as for `classify`;
-    exposed: as for `exposed_findings`; select, ignores: as for `apply_selection`."""
+    """Findings of the rules, compared with the measurement, each with its cause. formats, trains: see `classify`;
+    exposed: see `exposed_findings`; select, ignores: see `apply_selection`."""
     fired = partial(classify, rules=rules, formats=formats, trains=trains)
     found = exposed_findings(fired(capture, gather(capture, graph.measured.ranges, graph.verdicts)), exposed)
     found = compare_with_verdicts(found, graph.verdicts)
     caused = with_causes(apply_selection(found, select, ignores, rules), graph, rules)
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
-    first = graph.measured.first if later else None  # measurements of the first batch only, if later ones matter
+    first = graph.measured.first if later else None  # the first batch's measurements, if later batches matter
     shown = fired(capture.first, gather(capture.first, first.ranges)) if first is not None else ()
     return with_batches(caused, capture, graph.verdicts, frozenset((one.rule, one.node) for one in shown))
 
@@ -148,8 +148,8 @@ def _causes_of_measurement(
     formats: Iterable[str],
     broken: Container[str],
 ) -> dict[int, str]:
-    """Causes of precision findings that no rule explains: that of the nearest connected node with a cause; in a tie, of
-    the node that runs first; otherwise connected findings share one, see `_head`.
+    """Causes of precision findings that no rule explains: the cause of the nearest connected node with a cause, in a
+    tie of the first to run. Other connected findings share a cause, see `_head`.
 
     foreseen: {node: its cause}; broken: causes of Inf or NaN, from which a precision cause at the same place is kept
     separate.
@@ -182,7 +182,7 @@ def _head(graph: FlowGraph, findings: Sequence[Finding]) -> str:
     amplifies.
 
     All operations before an amplifying one change the outputs about equally, so their effects do not show which of them
-    causes the error. Without an amplifying operation it is the one that changes the outputs most.
+    causes the error. Without an amplifying operation, it is the operation that changes the outputs most.
     """
     effects = {f.node: max(graph.effect(f.node, fmt) for fmt in f.formats) for f in findings}
     strongest = max(effects, key=effects.__getitem__)
@@ -194,8 +194,8 @@ def _head(graph: FlowGraph, findings: Sequence[Finding]) -> str:
 
 
 def _maker(graph: FlowGraph, amplifier: str, fmt: str, among: Container[str]) -> str:
-    """The operation that computed the amplifier's only inaccurate input, upstream through moves, masks and sums: of
-    these operations, the furthest one with a finding. With several inaccurate inputs, the amplifier itself."""
+    """Follow the amplifier's only inaccurate input upstream, through moves, masks and sums, to the operation that
+    computes it. Return the furthest of these operations with a finding, or else the amplifier."""
     name = result = amplifier
     while True:
         sources = [source for source in dict.fromkeys(graph.nodes[name].inputs) if graph.is_flagged(source, fmt)]
@@ -211,7 +211,7 @@ def _maker(graph: FlowGraph, amplifier: str, fmt: str, among: Container[str]) ->
 @dataclass(frozen=True)
 class _Uses:
     """Where low values are used in a run. computing: nodes that compute in low precision; reading: nodes with a low
-    input, even if it is cast to FP32 for them."""
+    input, even if that input is cast to FP32."""
 
     computing: frozenset[str]
     reading: frozenset[str]
@@ -234,14 +234,14 @@ class _Uses:
 
 
 def _computes_low(resolution: Resolution, name: str) -> bool:
-    """Whether the kernel's result is in low precision; for discrete results, whether an input is."""
+    """Whether the kernel's result is in low precision; for discrete results, whether an input is low."""
     gives = resolution.computed_format(name)
     return resolution.low(name) or is_low(gives) or (not gives and name in resolution.reads_low)
 
 
 def reference_plan(plans: Mapping[str, Plan], recommended: str | None) -> Plan | None:
-    """The plan that severities refer to: the recommended plan, else the fastest low plan within the error budget; None
-    if there is none."""
+    """The plan that severities refer to: the recommended plan, else the fastest low plan within the error budget, or
+    None."""
     held = [
         plan
         for plan in plans.values()
@@ -256,9 +256,8 @@ def about(
 ) -> tuple[Finding, ...]:
     """Set the severity of each finding with respect to `reference_plan`.
 
-    If there is such a plan, operations that it keeps in FP32, or that fail only under other plans, give warnings at
-    most. Other findings become one level less severe, except those that no run can test on operations that the plan
-    runs low.
+    If there is such a plan, findings on operations that it keeps in FP32, or that fail only under other plans, are at
+    most warnings. Others become one level less severe, except untestable findings on operations that the plan runs low.
     """
     findings = _with_strategies(findings, capture, graph)
     plan = reference_plan(plans, recommended)

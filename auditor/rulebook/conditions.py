@@ -1,6 +1,6 @@
 """Conditions on named facts: a small typed language in TOML, evaluated without executing any text as code.
 
-A condition on an unknown fact is neither true nor false, also under `not`: a rule fires only on known facts.
+A condition on an unknown fact is neither true nor false, also under `not`: a rule applies only if its facts are known.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ COMPARISONS: Mapping[str, tuple[str, ...]] = {
     "texts": ("contains", "present"),
     "numbers": ("contains", "present"),
 }
-"""Comparisons that each type of fact allows. `matches` and `contains` on texts take globs; `present` on a list: not
-empty."""
+"""Comparisons that each type of fact allows. `matches` and `contains` on texts take globs; a list is `present` if it is
+not empty."""
 
 _PYTHON: Mapping[str, tuple[type, ...]] = {"flag": (bool,), "text": (str,), "number": (int, float)}
 
@@ -158,5 +158,5 @@ def _allow(given: Mapping[str, Any], at: Place, names: Collection[str]) -> None:
 
 
 def refusal(problem: str, slug: LiteralString = "rule-bad-value", at: Place = ()) -> PydanticCustomError:
-    """The error for an invalid value in a rule file. at: location of the value, relative to pydantic's."""
+    """The error for an invalid value in a rule file. at: location of the value, relative to pydantic's location."""
     return PydanticCustomError(slug, _SAID, {"problem": problem, "at": at})

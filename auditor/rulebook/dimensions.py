@@ -1,4 +1,4 @@
-"""The number of elements that each operation sums or reduces: a formula on shapes for each kind."""
+"""Computes from shapes how many elements each operation reduces, and the sizes of matrix products."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Arguments = dict[str, Any]
 Gemm = tuple[int, int, int]
 
 LARGEST_TILE = 64
-"""The largest alignment that matters."""
+"""Largest alignment that is distinguished."""
 
 _NOT_APPLICABLE = (ValueError, KeyError, IndexError, TypeError, ZeroDivisionError)
 """Exceptions of a formula for an unsupported overload, rank or size; the fact is then unknown."""
@@ -32,8 +32,8 @@ def gemm(node: fx.Node) -> dict[str, Any]:
     """Facts about one matrix product, [m, k] @ [k, n]: m, n, k and their alignment for tensor cores; {} for other
     nodes.
 
-    A layer's leading dimensions count into m. Convolutions count as the implicit product of one group; tensor cores
-    tile n and k, or the channels.
+    The input's leading dimensions count into m. A convolution counts as the implicit product of one group; its channels
+    decide the alignment.
     """
     size: Gemm | None = _apply(_GEMMS, row_of(node).gemm, node)
     if size is None:

@@ -1,4 +1,4 @@
-"""Rules as text and as data, from their files: one rule, or all with a table of facts."""
+"""Renders rules as Markdown or JSON data: one rule, or all rules with the table of facts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ unknown fact is neither true nor false, so a rule reports an operation only if i
 
 
 def as_data(rule: Rule) -> dict[str, Any]:
-    """The rule as JSON data; its match and condition in words."""
+    """The rule as JSON data, with its match and its condition in words."""
     fields = ("code", "name", "family", "severity", "confidence", "formats", "supersedes")
     texts = ("message", "why", "advice", "references")
     return {

@@ -61,12 +61,14 @@ class NodeFacts:
     gemm_m: int | None = _fact("elements", "rows of the result of one matrix product; for layers including the batch")
     gemm_n: int | None = _fact("elements", "columns of the result of one matrix product")
     gemm_k: int | None = _fact("elements", "number of products that are summed in one element of a matrix product")
-    gemm_alignment: int | None = _fact("elements", "largest power of two up to 64 that divides `gemm_n` and `gemm_k`")
+    gemm_alignment: int | None = _fact(
+        "elements", "largest power of two up to 64 that divides `gemm_n` and `gemm_k` (or channels)"
+    )
     gemm_m_alignment: int | None = _fact("elements", "largest power of two up to 64 that divides `gemm_m`")
-    gemm_padding: float | None = _fact("1", "share of extra work if both sizes are padded to multiples of 8")
-    misaligned: str | None = _fact("", "in words, the sizes among `gemm_n` and `gemm_k` that are not multiples of 8")
-    additions: int = _fact("1", "number of successive additions to one value, of which this is the last; 0: it is not")
-    absorbed: Mapping[str, float | None] = _fact("1", "error of these additions, in units of a format's spacing")
+    gemm_padding: float | None = _fact("1", "share of work added by padding `gemm_alignment` to 8")
+    misaligned: str | None = _fact("", "in words, which sizes of `gemm_alignment` are not multiples of 8")
+    additions: int = _fact("1", "number of successive additions to one value, at the last of them; elsewhere 0")
+    absorbed: Mapping[str, float | None] = _fact("1", "sum of these additions lost to rounding, in a format's spacings")
 
     constants: tuple[float, ...] = _fact("1", "finite constants among the arguments, not computed from a dtype")
     constant_max_abs: float | None = _fact("1", "largest magnitude of these constants")
@@ -87,7 +89,7 @@ class NodeFacts:
     centres: bool = _fact("", "whether it subtracts its own mean from a tensor")
     shifts_by_max: bool = _fact("", "whether it subtracts a tensor's maximum, or an upper bound (logsumexp), from it")
 
-    weight_uses: int | None = _fact("1", "number of operations that read the most shared of its parameters")
+    weight_uses: int | None = _fact("1", "largest number of operations that read one of its parameters")
     buffer_max_abs: float | None = _fact("1", "largest finite magnitude in the floating-point buffers that it reads")
     input_max_abs: float | None = _fact("1", "largest magnitude among its input activations, measured in FP32")
     output_max_abs: float | None = _fact("1", "largest magnitude of the output, measured in FP32")

@@ -1,4 +1,4 @@
-"""Findings: applies rules to nodes, compares them with the measurement, and applies the user's ignores."""
+"""Applies rules to nodes, compares the findings with the measurement, and applies the user's ignores."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def classify(
     formats: Collection[str] | None = None,
     trains: bool = True,
 ) -> tuple[Finding, ...]:
-    """Findings in graph order, then by code; `agrees` is set later, by the measurement.
+    """Apply rules. Returns findings in graph order, then by code; the measurement sets `agrees` later.
 
-    formats: the audited ones, by default all; findings concern no others. trains: whether training is audited. Rules
-    that another rule supersedes on the same operation are dropped.
+    formats: the audited formats, by default all. trains: whether training is audited. A finding is dropped if another
+    finding on the same operation supersedes it.
     """
     matcher = Matcher(capture, facts)
     order = {name: index for index, name in enumerate(capture.nodes)}
@@ -47,7 +47,8 @@ def classify(
 
 
 def _most_specific(findings: list[Finding], rules: Mapping[str, Rule]) -> list[Finding]:
-    """Findings not superseded on their node; each has the highest severity and confidence of those it replaces."""
+    """Findings not superseded on their node; each gets the highest severity and confidence of the findings it
+    replaces."""
     by_node: dict[str, dict[str, Finding]] = {}
     for finding in findings:
         by_node.setdefault(finding.node, {})[finding.rule] = finding
@@ -104,8 +105,8 @@ def compare_with_verdicts(
 ) -> tuple[Finding, ...]:
     """Set `agrees` of each finding; if rule and measurement differ, the measurement decides.
 
-    An unconfirmed warning or error becomes info. A finding that only the measurement made stays if, in one of its
-    formats, no warning or error is about the same node or its module.
+    An unconfirmed warning or error becomes info. A finding that only the measurement made is kept if, in one of its
+    formats, no other warning or error is about its node or module.
     """
     compared = [_confront(finding, verdicts.get(finding.node, {})) for finding in findings]
     causes = [finding for finding in compared if _is_cause(finding)]
@@ -124,7 +125,7 @@ def exposed_findings(
 ) -> tuple[Finding, ...]:
     """Drop findings on operations that never receive a low value, in any of the finding's formats, under any strategy.
 
-    exposed: {node: {format: strategies that run it on low values}}. Findings not about precision stay.
+    exposed: {node: {format: strategies that run it on low values}}. Findings that are not about precision are kept.
     """
     return tuple(
         finding

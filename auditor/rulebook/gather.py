@@ -31,7 +31,7 @@ def gather(
     """Facts of every operation, keyed by node name, in graph order.
 
     ranges: magnitudes measured in FP32, keyed by node or placeholder; verdicts: {node: {format: Verdict}}. Without
-    them, facts that need them are None.
+    verdicts, facts about verdicts are None.
     """
     stands, uses, derived = positions(capture), Uses(capture), values.derived_arguments(capture)
     runs, in_phases = values.additions(capture, ranges), values.phases(capture)
@@ -113,10 +113,10 @@ def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> d
 
 
 def positions(capture: Capture) -> dict[str, set[str]]:
-    """Node names by position. First layers: no layer upstream. Last layers: none between them and an output.
+    """Node names by position. First layers have no layer upstream, last layers none between them and an output.
 
-    A layer has inputs computed only from parameters (a weight norm's product counts), and others; norms and scales are
-    not layers. A model with several branches has several first and last layers.
+    A layer has an input computed only from parameters (a weight norm's product counts), and another input; norms and
+    scales are not layers. A model with several branches has several first and last layers.
     """
     fixed = {item.name for item in capture.placeholders if item.kind != "input"}
     of_parameters = {item.name for item in capture.placeholders if item.kind == "parameter"}
@@ -153,7 +153,7 @@ class Uses:
     """The dtypes of a capture with everything in low precision, under autocast and with cast weights. upcasts:
     operations that the user's code runs in FP32.
 
-    An operation that autocast lowers, such as a product, does not pass FP32 on, unless autocast is off around it.
+    An operation that autocast lowers, such as a product, does not pass FP32 on, unless the code switches autocast off.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -167,7 +167,7 @@ class Uses:
         )
 
     def where(self, node: fx.Node) -> str | None:
-        """The strategies under which the node computes in low precision, in words; None if there is none."""
+        """The strategies under which the node computes in low precision, in words; None if no strategy does."""
         floating = values.is_floating(node)
         return WORDS[floating and self._under.low(node.name), floating and self._cast.low(node.name)]
 
@@ -183,8 +183,7 @@ class Uses:
         )
 
     def _is_high(self, node: fx.Node) -> bool:
-        """Whether the value stays FP32 under both strategies; False for a newly created scalar, which promotes
-        nothing."""
+        """Whether the value is FP32 under both strategies; False for a newly created scalar, which promotes nothing."""
         if node.op != "call_function" or not values.is_floating(node) or (_is_made(node) and shape(node) == ()):
             return False
         return not self._cast.low(node.name) and not self._under.low(node.name)

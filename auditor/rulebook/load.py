@@ -33,7 +33,7 @@ def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
 
     Chain nodes shared by several rules of a directory are in its `nodes.toml`. Raises: AuditorError(slug="rule-..."),
     also for a directory without rules, a duplicate code, a family whose codes have different prefixes, and an invalid
-    `supersedes`. Files that have not changed are read once in a process.
+    `supersedes`. A process reads unchanged files only once.
     """
     folders = (resource_dir("rules"),) if directories is None else tuple(directories)
     files = (file for folder in folders for file in sorted(folder.glob("**/*.toml")))
@@ -57,7 +57,7 @@ def _load(directories: Sequence[Path], state: Sequence[tuple[Path, int]]) -> tup
 
 
 def spread(rules: Sequence[Rule], formats: Sequence[str]) -> tuple[Rule, ...]:
-    """The rules; a rule for the format EACH is copied to every audited format that no other rule of its family
+    """Return the rules; a rule for the format EACH is copied to every audited format that no other rule of its family
     covers."""
     named = {(rule.family, fmt) for rule in rules if EACH not in rule.formats for fmt in rule.formats}
     result: list[Rule] = []
@@ -159,8 +159,8 @@ def _refuse(path: Path, place: Sequence[str | int], problem: str, slug: str = "r
 def _line(text: str, place: Sequence[str | int]) -> int:
     """Line number of a key in a rule file; of its table's header or name if the key is missing; else 1.
 
-    TOML readers keep no positions, so the text is searched, table by table along the key's path; in a list of tables
-    the first one with the key counts.
+    TOML readers keep no positions, so the text is searched, table by table along the key's path. In a list of tables,
+    the first table with the key counts.
     """
     at = 0
     for name in [part for part in place if isinstance(part, str)]:

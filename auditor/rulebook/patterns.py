@@ -77,8 +77,7 @@ def _drawings(chain: Chain) -> Iterator[Edges]:
 
 
 def _values_graph(capture: Capture) -> nx.DiGraph:
-    """Graph of the operations that read each other's values: reshapes, selections and casts are contracted,
-    placeholders stay."""
+    """Graph of operations that read each other's values, without reshapes, selections and casts; with placeholders."""
     origin = {item.name: item.name for item in capture.placeholders}
     graph = nx.DiGraph()
     graph.add_nodes_from(origin)

@@ -37,7 +37,7 @@ def facts_shown(message: str, formats: Collection[str]) -> list[str]:
 
 
 def fill_message(message: str, facts: Mapping[str, Any], formats: Collection[str]) -> str:
-    """Insert facts into a message; an unknown fact reads "unknown". formats: for `{formats}`."""
+    """Insert facts into a message; an unknown fact reads "unknown". formats: replace `{formats}`."""
     shown = {name: _field_value(value, formats) for name, value in facts.items()}
     return message.format_map({**shown, FORMATS: " and ".join(map(label, formats))})
 
@@ -172,9 +172,9 @@ class Example(_Table):
 class Rule(_Table):
     """A pattern that fails in a format.
 
-    upcast: whether the rule also applies to values that the user's code converts to FP32; loading adds that to `when`.
-    supersedes: codes of more general rules, which are dropped if this rule fires; it inherits their highest severity
-    and confidence. measurable: whether running one operation in low precision can confirm the rule.
+    upcast: whether the rule also applies to values that the user's code converts to FP32; if not, loading adds a
+    condition to `when`. supersedes: codes of more general rules, which are dropped if this rule fires; its finding gets
+    the highest severity of all. measurable: whether a run with one low operation can confirm the rule.
     """
 
     match: Match

@@ -48,7 +48,7 @@ def constants(node: fx.Node, derived: frozenset[int | str]) -> tuple[float, ...]
 
 
 def eps(node: fx.Node, literals: tuple[float, ...]) -> float | None:
-    """The operation's `eps` argument, or a small positive literal in an add or clamp below a division."""
+    """The operation's `eps` argument, or a small positive literal in an add or clamp."""
     given = arguments_with_defaults(node).get("eps")
     if isinstance(given, float):
         return given
@@ -67,7 +67,7 @@ def squares(node: fx.Node) -> bool:
 
 
 def _uncast(node: Any) -> Any:
-    """The node upstream of its casts; selections stay, since two chunks of a tensor differ.
+    """The node upstream of its casts; selections are not skipped, since two chunks of a tensor differ.
 
     The source may be a number: under vmap torch passes literals as tensors, with casts.
     """
@@ -109,8 +109,8 @@ def input_max_abs(node: fx.Node, ranges: Mapping[str, Magnitudes], weights: set[
 
 
 def nearest_range(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> Magnitudes | None:
-    """Magnitudes of the node's result. If it was not measured, those of the nearest measured input that has the same
-    values."""
+    """Magnitudes of the node's result. If that result was not measured: magnitudes of the nearest measured input with
+    the same values."""
     while node.name not in ranges and row_of(node).transparent and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return ranges.get(node.name)
@@ -268,7 +268,7 @@ def reduce_op(node: fx.Node) -> str | None:
 
 @dataclass(frozen=True)
 class AdditionRun:
-    """Repeated additions to one value. lost: {format: sum of updates of at most half its spacing}; absorbed: see
+    """Repeated additions to one value. lost: {format: sum of updates up to half the format's spacing}; absorbed: see
     NodeFacts."""
 
     length: int = 0
@@ -277,7 +277,7 @@ class AdditionRun:
 
 
 def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Node, AdditionRun]:
-    """The repeated additions that end at each node: `h + f(h)` continues those of h."""
+    """The repeated additions that end at each node: `h + f(h)` continues the additions of h."""
     runs: dict[fx.Node, AdditionRun] = {}
     for node in capture.graph_module.graph.nodes:
         longest = max((runs[item] for item in node.all_input_nodes), key=lambda run: run.length, default=AdditionRun())

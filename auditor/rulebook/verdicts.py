@@ -47,20 +47,20 @@ def verdict_of(
     Differences within the noise of FP32 are ignored.
     """
     if error is None or contribution is None:
-        return Verdict("untested", "the measurement did not reach it")
+        return Verdict("untested", "the measurement did not reach the operation")
     if node.dtype in ("float64", "complex128"):
-        return Verdict("untested", f"it computes in {node.dtype}, which the audited formats do not replace")
+        return Verdict("untested", f"the operation computes in {node.dtype}, which the audited formats do not replace")
     if error.cause == "nested":
-        return Verdict("untested", "it works on nested tensors, whose entries are not compared")
+        return Verdict("untested", "the operation works on nested tensors, whose entries are not compared")
     if not exposed and not node.floating:
-        return Verdict("safe", "it is no floating-point operation")
+        return Verdict("safe", "not a floating-point operation")
     if not exposed:
-        return Verdict("safe", "the model's code keeps it in FP32 under both strategies")
+        return Verdict("safe", "the model's code keeps the operation in FP32 under both strategies")
     if error.unsupported:
         return Verdict("unsafe", error.unsupported, "range" if "does not fit" in error.unsupported else None)
     if contribution.decided_by == "not-run":
         broken = error.overflow or error.nan
-        what = "it turns non-finite" if broken else "only a run can measure its effect on the outputs"
+        what = "the result turns non-finite" if broken else "only a run can measure the effect on the outputs"
         return Verdict("untested", f"{what}, and the audit's limited number of runs did not include it")
     if SENSITIVE_SHARE * max_error < contribution.isolated <= noise.floor:
         return Verdict("safe", f"{effect_of(contribution)}, {within(noise)}")
@@ -88,13 +88,13 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
     written = (f"{contribution.isolated:.{digits}g}" for digits in (2, 3, 4, 6))
     moved = next((text for text in written if float(text) > beyond), f"{contribution.isolated:.9g}")
     changes = "is predicted to change" if contribution.decided_by == "first-order" else "changes"
-    return f"{_company(contribution)} it {changes} the outputs by {moved}"
+    return f"{_company(contribution)} the operation {changes} the outputs by {moved}"
 
 
 def _share_of_budget(contribution: Contribution, max_error: float) -> str:
     """Words for the effect as a share of the error budget, or of the tightest criterion."""
     predicted = contribution.decided_by == "first-order"
-    alone = f"{_company(contribution)} it"
+    alone = f"{_company(contribution)} the operation"
     uses = f"{alone} is predicted to use" if predicted else f"{alone} uses"
     criterion = contribution.criterion
     if not criterion:
@@ -118,7 +118,7 @@ def _part(share: float) -> str:
 def _company(contribution: Contribution) -> str:
     """Clause that says whether the operation ran in low precision by itself."""
     if contribution.decided_by != "group":
-        return "run alone,"
+        return "run low by itself,"
     return f"run low with {'1 other' if contribution.together == 2 else f'{contribution.together - 1:,} others'},"
 
 
@@ -137,24 +137,24 @@ def _unsafe_reason(
         )
         return f"overflow: {magnitude}; {effect}"
     if error.disagreement:
-        return f"{error.disagreement:.2%} of its discrete results flip; {effect}"
+        return f"{error.disagreement:.2%} of the discrete results flip; {effect}"
     return f"{effect} ({error.cause})" if error.cause else effect
 
 
 def _vanishes(error: NodeError, fmt: str) -> str:
-    """What underflows in the format, in one clause."""
+    """A clause that says what underflows in the format."""
     if error.overflow or error.nan:
         return f"an input that is not zero in FP32 is zero in {label(fmt)}"
     if error.underflow:
-        return f"{error.underflow:.0%} of its non-zero entries are zero in {label(fmt)}"
+        return f"{error.underflow:.0%} of the non-zero results are zero in {label(fmt)}"
     return f"{label(fmt)} keeps fewer bits of numbers below {FORMATS[fmt].smallest_normal:.2g}"
 
 
 def _safe_reason(error: NodeError, contribution: Contribution) -> str:
     if error.overflow or error.nan:
-        return f"it turns Inf or NaN, but in a run the outputs stay finite; {effect_of(contribution)}"
+        return f"the result turns Inf or NaN, but the outputs of a run are finite; {effect_of(contribution)}"
     if error.underflow > 0.5:
-        return f"{error.underflow:.0%} of its entries underflow; {effect_of(contribution)}"
+        return f"{error.underflow:.0%} of the results underflow; {effect_of(contribution)}"
     return effect_of(contribution)
 
 
@@ -192,7 +192,7 @@ def judge(
             exposed[name][fmt] = strategies
             if own.get(name, fmt) != fmt:
                 verdicts[name][fmt] = Verdict(
-                    "safe", f"the model's code runs it in {label(own[name])} under every plan"
+                    "safe", f"the model's code requires {label(own[name])} here under every plan"
                 )
                 continue
             verdict = of(measured, name, node, strategies, fmt)
@@ -256,7 +256,7 @@ def _merge_results(
 
 
 def _with_batch(verdict: Verdict, contribution: Contribution | None) -> Verdict:
-    """The verdict, with the number of its batch if that is not the first and the operation is not safe."""
+    """The verdict, with the batch's number if the batch is not the first and the operation is not safe."""
     if contribution is None or contribution.batch == 1 or verdict.verdict == "safe":
         return verdict
     return replace(verdict, reason=f"{verdict.reason} (batch {contribution.batch})", batch=contribution.batch)
@@ -269,7 +269,7 @@ def backward_reasons(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:
         broken = error.overflow + error.nan
         many = "1 finite gradient" if broken == 1 else f"{broken:,} finite gradients"
         return (
-            f"its backward pass turns {many} into Inf or NaN in {label(fmt)}, and the gradient of {reaches} with them"
+            f"the backward pass turns {many} into Inf or NaN in {label(fmt)}, and the gradient of {reaches} with them"
         )
 
     return tuple(

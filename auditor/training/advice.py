@@ -18,7 +18,7 @@ DOMINANT = 0.5
 """Minimum share of the squared gradient norm at which an embedding dominates."""
 
 OUTLIER = 10.0
-"""Multiple of the median gradient norm that makes an outlier."""
+"""A module is an outlier if its gradient norm exceeds this multiple of the median."""
 
 LOST = 0.1
 """Share of lost updates above which FP32 master weights are recommended."""
@@ -60,7 +60,7 @@ def embedding_dominates(training: Training, captured: Capture) -> Iterable[Advic
 
 
 def gradient_outliers(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Modules whose gradient far exceeds the median of all."""
+    """Modules whose gradient norm far exceeds the median of all modules."""
     norms: dict[str, float] = {}
     for parameter in training.parameters:
         norms[parameter.module] = (norms.get(parameter.module, 0.0) ** 2 + parameter.gradient.norm**2) ** 0.5
@@ -185,11 +185,11 @@ ADVICE = (
     scaled_gradients,
     zero_gradients,
 )
-"""All recommendations; those without which training fails come first."""
+"""All kinds of advice; advice without which training fails comes first."""
 
 
 def advice_of(training: Training, captured: Capture) -> tuple[Advice, ...]:
-    """All applicable recommendations, in the order of ADVICE."""
+    """All advice that applies, in the order of ADVICE."""
     return tuple(advice for piece in ADVICE for advice in piece(training, captured))
 
 

@@ -26,13 +26,13 @@ from ..records import NodeError
 from ..records.training import BackwardNode, GradientChange
 
 RERUNS, FEWEST = 64, 16
-"""Maximum number of operations tested by another step, per format; and the minimum for large steps."""
+"""Maximum number of operations that get a separate step in each format, and this maximum for the largest models."""
 
 ELEMENTS = 2_000_000_000
-"""Total elements of results over these steps, beyond the minimum number."""
+"""Elements of results that these steps may compute in total, beyond FEWEST steps."""
 
 MOST_SCALED = 24
-"""Largest power of two that scales the loss of a step with one low operation."""
+"""Largest exponent of the power of two that scales the loss of a step with one low operation."""
 
 OTHER_GRADIENTS = (
     "the recorded operations do not have the model's gradients, for example because of an autograd.Function"
@@ -46,11 +46,11 @@ Gradients = dict[Key, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class BackwardTest:
-    """The backward pass of a single operation in one format, on FP32 values and gradients rounded to it.
+    """The backward pass of a single operation in one format, on FP32 values and gradients rounded to that format.
 
-    error: of the gradients it returns. weight: how far random-sign errors of that size in its results move the loss.
-    gaps: {tensor argument: low minus reference gradient, unscaled}, as bfloat16. scale: the loss scale at which the
-    incoming gradient is near 1.
+    error: of the returned gradients. weight: how far the errors of the operation's results, with random signs, move the
+    loss. gaps: {tensor argument: low minus reference gradient, unscaled}, as bfloat16. scale: the loss scale (at least
+    1) at which the incoming gradient is near 1.
     """
 
     error: NodeError
@@ -60,19 +60,19 @@ class BackwardTest:
 
     @property
     def is_broken(self) -> bool:
-        """Whether it turns finite gradients into Inf or NaN."""
+        """Whether the backward pass turns finite gradients into Inf or NaN."""
         return bool(self.error.overflow or self.error.nan)
 
 
 def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[BackwardNode, ...], str | None]:
-    """Every operation's backward pass with its effect on the gradients, or why the effect is missing."""
+    """Test every operation's backward pass and effect on the gradients; also return why effects are missing."""
     tested = backward_errors(first, formats)
     lost = {fmt: broken_gradients(first, fmt) for fmt in formats}
     again = _worth_a_run(first, tested)
     nodes = []
     for name, result in tested.items():
         runs = {f: one_low(first, name, f, one.scale) for f, one in result.items() if one.is_broken or name in again}
-        # `lost`: the parameter broken in a step with everything low, if the operation alone breaks none
+        # `lost`: the parameter broken in a step with everything low, if the operation's own step breaks none
         broken = [fmt for fmt, one in result.items() if one.is_broken]
         reaches = {fmt: _broken_parameter(first, runs[fmt]) or lost[fmt].get(name) for fmt in broken}
         ran = [fmt for fmt, low in runs.items() if low.failure is None and first.faithful]
@@ -94,7 +94,7 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
 
 
 def _worth_a_run(step: Step, tested: Mapping[str, Mapping[str, BackwardTest]]) -> set[str]:
-    """The operations with the largest weight, limited by the number of runs."""
+    """Names of the operations with the largest weights, which get a separate step."""
     elements = sum(leaf.numel() for leaves in step.live.values() for leaf in leaves)
     weights = {name: max(one.weight for one in result.values()) for name, result in tested.items()}
     most = min(RERUNS, max(FEWEST, ELEMENTS // max(elements, 1)))
@@ -102,7 +102,7 @@ def _worth_a_run(step: Step, tested: Mapping[str, Mapping[str, BackwardTest]]) -
 
 
 def _change(step: Step, low: LowStep, gaps: Mapping[Key, torch.Tensor]) -> GradientChange:
-    """How far one low operation moves the step's gradients, and how far its backward pass alone does: `gaps`,
+    """How far one low operation changes the step's gradients, and how far only its backward pass does: `gaps`,
     propagated linearly."""
     at = [step.live[name][index] for name, index in gaps]
     errors = [gap.to(x.dtype) for gap, x in zip(gaps.values(), at, strict=True)]
@@ -116,13 +116,13 @@ def _norm(gradients: Sequence[torch.Tensor]) -> float:
 
 
 def _broken_parameter(step: Step, low: LowStep) -> str | None:
-    """The first parameter whose gradient is finite only in FP32."""
+    """The first parameter whose gradient is finite in FP32 and not in the low step."""
     broken = (n for n, g in low.gradients.items() if g is not None and not bool(torch.isfinite(g).all()))
     return next((n for n in broken if bool(torch.isfinite(step.by_parameter[n]).all())), None)
 
 
 def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, BackwardTest]]:
-    """{node: {format: its backward test}} for every operation with a gradient to pass on.
+    """{node: {format: its backward test}} for every operation that receives a gradient.
 
     The incoming gradient is scaled by a power of two, so that its largest entry is near 1: problems that a loss scale
     repairs do not count.
@@ -153,7 +153,7 @@ def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> Backward
 
 
 def _weight(errors: Leaves, gradients: Leaves) -> float:
-    """Root of the sum of squares of error times gradient, over all entries; inf if one is not finite."""
+    """Root of the sum of squares of error times gradient, over all entries; inf if any product is not finite."""
     known = [(e, g) for e, g in zip(errors, gradients, strict=False) if e is not None and g is not None]
     result = _norm([e.double() * g.double() for e, g in known])
     return result if math.isfinite(result) else math.inf
@@ -179,8 +179,7 @@ def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None, exponent: int) 
 
 
 def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> tuple[Leaves, Gradients] | str:
-    """Results and gradients of an operation, in FP32 or in a format on rounded values; or why the operation has
-    none."""
+    """Results and gradients of an operation, in FP32 or in a format on rounded values; or the reason if it fails."""
     leaves: dict[Key, torch.Tensor] = {}
 
     def leaf(source: fx.Node) -> Any:
@@ -223,13 +222,13 @@ def _backward(results: list[torch.Tensor], gradients: Leaves, leaves: list[torch
 
 
 def _scale_by(gradients: Leaves, exponent: int) -> Leaves:
-    """Multiply by a power of two, in two steps if it exceeds float32's range."""
+    """Multiply by a power of two, in two steps since it may exceed float32's range."""
     half = 2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2)
     return [None if g is None else g.float() * half[0] * half[1] for g in gradients]
 
 
 def _exponent(gradients: Leaves) -> int:
-    """floor(log2) of the largest finite magnitude; 0 for zeros alone."""
+    """floor(log2) of the largest finite magnitude; 0 if all entries are zero."""
     sizes = [float(finite(g).abs().max()) for g in gradients if g is not None and g.numel()]
     largest = max(sizes, default=0.0)
     return math.floor(math.log2(largest)) if largest > 0 else 0

@@ -29,7 +29,7 @@ LOSS_NAMES = ("loss_fn", "get_loss", "criterion")
 TARGET_NAMES = ("get_targets", "targets")
 OWN_LOSS = "the model's own loss"
 WHOLE_BATCH = "batch"
-"""Name of a loss's only parameter after the outputs that receives the whole batch."""
+"""A loss function gets the whole batch if its only parameter after the outputs has this name."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -37,9 +37,9 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def training_subject(
     model: nn.Module, example_inputs: Any, kwargs: dict[str, Any], loss_fn: Callable[..., Any] | None
 ) -> Subject:
-    """A Subject around the caller's model whose batches contain inputs and targets.
+    """Make a Subject of the caller's model from batches that contain inputs and targets.
 
-    Raises: LoadError(slug="bad-targets" | "no-loss" | "bad-loss" | "no-gradient"), and those of from_object.
+    Raises: LoadError(slug="bad-targets" | "no-loss" | "bad-loss" | "no-gradient"), and the errors of from_object.
     """
     batches = as_batches(() if example_inputs is None and kwargs else example_inputs, "example_inputs")
     inputs, targets = split(batches, loss_fn, model)
@@ -88,7 +88,7 @@ def check_training(subject: Subject) -> Subject:
 
 @contextmanager
 def in_training(model: nn.Module) -> Iterator[None]:
-    """In the body the model is in training mode; then its flags are restored. `isolated` undoes other changes."""
+    """In the body the model is in training mode; then its flags are restored. `isolate` undoes other changes."""
     with in_eval(model):
         switch(model, training=True)
         yield
@@ -117,7 +117,7 @@ def _check_loss(loss: Any, objective: Objective) -> None:
 
 
 def _loss_arguments(loss_fn: Callable[..., Any]) -> list[str] | None:
-    """Names of the loss's arguments after the outputs; None if it takes any number."""
+    """Names of the loss's arguments after the outputs; None if it takes any number of arguments."""
     function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -162,12 +162,12 @@ def _describe_targets(batch: Batch) -> str:
 def load_training(
     target: str, *, inputs: str | None = None, weights: str | None = None, seed: int = 0, loss: str | None = None
 ) -> Subject:
-    """As `load`, with the loss and targets of a training step.
+    """Load a target as `load` does, with the loss and targets of a training step.
 
     loss: `file.py:name`, or a name in the target's file. By default the file's `loss_fn`, the result of its
     `get_loss()`, or its `criterion`; else the model's own loss. Targets: `get_targets()` or `targets` of the file, one
-    entry per batch of inputs; else the last entries of every batch. `audit_spec()` may have `loss` and `targets`.
-    Raises: LoadError, those of `load` and slug="missing-loss" | "no-loss" | "bad-loss" | "bad-targets" | "no-gradient".
+    entry per batch of inputs; else the last entries of every batch. `audit_spec()` may return `loss` and `targets`.
+    Raises: LoadError as `load` does, or slug="missing-loss" | "no-loss" | "bad-loss" | "bad-targets" | "no-gradient".
     """
     return check_training(
         load(target, inputs=inputs, weights=weights, seed=seed, objective=partial(_with_objective, target, loss, seed))
@@ -177,7 +177,7 @@ def load_training(
 def _with_objective(
     target: str, loss: str | None, seed: int, module: ModuleType, spec: Mapping[str, Any], subject: Subject
 ) -> Subject:
-    """The subject with its objective; targets in its batches are removed from them."""
+    """Add the objective to a subject, and remove the targets from the subject's batches."""
     parsed = parse(target)
     label = parsed.label
     loss_fn, source = _loss(module, spec, parsed, loss, seed)
@@ -185,7 +185,7 @@ def _with_objective(
     if targets is None:
         batches, targets = split(subject.batches, loss_fn, subject.model)
         held_out = subject.held_out
-        if any(args or named for args, named in targets):  # held-out batches then hold targets too
+        if any(args or named for args, named in targets):  # held-out batches then contain targets too
             held_out, _ = split(held_out, loss_fn, subject.model)
         subject = replace(subject, batches=batches, held_out=held_out)
     if len(targets) != len(subject.batches):

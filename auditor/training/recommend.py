@@ -1,5 +1,5 @@
-"""Recommends a training format: FP16 with one of the usable loss scales, BF16 by the updates that its weights lose, or
-FP32."""
+"""Recommends a training format (FP16 with a usable loss scale, BF16, or FP32), and estimates the updates that BF16
+weights lose."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOLERATED = 0.1
 """Largest relative gradient error of a recommended format: the step then points within 6 degrees of FP32's."""
 
 ALLOWED = 0.01
-"""Share of the non-zero low gradients that may underflow to zero."""
+"""Share of the non-zero low-precision gradients that may underflow to zero."""
 
 HEADROOM = 16.0
 """Safety factor of the initial scale for growing gradients, if the window is wide enough."""
@@ -44,7 +44,7 @@ def format_to_train_in(
 ) -> tuple[str | None, str]:
     """The format to train in, with the reason in one sentence.
 
-    idle: formats whose verified autocast plans run nothing low, although some were requested.
+    idle: formats with a requested autocast plan that is not verified or runs nothing low.
     """
     near = {fmt: error for fmt, error in errors.items() if error is not None and error <= TOLERATED}
     if near and not any(errors.values()):
@@ -122,10 +122,10 @@ def recommend_plan(
     max_error: float,
     use: str = "training",
 ) -> tuple[str | None, str]:
-    """The recommended plan and its reason, adjusted for training: the plan to train under, or none for FP32.
+    """Return the plan to train under (None for FP32) and the reason.
 
-    Plans are chosen by output error; a step may need more accuracy, or a range that FP16 lacks. Without a requested
-    autocast plan or training audit, the recommendation stays.
+    Plans are chosen by output error; a step may need more accuracy, or a range that FP16 lacks. If `use` is not
+    `training`, only the reason changes; if no requested plan trains in the recommended format, nothing changes.
     """
     if use != "training":
         return recommend(plans, max_error, use, {f"autocast_{training.format}"})
@@ -145,7 +145,7 @@ def recommend_plan(
 
 
 def loss_scale(low: Mapping[str, Magnitudes]) -> LossScale | None:
-    """The window for low gradients, by module; None if there are none, or all are zero."""
+    """The usable loss scales for FP16 gradients; None if all are zero. low: {module: its low-precision gradients}."""
     pool = merge_magnitudes(low.values())
     if not pool.nonzero:
         return None
@@ -207,7 +207,7 @@ def lost_by_sgd(parameters: Iterable[ParameterGradients], rate: float) -> float:
 def lost_by_adam(parameters: Iterable[ParameterGradients], rate: float) -> float:
     """Share of Adam's first updates that rounding to BF16 discards; each moves a weight by the learning rate.
 
-    Shares are of all weights: those without a gradient are assumed to be distributed like the others.
+    The share is of all weights: weights without a gradient are assumed to be distributed like the others.
     """
     edge = math.log2(rate) + _HALF_SPACING
     lost, total = 0, 0

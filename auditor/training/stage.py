@@ -1,4 +1,4 @@
-"""The training stage: before planning it detects backward failures, after it recommends how to train."""
+"""The training stage: before planning it detects backward failures, after planning it recommends how to train."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class MeasuredStep:
     """Measurements of the training step before planning.
 
     gradients: {node or placeholder: gradients of its results}, weights by their placeholder. first: the step on the
-    first batch, with its graph. parameters: a plan decides which of them have low gradients.
+    first batch, with its graph. parameters: `conclude` marks parameters with low gradients under a plan.
     """
 
     capture: Capture
@@ -88,7 +88,7 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
     pooled = {name: merge_magnitudes(result) for name, result in gradients.items()}
     places = {place.fqn: place.name for place in captured.placeholders}
     parameters = []
-    for name, leaf in first.parameters.items():  # a tied one once
+    for name, leaf in first.parameters.items():  # a tied parameter appears once
         gradient, ratios = pooled[places[name]], ratios_of(leaf, first.by_parameter[name])
         module = name.rpartition(".")[0]
         parameters.append(ParameterGradients(name, module, magnitudes_of(leaf), gradient, ratios, low=False))
@@ -96,7 +96,7 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
 
 
 def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None) -> Training:
-    """The loss-scale window under the FP16 plan, the losses of BF16, trial steps, and recommendations."""
+    """Find the loss-scale window under the FP16 plan, updates lost in BF16, errors of low steps, and advice."""
     trainable = {name: plan for name, plan in plans.items() if plan.holds and has_low(plan)}
     lowerings = {fmt: StepPrecision(fmt, trainable.get(f"autocast_{fmt}")) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
@@ -143,7 +143,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
-    """Gradient error of a low step on the worst batch; None if the step raises. scale: of the loss."""
+    """Gradient error of a low step on the worst batch; None if the step raises. scale: the loss scale."""
     worst = 0.0
     for step in _steps(prepared):
         result = own_step(step, low, scale)
@@ -166,8 +166,8 @@ def _steps(prepared: MeasuredStep) -> Iterator[Step]:
 def _at_a_scale(
     prepared: MeasuredStep, low: StepPrecision, window: LossScale | None
 ) -> tuple[float | None, LossScale | None]:
-    """The error of an FP16 step at the initial scale, and the window. If gradients overflow at this scale, as inside
-    an autograd.Function, the scale is quartered until they are finite; it is then the window's upper end."""
+    """The error of an FP16 step at the initial scale, and the window. If gradients overflow at this scale, for example
+    inside an autograd.Function, it is quartered until gradients are finite, and becomes the window's upper end."""
     scale = window.init if window is not None and window.init else 1.0
     error = _gradient_error(prepared, low, scale)
     if window is None or window.init is None or error is None or math.isfinite(error):
@@ -184,8 +184,8 @@ def _at_a_scale(
 def _with_batch(
     nodes: tuple[BackwardNode, ...], step: Step, formats: tuple[str, ...], number: int
 ) -> tuple[BackwardNode, ...]:
-    """The operations. Those whose backward pass becomes non-finite on another batch with a non-finite low step are
-    marked unsafe."""
+    """If a low step on another batch gives non-finite gradients, mark the operations whose backward pass turns
+    non-finite there as unsafe."""
     scale = min(largest_scale(_inner(step), FORMATS["fp16"]) / HEADROOM, 2.0**24)
     low = {fmt: own_step(step, StepPrecision(fmt), scale if FORMATS[fmt].loss_scaling else 1.0) for fmt in formats}
     if not (broken := tuple(fmt for fmt, one in low.items() if one.failure is None and not one.finite)):
@@ -201,9 +201,9 @@ def _with_batch(
 
 
 def _noise(step: Step) -> float | None:
-    """Relative distance of FP32's gradients from those of other batches, estimated from the two halves of this batch.
+    """Relative difference of FP32's gradients between batches, estimated from the two halves of this batch.
 
-    The mean of two halves is off by half their distance. None if the batch cannot be halved.
+    The mean of two halves' gradients is off by about half their distance. None if the batch cannot be halved.
     """
     subject = step.subject
     total, *others = {x.shape[0] for x in tensors_in(subject.batches[0]) if x.dim()} or {0}
@@ -226,7 +226,7 @@ def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -
 
 
 def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:
-    """The low gradients of every module, including its parameters'."""
+    """The low gradients of every module, including gradients of its parameters."""
     groups = _by_module(captured, (name for name in gradients if name in low))
     return {module: merge_magnitudes(significant(gradients[n]) for n in names) for module, names in groups.items()}
 
@@ -253,7 +253,7 @@ def _by_module(captured: Capture, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _inner(step: Step) -> Magnitudes:
-    """Gradients inside the model, and of its weights, without the loss's own, which is 1."""
+    """Gradients inside the model and of its weights, without gradients inside the loss."""
     return merge_magnitudes(
         significant(magnitudes_of(g))
         for name, gradients in step.gradients.items()

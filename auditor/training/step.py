@@ -1,5 +1,5 @@
-"""A training step as a module, which can run in the model's place: recorded, with the model's own paths, and run as the
-user's own step, with loss and `backward()`, in FP32 or low, like the loop in the report."""
+"""A training step as a module. It is recorded with the model's own paths, and runs like the loop in the report:
+forward, loss and `backward()`, in FP32 or in low precision."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TrainingStep(nn.Module):
 
 
 def own_loss(outputs: Any) -> Any:
-    """`.loss` or `["loss"]` of the model's outputs, or the returned tensor itself; None if there is none."""
+    """`.loss` or `["loss"]` of the model's outputs, or the returned tensor itself; None without a loss."""
     if isinstance(outputs, Mapping) and "loss" in outputs:
         return outputs["loss"]
     loss = getattr(outputs, "loss", None)
@@ -102,7 +102,7 @@ def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> C
             for place in captured.placeholders
         ),
         aliases={path: others for path, others in aliases.items() if LOSS not in (path, *others)},
-        # a model is bound, not a step, so that the capture is used as any other
+        # takes a model, not a step, so that callers use this capture like any other
         bind=lambda model, batch: captured.bind(TrainingStep(model, loss_fn), batch),
     )
 
@@ -113,7 +113,7 @@ def in_the_model(name: str) -> str:
 
 
 def _of_torch(loss_fn: object) -> str | None:
-    """The name of a torch loss: `torch.nn.CrossEntropyLoss`, `torch.nn.functional.cross_entropy`."""
+    """The name of a torch loss, such as `torch.nn.functional.cross_entropy`; None for other losses."""
     while isinstance(loss_fn, partial):
         loss_fn = loss_fn.func
     named = type(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
@@ -181,7 +181,7 @@ FP32 = StepPrecision("fp32")
 
 
 def own_step(step: Step, low: StepPrecision, scale: float = 1.0) -> LowStep:
-    """Loss and unscaled gradients of one step at a loss scale; the caller has set training mode.
+    """Run one step at a loss scale; return its loss and unscaled gradients. The caller has set training mode.
 
     Model, loss, batch, gradients and generators are restored. An exception becomes the step's failure.
     """
@@ -200,9 +200,9 @@ def own_step(step: Step, low: StepPrecision, scale: float = 1.0) -> LowStep:
 
 
 def settle(step: Step) -> Step:
-    """Replace the recorded operations' gradients in a step by those of the model itself.
+    """Replace the parameters' gradients of a recorded step by the gradients of the model's own step.
 
-    They differ if the model has an autograd.Function, or hooks that change gradients. Raises:
+    Both differ if the model has an autograd.Function, or hooks that change gradients. Raises:
     LoadError(slug="bad-loss") if the backward pass raises.
     """
     own = own_step(step, FP32)
@@ -243,8 +243,7 @@ class _Region(TrainingStep):
         return loss
 
     def loss_inputs(self, outputs: Any) -> Any:
-        """The outputs, converted to FP32 if there is a plan, which may have lowered them, and a loss function reads
-        them."""
+        """The outputs, in FP32 if a plan may have lowered them and a loss function reads them."""
         self.returned = _kind(outputs, self.loss_fn is None)
         return outputs if self.low.plan is None or self.loss_fn is None else _wide(outputs)
 
@@ -271,11 +270,11 @@ def _forward_and_backward(step: Step, module: _Region, low: StepPrecision, scale
 
 @contextmanager
 def _around(step: Step, low: StepPrecision) -> Iterator[None]:
-    """A context for a step. FP32: without the user's own autocast regions, as in the recording. Low: natively on a GPU,
+    """A context for a step. FP32: without the user's own autocast regions, like the recording. Low: natively on a GPU,
     else emulated.
 
-    A step with random operations is emulated on a GPU too, since half kernels draw other random numbers than FP32
-    kernels.
+    A step with random operations is emulated on a GPU too, since low-precision kernels draw other random numbers than
+    FP32 kernels.
     """
     if low.format == "fp32":
         with intercept(Handler(), around=torch.float32):
@@ -297,7 +296,7 @@ def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, 
 
 
 def _wide(outputs: Any) -> Any:
-    """Convert outputs to FP32, also inside a dataclass, which torch treats as a leaf: like the loop in the report."""
+    """Convert outputs to FP32, also inside a dataclass, which torch treats as a leaf, as the report's loop does."""
 
     def wide(leaf: Any) -> Any:
         if not is_dataclass(leaf) or isinstance(leaf, type):

@@ -82,7 +82,7 @@ def test_a_region_of_the_authors_own_is_judged_as_what_it_is(device: str) -> Non
     audit = held(seeded(lambda: (Model(forward, **two_layers()), one(normal(4, 16)))), strategies=("autocast",))
     product = next(report for report in audit.nodes if report.node.owner == "first")
     verdict = product.verdicts["fp16"]
-    assert (verdict.verdict, verdict.reason) == ("safe", "the model's code runs it in BF16 under every plan")
+    assert (verdict.verdict, verdict.reason) == ("safe", "the model's code requires BF16 here under every plan")
     plan = audit.plans["autocast_fp16"]
     assert plan.is_verified
     assert plan.predicted_error < 0.01

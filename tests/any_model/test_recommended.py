@@ -41,7 +41,7 @@ def test_what_autocast_leaves_in_fp32_is_said_to_fail_nowhere_and_to_be_low_nowh
     assert audit.recommended is None
     assert (
         audit.recommendation
-        == "Keep it in FP32: no plan within the error budget of 0.01 runs any operation in low precision."
+        == "Keep the model in FP32: no plan within the error budget of 0.01 runs any operation in low precision."
     )
     with auditor.emulate("cuda"), torch.autocast("cuda", dtype=torch.float16):
         assert nn.Softmax(-1)(X).dtype is torch.float32
@@ -87,7 +87,7 @@ def test_below_what_is_reached_without_a_plan_nothing_is_handed_out() -> None:
     audit = auditor.audit(linear(16, 16), (X,), device="cpu", max_error=1e-5)
     assert audit.recommended is None
     assert audit.recommendation.startswith(
-        "Keep it in FP32: no plan with low precision is within the error budget of 1e-05"
+        "Keep the model in FP32: no plan with low precision is within the error budget of 1e-05"
     )
 
 

@@ -39,7 +39,7 @@ ONE_PLAN = ("--formats", "bf16", "--strategies", "cast", "--quick")
 HERE: tuple[str, ...] = ()
 """The program of a case that is run in this process, where what it shows does not hang on its own: that saves one."""
 
-FP32 = "Keep it in FP32"
+FP32 = "Keep the model in FP32"
 
 RUN_AGAIN = """
 import sys

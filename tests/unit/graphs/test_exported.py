@@ -113,7 +113,7 @@ def test_what_takes_nothing_is_said_to() -> None:
         def forward(self) -> Tensor:
             return torch.ones(3).exp()
 
-    assert export_model(Made(), ((), {})).fixed == "it takes no tensors"
+    assert export_model(Made(), ((), {})).fixed == "the model takes no tensors"
 
 
 def test_classes_of_the_users_own_become_names() -> None:

@@ -109,7 +109,7 @@ def test_what_cannot_be_written_is_one_line(audit: Audit, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch.onnx, "export", fails)
     programs = [plan.program for plan in with_onnx(audit).plans.values() if plan.program]
-    assert {one.onnx.failure for one in programs} == {"it could not be written: no such"}
+    assert {one.onnx.failure for one in programs} == {"the ONNX model could not be written: no such"}
 
 
 @pytest.mark.slow
@@ -119,7 +119,9 @@ def test_what_onnx_has_no_operation_for_is_named_in_one_line() -> None:
     program = done.plans["graph_fp16"].program
     said = program.onnx
     assert (said.file, said.error) == ("", None)
-    assert (said.failure or "").startswith("it could not be written: No ONNX function found for <OpOverload")
+    assert (said.failure or "").startswith(
+        "the ONNX model could not be written: No ONNX function found for <OpOverload"
+    )
     assert "linalg_svd" in (said.failure or "")
     assert "\n" not in (said.failure or "")
     assert program_line(done.plans["graph_fp16"]).endswith(f"; as ONNX {said.failure}")

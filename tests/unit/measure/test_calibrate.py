@@ -137,7 +137,7 @@ X = torch.ones(2, 8)
 
 def said(model: nn.Module, x: torch.Tensor = X) -> list[str]:
     found = auditor.audit(model, x, formats=("fp16", "bf16"))
-    return [words for words in found.warnings if words.startswith("The weights came in")]
+    return [words for words in found.warnings if words.startswith("The model stores")]
 
 
 def linear(*values: float) -> nn.Linear:
@@ -158,8 +158,8 @@ def test_nothing_is_said_of_a_model_in_fp32() -> None:
 def test_bf16_within_the_range_of_fp16() -> None:
     model = linear().bfloat16()
     assert said(model) == [
-        "The weights came in BF16, and all lie in FP16's range, which has as many bits: it takes them as they are too.",
-        "The weights came in BF16, all of them: it takes these as they are, so no error under BF16 comes from rounding them.",
+        "The model stores its weights in BF16, and FP16 represents all of these weights exactly.",
+        "The model stores all weights in BF16, so rounding these weights adds no error in BF16.",
     ]
     for parameter in model.parameters():
         assert torch.equal(parameter.half().float(), parameter.float())
@@ -172,8 +172,8 @@ def test_bf16_beyond_the_range_of_fp16() -> None:
     large, small = int((values >= 65536).sum()), int(((values < 2.0**-14) & (values > 0)).sum())
     assert (large, small) == (2, 2)
     assert first == (
-        "The weights came in BF16, whose range FP16 does not have: of 72, 2 are 65,536 or more and become infinite, and 2 lie "
-        "below 6.1e-05, where FP16 may lose bits, or all of them."
+        "The model stores weights in BF16, which has a wider range than FP16. Of 72 weights, 2 are 65,536 or more and become "
+        "infinite in FP16; 2 are below 6.1e-05, where FP16 has fewer bits or only zero."
     )
 
 

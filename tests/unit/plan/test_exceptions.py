@@ -262,7 +262,7 @@ def test_what_a_plan_says_of_such_a_function_is_so() -> None:
     for path, choice in kept.items():
         (reason,) = plan.reasons_of(path)
         assert reason.functions == (f"{path}..{choice.keep[0]}",)
-        assert reason.words.startswith("it returns FP32 anyway; if it were not kept in FP32, linear_")
+        assert reason.words.startswith("returns FP32 anyway; if not kept in FP32, linear_")
         assert reason.words.endswith(f" in {path}.out would get tensors of two dtypes, which raises an error")
     assert len([reason for reason in plan.reasons if reason.kind == "conflict"]) == 2
     scopes = {"": {"precision": "bf16"}, **{path: {"precision": "bf16"} for path in kept}}

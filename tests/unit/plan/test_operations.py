@@ -45,11 +45,11 @@ def why(strategy: str = "autocast") -> dict[str, Reason]:
     ("op", "kind", "words"),
     [
         ("softmax softmax", "strategy", "autocast runs softmax in FP32 by itself"),
-        ("neg neg", "inherited", "FP32 reaches it from softmax: autocast runs softmax in FP32 by itself"),
+        ("neg neg", "inherited", "reads FP32 from softmax: autocast runs softmax in FP32 by itself"),
         ("matmul matmul", "author", "the model's code switches autocast off there"),
-        ("arange arange", "not-floating", "it is not a floating-point operation"),
+        ("arange arange", "not-floating", "not a floating-point operation"),
         ("sin sin", "author", "the model's code creates values in FP32"),
-        ("neg neg_1", "inherited", "FP32 reaches it from the parameter scale"),
+        ("neg neg_1", "inherited", "reads FP32 from the parameter scale"),
         ("cos cos", "author", "the model's code computes in float64, which no plan lowers"),
     ],
 )
@@ -104,7 +104,7 @@ def test_what_blocks_have_in_common_is_one_reason(strategy: str) -> None:
 def test_fp32_is_followed_to_where_it_begins() -> None:
     assert [(reason.words, reason.operations) for reason in of_blocks(1, "cast")] == [
         ("the model's code requests FP32", ("to",)),
-        ("FP32 reaches it from to: the model's code requests FP32", ("pow_1", "mean", "add", "rsqrt", "mul")),
+        ("reads FP32 from to: the model's code requests FP32", ("pow_1", "mean", "add", "rsqrt", "mul")),
     ]
 
 
@@ -138,7 +138,7 @@ def test_what_a_module_around_keeps_says_so() -> None:
     problem.__dict__["exceptions"] = {"block": frozenset({"linear"})}
     chosen = Candidate(high, 0.0, 0.0)
     found = [reason for reason in operation_reasons(problem, chosen) if reason.kind == "inherited"]
-    assert [(reason.words, reason.by) for reason in found] == [("linear stays FP32 in all of block", "block")]
+    assert [(reason.words, reason.by) for reason in found] == [("block keeps every call of linear in FP32", "block")]
     assert [capture.nodes[name].owner for name in found[0].operations] == ["block.layer"] * 2
     computed = problem.resolve(choice_keeping(high, "fp16")).computed_format
     assert all(computed(name) == "fp32" for name in found[0].operations)

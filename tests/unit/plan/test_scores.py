@@ -74,7 +74,7 @@ def test_a_plan_that_loses_too_much_is_not_recommended(told_apart: Audit) -> Non
     assert str(told_apart.recommended).endswith("fp16")
     alone = audited(near(1e-3), max_drop=0.05, formats="bf16")
     assert alone.recommended is None
-    assert view(alone).headline == "Keep it in FP32: no plan within the error budget of 0.01 keeps the score."
+    assert view(alone).headline == "Keep the model in FP32: no plan within the error budget of 0.01 keeps the score."
     assert "--max-drop" in view(alone).proof
 
 

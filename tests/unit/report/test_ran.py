@@ -46,7 +46,7 @@ REASONS = {
     "autocast runs layer_norm in FP32 by itself": {"layer_norm"},
     "the model's code requests FP32": {"to", "arange"},
     "the model's code switches autocast off there": {"linear"},
-    "FP32 reaches it from": {"mul", "div", "add"},
+    "reads FP32 from": {"mul", "div", "add"},
 }
 
 

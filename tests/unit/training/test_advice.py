@@ -234,7 +234,7 @@ def test_a_backward_pass_that_overflows_is_said_with_how_many_gradients() -> Non
     said = advice(training, "backward-fails")
     assert said.startswith("sqrt")
     assert said.endswith(
-        f": its backward pass turns {broken} finite gradients into Inf or NaN in FP16, and the gradient of scale with them."
+        f": the backward pass turns {broken} finite gradients into Inf or NaN in FP16, and the gradient of scale with them."
     )
     rounded = (x * roots().scale.detach()).half().float()
     scale = torch.ones(4, requires_grad=True)
