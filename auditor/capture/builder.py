@@ -144,7 +144,8 @@ class Builder:
         if node.op == "placeholder":
             node.meta[_GRADIENT] = isinstance(value, torch.nn.Parameter) and value.requires_grad
         else:
-            reached = any(source.meta[_GRADIENT] for source in node.all_input_nodes)
+            cut = node.target is _aten.detach.default
+            reached = not cut and any(source.meta[_GRADIENT] for source in node.all_input_nodes)
             node.meta[_GRADIENT] = reached and any(_differentiable(x) for x in tensors_in(value))
 
 

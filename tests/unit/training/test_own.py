@@ -128,6 +128,12 @@ def test_the_gradients_are_those_of_the_models_own_backward() -> None:
         assert torch.equal(found.gradients[name], parameter.grad / 1024), name
 
 
+def test_a_value_behind_detach_is_detached_once() -> None:
+    model = Model(lambda m, x: m.head((m.body(x).detach() * 2 + 1).tanh()), body=nn.Linear(8, 8), head=nn.Linear(8, 3))
+    step = step_of(model, (normal(4, 8), normal(4, 3, seed=1)), loss_fn)
+    assert sum(node.op == "aten.detach.default" for node in step.capture.nodes.values()) == 1
+
+
 class Random(nn.Module):
     """Draws in several ways, normalizes by the batch, and counts its calls."""
 
