@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -162,7 +163,8 @@ class Reference(SeparateResults):
         """Compute the node inside the autograd graph."""
         if n.op == "output":
             return RECORDED.compute(n, value_of)
-        with torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda x: x):
+        many = row_of(n).recurrent  # tensors of every step, which hooks would slow down
+        with nullcontext() if many else torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda x: x):
             result = self._compute(n, value_of)
             return self._connect(separate_tensors(result, [value_of(source) for source in n.all_input_nodes]))
 
