@@ -36,8 +36,10 @@ class TokenComparison:
     flips_low: Annotated[float | None, FileField("lower end of the 95 % interval of `flips`", least=0)] = None
     flips_high: Annotated[float | None, FileField("upper end of the 95 % interval of `flips`", least=0)] = None
     predicted_flips: Annotated[float | None, FileField("first-order prediction of `flips`; `null`: unavailable")] = None
-    first_flip: Annotated[int | None, FileField("tokens before the first flip, median; `null`: no flip in half")] = None
-    first_flip_10: Annotated[int | None, FileField("`first_flip` of the worst 10 % of prompts; `null`: no flip")] = None
+    first_flip: Annotated[int | None, FileField("number of the first flipped token, median; `null`: none in half")] = (
+        None
+    )
+    first_flip_10: Annotated[int | None, FileField("`first_flip`, 10th percentile; `null`: no flip in 90 %")] = None
     kl_by_position: Annotated[tuple[float, ...], FileField("`kl` by position after the prompt, up to 32 values")] = ()
     one_pass_kl: Annotated[float | None, FileField("`kl` if one pass reads all tokens, without a cache")] = None
     one_pass_flips: Annotated[float | None, FileField("`flips` if one pass reads all tokens, without a cache")] = None

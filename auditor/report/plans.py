@@ -9,7 +9,7 @@ from ..criteria.criterion import FLOOR
 from ..devices import CPU
 from ..numerics.formats import runs
 from ..plan.reasons import tell_apart
-from ..plan.recommend import has_low, measured_times, speedup
+from ..plan.recommend import has_low, kept_apart, measured_times, speedup
 from ..records import CriterionValue, Evaluation, Onnx, Plan, Proposal, Score, TimeAndMemory, Times, Today, Verification
 from ..records.audit import Audit
 from ..snippets import TOOLS
@@ -134,11 +134,12 @@ def island_lines(kept: tuple[Island, ...], most: int) -> Prose:
 def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
     """Each plan with its figures, FP32 islands and reasons."""
     for p in plans:
-        kept = f", keeps {count(sum(len(i.paths) for i in p.islands), p.islands[0].noun)} in FP32" if p.islands else ""
+        kept = f", keeps {kept_apart(p.plan)} in FP32" if p.islands else ""
         failed = f"Without the plan: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
         what = "operation" if p.plan.program is not None else "module"
-        rest = f"All {'other ' if p.islands else ''}{what}s run in {label(p.plan.format)}."
+        but = "" if p.plan.program else ", except operations that read FP32 values or that autocast runs in FP32"
+        rest = f"All {'other ' if p.islands else ''}{what}s run in {label(p.plan.format)}{but}."
         facts = tuple(_facts(audit, p))
         yield Fold(
             f"{p.title}: {p.verdict}{kept}",
@@ -301,7 +302,7 @@ def times(audit: Audit) -> tuple[str, ...]:
     rows = [("FP32", timing.fp32), (today_title(audit), timing.fp32_today)]
     rows += [(plan_title(plan), plan.timed) for plan in audit.plans.values()]
     return (
-        f"One forward on {where}{batch}: median (quartiles), speed-up over FP32. The "
+        f"One forward pass on {where}{batch}: median (quartiles), speed-up over FP32. The "
         f"recommendation is based on {goes}.",
         *(f"{title}: {_time_words(timed)}" for title, timed in rows if timed),
     )

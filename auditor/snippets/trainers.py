@@ -13,7 +13,7 @@ _PATCHED_NOTE = (
 )
 _USUAL_SCALE = 65536.0
 _FP16_NOTE = (
-    "Gradients below 6e-8 become zero in FP16, so the loss is scaled. The scale starts at {scale:.10g}, halves whenever a "
+    "Gradients below 3e-8 become zero in FP16, so the loss is scaled. The scale starts at {scale:.10g}, halves whenever a "
     "gradient overflows and doubles after 2000 steps that did not; steps that overflow are skipped. If the scale "
     "keeps falling, some gradient exceeds the range of FP16 at every scale."
 )
