@@ -44,7 +44,7 @@ class Proposal:
 class Dtypes:
     """The dtypes of one operation's inputs, computation and result under a plan, by torch's names."""
 
-    inputs: Annotated[tuple[str, ...], FileField("dtypes of the tensors that it reads, before autocast casts them")]
+    inputs: Annotated[tuple[str, ...], FileField("dtypes of the input tensors, before autocast casts them")]
     computed: Annotated[str, FileField("dtype in which the operation computes, after autocast and promotion")]
     output: Annotated[str, FileField("dtype of the operation's first result")]
 
@@ -91,12 +91,12 @@ class NodeReport:
     node: Annotated[Node, FileField("the operation")]
     findings: Annotated[tuple[str, ...], FileField("codes of the rules that report this operation")]
     verdicts: Annotated[Mapping[str, Verdict], FileField("by format: verdict and reason")]
-    exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that run it in low precision")]
+    exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that run the operation low")]
     errors: Annotated[Mapping[str, NodeError], FileField("by format: error of this operation")]
-    contributions: Annotated[Mapping[str, Contribution], FileField("by format: change of the outputs due to its error")]
+    contributions: Annotated[Mapping[str, Contribution], FileField("by format: resulting change of the outputs")]
     flops: Annotated[int, FileField("floating-point operations; 0 if no matrix product or convolution", least=0)]
-    range: Annotated[Magnitudes | None, FileField("magnitudes of its FP32 result; `null`: not floating-point")]
-    written: Annotated[bool, FileField("whether its largest magnitude is a constant, such as a mask's -1e9")] = False
+    range: Annotated[Magnitudes | None, FileField("magnitudes of the FP32 result; `null`: not floating-point")]
+    written: Annotated[bool, FileField("whether the largest magnitude is a constant, such as a mask's -1e9")] = False
     planned: Annotated[Dtypes | None, FileField("dtypes in a run under the recommended plan; `null`: none")] = None
 
 
@@ -110,8 +110,10 @@ class Audit:
 
     subject: Annotated[Provenance, FileField("the model and its inputs")]
     live: Unwritten[Subject | None] = None
-    parameters: Annotated[int, FileField("number of parameters, shared ones counted once; `apply` checks it", least=0)]
-    structure: Annotated[str, FileField("digest of modules and parameters; `apply` checks it")] = ""
+    parameters: Annotated[
+        int, FileField("number of parameters, shared ones counted once; `apply` checks this", least=0)
+    ]
+    structure: Annotated[str, FileField("digest of modules and parameters; `apply` checks this")] = ""
     inputs: Annotated[tuple[str, ...], FileField("dtype and shape of each tensor of the first batch")]
     tied_parameters: Annotated[Groups, FileField("groups of names in the state dict that are one parameter")] = ()
     shared_modules: Annotated[Groups, FileField("groups of paths that are one module")] = ()

@@ -16,7 +16,7 @@ class Decision:
     node: Annotated[str, FileField("the operation, by name in the captured graph")]
     op: Annotated[str, FileField("ATen overload, for example `aten.topk.default`")]
     owner: Annotated[str, FileField("module that contains the operation")]
-    source: Annotated[str | None, FileField("source line, as for operations")]
+    source: Annotated[str | None, FileField("source line, `file:line`")]
     count: Annotated[int, FileField("number of decisions on the first batch", least=0)]
     seen: Annotated[
         float | None,

@@ -139,7 +139,7 @@ class Node:
     source: Annotated[str | None, FileField("source line outside of torch, as `file:line`; `null`: unknown")]
     source_path: Annotated[str | None, FileField("the file of `source`, relative to its repository or `site-packages`")]
     code: Annotated[str | None, FileField("text of the source line")]
-    inputs: Annotated[tuple[str, ...], FileField("names of the operations and inputs that it reads")]
+    inputs: Annotated[tuple[str, ...], FileField("names of the operations and inputs that the operation reads")]
     shape: Annotated[tuple[int, ...], FileField("shape of the operation's first result")]
     dtype: Annotated[str, FileField("dtype of the operation's first result in the FP32 model")]
     floating: Annotated[bool, FileField("whether the operation's first result is floating-point")]

@@ -47,7 +47,7 @@ class Contribution:
 
     isolated: Annotated[float, FileField("output change with only this operation in the format; decides the verdict")]
     own: Annotated[float, FileField("part of `isolated` due to the operation and its result, with FP32 inputs")]
-    cast: Annotated[float, FileField("change of the outputs if only its FP32 result is rounded, for its readers")]
+    cast: Annotated[float, FileField("change of the outputs if only the operation's FP32 result is rounded")]
     decided_by: Annotated[
         str,
         FileField(
@@ -177,7 +177,7 @@ class Finding:
     node: Annotated[str, MeasurementField("name of the operation in the captured graph")] = ""
     owner: Annotated[str, FileField("module that contains the operation")]
     op: Annotated[str, FileField("ATen overload of the operation")]
-    source: Annotated[str | None, FileField("source line, as for operations")]
+    source: Annotated[str | None, FileField("source line, `file:line`")]
     severity: Annotated[str, FileField("severity under the recommended plan", choices=("error", "warning", "info"))]
     confidence: Annotated[str, FileField("the rule's; `high` if measured unsafe", choices=("high", "medium", "low"))]
     formats: Annotated[tuple[str, ...], FileField("formats in which the problem occurs")]
@@ -185,7 +185,7 @@ class Finding:
     why: Annotated[str, MeasurementField("why it is a problem, from the rule")] = ""
     advice: Annotated[str, MeasurementField("the remedy, from the rule")] = ""
     evidence: Annotated[Mapping[str, Any], MeasurementField("facts that the rule compared or shows, by name")] = empty()
-    agrees: Annotated[bool | None, FileField("whether the measurement confirms it; `null`: not measured")] = None
+    agrees: Annotated[bool | None, FileField("whether the measurement agrees; `null`: not measured")] = None
     cause: Annotated[str, MeasurementField("source line and operation of the cause, equal for all its findings")] = ""
     plan: Annotated[str | None, MeasurementField("plan that `severity` refers to; `null`: none is in budget")] = None
     bearing: Annotated[
@@ -201,9 +201,9 @@ class Finding:
     references: Annotated[tuple[str, ...], MeasurementField("references of the rule")] = ()
     declared: Annotated[str, MeasurementField("the rule's default severity")] = ""
     measurable: Annotated[bool, MeasurementField("whether a run in low precision can confirm the rule")] = True
-    called_from: Annotated[str | None, MeasurementField("the call that led to the source line, as for nodes")] = None
+    called_from: Annotated[str | None, MeasurementField("`file:line in function` of the call that led there")] = None
     met: Annotated[
-        Mapping[str, tuple[str, ...]], MeasurementField("by format: strategies that run it in low precision")
+        Mapping[str, tuple[str, ...]], MeasurementField("by format: strategies that run the operation low")
     ] = empty()
 
 

@@ -46,7 +46,7 @@ class NonFinite:
     node: Annotated[str, FileField("the operation, by its name in the captured graph")]
     owner: Annotated[str, FileField("module of that operation")]
     op: Annotated[str, FileField("ATen overload of that operation")]
-    source: Annotated[str | None, FileField("source line, as for operations")]
+    source: Annotated[str | None, FileField("source line, `file:line`")]
     value: Annotated[str, FileField("the value that the operation returns", choices=("NaN", "Inf"))]
     cause: Annotated[
         str,
@@ -139,8 +139,8 @@ class ScopeChoice:
     """Precision of one scope, which is a module and its submodules without scopes of their own."""
 
     precision: Annotated[str, FileField("`fp32`, or the plan's `format`")]
-    output: Annotated[str, FileField("`keep`: its result is not cast for readers", choices=("cast", "keep"))] = "cast"
-    keep: Annotated[tuple[str, ...], FileField("torch functions that stay FP32 in it; `pow` includes x ** 2")] = ()
+    output: Annotated[str, FileField("`keep`: the scope's result is not cast", choices=("cast", "keep"))] = "cast"
+    keep: Annotated[tuple[str, ...], FileField("torch functions kept in FP32 there; `pow` includes x ** 2")] = ()
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Verification:
     failure: Annotated[str | None, FileField("why the run failed, in one line; `null`: it did not")] = None
     joint: Annotated[float | None, FileField("relative L2 of all outputs; `null`: see `measured_error`")] = None
     criteria: Annotated[tuple[CriterionValue, ...], FileField("the user's criteria, each with its measured value")] = ()
-    apart: Annotated[Mapping[str, float], FileField("by output: error over ten times that of all outputs")] = empty()
+    apart: Annotated[Mapping[str, float], FileField("by output: error, if over ten times the joint error")] = empty()
     with_gradients: Annotated[float | None, FileField("`measured_error` with gradients on; `null`: not run")] = None
     ungraded: Annotated[str | None, FileField("exception of the FP32 model with gradients on; `null`: none")] = None
     noise: Annotated[float | None, FileField("difference between FP32 runs, a bound on errors' accuracy")] = None
@@ -287,7 +287,7 @@ class Plan:
         ),
     ] = "none"
     stored_low: Annotated[
-        Mapping[str, int], FileField("by dtype: number of weights stored in it; `apply` rejects a model with more")
+        Mapping[str, int], FileField("by dtype: number of weights in this dtype; `apply` rejects a model with more")
     ] = empty()
     reach: Annotated[float | None, FileField("if all is FP32: smallest error of a low-precision run")] = None
     target: Annotated[str | None, FileField("the GPU that `predicted_speedup` is for")] = None

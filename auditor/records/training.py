@@ -53,11 +53,11 @@ class BackwardNode:
     name: Annotated[str, FileField("name in the captured graph")]
     op: Annotated[str, FileField("ATen overload")]
     owner: Annotated[str, FileField("module that contains the operation")]
-    source: Annotated[str | None, FileField("source line, as for operations")]
-    errors: Annotated[Mapping[str, NodeError], FileField("by format: errors of the gradients that it returns")]
+    source: Annotated[str | None, FileField("source line, `file:line`")]
+    errors: Annotated[Mapping[str, NodeError], FileField("by format: errors of the returned gradients")]
     contributions: Annotated[Mapping[str, GradientChange], FileField("by format: change of the gradients, if run")]
-    reaches: Annotated[Mapping[str, str], FileField("by format: a parameter whose gradient it turns Inf or NaN")]
-    reasons: Annotated[Mapping[str, str], FileField("by format: why training must keep it in FP32; `null`: no reason")]
+    reaches: Annotated[Mapping[str, str], FileField("by format: a parameter whose gradient becomes Inf or NaN")]
+    reasons: Annotated[Mapping[str, str], FileField("by format: why training needs FP32 here; `null`: no reason")]
     called_from: CalledFrom = None
 
 

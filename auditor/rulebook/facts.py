@@ -42,10 +42,8 @@ class NodeFacts:
     input_dtype: str | None = _fact("", "dtype of the first tensor input in the captured FP32 run")
     numel: int | None = _fact("elements", "number of elements of the output")
 
-    is_first_layer: bool = _fact(
-        "", "whether the operation is a layer with weights that depends on no other such layer"
-    )
-    is_last_layer: bool = _fact("", "whether the operation is a layer with weights, and no other such layer follows")
+    is_first_layer: bool = _fact("", "whether this is a layer with weights that depends on no other such layer")
+    is_last_layer: bool = _fact("", "whether this is a layer with weights, and no other such layer follows")
     from_weights: bool = _fact("", "whether the result depends only on parameters, buffers and constants")
     consumers: tuple[str, ...] = _fact("", "operations that read the result, ignoring reshapes and casts")
     producers: tuple[str, ...] = _fact("", "operations that compute the inputs, ignoring reshapes and casts")
@@ -87,14 +85,10 @@ class NodeFacts:
     in_a_phase: bool = _fact("", "whether sin or cos reads a product, sum or concatenation of the result")
     squares: bool = _fact("", "whether the operation squares its input: pow 2, square, or a tensor times itself")
     centres: bool = _fact("", "whether the operation subtracts a tensor's mean from the tensor")
-    shifts_by_max: bool = _fact(
-        "", "whether the operation subtracts a tensor's maximum, or its logsumexp, from the tensor"
-    )
+    shifts_by_max: bool = _fact("", "whether a tensor's maximum, or its logsumexp, is subtracted from the tensor")
 
     weight_uses: int | None = _fact("1", "number of operations that read the operation's most shared parameter")
-    buffer_max_abs: float | None = _fact(
-        "1", "largest finite magnitude in the floating-point buffers that the operation reads"
-    )
+    buffer_max_abs: float | None = _fact("1", "largest finite magnitude in the operation's floating-point buffers")
     input_max_abs: float | None = _fact("1", "largest magnitude among the input activations, measured in FP32")
     output_max_abs: float | None = _fact("1", "largest magnitude of the output, measured in FP32")
     divisor_min_abs: float | None = _fact("1", "smallest non-zero magnitude of the divisor, or of the log's argument")
