@@ -93,7 +93,7 @@ class NodeReport:
     verdicts: Annotated[Mapping[str, Verdict], FileField("by format: verdict and reason")]
     exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that run the operation low")]
     errors: Annotated[Mapping[str, NodeError], FileField("by format: error of this operation")]
-    contributions: Annotated[Mapping[str, Contribution], FileField("by format: resulting change of the outputs")]
+    contributions: Annotated[Mapping[str, Contribution], FileField("by format: change of the outputs due to the error")]
     flops: Annotated[int, FileField("floating-point operations; 0 if no matrix product or convolution", least=0)]
     range: Annotated[Magnitudes | None, FileField("magnitudes of the FP32 result; `null`: not floating-point")]
     written: Annotated[bool, FileField("whether the largest magnitude is a constant, such as a mask's -1e9")] = False
@@ -110,9 +110,7 @@ class Audit:
 
     subject: Annotated[Provenance, FileField("the model and its inputs")]
     live: Unwritten[Subject | None] = None
-    parameters: Annotated[
-        int, FileField("number of parameters, shared ones counted once; `apply` checks this", least=0)
-    ]
+    parameters: Annotated[int, FileField("number of parameters, shared ones only once; `apply` checks this", least=0)]
     structure: Annotated[str, FileField("digest of modules and parameters; `apply` checks this")] = ""
     inputs: Annotated[tuple[str, ...], FileField("dtype and shape of each tensor of the first batch")]
     tied_parameters: Annotated[Groups, FileField("groups of names in the state dict that are one parameter")] = ()
