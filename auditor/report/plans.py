@@ -116,8 +116,10 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     heads = ("Plan", "No plan", "Predicted", "Measured", "Low FLOPs", "Speed-up")
     yield Grid(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
     if (plan := audit.plans.get(audit.recommended or "")) is not None:
-        gpu = f" for one {plan.target}" if plan.target else ""
-        said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs in low precision; speed-ups are predicted{gpu}"
+        made = (
+            "measured" if measured_times(plan) else f"predicted for one {plan.target}" if plan.target else "predicted"
+        )
+        said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs in low precision; speed-ups are {made}"
         if plan.memory and plan.fp32_memory:
             said += f"; predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}"
         yield Prose("", (said,), "muted")
@@ -250,7 +252,7 @@ def score_headline(audit: Audit) -> str:
     mean = f"the mean of {count(base.samples, 'number')}" if base.samples and base.samples > 1 else ""
     of = f"{base.of_mean} of {mean or 'the number'}, " if base.of_mean else f"{mean}, " if mean else ""
     worse = f"at most {base.max_drop:g} worse" if base.max_drop else "no worse"
-    allowed = "the score rejects no plan" if base.max_drop is None else f"a plan may be {worse}"
+    allowed = "the score rejects no plan" if base.max_drop is None else f"a plan may be {worse} than FP32"
     runs = sum(plan.score is not None for plan in audit.plans.values())
     again = f" The function was also called under {count(runs, 'plan')}." if runs else ""
     return (
