@@ -118,8 +118,8 @@ def _part(share: float) -> str:
 def _company(contribution: Contribution) -> str:
     """Clause that says whether the operation ran in low precision by itself."""
     if contribution.decided_by != "group":
-        return "run alone,"
-    return f"run low with {'1 other' if contribution.together == 2 else f'{contribution.together - 1:,} others'},"
+        return "as the only operation in low precision,"
+    return f"in low precision with {contribution.together - 1:,} other{'s' * (contribution.together > 2)},"
 
 
 def _unsafe_reason(

@@ -270,26 +270,50 @@ BUDGETS = NodeError(local_error=0.1, cause="rounding")
 @pytest.mark.parametrize(
     ("contribution", "verdict", "reason"),
     [
-        (Contribution(0.001, 0, 0), "safe", "run alone, it is predicted to change the outputs by 0.001"),
-        (Contribution(0.001, 0, 0, "re-run"), "safe", "run alone, it changes the outputs by 0.001"),
-        (Contribution(0.001, 0, 0, "group", 4), "safe", "run low with 3 others, it changes the outputs by 0.001"),
-        (Contribution(0.005, 0, 0), "sensitive", "run alone, it is predicted to use 50% of the error budget"),
-        (Contribution(0.005, 0, 0, "re-run"), "sensitive", "run alone, it uses 50% of the error budget"),
-        (Contribution(0.005, 0, 0, "group", 2), "sensitive", "run low with 1 other, it uses 50% of the error budget"),
+        (
+            Contribution(0.001, 0, 0),
+            "safe",
+            "as the only operation in low precision, it is predicted to change the outputs by 0.001",
+        ),
+        (
+            Contribution(0.001, 0, 0, "re-run"),
+            "safe",
+            "as the only operation in low precision, it changes the outputs by 0.001",
+        ),
+        (
+            Contribution(0.001, 0, 0, "group", 4),
+            "safe",
+            "in low precision with 3 others, it changes the outputs by 0.001",
+        ),
+        (
+            Contribution(0.005, 0, 0),
+            "sensitive",
+            "as the only operation in low precision, it is predicted to use 50% of the error budget",
+        ),
+        (
+            Contribution(0.005, 0, 0, "re-run"),
+            "sensitive",
+            "as the only operation in low precision, it uses 50% of the error budget",
+        ),
+        (
+            Contribution(0.005, 0, 0, "group", 2),
+            "sensitive",
+            "in low precision with 1 other, it uses 50% of the error budget",
+        ),
         (
             Contribution(0.02, 0, 0),
             "unsafe",
-            "run alone, it is predicted to change the outputs by 0.02, above the budget of 0.01 (rounding)",
+            "as the only operation in low precision, it is predicted to change the outputs by 0.02, above the budget of 0.01 (rounding)",
         ),
         (
             Contribution(0.02, 0, 0, "re-run"),
             "unsafe",
-            "run alone, it changes the outputs by 0.02, above the budget of 0.01 (rounding)",
+            "as the only operation in low precision, it changes the outputs by 0.02, above the budget of 0.01 (rounding)",
         ),
         (
             Contribution(0.01004, 0, 0, "re-run"),
             "unsafe",
-            "run alone, it changes the outputs by 0.01004, above the budget of 0.01 (rounding)",
+            "as the only operation in low precision, it changes the outputs by 0.01004, above the budget of 0.01 (rounding)",
         ),
         (
             Contribution(0.0, 0, 0, "not-run"),
@@ -327,16 +351,16 @@ def test_exposure_under_the_two_strategies() -> None:
 @pytest.mark.parametrize(
     ("isolated", "criterion", "decided_by", "together", "words"),
     [
-        (0.34, "boxes: max_abs <= 0.5", "first-order", 1, "run alone, it is predicted to use 34% of the limit 'boxes: max_abs <= 0.5'"),
-        (0.0123, "boxes: max_abs <= 0.5", "re-run", 1, "run alone, it uses 1.2% of the limit 'boxes: max_abs <= 0.5'"),
-        (3.4, "boxes: iou >= 0.9", "re-run", 1, "run alone, it uses 340% of the limit 'boxes: iou >= 0.9'"),
-        (1.001, "boxes: iou >= 0.9", "re-run", 1, "run alone, it uses just over 100% of the limit 'boxes: iou >= 0.9'"),
-        (512.3, "boxes: iou >= 0.9", "re-run", 1, "run alone, it uses 512 times the limit 'boxes: iou >= 0.9'"),
-        (0.2, "boxes: iou >= 0.9", "group", 4, "run low with 3 others, it uses 20% of the limit 'boxes: iou >= 0.9'"),
-        (2.25, "mask: flips <= 0", "re-run", 1, "run alone, it violates 'mask: flips <= 0'"),
-        (2.25, "y: top1 >= 1", "first-order", 1, "run alone, it is predicted to violate 'y: top1 >= 1'"),
-        (0.0, "mask: flips <= 0", "re-run", 1, "run alone, it meets 'mask: flips <= 0'"),
-        (0.5, "x: psnr >= 1", "re-run", 1, "run alone, it uses 50% of the limit 'x: psnr >= 1'"),
+        (0.34, "boxes: max_abs <= 0.5", "first-order", 1, "as the only operation in low precision, it is predicted to use 34% of the limit 'boxes: max_abs <= 0.5'"),
+        (0.0123, "boxes: max_abs <= 0.5", "re-run", 1, "as the only operation in low precision, it uses 1.2% of the limit 'boxes: max_abs <= 0.5'"),
+        (3.4, "boxes: iou >= 0.9", "re-run", 1, "as the only operation in low precision, it uses 340% of the limit 'boxes: iou >= 0.9'"),
+        (1.001, "boxes: iou >= 0.9", "re-run", 1, "as the only operation in low precision, it uses just over 100% of the limit 'boxes: iou >= 0.9'"),
+        (512.3, "boxes: iou >= 0.9", "re-run", 1, "as the only operation in low precision, it uses 512 times the limit 'boxes: iou >= 0.9'"),
+        (0.2, "boxes: iou >= 0.9", "group", 4, "in low precision with 3 others, it uses 20% of the limit 'boxes: iou >= 0.9'"),
+        (2.25, "mask: flips <= 0", "re-run", 1, "as the only operation in low precision, it violates 'mask: flips <= 0'"),
+        (2.25, "y: top1 >= 1", "first-order", 1, "as the only operation in low precision, it is predicted to violate 'y: top1 >= 1'"),
+        (0.0, "mask: flips <= 0", "re-run", 1, "as the only operation in low precision, it meets 'mask: flips <= 0'"),
+        (0.5, "x: psnr >= 1", "re-run", 1, "as the only operation in low precision, it uses 50% of the limit 'x: psnr >= 1'"),
         (math.inf, "boxes: iou >= 0.9", "re-run", 1, "the outputs turn Inf or NaN"),
     ],
 )  # fmt: skip
