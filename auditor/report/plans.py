@@ -19,7 +19,7 @@ from .kept import Island, islands
 from .words import count, in_bytes, label, memory, percent, plan_title, ratio, sentence, shorten
 
 ISLANDS_SHOWN = 12
-SET = "FP32 as you have it set"
+SET = "FP32 under your own flags"
 """FP32 under the caller's own flags."""
 SHARES = "Errors are values divided by their limits, for the tightest criterion: 1 is the limit."
 """The meaning of a plan's errors if criteria are set."""
@@ -311,7 +311,7 @@ def times(audit: Audit) -> tuple[str, ...]:
 
 
 def today_title(audit: Audit) -> str:
-    """The label for FP32 under the user's flags: `FP32 as you have it set (TF32)`."""
+    """The label for FP32 under the user's flags: `FP32 under your own flags (TF32)`."""
     formats = audit.fp32_today.computed_in if audit.fp32_today else ()
     return f"{SET} ({', '.join(map(str.upper, formats))})" if formats else SET
 
