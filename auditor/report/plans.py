@@ -116,9 +116,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     heads = ("Plan", "No plan", "Predicted", "Measured", "Low FLOPs", "Speed-up")
     yield Grid(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
     if (plan := audit.plans.get(audit.recommended or "")) is not None:
-        made = (
-            "measured" if measured_times(plan) else f"predicted for one {plan.target}" if plan.target else "predicted"
-        )
+        made = "measured" if measured_times(plan) else "predicted" + f" for one {plan.target}" * bool(plan.target)
         said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs in low precision; speed-ups are {made}"
         if plan.memory and plan.fp32_memory:
             said += f"; predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}"
