@@ -15,7 +15,7 @@ HEADS = (
     "Plan",
     "KL mean",
     "KL 99 %",
-    "KL most",
+    "KL max",
     "Same top",
     "RMS dp",
     "Flips",
