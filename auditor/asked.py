@@ -32,25 +32,25 @@ class Command(Settings):
     """the model's inputs: `f.py:func`, `x.pt`, `x.safetensors`, `x.npz`, `prompts.txt`, or shapes such as
     `'x:float32[1,3,224,224] ids:int64[1,16]<1000'`"""
     weights: Annotated[str | None, Option(shown="F", path="path")] = None
-    """a checkpoint: a safetensors file, the index of a sharded checkpoint, or a torch file with only tensors"""
+    """a checkpoint: a safetensors file, the index of a sharded checkpoint, or a torch file that contains only tensors"""
     loss: Annotated[str | None, Option(shown="L", path="place")] = None
     """the loss function of [training](training.md): `f.py:name`, or a name in the target's file"""
     out: Directory = None
-    """output directory; by default `audits/<name>`"""
+    """output directory; by default `audits/<name>`, for `rehearse` `audits/<name>-rehearsal`"""
     fail_on: Annotated[str, Option(choices=lambda: LEVELS)] = "error"
     """exit with code 1 if a finding has this severity or a higher one"""
     format: Annotated[str, Option(choices=lambda: FORMATS)] = "text"
     """format of the result on stdout; `github`: annotations and a job summary for GitHub Actions; `md`: Markdown for a
     pull request"""
     baseline: Annotated[Directory, Option("the path of a plan.json", "PLAN")] = None
-    """the `plan.json` or directory of an earlier audit: its findings do not affect the exit code of this audit"""
+    """the `plan.json` or directory of an earlier audit, whose findings do not affect the exit code of this audit"""
     explain_layer: Annotated[str | None, Option(shown="NAME")] = None
     """also show the precision of this module or operation under each plan, with the reason if it stays FP32"""
     model_explorer: Flag = False
     """also write the graph and its measured errors as files for Google's [Model Explorer](#model-explorer)"""
     onnx: Annotated[str | None, Option(choices=lambda: ("fp32", "low"))] = None
-    """also make a plan of strategy `graph` for each format, and export each as an ONNX model; onnxruntime checks and
-    runs it. Its inputs and outputs are FP32, or with `--onnx=low` in the plan's format"""
+    """also make a plan of strategy `graph` for each format, and export these plans as ONNX models, which onnxruntime
+    then runs. Inputs and outputs of the ONNX models are FP32, or with `--onnx=low` in the plan's format"""
     open: Flag = False
     """open the report in the browser"""
     dry_run: Flag = False

@@ -144,12 +144,12 @@ class Settings(BaseModel):
     strategies: Annotated[Names, Option(choices=all_strategies)] = SHIPPED
     """how to lower the precision: `autocast` (weights stay FP32; also for training), `cast` (weights stored in low
     precision; for inference), `graph` (a [program](method.md#plans-that-are-programs) with a precision for each
-    operation), or [your own](api.md#other-strategies)"""
+    operation), or [a strategy of your own](api.md#other-strategies)"""
     max_error: Annotated[Number, Field(gt=0), Option("a positive number", "X")] = 0.01
-    """the error budget: largest acceptable relative L2 error of the outputs, or value of your own `metric`"""
+    """the error budget: largest acceptable relative L2 error of the outputs (or, in Python, value of `metric`)"""
     criteria: Annotated[Any, Option(shown="'OUTPUT: KIND <= X'", flag="--criterion")] = None
-    """a limit for one output, such as `'logits: kl <= 0.01'` ([criteria](criteria.md)); may be repeated. For all other
-    outputs the error budget applies"""
+    """a limit for one output, such as `'logits: kl <= 0.01'`; see [docs/criteria.md](criteria.md). May be repeated. For
+    all other outputs the error budget applies"""
     metric: Annotated[Function, Option("a function: metric(reference, candidate) -> a number", flag="")] = None
     """`metric(reference, candidate) -> float` over two lists of output tensors; smaller is better"""
     device: Annotated[
@@ -171,13 +171,13 @@ class Settings(BaseModel):
     """audit only the first format and the first strategy, and do not search for the best plan: verify the first plan
     that is predicted to meet the error budget"""
     measure_time: Annotated[StrictBool | None, Option("True or False")] = None
-    """measure the [time](method.md#measured-time-and-memory) and peak memory of one forward, in FP32 and under every
-    plan; by default on a GPU only"""
+    """measure the [time](method.md#measured-time-and-memory) and peak memory of one forward pass, in FP32 and under
+    every plan; by default on a GPU only"""
     evaluate: Annotated[Any, Option(shown="F", path="place")] = None
-    """your own scoring function, `func(model)`, called on the model in FP32 and under every verified plan
-    ([scores](scores.md)). On the command line: `f.py:func`, or a name in the target's file"""
+    """your own scoring function, `func(model)`, called on the model in FP32 and under every verified plan;
+    see [docs/scores.md](scores.md). Outside Python: `f.py:func`, or a name in the target's file"""
     max_drop: Annotated[Number | None, Field(ge=0), Option("a number from 0 on", "X")] = None
-    """largest acceptable loss in the score of `evaluate`; without this option, scores are shown but reject no plan"""
+    """how much worse than FP32 the score of `evaluate` may be; without this option, scores reject no plan"""
     better: Annotated[str | None, Option(choices=lambda: DIRECTIONS)] = None
     """whether higher or lower scores are better; by default `lower` if the function of `evaluate` has
     `lower_is_better = True`, else `higher`"""
@@ -215,12 +215,12 @@ class Settings(BaseModel):
     ] = 0
     """seed of every random choice"""
     timeout: Seconds = None
-    """abort after this many seconds without progress (default: never). A plan counts as failed if its run or score
-    takes longer (default: half an hour)"""
+    """stop a command after this many seconds without progress (default: never). In an audit, also the limit for the run
+    and for the score of each plan (default: half an hour)"""
     progress: Annotated[StrictBool | Function, Option("True, False or a function of four arguments", flag="")] = None
-    """called as `progress(stage, detail, done, total)`; `total` is 0 if unknown. An exception in it ends the audit
-    with [an error](errors.md#bad-callback) and is its `__cause__`. `True` shows a progress line; notebooks show one
-    by default"""
+    """called as `progress(stage, detail, done, total)`; `total` is 0 if unknown. If it raises, the audit ends
+    with [an error](errors.md#bad-callback), whose `__cause__` is that exception. `True` shows a progress line; notebooks
+    show one by default"""
 
     command: str = "auditor.audit(model, example_inputs)"
     found: str | None = None

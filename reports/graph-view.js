@@ -58,7 +58,7 @@ function GraphView(table, shape, show, changed) {
     const told = table.dtypes(item.op);
     const why = table.why(item.op);
     const runs = told ? `reads ${told.reads || "no tensor"}, computes in ${told.computes}, returns ${told.gives}${why ? `: ${why}` : ""}` : "";
-    return [`${table.owner(item.op) || "(whole model)"} ${table.op(item.op)}`, table.type(item.op), runs].filter(Boolean).join("\n");
+    return [`${table.owner(item.op) || "the model's forward"} ${table.op(item.op)}`, table.type(item.op), runs].filter(Boolean).join("\n");
   }
 
   function endElement(item, k, at) {
@@ -137,7 +137,7 @@ function GraphView(table, shape, show, changed) {
       const button = document.createElement("button");
       button.type = "button";
       button.className = "quiet";
-      button.textContent = `${node.path || "(whole model)"} ${table.classOf(node)}`.trim();
+      button.textContent = `${node.path || "the model"} ${table.classOf(node)}`.trim();
       if (k === path.length - 1) button.setAttribute("aria-current", "true");
       button.addEventListener("click", () => open(path.slice(0, k + 1)));
       item.append(button);

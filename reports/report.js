@@ -146,7 +146,7 @@
       const op = short(table.op(row.op));
       const owner = table.owner(row.op);
       const twist = list.flat ? null : make("span", { class: "twist" });
-      const name = list.flat ? owner || "(whole model)" : row.name;
+      const name = list.flat ? owner || "the model's forward" : row.name;
       if (!name) return make("td", { style: indent, title: `${owner} ${op}` }, twist, op);
       return make("td", { style: indent, title: `${owner} ${op}` }, twist, make("b", {}, name), make("span", { class: "muted" }, `  ${op}`));
     }
@@ -272,7 +272,7 @@
       const code = data.strings[data.code[i]];
       $("detail").replaceChildren(...[
         make("h3", {}, table.op(i)),
-        make("p", {}, make("code", {}, table.owner(i) || "(whole model)"), ` ${table.type(i)}`),
+        make("p", {}, make("code", {}, table.owner(i) || "the model's forward"), ` ${table.type(i)}`),
         make("p", { class: "muted" }, [table.source(i), data.strings[data.shape[i]], `${data.flops[i].toLocaleString("en", { notation: "compact" })} FLOPs`].filter(Boolean).join(" · ")),
         code ? make("pre", { class: "source", tabindex: "0" }, make("code", {}, code)) : null,
         ...ran(i),

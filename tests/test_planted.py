@@ -80,7 +80,7 @@ def test_every_reporter_has_the_causes_and_no_kind_more(bad: Audit) -> None:
     for name in set(REPORTERS) - {"json"}:
         text = REPORTERS[name](bad)
         assert all(line(planted).removeprefix("planted.py:") in text for planted in MISTAKES), name
-    assert "4 causes (4 warnings)" in REPORTERS["text"](bad)
+    assert "4 problems to fix (4 warnings)" in REPORTERS["text"](bad)
 
 
 def test_what_inherits_an_overflow_is_in_the_cause_of_it(bad: Audit) -> None:

@@ -160,7 +160,7 @@ def describe(subject: Subject, directory: Path, options: Command) -> str:
         "Plans": f"{plans}; error budget {options.max_error:g}{apart}",
     }
     if (scoring := options.scoring) is not None:
-        judged = "not judged" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse"
+        judged = "not judged" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse than FP32"
         rows["Score"] = f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
     rows["Device"] = "the GPU runs the formats natively" if options.native else "no GPU: a CPU emulates its arithmetic"
     rows["Files"] = f"{directory}/: {', '.join(FILES)}"

@@ -40,7 +40,7 @@ Level = Annotated[str, Option(choices=lambda: LEVELS)]
 
 
 class Explain(Verb):
-    """Explain a rule (the code it reports, the risk and the remedy) or an error."""
+    """Explain a rule (what it detects, the risk and the remedy) or an error."""
 
     takes = ("code", "rules")
     code: Annotated[str, Option(shown="CODE")]
@@ -207,7 +207,7 @@ class Fleet(Verb):
 
     takes = ("targets", "out", "jobs", "timeout", "retries", "force", "baseline", "address", "quiet")
     targets: Annotated[Location, Option(shown="TARGETS")]
-    """a TOML file with one [[target]] table per model, which has its name, target and audit options"""
+    """a TOML file with one [[target]] table per model, with the keys name, target and audit options"""
     out: Annotated[Location, Option(flag="--out")]
     """output directory DIR, with a folder for each audit and the summary page"""
     jobs: Annotated[Count | None, Option("a whole number", "N")] = None
@@ -280,12 +280,12 @@ class Rehearse(Verb):
     steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number", "N")] = 200
     """number of training steps in each recipe"""
     batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
-    """arguments of the training step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
+    """the batches for the training step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
     `get_batches()`, `train_loader` or `loader`"""
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
-    """the plan.json or directory of an audit; its plan is rehearsed too"""
+    """the plan.json or directory of an audit, to rehearse its autocast plan too"""
     remedies: Flag = True
-    """if a recipe has a problem, also run repaired variants of the recipe"""
+    """if a recipe has a problem, also run variants of the recipe with a fix"""
 
     def run(self) -> int:
         return watch(self, self._rehearse, reporter(self.quiet))

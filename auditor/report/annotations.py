@@ -88,7 +88,7 @@ def _commands(audit: Audit) -> Iterator[str]:
     shown = [cause for same in levels.values() for cause in same[:MOST_PER_LEVEL]]
     yield from (_annotation(cause, place_of(audit, cause)) for cause in shown)
     if left := len(result) - len(shown):
-        yield f"{count(left, 'more cause')} in the report."
+        yield f"{count(left, 'more problem')} in the report."
 
 
 def _annotation(cause: Cause, place: Anchor) -> str:

@@ -113,7 +113,7 @@ class Causes:
             return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule matched"
         kinds = Counter(cause.severity for cause in self.wanting)
         counts = [count(kinds[severity], severity) for severity in SEVERITIES if kinds[severity]]
-        return f"{count(len(self.wanting), 'cause')} ({', '.join(counts)})" + (f", {said}" if self.notes else "")
+        return f"{count(len(self.wanting), 'problem')} to fix ({', '.join(counts)})" + f", {said}" * bool(self.notes)
 
 
 def causes(audit: Audit) -> Causes:

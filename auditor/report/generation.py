@@ -15,14 +15,14 @@ HEADS = (
     "Plan",
     "KL mean",
     "KL 99 %",
-    "KL most",
+    "KL max",
     "Same top",
     "RMS dp",
     "Flips",
     "95 %",
     "Predicted",
     "First flip",
-    "10 %",
+    "10th pct.",
 )
 PARTS = "Model parts: share of the margins' squared error, and predicted flips per 1,000 tokens with the part in FP32"
 CACHES = "FP32 model with its key-value cache stored in fewer bits: flips per 1,000 tokens, and memory of the cache by text length"
@@ -48,10 +48,10 @@ def generation_section(audit: Audit) -> list[Block]:
     if not decoded:
         return [Prose("", ("No plan was verified, so no plan generated tokens.",), "empty")]
     about = (
-        "Each plan decodes with its own cache, and gets the token that FP32 chose after each step. KL: "
-        "divergence from FP32 in nats per token. RMS dp: change in the probability of FP32's "
-        "token. Flips: differing choices per 1,000 tokens, with a 95 % interval. First flip: "
-        "tokens from the prompt to the first differing choice, for the median prompt and the worst 10 %."
+        "Each plan decodes with its own cache, and gets the token that FP32 chose after each step. KL: divergence from FP32 in "
+        "nats per token. Same top: share of tokens with FP32's likeliest choice. RMS dp: root mean square change in the "
+        "probability of FP32's token. Flips: differing choices per 1,000 tokens, with a 95 % interval. First flip: number of "
+        "tokens up to and including the first flip; the median over prompts, and the 10th percentile."
     )
     parts = tuple(
         (plan_title(plan), one.part, percent(one.share), f"{one.operations:,}", or_blank(one.flips))
@@ -117,7 +117,7 @@ def _figures(generated: TokenComparison) -> str:
     if generated.failure is not None:
         return f"did not decode: {generated.failure}"
     predicted = "" if generated.predicted_flips is None else f", {generated.predicted_flips:.3g} predicted"
-    first = f"first flip after {n} tokens" if (n := generated.first_flip) else "no flip in half of the prompts"
+    first = f"first flip at token {n}" if (n := generated.first_flip) else "no flip in at least half of the prompts"
     return f"KL {ratio(generated.kl)}, {_flips(generated)[0]} flips per 1,000 tokens{predicted}; {first}"
 
 

@@ -21,7 +21,7 @@ INSIDE = 12
 """Maximum number of lines about the parts of one module, per plan."""
 SHAPES = 3
 """Maximum number of module patterns with reason `no-gain` that get a line each."""
-KEPT = "its module stays FP32"
+KEPT = "the module is in FP32"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Island:
 
 def own(path: str) -> str:
     """A module's path; for the root, words for the operations directly in its forward."""
-    return path or "(directly in the model's forward)"
+    return path or "the model's forward"
 
 
 def islands(plan: Plan) -> tuple[Island, ...]:
@@ -132,7 +132,7 @@ def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
         if node.name in operations or len(reads) < 2 or "fp32" not in reads:
             return operations.get(node.name, "")
         # such as a batch norm with FP32 statistics
-        return f"its inputs are {' and '.join(sorted(map(label, reads)))}, so it computes in FP32, the wider format"
+        return f"the inputs are {' and '.join(sorted(map(label, reads)))}, so torch computes in FP32, the wider format"
 
     return why
 
@@ -164,7 +164,7 @@ def _modules(plan: Plan) -> dict[str, str]:
 
 def _operations(plan: Plan) -> dict[str, str]:
     """{FP32 operation: its dtype and the reason}."""
-    words = {name: f"not low: {reason.words}" for reason in plan.reasons for name in reason.operations}
+    words = {name: f"not in low precision: {reason.words}" for reason in plan.reasons for name in reason.operations}
     program = plan.program.kept if plan.program else ()
     return words | {kept.node: f"FP32: {kept.because}" for kept in program if kept.node}
 
@@ -188,8 +188,8 @@ def _operation(plan: Plan, name: str, owner: str) -> str:
     if (why := _operations(plan).get(name)) is not None:
         return why
     if choice_from_scopes(plan.scopes)(owner) == "fp32":
-        return f"FP32 with {own(owner)}: {_module(plan, owner, {})[0].removeprefix('FP32: ')}"
-    return f"{label(plan.format)}, as {own(owner)}"
+        return f"FP32, like all of {own(owner)}: {_module(plan, owner, {})[0].removeprefix('FP32: ')}"
+    return f"{label(plan.format)}, like {own(owner)}"
 
 
 def keep_alone(audit: Audit, owner: str) -> str | None:

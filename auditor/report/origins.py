@@ -16,7 +16,7 @@ SHOWN = 8
 DECISIONS = ("Operation", "Format", "Decisions", "Flips in 1,000", "Own", "Predicted", "Error of only these")
 ABOUT_DECISIONS = (
     "The whole model was run in low precision on the first batch of each path, once normally and once with FP32's decisions, "
-    "which leaves only the continuous error. Squares of independent errors add up, so the share of flipped decisions in the squared "
+    "which leaves only the error from rounding. Squares of independent errors add up, so the share of flipped decisions in the squared "
     "error is 1 - (error with FP32's decisions / error)²."
 )
 DECISIONS_CAPTION = (
@@ -55,7 +55,7 @@ def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
     """Where Inf or NaN first appears, in how many blocks, and the cause."""
     report, error = same[0], same[0].errors[fmt]
     alone = error.unsupported or error.disagreement or error.overflow or error.nan
-    value = error.cause or "not known" if alone else first.value if first else "Inf or NaN"
+    value = error.cause or "Inf or NaN" if alone else first.value if first else "Inf or NaN"
     name = "NaN" if value == "nan" else value.capitalize() if value.islower() else value
     begins = "Does not run:" if value == "unsupported" else f"{name} first appears in"
     blocks = f" and in {count(len(same) - 1, 'similar block')}" if len(same) > 1 else ""
@@ -198,16 +198,16 @@ def _sentences(one: Decisions) -> list[str]:
     first = one.operations[0]
     if first.seen is None:
         others = " and others" if one.operations[1:] else ""
-        said = f"{low}, {ratio(one.frozen)} with FP32's choices for the shapes of {where(first)}{others}"
+        said = f"{low}, {ratio(one.frozen)} with FP32's decisions for the shapes of {where(first)}{others}"
         return [f"{said}: flips cause {percent(one.share)} of the squared error."]
     if one.lifted is None:
         flips = any(each.error is not None for each in one.operations)
-        return [f"{low}, all continuous: {'flipped decisions change no output' if flips else 'no decision flips'}."]
+        return [f"{low}, only rounding: {'flipped decisions change no output' if flips else 'no decision flips'}."]
     earlier = "" if one.lifted_seen <= first.seen / 2 else "; the remaining flips come from earlier operations"
     return [
         f"{low}, {ratio(one.frozen)} with FP32's decisions: flips cause {percent(one.share)} of the squared error.",
         f"Most costly: {where(first)}, {_in_1000(first.seen)} flips in 1,000.",
-        f"With the scores of this operation in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} are left and the error is "
+        f"With the scores of this operation in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} flips in 1,000 remain, and the error is "
         f"{ratio(one.lifted_error)}{earlier}.",
     ]
 

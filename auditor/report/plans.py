@@ -9,7 +9,7 @@ from ..criteria.criterion import FLOOR
 from ..devices import CPU
 from ..numerics.formats import runs
 from ..plan.reasons import tell_apart
-from ..plan.recommend import has_low, measured_times, speedup
+from ..plan.recommend import has_low, kept_apart, measured_times, speedup
 from ..records import CriterionValue, Evaluation, Onnx, Plan, Proposal, Score, TimeAndMemory, Times, Today, Verification
 from ..records.audit import Audit
 from ..snippets import TOOLS
@@ -19,7 +19,7 @@ from .kept import Island, islands
 from .words import count, in_bytes, label, memory, percent, plan_title, ratio, sentence, shorten
 
 ISLANDS_SHOWN = 12
-SET = "FP32 as you have it set"
+SET = "FP32 under your own flags"
 """FP32 under the caller's own flags."""
 SHARES = "Errors are values divided by their limits, for the tightest criterion: 1 is the limit."
 """The meaning of a plan's errors if criteria are set."""
@@ -116,8 +116,8 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     heads = ("Plan", "No plan", "Predicted", "Measured", "Low FLOPs", "Speed-up")
     yield Grid(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
     if (plan := audit.plans.get(audit.recommended or "")) is not None:
-        gpu = f" for one {plan.target}" if plan.target else ""
-        said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs in low precision; speed-ups are predicted{gpu}"
+        made = "measured" if measured_times(plan) else "predicted" + f" for one {plan.target}" * bool(plan.target)
+        said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs in low precision; speed-ups are {made}"
         if plan.memory and plan.fp32_memory:
             said += f"; predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}"
         yield Prose("", (said,), "muted")
@@ -134,11 +134,12 @@ def island_lines(kept: tuple[Island, ...], most: int) -> Prose:
 def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
     """Each plan with its figures, FP32 islands and reasons."""
     for p in plans:
-        kept = f", keeps {count(sum(len(i.paths) for i in p.islands), p.islands[0].noun)} in FP32" if p.islands else ""
+        kept = f", keeps {kept_apart(p.plan)} in FP32" if p.islands else ""
         failed = f"Without the plan: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
         what = "operation" if p.plan.program is not None else "module"
-        rest = f"All {'other ' if p.islands else ''}{what}s run in {label(p.plan.format)}."
+        but = "" if p.plan.program else ", except operations that read FP32 values or that autocast runs in FP32"
+        rest = f"All {'other ' if p.islands else ''}{what}s run in {label(p.plan.format)}{but}."
         facts = tuple(_facts(audit, p))
         yield Fold(
             f"{p.title}: {p.verdict}{kept}",
@@ -249,7 +250,7 @@ def score_headline(audit: Audit) -> str:
     mean = f"the mean of {count(base.samples, 'number')}" if base.samples and base.samples > 1 else ""
     of = f"{base.of_mean} of {mean or 'the number'}, " if base.of_mean else f"{mean}, " if mean else ""
     worse = f"at most {base.max_drop:g} worse" if base.max_drop else "no worse"
-    allowed = "the score rejects no plan" if base.max_drop is None else f"a plan may be {worse}"
+    allowed = "the score rejects no plan" if base.max_drop is None else f"a plan may be {worse} than FP32"
     runs = sum(plan.score is not None for plan in audit.plans.values())
     again = f" The function was also called under {count(runs, 'plan')}." if runs else ""
     return (
@@ -301,14 +302,14 @@ def times(audit: Audit) -> tuple[str, ...]:
     rows = [("FP32", timing.fp32), (today_title(audit), timing.fp32_today)]
     rows += [(plan_title(plan), plan.timed) for plan in audit.plans.values()]
     return (
-        f"One forward on {where}{batch}: median (quartiles), speed-up over FP32. The "
+        f"One forward pass on {where}{batch}: median (quartiles), speed-up over FP32. The "
         f"recommendation is based on {goes}.",
         *(f"{title}: {_time_words(timed)}" for title, timed in rows if timed),
     )
 
 
 def today_title(audit: Audit) -> str:
-    """The label for FP32 under the user's flags: `FP32 as you have it set (TF32)`."""
+    """The label for FP32 under the user's flags: `FP32 under your own flags (TF32)`."""
     formats = audit.fp32_today.computed_in if audit.fp32_today else ()
     return f"{SET} ({', '.join(map(str.upper, formats))})" if formats else SET
 

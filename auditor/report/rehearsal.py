@@ -38,7 +38,7 @@ def overview(result: Rehearsal) -> list[Block]:
         said = f"{', '.join(zero[:4])}{f' and {len(zero) - 4} more' if zero[4:] else ''}"
         page.append(Prose("Gradients", (f"Gradients that were zero in every sampled step: {said}.",)))
     if (noise := fp32.late(fp32.noise)) is not None:
-        text = f"FP32's own gradients differ by {percent(noise)} between batches; much smaller errors matter less."
+        text = f"FP32 gradients of two batches differ by {percent(noise)}; errors far below that matter less."
         page.append(Prose("Noise", (text,)))
     emulated = f"A CPU emulated a GPU. Problems that appear after {count(result.steps, 'step')} are not detected."
     return [*page, Prose("Caution", (emulated,), "warning")]

@@ -36,7 +36,8 @@ ADVICE_SHOWN = 4
 def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
     """The page: verdict, at most `entries` things to do, plans and code that uses a plan; then optional sections."""
     seen, env = view(audit), audit.environment
-    about = f"auditor {env.auditor}, torch {env.torch}, {env.device} ({env.execution})"
+    where = f"on {env.device}" if env.execution == "native" else "on a CPU that emulates a GPU"
+    about = f"auditor {env.auditor}, torch {env.torch}, {where}"
     page: list[Block] = [
         Title(f"Precision audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}", about),
         Prose("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
@@ -86,7 +87,7 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Entries:
     entries = tuple(_entry(audit, cause) for cause in todo.wanting[:most])
     left = len(todo.wanting) - len(entries)
     explain = f"python -m auditor explain {todo.all[0].worst.rule}" if todo.all else ""
-    more = "; ".join(filter(None, (f"{count(left, 'more cause')} in the report" if left > 0 else "", explain)))
+    more = "; ".join(filter(None, (f"{count(left, 'more problem')} in the report" if left > 0 else "", explain)))
     return Entries("To do", sentence(f"{todo.headline}. {todo.about}".strip()), entries, more)
 
 

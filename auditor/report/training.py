@@ -34,7 +34,7 @@ def training_section(audit: Audit) -> list[Block]:
         errors.append(
             f"FP32 gradients differ by {ratio(training.noise)} between batches; over many steps this averages out."
         )
-    errors.append(f"Errors are those of the worst of {count(training.batches, 'batch', 'batches')}.")
+    errors.append(f"Each error is the largest over {count(training.batches, 'batch', 'batches')}.")
     title = "Gradients, loss scale, updates, and a loop to copy"
     return [
         Prose("", (sentence(training.recommendation),), "lead"),
@@ -64,14 +64,12 @@ def _details(audit: Audit, training: Training) -> Iterator[Block]:
 def _window(window: LossScale) -> str:
     most, least = f"{window.maximum:,.10g}", f"{window.minimum:,.10g}"
     if window.closed_by is not None:
-        return (
-            f"It is empty: `{scope(window.closed_by)}` overflows above {most}, but underflow requires at least {least}."
-        )
+        return f"The window is empty: gradients of `{scope(window.closed_by)}` overflow above {most}, but underflow requires at least {least}."
     if window.init is None:
-        return "It is empty: no tested loss scale gives finite gradients on every batch."
+        return "The window is empty: no tested loss scale gives finite gradients on every batch."
     return (
         f"From {least}, where at most {percent(window.allowed)} of the gradients underflow, to {most}, above which "
-        f"`{scope(window.largest)}` overflows. GradScaler starts at {window.init:,.10g}. If the loss is divided by n "
+        f"gradients of `{scope(window.largest)}` overflow. GradScaler starts at {window.init:,.10g}. If the loss is divided by n "
         "for gradient accumulation, multiply these scales by n."
     )
 
@@ -96,7 +94,7 @@ def _modules(training: Training) -> Iterator[Block]:
     yield Grid(
         heads,
         tuple(map(row, ordered[:ROWS])),
-        caption="Gradients by module, those that lose most gradients to zero first",
+        caption="Gradients by module; modules that lose most gradients to zero come first",
     )
     if len(ordered) > ROWS:
         left = f"{count(len(ordered) - ROWS, 'more module')}, and every parameter, in measurements.json."

@@ -159,7 +159,7 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
         yield "The audit ran without a GPU: formats were emulated on a CPU, and speed-ups are predictions."
     if simulated := [label(name) for name in audit.formats if not runs(name)]:
         yield (
-            f"torch cannot compute in {' or '.join(simulated)}: results were rounded to it, and its plans were not run."
+            f"torch cannot compute in {' or '.join(simulated)}: results were rounded to the format, and plans in the format were not run."
         )
     if untested := [f"{count(n, 'operation')} in {t.label}" for t in tallies if (n := t.counts["untested"])]:
         yield f"Not tested: {', '.join(untested)}; the layer table gives the reasons."
@@ -248,7 +248,7 @@ def next_step(audit: Audit, directory: Path) -> str:
             "called like the model."
         )
     if audit.recommended is not None:
-        return f"put {directory} on your path; `import patched_model` and `patched_model.build()` give the model under this plan."
+        return f"put {directory} on Python's path; `import patched_model` and `patched_model.build()` give the model under this plan."
     if not any(map(runs, audit.formats)):
         return "audit a format that torch can compute in: --formats fp16,bf16."
     if outcome(audit.plans, audit.use) == "loses":

@@ -177,7 +177,7 @@ def line(source: str | None, called_from: str | None) -> str:
 
 def scope(path: str) -> str:
     """A module path; the root in words."""
-    return path or "(whole model)"
+    return path or "the model's forward"
 
 
 def sentence(text: str) -> str:

@@ -42,8 +42,8 @@ class NodeFacts:
     input_dtype: str | None = _fact("", "dtype of the first tensor input in the captured FP32 run")
     numel: int | None = _fact("elements", "number of elements of the output")
 
-    is_first_layer: bool = _fact("", "whether it is a layer with weights, and depends on no other such layer")
-    is_last_layer: bool = _fact("", "whether it is a layer with weights, without another such layer before an output")
+    is_first_layer: bool = _fact("", "whether this is a layer with weights that depends on no other such layer")
+    is_last_layer: bool = _fact("", "whether this is a layer with weights, and no other such layer follows")
     from_weights: bool = _fact("", "whether the result depends only on parameters, buffers and constants")
     consumers: tuple[str, ...] = _fact("", "operations that read the result, ignoring reshapes and casts")
     producers: tuple[str, ...] = _fact("", "operations that compute the inputs, ignoring reshapes and casts")
@@ -51,7 +51,7 @@ class NodeFacts:
     casts_up: bool = _fact("", "whether the operation casts to float32 or wider, or creates such a tensor")
     casts_up_input: bool = _fact("", "whether an input is the result of a cast to float32 or wider, ignoring reshapes")
     low_where: str | None = _fact(
-        "", "in words, whether it computes in low precision under autocast, with cast weights, or both"
+        "", "in words, whether the operation is low under autocast, with cast weights, or both"
     )
     autocast_off: bool = _fact("", "whether the user's code disables autocast for the operation")
     autocast: str = _fact("", "policy of CUDA autocast: lower, fp32, fp32_unless_dtype, promote, banned, none")
@@ -65,10 +65,10 @@ class NodeFacts:
         "elements", "largest power of two up to 64 that divides `gemm_n` and `gemm_k` (or channels)"
     )
     gemm_m_alignment: int | None = _fact("elements", "largest power of two up to 64 that divides `gemm_m`")
-    gemm_padding: float | None = _fact("1", "share of work added by padding `gemm_alignment` to 8")
-    misaligned: str | None = _fact("", "in words, which sizes of `gemm_alignment` are not multiples of 8")
-    additions: int = _fact("1", "number of successive additions to one value, at the last of them; elsewhere 0")
-    absorbed: Mapping[str, float | None] = _fact("1", "sum of these additions lost to rounding, in a format's spacings")
+    gemm_padding: float | None = _fact("1", "share of extra work if both sizes are padded to multiples of 8")
+    misaligned: str | None = _fact("", "in words, the sizes among `gemm_n` and `gemm_k` that are not multiples of 8")
+    additions: int = _fact("1", "number of successive additions to one value, if this operation is the last; else 0")
+    absorbed: Mapping[str, float | None] = _fact("1", "error of these additions, in units of a format's spacing")
 
     constants: tuple[float, ...] = _fact("1", "finite constants among the arguments, not computed from a dtype")
     constant_max_abs: float | None = _fact("1", "largest magnitude of these constants")
@@ -82,18 +82,18 @@ class NodeFacts:
         "1", "guard against a division by zero: an eps argument, or a small constant in an addition or clamp"
     )
     reduce_op: str | None = _fact("", "reduction of a collective: sum, avg, max, min, product")
-    whole_numbers: bool = _fact("", "whether its values are integers: an arange, or integers cast to a float")
+    whole_numbers: bool = _fact("", "whether the values are integers: an arange, or integers cast to a float")
     reads_whole_numbers: bool = _fact("", "whether an operand is an integer tensor, or has integer values")
     in_a_phase: bool = _fact("", "whether sin or cos reads a product, sum or concatenation of the result")
-    squares: bool = _fact("", "whether it squares its input: pow 2, square, or a tensor times itself")
-    centres: bool = _fact("", "whether it subtracts its own mean from a tensor")
-    shifts_by_max: bool = _fact("", "whether it subtracts a tensor's maximum, or an upper bound (logsumexp), from it")
+    squares: bool = _fact("", "whether the operation squares its input: pow 2, square, or a tensor times itself")
+    centres: bool = _fact("", "whether the operation subtracts a tensor's mean from the tensor")
+    shifts_by_max: bool = _fact("", "whether a tensor's maximum, or its logsumexp, is subtracted from the tensor")
 
-    weight_uses: int | None = _fact("1", "largest number of operations that read one of its parameters")
-    buffer_max_abs: float | None = _fact("1", "largest finite magnitude in the floating-point buffers that it reads")
-    input_max_abs: float | None = _fact("1", "largest magnitude among its input activations, measured in FP32")
+    weight_uses: int | None = _fact("1", "number of operations that read the operation's most shared parameter")
+    buffer_max_abs: float | None = _fact("1", "largest finite magnitude in the operation's floating-point buffers")
+    input_max_abs: float | None = _fact("1", "largest magnitude among the input activations, measured in FP32")
     output_max_abs: float | None = _fact("1", "largest magnitude of the output, measured in FP32")
-    divisor_min_abs: float | None = _fact("1", "smallest non-zero magnitude of its divisor or log's argument")
+    divisor_min_abs: float | None = _fact("1", "smallest non-zero magnitude of the divisor, or of the log's argument")
     cancelled_bits: float | None = _fact("bits", "of a sum of two tensors: log2(`input_max_abs` / `output_max_abs`)")
     spacing: Mapping[str, float | None] = _fact("1", "spacing of a format's numbers near `output_max_abs`")
     headroom_bits: Mapping[str, float | None] = _fact("bits", "doublings of `output_max_abs` until a format overflows")

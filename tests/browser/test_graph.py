@@ -26,7 +26,7 @@ def test_the_graph_opens_modules_and_goes_back_by_keyboard(page, reports):
     assert "norm1 layer_norm" in boxes(page)
     assert "attn" in boxes(page)
     trail = "[...document.querySelectorAll('#graph-trail button')].map((b) => b.textContent)"
-    assert page.run(trail) == ["(whole model) Root", "blocks", "blocks.0 … blocks.7 Block", "blocks.0 Block"]
+    assert page.run(trail) == ["the model Root", "blocks", "blocks.0 … blocks.7 Block", "blocks.0 Block"]
     assert page.run(ends) == ["from outside", "to outside"]
     classes = page.run("[...document.querySelectorAll('#graph-box .class')].map((t) => t.textContent)")
     assert classes == ["Attention", "Mlp"]

@@ -77,7 +77,7 @@ def test_what_names_no_score_is_refused_at_once(
 
 def test_a_dry_run_says_what_would_be_scored(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["scored_model.py", "-q", "--dry-run", "--evaluate", "near(limit=1e-2)", "--max-drop", "0.5"]) == 0
-    said = "Score    near(limit=1e-2) on FP32 and every verified plan; higher is better; at most 0.5 worse"
+    said = "Score    near(limit=1e-2) on FP32 and every verified plan; higher is better; at most 0.5 worse than FP32"
     assert said in capfd.readouterr().out
 
 

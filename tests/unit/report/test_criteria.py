@@ -131,7 +131,7 @@ def test_the_headline_counts_causes_by_severity_and_notes():
     audit = make_audit()
     found = causes(audit)
     warnings = [c for c in found.wanting if c.severity == "warning"]
-    assert found.headline == f"{len(found.wanting)} causes (1 error, {len(warnings)} warnings)"
+    assert found.headline == f"{len(found.wanting)} problems to fix (1 error, {len(warnings)} warnings)"
     notes = tuple(replace(f, severity="info") for f in audit.findings)
     assert causes(replace(audit, findings=notes)).headline == f"nothing to fix, {len(found.all)} notes"
     assert causes(replace(audit, findings=notes[:1])).headline == "nothing to fix, 1 note"

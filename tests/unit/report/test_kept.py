@@ -103,9 +103,11 @@ def test_a_module_that_stays_fp32_says_why_under_each_plan(audit: Audit) -> None
 def test_an_operation_says_why_too(audit: Audit) -> None:
     (softmax,) = (r.node.name for r in audit.nodes if "softmax" in r.node.op)
     text = explain_layer(audit, softmax)
-    assert "  autocast_fp16: not low: autocast runs softmax in FP32 by itself" in text.replace(" (recommended)", "")
+    assert "  autocast_fp16: not in low precision: autocast runs softmax in FP32 by itself" in text.replace(
+        " (recommended)", ""
+    )
     inside = next(r.node.name for r in audit.nodes if r.node.owner == "norm")
-    assert "FP32 with norm: " in explain_layer(audit, inside)
+    assert "FP32, like all of norm: " in explain_layer(audit, inside)
 
 
 def test_a_name_that_there_is_not(audit: Audit) -> None:

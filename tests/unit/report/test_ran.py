@@ -42,7 +42,7 @@ class Mixed(nn.Module):
 
 
 REASONS = {
-    "its module stays FP32: add_2 is unsafe": {"add", "sub"},
+    "the module is in FP32: add_2 is unsafe": {"add", "sub"},
     "autocast runs layer_norm in FP32 by itself": {"layer_norm"},
     "the model's code requests FP32": {"to", "arange"},
     "the model's code switches autocast off there": {"linear"},
@@ -87,7 +87,7 @@ def test_a_batch_norm_with_fp32_statistics_reads_both() -> None:
     found = auditor.audit(seeded(Net), normal(4, 3, 8, 8), formats=("fp16",), strategies=("autocast",), device="cpu")
     given = {r.node.op.split(".")[1]: (why, r.planned) for why, rs in reasons(found).items() for r in rs}
     assert given["batch_norm"] == (
-        "its inputs are FP16 and FP32, so it computes in FP32, the wider format",
+        "the inputs are FP16 and FP32, so torch computes in FP32, the wider format",
         Dtypes(("float16", "float32"), "float32", "float16"),
     )
     assert {why for op, (why, _) in given.items() if op != "batch_norm"} == {""}

@@ -104,10 +104,13 @@ def test_functions_that_one_side_alone_keeps_are_named() -> None:
     now = plan("fp16", 0.002, ("head", "exp"), ("head", "linear"))
     assert (
         exceptions(was, now)
-        == "Functions of low-precision modules in FP32 now: linear in head; no longer in FP32: pow in (whole model)."
+        == "Functions of low-precision modules in FP32 now: linear in head; no longer in FP32: pow in the model's forward."
     )
     assert exceptions(now, None) == "Functions of low-precision modules no longer in FP32: exp in head, linear in head."
-    assert exceptions(None, was) == "Functions of low-precision modules in FP32 now: pow in (whole model), exp in head."
+    assert (
+        exceptions(None, was)
+        == "Functions of low-precision modules in FP32 now: pow in the model's forward, exp in head."
+    )
     assert exceptions(was, was) == exceptions(None, None) == ""
 
 

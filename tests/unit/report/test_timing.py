@@ -86,7 +86,7 @@ def test_printable_disarms_control_and_bidirectional_characters():
             "self_attention_output_projection.{0,1}",
         ),
         (["head", "head"], "head x2"),
-        ([""], "(whole model)"),
+        ([""], "the model's forward"),
     ],
 )
 def test_modules_of_one_shape_are_one(paths, said):

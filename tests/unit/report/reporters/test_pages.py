@@ -41,7 +41,7 @@ def test_github_gets_at_most_ten_of_each_level() -> None:
     said = github(replace(audit, findings=spread))
     counts = Counter(line.split(" ")[0] for line in said.splitlines() if line.startswith("::"))
     assert (counts["::warning"], counts["::error"]) == (10, 1)
-    assert re.search(r"\d+ more causes in the report", said)
+    assert re.search(r"\d+ more problems in the report", said)
 
 
 def test_markdown_adds_no_markup_and_every_row_has_its_cells() -> None:
