@@ -173,9 +173,9 @@ def shares(problem: Problem, plan: Plan, flips: Callable[[float], float | None])
     """A plan's first-order error, and each part's share of its square. flips: converts an error to expected flips."""
     resolution = problem.resolve(choice_from_scopes(plan.scopes))
     of, squares, counts = parts_of(problem.capture), defaultdict[str, float](float), defaultdict[str, int](int)
-    for name, term in problem.terms(resolution).items():
-        if term.square > 0 and math.isfinite(term.square):
-            squares[of[name]] += term.square
+    for name, square in problem.terms(resolution).squares.items():
+        if square > 0 and math.isfinite(square):
+            squares[of[name]] += square
             counts[of[name]] += 1
     total = sum(squares.values())
     found = [

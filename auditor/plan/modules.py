@@ -13,7 +13,7 @@ from ..records import Plan, ScopeChoice
 from ..resources import table
 from .costs import cast_seconds
 from .mincut import FORBIDDEN, Candidate, Choice
-from .problem import Problem, Term
+from .problem import Problem
 from .search import MOST_OFF, Space
 
 VISITS = 20_000
@@ -157,13 +157,12 @@ def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
         return known[high]
     resolution = problem.resolve(choice_keeping(high, problem.format))
     terms = problem.terms(resolution)
-    total = Term(*map(sum, zip(*terms.values(), strict=True)))
     # Autocast caches cast weights, so only casts of activations take time.
-    casts = cast_seconds(total.cast, problem.format, problem.device)
-    error = math.sqrt(max(sum(terms[name].square for name in path) for path in problem.paths))
-    cost = problem.whole_price(resolution, total, casts)
+    casts = cast_seconds(sum(terms.casts.values()), problem.format, problem.device)
+    error = math.sqrt(max(sum(map(terms.squares.__getitem__, path)) for path in problem.paths))
+    cost = problem.whole_price(resolution, terms, casts)
     length = sum((owner in high) != (above in high) for owner, above in problem.energy.tree.items())
     price = cost + problem.island * length  # per scope whose precision differs from the scope above
-    elapsed, low_flops = total.seconds + casts, total.low_flops / problem.flops if problem.flops else 0.0
-    known[high] = Candidate(high, error, price, cost, elapsed, low_flops)
+    low_flops = sum(terms.low_flops.values()) / problem.flops if problem.flops else 0.0
+    known[high] = Candidate(high, error, price, cost, sum(terms.seconds.values()) + casts, low_flops)
     return known[high]

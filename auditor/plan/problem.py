@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 from torch import fx
 
@@ -147,15 +146,16 @@ def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
     return {owner: names for owner, names in result.items() if names}
 
 
-class Term(NamedTuple):
-    """What one node or placeholder adds to a choice: the kernel's seconds, the price under the objective, FLOPs in low
+@dataclass(frozen=True)
+class Terms:
+    """What each node and placeholder adds to a choice: seconds of its kernel, price under the objective, FLOPs in low
     precision, elements of its result that are cast, and squared error, including that of rounding its result."""
 
-    seconds: float
-    price: float
-    low_flops: int
-    cast: int
-    square: float
+    seconds: dict[str, float] = field(default_factory=dict)
+    prices: dict[str, float] = field(default_factory=dict)
+    low_flops: dict[str, int] = field(default_factory=dict)
+    casts: dict[str, int] = field(default_factory=dict)
+    squares: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Problem:
     evaluated: dict[frozenset[str], Candidate] = field(default_factory=dict, init=False, repr=False, compare=False)
     """{owners in FP32: Candidate}, the cache of `evaluate`."""
     _resolved: dict[str, NodeType] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _terms: dict[str, Term] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _terms: Terms = field(default_factory=Terms, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -250,40 +250,41 @@ class Problem:
         """Price of one byte of stored weights, in seconds; 0 for strategies that only count time."""
         return traffic_seconds(1, self.device) if self.objective == "memory" else self.how.seconds_per_byte
 
-    def whole_price(self, resolution: Resolution, total: Term, casts: float) -> float:
-        """Price of a choice, without that of its scopes. total: the sum of its terms; casts: seconds of its casts."""
+    def whole_price(self, resolution: Resolution, terms: Terms, casts: float) -> float:
+        """Price of a choice, without that of its scopes. casts: seconds of its casts."""
         if self.objective == "memory":
             needed = self.memory(resolution)
-            return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * (total.seconds + casts)
-        return total.price + (casts if self.objective == "time" else 0.0)
+            return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * (
+                sum(terms.seconds.values()) + casts
+            )
+        return sum(terms.prices.values()) + (casts if self.objective == "time" else 0.0)
 
-    def terms(self, resolution: Resolution) -> Mapping[str, Term]:
-        """{node or placeholder: its Term}, computed again only where dtypes differ from those of the previous call."""
+    def terms(self, resolution: Resolution) -> Terms:
+        """The terms of all nodes and placeholders, computed again only where dtypes differ from the previous call's."""
         stale = dict[fx.Node, None]()
         for n in self.capture.graph_module.graph.nodes:
             if self._resolved.get(n.name) is not resolution.nodes[n.name]:
                 stale |= dict.fromkeys((n, *n.all_input_nodes))
-        self._terms.update((n.name, self._term(resolution, n)) for n in stale)
+        for n in stale:
+            self._update_terms(resolution, n)
         self._resolved.update(resolution.nodes)
         return self._terms
 
-    def _term(self, resolution: Resolution, n: fx.Node) -> Term:
-        name, readers = n.name, [resolution.nodes[user.name] for user in n.users]
+    def _update_terms(self, resolution: Resolution, n: fx.Node) -> None:
+        name, terms, readers = n.name, self._terms, [resolution.nodes[user.name] for user in n.users]
         rounded = any(name in typed.rounded for typed in readers) or (n.op == "placeholder" and resolution.low(name))
         measured = rounded and self.contribution(name, self.format) is not None
-        square = self.cast_square(resolution, name) if measured else 0.0
+        terms.squares[name] = self.cast_square(resolution, name) if measured else 0.0
         if name not in self.costs:
             stored = self.format if resolution.low(name) else "fp32"
-            return Term(0.0, self.stored_price(name, stored) if name in self._priced else 0.0, 0, 0, square)
+            terms.prices[name] = self.stored_price(name, stored) if name in self._priced else 0.0
+            return
         cost, fmt = self.costs[name], timed_in(resolution, name)
-        cast = self.elements[name] if any(name in typed.cast for typed in readers) else 0
-        return Term(
-            seconds(cost, fmt, self.device),
-            self.node_price(name, resolution),
-            cost.flops if is_low(fmt) else 0,
-            cast,
-            square + self.node_square(resolution, name),
-        )
+        terms.seconds[name] = seconds(cost, fmt, self.device)
+        terms.prices[name] = self.node_price(name, resolution)
+        terms.low_flops[name] = cost.flops if is_low(fmt) else 0
+        terms.casts[name] = self.elements[name] if any(name in typed.cast for typed in readers) else 0
+        terms.squares[name] += self.node_square(resolution, name)
 
     @cached_property
     def _priced(self) -> frozenset[str]:
@@ -341,9 +342,13 @@ class Problem:
         own = self.kept_formats.get(name) or (resolution.nodes[name].dtype if resolution.low(name) else self.format)
         return own if own in self.contributions else self.format
 
+    @cached_property
+    def _readers(self) -> Mapping[str, Sequence[str]]:
+        return {n.name: [user.name for user in n.users] for n in self.capture.graph_module.graph.nodes}
+
     def cast_square(self, resolution: Resolution, name: str) -> float:
         """Squared error of rounding an FP32 value to its readers' formats; the largest if these differ."""
-        readers = resolution.lowered.get(name, ())
+        readers = [reader for reader in self._readers.get(name, ()) if name in resolution.nodes[reader].rounded]
         formats = {self.computed_in(resolution, reader) for reader in readers} or {self.format}
         result = [contribution for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
         return min(max((contribution.cast**2 for contribution in result), default=0.0), FORBIDDEN)
