@@ -1,1 +1,1 @@
-"""Replays the recorded graph under other precisions, forwards and backwards, with the arithmetic of a GPU."""
+"""Replays the recorded graph under other precisions, with the arithmetic of a GPU."""

@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 
 from ..errors import first_line, let_through
 from ..execution.execute import low_literals, with_literals
-from ..execution.step import LowStep, Step, broken_gradients, gradient_error, one_low
 from ..isolation import isolate
 from ..numerics.casting import round_tree
 from ..numerics.entries import dense, finite, is_plain
@@ -24,6 +23,7 @@ from ..numerics.metrics import output_error
 from ..numerics.nodes import operation_of, target_of, tensors_in
 from ..records import NodeError
 from ..records.training import BackwardNode, GradientChange
+from .replay import LowStep, Step, broken_gradients, gradient_error, one_low
 
 RERUNS, FEWEST = 64, 16
 """Maximum number of operations that get a separate step in each format, and this maximum for the largest models."""

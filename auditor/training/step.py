@@ -23,13 +23,13 @@ from ..capture.functional import PinnedDraw
 from ..capture.intercept import Handler, intercept
 from ..errors import CaptureError, LoadError, let_through
 from ..execution.policy import PrecisionChoice, choice_from_scopes, plain
-from ..execution.step import LowStep, Step, failure_of_step, gradient_error, unscale
 from ..isolation import isolate
 from ..isolation.answer import copy_batch, from_the_start
 from ..isolation.process import disable_fused_path
 from ..numerics.casting import widen
 from ..numerics.formats import dtype_of
 from ..records import Batch, Call, Capture, Node, Plan, Subject
+from .replay import LowStep, Step, failure_of_step, gradient_error, unscale
 
 LOSS = "(loss)"
 """Owner name for operations of the loss, which belong to no module of the model."""

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from auditor.execution.step import Step, bind_step, run_step
 from auditor.records import Subject
 from auditor.training.objective import training_subject
+from auditor.training.replay import Step, bind_step, run_step
 from auditor.training.step import capture_step, step_batches
 
 

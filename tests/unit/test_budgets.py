@@ -43,32 +43,42 @@ WITH_PROGRESS = {"stages"}
 """Those that count to the room of progress: the clock whose calls are shown there."""
 
 CAPABILITIES = {
-    "generation": 640,
-    "rehearsal": 1240,
+    "generation": 1500,
+    "rehearsal": 900,
 }
-"""Lines of what came after the third house, each beside its own words and options in `report` and `cli`."""
+"""Lines that what came after the third house may have in all, wherever its files are."""
+
+PARTS = {
+    "criteria/margins.py": "generation",
+    "measure/decisions.py": "generation",
+    "records/decisions.py": "generation",
+    "records/generation.py": "generation",
+    "report/generation.py": "generation",
+    "report/rehearsal.py": "rehearsal",
+}
+"""Files of a capability in other rooms, which count to the capability."""
 
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
     "cli": (1370, "settings"),
-    "criteria": (1160, "criteria"),
+    "criteria": (850, "criteria"),
     "document": (900, "document"),
-    "execution": (1290, "execution"),
+    "execution": (1200, "execution"),
     "fleet": (440, "fleet"),
-    "generation": (640, "generation"),
+    "generation": (1500, "generation"),
     "graphs": (1110, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1910, "loading"),
     "loose files": (1000, "flow"),
-    "measure": (2360, "measure"),
+    "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2450, "plan"),
+    "plan": (2500, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
-    "rehearsal": (1240, "rehearsal"),
-    "report": (3280, "report"),
+    "rehearsal": (1370, "rehearsal"),
+    "report": (2990, "report"),
     "rulebook": (2400, "rules"),
     "score": (290, "criteria"),
     "snippets": (450, "snippets"),
@@ -77,17 +87,17 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33330, 203, 24
-"""Of all of them."""
+LINES, FILES, ROOMS = 30710, 204, 24
+"""Lines without the capabilities; files and rooms of the whole package."""
 
 
 def lines() -> dict[str, int]:
-    """{room: its lines}: a room is a folder, and all files that are in none are one."""
+    """{room or capability: its lines}: a room is a folder, and all files that are in none are one."""
     found: Counter[str] = Counter()
     for file in modules().values():
-        parts = file.relative_to(PACKAGE).parts
+        path = file.relative_to(PACKAGE)
         loose = "cli" if file.stem in WITH_CLI else "progress" if file.stem in WITH_PROGRESS else LOOSE
-        room = parts[0] if len(parts) > 1 else loose
+        room = PARTS.get(path.as_posix(), path.parts[0] if len(path.parts) > 1 else loose)
         found[room] += len(file.read_text(encoding="utf-8").splitlines())
     return dict(found)
 
@@ -98,7 +108,7 @@ def test_no_room_is_over_its_budget() -> None:
 
 
 def test_the_whole_is_no_larger_than_it_was() -> None:
-    assert sum(lines().values()) <= LINES
+    assert _house() <= LINES
     assert len(modules()) <= FILES
     assert len(lines()) - 1 <= ROOMS
 
@@ -106,6 +116,11 @@ def test_the_whole_is_no_larger_than_it_was() -> None:
 def test_every_room_counts_to_a_goal() -> None:
     assert {goal for _, goal in BUDGET.values()} == GOAL.keys() | CAPABILITIES.keys()
     assert sum(GOAL.values()) <= 30_000
+
+
+def _house() -> int:
+    """Lines of all rooms without the capabilities."""
+    return sum(n for room, n in lines().items() if room not in CAPABILITIES)
 
 
 def table() -> str:
@@ -118,7 +133,7 @@ def table() -> str:
         return most if rooms[goal] == 1 and now <= most else _tens(now)
 
     rows = [f'    "{room}": ({most(room, now)}, "{BUDGET[room][1]}"),' for room, now in sorted(lines().items())]
-    whole = f"LINES, FILES, ROOMS = {_tens(sum(lines().values()))}, {len(modules())}, {len(lines()) - 1}"
+    whole = f"LINES, FILES, ROOMS = {_tens(_house())}, {len(modules())}, {len(lines()) - 1}"
     return "\n".join(["BUDGET = {", *rows, "}", whole])
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.execution.step import bind_step, run_step
 from auditor.loading import placement
 from auditor.measure.attribute import estimate
 from auditor.measure.measure import measure
@@ -23,6 +22,7 @@ from auditor.numerics.formats import FORMATS
 from auditor.offload.files import OffloadMode, is_offloaded
 from auditor.training.backward import backward_errors
 from auditor.training.objective import in_training, training_subject
+from auditor.training.replay import bind_step, run_step
 from auditor.training.step import capture_step, step_batches
 from tests.support.subjects import capture_of, normal, seeded, subject_of
 

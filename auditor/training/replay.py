@@ -15,6 +15,8 @@ from torch import fx
 
 from ..devices import NATIVE
 from ..errors import first_line, let_through
+from ..execution.execute import Executor, Observe, Semantics, SeparateResults, SomeLow
+from ..execution.policy import Policy, plain
 from ..isolation import isolate
 from ..numerics.casting import round_tree
 from ..numerics.entries import dense, is_plain
@@ -22,8 +24,6 @@ from ..numerics.formats import FORMATS
 from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_in
 from ..records import Batch, Capture, Subject
-from .execute import Executor, Observe, Semantics, SeparateResults, SomeLow
-from .policy import Policy, plain
 
 Gradients = Mapping[str, torch.Tensor | None]
 Watch = Callable[[str, int, torch.Tensor], None]

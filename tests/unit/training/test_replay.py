@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from auditor.execution.step import (
+from auditor.training.objective import in_training, training_subject
+from auditor.training.replay import (
     LowStep,
     bind_step,
     broken_gradients,
@@ -20,7 +21,6 @@ from auditor.execution.step import (
     run_step,
     unscale,
 )
-from auditor.training.objective import in_training, training_subject
 from auditor.training.step import capture_step, step_batches
 from tests.support.stepping import Scaled, stepped
 from tests.support.subjects import normal, seeded
