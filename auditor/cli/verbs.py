@@ -184,7 +184,7 @@ class Diff(Verb):
             from ..report.blocks import looks, to_terminal
             from ..report.diff import overview
 
-            say(to_terminal(overview(changes, files), looks()))
+            say(to_terminal(overview(changes, files), *looks()))
             say(f"Report   {self.html}\n" if self.html else "")
         return severe(changes.new, self.fail_on)
 
@@ -309,7 +309,7 @@ class Rehearse(Verb):
             result = rehearse(step, batches, self.steps, plan=plan, seed=self.seed, **how)
         files = result.save(directory)
         progress.close()
-        say(to_terminal(overview(result), looks()) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
+        say(to_terminal(overview(result), *looks()) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
         return 0
 
     def _batches(self, target: Any) -> Any:

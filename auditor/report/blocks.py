@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -57,16 +56,7 @@ class Item:
     head: str
     notes: tuple[str, ...] = ()
     style: str = ""
-
-
-@dataclass(frozen=True)
-class Entries:
-    """A list of entries. about: their kind and number; more: a sentence on omitted ones."""
-
-    label: str
-    about: str
-    entries: tuple[Item, ...]
-    more: str = ""
+    label = ""
 
 
 @dataclass(frozen=True)
@@ -115,7 +105,7 @@ class Chart:
     titled: bool = True
 
 
-Block = Title | Prose | Entries | Grid | Code | Fold | Chart
+Block = Title | Prose | Item | Grid | Code | Fold | Chart
 """Folds and charts appear only in HTML."""
 WIDTH = 1080
 LEFT, RIGHT, BOTTOM = 48, WIDTH - 8, 40
@@ -130,31 +120,24 @@ def rule_text(title: str, text: str) -> list[Block]:
     ]
 
 
-class Look(NamedTuple):
-    """How to print: width in cells, and whether colors are allowed."""
-
-    width: int
-    color: bool
-
-
-def looks() -> Look:
-    """Width and color for stdout: plain and 100 cells wide unless it is a terminal.
+def looks() -> tuple[int, bool]:
+    """Width in cells, and whether colors are allowed, for stdout: plain and 100 cells wide unless it is a terminal.
 
     FORCE_COLOR and NO_COLOR, if not empty, override the color.
     """
     width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else 100
     colored = bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
-    return Look(width, colored and not os.environ.get("NO_COLOR"))
+    return width, colored and not os.environ.get("NO_COLOR")
 
 
-def to_terminal(blocks: Iterable[Block], look: Look) -> str:
-    """Lines of at most `look.width` cells; only the first line of an entry is never broken, so that grep finds it."""
+def to_terminal(blocks: Iterable[Block], width: int, color: bool) -> str:
+    """Lines of at most `width` cells; only the first line of an item is never broken, so that grep finds it."""
     stream = io.StringIO()
     console = Console(
         file=stream,
-        width=max(look.width, 40),
-        force_terminal=look.color,
-        color_system="standard" if look.color else None,
+        width=max(width, 40),
+        force_terminal=color,
+        color_system="standard" if color else None,
         legacy_windows=False,
         highlight=False,
         markup=False,
@@ -177,16 +160,17 @@ def _parts(block: Block) -> Iterator[RenderableType]:
         case Prose(label, texts, style, listed):
             yield _beside(label, [f"- {text}" if listed else text for text in texts], style)
         case Grid(heads, rows, bold, texts):
-            yield _grid(heads, rows, bold, texts)
+            grid = RichTable(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+            for i, head in enumerate(heads):
+                grid.add_column(printable(head), justify="left" if i < texts else "right", overflow="fold")
+            for i, row in enumerate(rows):
+                grid.add_row(*map(_text, row), style="bold" if i == bold else "")
+            yield grid
         case Code(label, text):
             yield _beside(label, text.splitlines(), "")
-        case Entries(label, about, entries, more):
-            yield _beside(label, [about], "")
-            for entry in entries:
-                yield _text(entry.head, entry.style)
-                yield from (Padding(_text(note, "muted"), (0, 0, 0, 4)) for note in entry.notes)
-            if more:
-                yield _beside("", [more], "muted")
+        case Item(head, notes, style):
+            yield _text(head, style)
+            yield from (Padding(_text(note, "muted"), (0, 0, 0, 4)) for note in notes)
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -199,15 +183,6 @@ def _beside(label: str, texts: Sequence[str], style: str) -> RichTable:
     grid.add_column(overflow="fold")
     for i, text in enumerate(texts):
         grid.add_row(_text(label, "bold") if i == 0 else "", _text(text, style))
-    return grid
-
-
-def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]], bold: int | None, texts: int) -> RenderableType:
-    grid = RichTable(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for i, head in enumerate(heads):
-        grid.add_column(printable(head), justify="left" if i < texts else "right", overflow="fold")
-    for i, row in enumerate(rows):
-        grid.add_row(*(_text(cell) for cell in row), style="bold" if i == bold else "")
     return grid
 
 
@@ -235,11 +210,8 @@ def _markdown(block: Block) -> Iterator[str]:
                 yield _row((first, *map(escape, row[1:])))
         case Code(label, text):
             yield f"**{escape(label)}**\n\n```python\n{text.rstrip()}\n```"
-        case Entries(label, about, entries, more):
-            yield f"**{escape(label)}**: {escape(about)}\n"
-            yield from ("  \n  ".join((f"- {code(entry.head)}", *map(escape, entry.notes))) for entry in entries)
-            if more:
-                yield f"- {escape(more)}"
+        case Item(head, notes):
+            yield "  \n  ".join((f"- {code(head)}", *map(escape, notes)))
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -282,11 +254,9 @@ def _html(block: Block) -> Markup:
             return head + code.format(copied.format(label or "the code"), text)
         case Grid():
             return _html_table(block)
-        case Entries(label, about, entries, more):
-            entry = Markup('<li class="{}"><code>{}</code><br>{}</li>')
-            items = Markup().join(entry.format(e.style, printable(e.head), prose(" ".join(e.notes))) for e in entries)
-            said = _markup("<p><b>{}</b> {}</p>", label, about) + Markup("<ul>{}</ul>" * bool(items)).format(items)
-            return said + _markup('<p class="muted">{}</p>' * bool(more), more)
+        case Item(head, notes, style):
+            item = Markup('<p class="{}"><code>{}</code><br>{}</p>')
+            return item.format(style, printable(head), prose(" ".join(notes)))
         case Fold(label, blocks):
             return _markup('<details class="fold"><summary>{}</summary>', label) + html(blocks) + Markup("</details>")
         case Chart():
@@ -299,11 +269,8 @@ def _markup(markup: str, *texts: str) -> Markup:
 
 def prose(text: str) -> Markup:
     """Text with `backticks` as code, everything else escaped."""
-    line = printable(" ".join(text.split()))
-    pieces = line.split("`")
-    if len(pieces) % 2 == 0:
-        return Markup.escape(line)
-    return Markup().join(_markup("<code>{}</code>" if i % 2 else "{}", piece) for i, piece in enumerate(pieces))
+    line = Markup.escape(printable(" ".join(text.split())))
+    return line if line.count("`") % 2 else Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(line)))
 
 
 def _html_table(table: Grid) -> Markup:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..document.compare import Comparison, figures
 from ..numerics.formats import runs
 from ..records import Finding, Plan
-from .blocks import Block, Entries, Grid, Item, Prose, Title, environment
+from .blocks import Block, Grid, Item, Prose, Title, environment
 from .words import SEVERITIES, count, fold, fold_paths, label, op, ratio, scope, sentence
 
 SHOWN, ROWS = 12, 200
@@ -96,7 +96,7 @@ def _plans(both: Comparison) -> Iterator[Block]:
         yield Prose("", kept, "muted")
 
 
-def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> Iterator[Block]:
+def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> list[Block]:
     """Findings grouped by rule and operation over repeated blocks, the most severe first."""
     groups = fold(findings, lambda f: f.owner, lambda f: (f.rule, f.severity, f.op))
     groups.sort(key=lambda same: SEVERITIES.index(same[0].severity))
@@ -108,7 +108,7 @@ def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> Iterator
     return _entries(title, count(len(findings), "finding"), entries, shown)
 
 
-def _verdicts(both: Comparison, shown: int) -> Iterator[Block]:
+def _verdicts(both: Comparison, shown: int) -> list[Block]:
     """Changed verdicts, worsened ones first."""
     ranks = {"safe": 0, "unsafe": 2}
     groups = fold(both.verdicts, lambda c: c.node.owner, lambda c: (c.node.op, c.format, c.before, c.after))
@@ -121,7 +121,7 @@ def _verdicts(both: Comparison, shown: int) -> Iterator[Block]:
     return _entries("Changed", count(len(both.verdicts), "verdict"), entries, shown)
 
 
-def _entries(title: str, about: str, entries: list[Item], shown: int) -> Iterator[Block]:
-    left = f"and {len(entries) - shown} more kinds; --format json lists all" if len(entries) > shown else ""
-    if entries:
-        yield Entries(title, about, tuple(entries[:shown]), left)
+def _entries(title: str, about: str, entries: list[Item], shown: int) -> list[Block]:
+    left = f"and {len(entries) - shown} more kinds; --format json lists all"
+    more = [Prose("", (left,), "muted")] if len(entries) > shown else []
+    return [Prose(title, (about,)), *entries[:shown], *more] if entries else []

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..rehearsal.remedies import code_of
 from ..rehearsal.result import RecipeProblem, RecipeRun, Rehearsal
-from .blocks import Block, Chart, Code, Entries, Fold, Grid, Item, Prose, Title, environment
+from .blocks import Block, Chart, Code, Fold, Grid, Item, Prose, Title, environment
 from .charts import line_chart, round_steps
 from .words import count, or_blank, percent, ratio
 
@@ -32,7 +32,7 @@ def overview(result: Rehearsal) -> list[Block]:
     page.append(Grid(heads, rows, list(result.runs).index(result.recommended), caption="Recipes, late in the run"))
     entries = [_entry(result, problem) for problem in result.problems if not result.runs[problem.recipe].recipe.repairs]
     several = f"{count(len(entries), 'problem')} in recipes that are not recommended"
-    page.append(Entries("Problems", several if entries else "No recipe has a problem.", tuple(entries)))
+    page += [Prose("Problems", (several if entries else "No recipe has a problem.",)), *entries]
     fp32 = result.runs["fp32"]
     if zero := [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}]:
         said = f"{', '.join(zero[:4])}{f' and {len(zero) - 4} more' if zero[4:] else ''}"

@@ -11,9 +11,9 @@ from ..document.codec import to_document
 from ..records.audit import Audit
 from . import FORMATS
 from .annotations import github, place_of, sarif
-from .blocks import Block, Code, Entries, Fold, Item, Look, Prose, Title, environment, looks, to_markdown, to_terminal
+from .blocks import Block, Code, Fold, Item, Prose, Title, environment, looks, to_markdown, to_terminal
 from .charts import depth_chart
-from .findings import Cause, Causes, causes
+from .findings import Causes, causes
 from .generation import generation_lines, generation_section
 from .origins import decision_lines, decisions_section, origins
 from .plans import island_lines, more_ways, plan_folds, plan_table, snippets
@@ -41,7 +41,7 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
         Title(f"Precision audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}", about),
         Prose("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
         *([Prose("", told)] if (told := tuple(filter(None, (seen.proof, *seen.broken)))) else []),
-        _findings(audit, causes(audit), entries),
+        *_findings(audit, causes(audit), entries),
         *plan_table(audit, seen.plans),
     ]
     if use := snippets(audit):
@@ -79,24 +79,21 @@ def screen(audit: Audit, most: int = LINES) -> list[Block]:
 
 
 def _lines(page: list[Block]) -> int:
-    return to_terminal(page, Look(100, False)).count("\n")
+    return to_terminal(page, 100, False).count("\n")
 
 
-def _findings(audit: Audit, todo: Causes, most: int) -> Entries:
-    entries = tuple(_entry(audit, cause) for cause in todo.wanting[:most])
-    left = len(todo.wanting) - len(entries)
-    explain = f"python -m auditor explain {todo.all[0].worst.rule}" if todo.all else ""
-    more = "; ".join(filter(None, (f"{count(left, 'more cause')} in the report" if left > 0 else "", explain)))
-    return Entries("To do", sentence(f"{todo.headline}. {todo.about}".strip()), entries, more)
-
-
-def _entry(audit: Audit, cause: Cause) -> Item:
-    worst = cause.worst
-    called = f", {line(worst.source, worst.called_from)}" if worst.called_from else ""
-    where = re.sub(r"^(.{75}).{20,}(.{75})$", r"\1...\2", cause.where)  # both ends of a long list or path
-    note = f"{cause.severity.capitalize()} in {where}{called}. {remedy(worst.advice)}"
-    head = f"{place_of(audit, cause)} {worst.rule} {sentence(worst.message)}"
-    return Item(head, (note,), cause.severity)
+def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
+    yield Prose("To do", (sentence(f"{todo.headline}. {todo.about}".strip()),))
+    for cause in todo.wanting[:most]:
+        worst = cause.worst
+        called = f", {line(worst.source, worst.called_from)}" if worst.called_from else ""
+        where = re.sub(r"^(.{75}).{20,}(.{75})$", r"\1...\2", cause.where)  # both ends of a long list or path
+        note = f"{cause.severity.capitalize()} in {where}{called}. {remedy(worst.advice)}"
+        head = f"{place_of(audit, cause)} {worst.rule} {sentence(worst.message)}"
+        yield Item(head, (note,), cause.severity)
+    more = [f"{count(left, 'more cause')} in the report"] if (left := len(todo.wanting) - most) > 0 else []
+    if todo.all:
+        yield Prose("", ("; ".join([*more, f"python -m auditor explain {todo.all[0].worst.rule}"]),), "muted")
 
 
 def _more(audit: Audit, seen: ReportView) -> Iterator[Block]:
@@ -135,8 +132,8 @@ def text(audit: Audit, *, width: int | None = None, color: bool | None = None, m
 
     Width and color follow stdout by default.
     """
-    look = looks()
-    return to_terminal(screen(audit, most), Look(width or look.width, look.color if color is None else color))
+    usual, colored = looks()
+    return to_terminal(screen(audit, most), width or usual, colored if color is None else color)
 
 
 def markdown(audit: Audit) -> str:
