@@ -18,7 +18,7 @@ from ..paths import pattern
 from ..records import Finding, Node
 from ..records.audit import Audit
 from .findings import Cause, causes
-from .view import view
+from .view import ReportView
 from .words import count, label, line, op, printable, scope, sentence, summary
 
 
@@ -81,7 +81,7 @@ def github(audit: Audit) -> str:
 
 
 def _commands(audit: Audit) -> Iterator[str]:
-    seen, result = view(audit), causes(audit).all
+    seen, result = ReportView(audit), causes(audit).all
     for said in (seen.headline, *seen.broken):
         yield printable(said).replace("::", ": :")  # so that the runner does not execute the line as a command
     levels = {level: [cause for cause in result if cause.severity == level] for level in COMMANDS}

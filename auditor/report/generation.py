@@ -31,13 +31,13 @@ LENGTHS = (2048, 32768, 131072)
 Decoded = tuple[Plan, TokenComparison]
 
 
-def generation_lines(audit: Audit) -> list[Block]:
+def generation_lines(audit: Audit) -> tuple[str, ...]:
     """Lines for a terminal: the result of each plan, the recommended one first; the part of the model to keep in FP32
     first; the setup."""
     if audit.generation is None:
-        return []
-    lines = [f"{plan_title(plan)}: {_figures(generated)}" for plan, generated in _decoded_plans(audit)]
-    return [Prose("Tokens", (*lines, *lift_words(audit), _about(audit.generation)))]
+        return ()
+    lines = (f"{plan_title(plan)}: {_figures(generated)}" for plan, generated in _decoded_plans(audit))
+    return (*lines, *lift_words(audit), _about(audit.generation))
 
 
 def generation_section(audit: Audit) -> list[Block]:

@@ -172,10 +172,10 @@ def nonfinite_runs(audit: Audit) -> tuple[NonFiniteRun, ...]:
     return tuple(result)
 
 
-def decision_lines(audit: Audit) -> list[Block]:
-    """Lines for a terminal, on the format in which flipped decisions add most error."""
+def decision_words(audit: Audit) -> str:
+    """Sentences on the format in which flipped decisions add most error; "" without decisions."""
     worst = max(audit.decisions, key=lambda one: one.share * one.error, default=None)
-    return [Prose("Decisions", (" ".join(_sentences(worst)[:2]),))] if worst is not None else []
+    return " ".join(_sentences(worst)[:2]) if worst is not None else ""
 
 
 def decisions_section(audit: Audit) -> list[Block]:

@@ -106,6 +106,23 @@ def _without(baseline: Verification | Today | None) -> str:
     return "non-finite" if baseline.measured_error is None else ratio(baseline.measured_error)
 
 
+def plans_section(audit: Audit, plans: tuple[PlanView, ...]) -> list[Block]:
+    """The section on plans: each plan compared with the whole model in low precision."""
+    if not plans:
+        return [Prose("", ("No plan was made for this audit.",), "empty")]
+    about = (
+        'A plan keeps some modules in FP32 and runs the rest in low precision. "No plan" is '
+        "the error in the same format with no module in FP32."
+    )
+    said = (about, SHARES if audit.criteria else "", score_headline(audit))
+    return [
+        *(Prose("", (one,), "about") for one in said if one),
+        *plan_table(audit, plans),
+        *([Prose("Times", measured, listed=True)] if (measured := times(audit)) else []),
+        Fold("Each plan: what it keeps in FP32 and why", tuple(_plan_folds(audit, plans))),
+    ]
+
+
 def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     """A table of all plans, the results of the recommended one, and programs; nothing without plans."""
     if not plans:
@@ -125,42 +142,35 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
         yield Prose("Program", programs)
 
 
-def island_lines(kept: tuple[Island, ...], most: int) -> Prose:
+def island_lines(kept: tuple[Island, ...], most: int) -> tuple[str, ...]:
     """Each FP32 island of a plan, on a line with its reason."""
-    texts = [f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in kept]
-    return Prose("Kept", shorten(texts, most), listed=True)
+    return shorten([f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in kept], most)
 
 
-def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
-    """Each plan with its figures, FP32 islands and reasons."""
+def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
+    """Each plan with its FP32 islands, reasons, and the figures that the tables of plans and times omit."""
     for p in plans:
+        facts = [("Criterion", line) for line in p.criteria]
+        if p.idle and p.plan.reach is not None:
+            facts.insert(0, (f"Smallest reachable {'share' if audit.criteria else 'error'}", ratio(p.plan.reach)))
+        if p.score:
+            facts.append(("Your score", p.score))
+        if p.plan.memory and p.plan.fp32_memory:
+            facts.append(("Predicted memory", f"{memory(p.plan.memory)}, FP32 {memory(p.plan.fp32_memory)}"))
         kept = f", keeps {count(sum(len(i.paths) for i in p.islands), p.islands[0].noun)} in FP32" if p.islands else ""
         failed = f"Without the plan: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
         what = "operation" if p.plan.program is not None else "module"
         rest = f"All {'other ' if p.islands else ''}{what}s run in {label(p.plan.format)}."
-        facts = tuple(_facts(audit, p))
         yield Fold(
             f"{p.title}: {p.verdict}{kept}",
             (
-                *([Grid(("Figure", "Value"), facts, texts=2)] if facts else []),
+                *([Grid(("Figure", "Value"), tuple(facts), texts=2)] if facts else []),
                 Prose("", notes, "muted"),
-                *([island_lines(p.islands, ISLANDS_SHOWN)] if p.islands else []),
+                *([Prose("Kept", island_lines(p.islands, ISLANDS_SHOWN), listed=True)] if p.islands else []),
                 Prose("", (f"No {what} runs in low precision." if p.idle else rest,), "muted"),
             ),
         )
-
-
-def _facts(audit: Audit, p: PlanView) -> Iterator[tuple[str, str]]:
-    """Figures that the tables of plans and times omit."""
-    plan = p.plan
-    if p.idle and plan.reach is not None:
-        yield (f"Smallest reachable {'share' if audit.criteria else 'error'}", ratio(plan.reach))
-    yield from (("Criterion", line) for line in p.criteria)
-    if p.score:
-        yield ("Your score", p.score)
-    if plan.memory and plan.fp32_memory:
-        yield ("Predicted memory", f"{memory(plan.memory)}, FP32 {memory(plan.fp32_memory)}")
 
 
 def program_line(plan: Plan) -> str:

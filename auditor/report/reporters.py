@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ..document.codec import to_document
 from ..records.audit import Audit
-from . import FORMATS
+from . import FORMATS, plans
 from .annotations import github, place_of, sarif
-from .blocks import Block, Code, Fold, Item, Prose, Title, environment, looks, to_markdown, to_terminal
+from .blocks import Block, Code, Item, Prose, Title, environment, looks, to_markdown, to_terminal
 from .charts import depth_chart
 from .findings import Causes, causes
 from .generation import generation_lines, generation_section
-from .origins import decision_lines, decisions_section, origins
-from .plans import island_lines, more_ways, plan_folds, plan_table, snippets
+from .origins import decision_words, decisions_section, origins
 from .table import table
 from .training import training_section
-from .view import ReportView, method, view
+from .view import ReportView, method
 from .words import count, line, printable, remedy, sentence, shorten
 
 LINES = 40
@@ -35,23 +34,23 @@ ADVICE_SHOWN = 4
 
 def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
     """The page: verdict, at most `entries` things to do, plans and code that uses a plan; then optional sections."""
-    seen, env = view(audit), audit.environment
+    seen, env = ReportView(audit), audit.environment
     about = f"auditor {env.auditor}, torch {env.torch}, {env.device} ({env.execution})"
     page: list[Block] = [
         Title(f"Precision audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}", about),
         Prose("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
         *([Prose("", told)] if (told := tuple(filter(None, (seen.proof, *seen.broken)))) else []),
         *_findings(audit, causes(audit), entries),
-        *plan_table(audit, seen.plans),
+        *plans.plan_table(audit, seen.plans),
     ]
-    if use := snippets(audit):
+    if use := plans.snippets(audit):
         page.append(Code("Use it", "\n".join(line for line in use[:2][-1].text.splitlines() if line)))
     return [*page, *_more(audit, seen)]
 
 
 def summary(audit: Audit) -> str:
     """The audit's representation in Python: verdict, evidence, findings, and where to read more."""
-    seen = view(audit)
+    seen = ReportView(audit)
     first = f"Audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}"
     rest = "audit.save(directory) writes the report; audit.plans, audit.findings and audit.nodes have the details"
     lines = (first, seen.headline, seen.proof, *seen.broken, causes(audit).headline, rest)
@@ -96,31 +95,32 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
         yield Prose("", ("; ".join([*more, f"python -m auditor explain {todo.all[0].worst.rule}"]),), "muted")
 
 
-def _more(audit: Audit, seen: ReportView) -> Iterator[Block]:
-    """Optional sections: cautions, training, criteria, scores, times; verdicts by format, FP32 modules, and more."""
-    if seen.limits:
-        yield Prose("Caution", seen.limits, "warning")
+def _more(audit: Audit, seen: ReportView) -> list[Block]:
+    """Optional sections, each with lines: cautions, training, criteria, scores, times; verdicts by format, and more."""
+    training: list[str] = []
     if audit.training is not None:
-        titles = tuple(dict.fromkeys(advice.title for advice in audit.training.advice))[:ADVICE_SHOWN]
-        yield Prose("Training", (sentence(audit.training.recommendation), *(f"- {title}" for title in titles)))
-    yield from decision_lines(audit)
-    yield from generation_lines(audit)
-    if seen.criteria:
-        shown = [p for p in seen.plans if p.recommended or seen.chosen is None]
-        lines = [line if p.recommended else f"{p.title}: {line}" for p in shown for line in p.criteria]
-        yield Prose("Criteria", (seen.criteria, *lines))
-    if seen.score:
-        yield Prose("Score", (seen.score, *(f"{p.title}: {p.score}" for p in seen.plans if p.score)))
-    if seen.times:
-        yield Prose("Times", seen.times)
-    if seen.contrast:
-        yield Prose("Formats", seen.contrast)
-    if seen.chosen and seen.chosen.islands:
-        yield island_lines(seen.chosen.islands, ISLANDS_SHOWN)
-    if seen.proposals:
-        yield Prose("Outputs", shorten(seen.proposals, PROPOSALS_SHOWN))
-    if audit.environment.held:
-        yield Prose("Memory", (sentence(audit.environment.held),))
+        titles = dict.fromkeys(f"- {advice.title}" for advice in audit.training.advice)
+        training = [sentence(audit.training.recommendation), *[*titles][:ADVICE_SHOWN]]
+    shown = [p for p in seen.plans if p.recommended or seen.chosen is None]
+    limits = [line if p.recommended else f"{p.title}: {line}" for p in shown for line in p.criteria]
+    sections: dict[str, Iterable[str]] = {
+        "Caution": seen.limits,
+        "Training": training,
+        "Decisions": [decision_words(audit)],
+        "Tokens": generation_lines(audit),
+        "Criteria": [plans.SHARES, *limits] if audit.criteria else [],
+        "Score": [plans.score_headline(audit), *(f"{p.title}: {p.score}" for p in seen.plans if p.score)],
+        "Times": plans.times(audit),
+        "Formats": [tally.sentence for tally in seen.tallies],
+        "Kept": plans.island_lines(seen.chosen.islands, ISLANDS_SHOWN) if seen.chosen else (),
+        "Outputs": shorten([*map(plans.proposal_words, audit.proposals)], PROPOSALS_SHOWN),
+        "Memory": [sentence(audit.environment.held or "")],
+    }
+    return [
+        Prose(label, tuple(lines), "warning" if label == "Caution" else "", listed=label == "Kept")
+        for label, lines in sections.items()
+        if any(lines)
+    ]
 
 
 MEMBERS_SHOWN = 40
@@ -148,7 +148,7 @@ def document(audit: Audit) -> str:
 
 def html(audit: Audit) -> str:
     """The whole report as one HTML file without external resources; a short script runs its table and graph."""
-    seen, template = view(audit), environment().get_template("report.html.jinja")
+    seen, template = ReportView(audit), environment().get_template("report.html.jinja")
     return template.render(
         audit=audit,
         view=seen,
@@ -158,38 +158,17 @@ def html(audit: Audit) -> str:
         entries_shown=ENTRIES_SHOWN,
         origins=origins(audit),
         depth=depth_chart(audit),
-        plans=plans_section(audit, seen),
+        plans=plans.plans_section(audit, seen.plans),
         table=table(audit),
-        snippets=snippets(audit),
-        more_ways=more_ways(audit),
+        snippets=plans.snippets(audit),
+        more_ways=plans.more_ways(audit),
         decisions=decisions_section(audit),
-        decisions_summary=_summary(decision_lines(audit)),
+        decisions_summary=decision_words(audit).replace("`", ""),
         generation=generation_section(audit),
-        generation_summary=_summary(generation_lines(audit)),
+        generation_summary=next(iter(generation_lines(audit)), "").replace("`", ""),
         training=training_section(audit),
-        method=method(audit, seen.limits, seen.proposals),
+        method=method(audit, seen.limits),
     )
-
-
-def _summary(lines: Sequence[Block]) -> str:
-    """The first paragraph of a section's lines for a terminal, as its summary."""
-    return next((block.texts[0].replace("`", "") for block in lines if isinstance(block, Prose)), "")
-
-
-def plans_section(audit: Audit, seen: ReportView) -> list[Block]:
-    """The section on plans: each plan compared with the whole model in low precision."""
-    if not seen.plans:
-        return [Prose("", ("No plan was made for this audit.",), "empty")]
-    about = (
-        'A plan keeps some modules in FP32 and runs the rest in low precision. "No plan" is '
-        "the error in the same format with no module in FP32."
-    )
-    return [
-        *(Prose("", (said,), "about") for said in (about, seen.criteria, seen.score) if said),
-        *plan_table(audit, seen.plans),
-        *([Prose("Times", seen.times, listed=True)] if seen.times else []),
-        Fold("Each plan: what it keeps in FP32 and why", tuple(plan_folds(audit, seen.plans))),
-    ]
 
 
 REPORTERS: Mapping[str, Callable[[Audit], str]] = dict(
