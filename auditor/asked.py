@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
@@ -131,13 +131,8 @@ def command_of(given: Mapping[str, Any], kind: type[C]) -> C:
     Raises: AuditorError(slug="bad-option" | "bad-config").
     """
     place, defaults = configuration(Path.cwd()) if kind.configurable else ("", {})
-
-    def describe_option(name: str) -> tuple[str, str]:
-        if name in defaults and name not in given:
-            return f"{place} {key_of(name)}", "bad-config"
-        return options_of(kind)[name].flag or name, "bad-option"
-
-    return validate(kind, {**defaults, **given}, describe_option)
+    named = {name: (f"{place} {key_of(name)}", "bad-config") for name in defaults.keys() - given.keys()}
+    return validate(kind, {**defaults, **given}, named)
 
 
 def with_rules(settings: S) -> S:
@@ -159,12 +154,11 @@ def rules_of(directory: Path | None) -> tuple[Rule, ...]:
     return load_rules([resource_dir("rules"), *([directory] if directory else [])])
 
 
-def validate(
-    kind: type[S],
-    given: Mapping[str, Any],
-    called: Callable[[str], tuple[str, str]] = lambda name: (name, "bad-option"),
-) -> S:
-    """Validate options against types. called: an option's name in messages, and the slug. Raises: AuditorError."""
+def validate(kind: type[S], given: Mapping[str, Any], named: Mapping[str, tuple[str, str]] = {}) -> S:
+    """Validate options against types. Raises: AuditorError.
+
+    named: an option's name in messages, and their slug, if it is neither a flag nor an argument.
+    """
     options = options_of(kind)
     for name in given:
         if name not in options:
@@ -174,7 +168,7 @@ def validate(
     except ValidationError as error:
         first: Any = error.errors()[0]
     option, name = options[first["loc"][0]], first["loc"][0]
-    said, slug = called(name)
+    said, slug = named.get(name, (name if kind is Settings else option.flag or name, "bad-option"))
     takes = either([*option.choices()]) if option.choices is not None else option.takes
     plain = first["input"] is None or isinstance(first["input"], str | bytes | bool | int | float)
     short = repr(first["input"])[:60] if plain else f"a value of type {type(first['input']).__name__}"

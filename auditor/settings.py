@@ -118,6 +118,7 @@ Codes = Annotated[tuple[Annotated[str, Field(pattern=CODE)], ...], BeforeValidat
 NotWanted = Annotated[Ignore, BeforeValidator(lambda one: {"code": one} if isinstance(one, str) else one)]
 Ignores = Annotated[tuple[NotWanted, ...], BeforeValidator(split_names), SEVERAL, CODES]
 Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
+Whole = Annotated[int, BeforeValidator(_no_flag)]
 Flag = Annotated[StrictBool, Option("True or False")]
 A_DIRECTORY = Option("the path of a directory", "DIR", path="path", typed="str | PathLike[str] | None")
 Location = Annotated[Path, A_DIRECTORY]
@@ -181,9 +182,7 @@ class Settings(BaseModel):
     better: Annotated[str | None, Option(choices=lambda: DIRECTIONS)] = None
     """whether higher or lower scores are better; by default `lower` if the function of `evaluate` has
     `lower_is_better = True`, else `higher`"""
-    generate: Annotated[int | None, BeforeValidator(_no_flag), Field(ge=1), Option("a whole number of tokens", "N")] = (
-        None
-    )
+    generate: Annotated[Whole | None, Field(ge=1), Option("a whole number of tokens", "N")] = None
     """[generate](generation.md) this many tokens, with the inputs as prompts. Every verified plan decodes the same
     tokens with its own cache, and is compared with FP32"""
     temperature: Annotated[Number, Field(ge=0), Option("a number from 0 on", "T")] = 0.0
@@ -207,12 +206,7 @@ class Settings(BaseModel):
     ] = None
     """memory limit of each process, e.g. `4GB` or `512MiB`. Large tensors, weights included, are stored on disk, so
     [the model may exceed memory](memory.md); the results are the same. Linux only"""
-    seed: Annotated[
-        int,
-        BeforeValidator(_no_flag),
-        Field(ge=0, lt=SEEDS),
-        Option(f"a whole number from 0 to {SEEDS - 1}", "N"),
-    ] = 0
+    seed: Annotated[Whole, Field(ge=0, lt=SEEDS), Option(f"a whole number from 0 to {SEEDS - 1}", "N")] = 0
     """seed of every random choice"""
     timeout: Seconds = None
     """abort after this many seconds without progress (default: never). A plan counts as failed if its run or score

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from .. import folder
 from ..asked import OPTIONS, Command, with_rules
-from ..progress.shown import Display, reporter
+from ..progress.shown import Display
 from ..records.audit import FILES
 from ..report.words import count, printable
-from .program import Verb, behind_the_result, say, watch
+from .program import Verb, behind_the_result, say
 from .verbs import Target, default_directory, severe
 
 if TYPE_CHECKING:
@@ -35,39 +35,35 @@ class AuditTarget(Verb):
     takes = ("target", *(name for name, option in OPTIONS.items() if option.flag))
     target: Target
 
-    def run(self) -> int:
-        return watch(self, partial(_audit, self), reporter(self.quiet or self.dry_run))
+    def run_watched(self, progress: Display) -> int:
+        """Check the settings, import torch, and start the verification process, which imports it while the user's code
+        loads. From then on the memory limit applies to this process.
 
+        No function that waits for `_ran` may reference the model. Libraries cache errors of failed imports, whose
+        tracebacks reference such frames and would keep the model alive.
+        """
+        began = time.perf_counter()
+        progress("load", self.target, 0, 0)
+        with ExitStack() as held:
+            held.enter_context(behind_the_result(self.debug))
+            from ..document.read import load
+            from ..loading.discover import weights_of
+            from ..offload import limit_for, resident_limit
+            from ..verify.artefact import standby
 
-def _audit(settings: AuditTarget, progress: Display) -> int:
-    """Check the settings, import torch, and start the verification process, which imports it while the user's code
-    loads. From then on the memory limit applies to this process.
+            known = load(self.baseline) if self.baseline else None  # before anything slow
+            if self.out:
+                folder.check_directory(self.out)
+            settings = with_rules(self).with_values(progress=progress)
+            if self.onnx:
+                from ..graphs.onnxfile import require
 
-    No function that waits for `_ran` may reference the model. Libraries cache errors of failed imports, whose
-    tracebacks reference such frames and would keep the model alive.
-    """
-    began = time.perf_counter()
-    progress("load", settings.target, 0, 0)
-    with ExitStack() as held:
-        held.enter_context(behind_the_result(settings.debug))
-        from ..document.read import load
-        from ..loading.discover import weights_of
-        from ..offload import limit_for, resident_limit
-        from ..verify.artefact import standby
-
-        known = load(settings.baseline) if settings.baseline else None  # before anything slow
-        if settings.out:
-            folder.check_directory(settings.out)
-        settings = with_rules(settings).with_values(progress=progress)
-        if settings.onnx:
-            from ..graphs.onnxfile import require
-
-            require()
-        if not settings.dry_run:
-            held.enter_context(standby())
-        limit = settings.memory or (None if settings.native else limit_for(weights_of(settings.target)))
-        held.enter_context(resident_limit(limit))
-        return _ran(settings, progress, known, began, held)
+                require()
+            if not self.dry_run:
+                held.enter_context(standby())
+            limit = self.memory or (None if self.native else limit_for(weights_of(self.target)))
+            held.enter_context(resident_limit(limit))
+            return _ran(settings, progress, known, began, held)
 
 
 def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: float, held: ExitStack) -> int:

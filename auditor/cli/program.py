@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TextIO
 from ..asked import Command
 from ..errors import AuditorError, caused_by, describe, first_line, out_of_memory, printable
 from ..processes import supervise, unwind_on_signals
-from ..progress.shown import Display, refresh_display
+from ..progress.shown import Display, refresh_display, reporter
 
 PROGRAM = "python -m auditor"
 
@@ -33,7 +33,23 @@ class Verb(Command):
     alone: bool = False
 
     def run(self) -> int:
-        """Run the command and return its exit code. Raises: AuditorError."""
+        """Run the command, by default under supervision, and return its exit code. Raises: AuditorError."""
+        shown = reporter(self.quiet or self.dry_run)
+
+        def run_command(tell: Callable[[str], None]) -> int:
+            shown.tell = tell
+            with refresh_display(shown):
+                return self.run_watched(shown)
+
+        if not (self.alone and hasattr(os, "fork")):
+            return run_command(shown.tell)
+        try:
+            return supervise(lambda tell: exit_code_of(lambda: run_command(tell), self.debug), self.timeout)
+        finally:
+            shown.close()  # which erases the progress line of the other process
+
+    def run_watched(self, progress: Display) -> int:
+        """Run the command, which runs the user's code, and return its exit code. Raises: AuditorError."""
         raise NotImplementedError
 
 
@@ -100,22 +116,6 @@ def behind_the_result(debug: bool) -> Iterator[None]:
         if not debug:
             warnings.simplefilter("ignore")
         yield
-
-
-def watch(verb: Verb, run: Callable[[Display], int], shown: Display) -> int:
-    """Call `run(progress)`, which runs the user's code, under supervision; return its exit code."""
-
-    def run_command(tell: Callable[[str], None]) -> int:
-        shown.tell = tell
-        with refresh_display(shown):
-            return run(shown)
-
-    if not (verb.alone and hasattr(os, "fork")):
-        return run_command(shown.tell)
-    try:
-        return supervise(lambda tell: exit_code_of(lambda: run_command(tell), verb.debug), verb.timeout)
-    finally:
-        shown.close()  # which erases the progress line of the other process
 
 
 class _Diversion:

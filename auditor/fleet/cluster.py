@@ -12,10 +12,11 @@ from typing import Any
 from .. import folder
 from ..errors import AuditorError
 from ..records.audit import FILES
-from .running import Outcome, Task, asked_of, run
+from .running import Outcome, asked_of, run
+from .targets import FleetTarget
 
 
-def run_all(tasks: Sequence[Task], address: str, done: Callable[[Task, Outcome], None]) -> None:
+def run_all(tasks: Sequence[FleetTarget], address: str, done: Callable[[FleetTarget, Outcome], None]) -> None:
     """Run all audits on a cluster; `done` is called when an audit has ended and its files are copied back.
 
     If a node is lost, its task restarts elsewhere, up to its number of retries; other tasks are unaffected. The
@@ -32,7 +33,7 @@ def run_all(tasks: Sequence[Task], address: str, done: Callable[[Task, Outcome],
                 outcome, texts = ray.get(reference)
             except ray.exceptions.RayError as error:
                 said = f"the node that ran it was lost ({type(error).__name__}), {task.retries + 1} times"
-                outcome = Outcome(asked=asked_of(task.target), code=2, said=said, tries=task.retries + 1)
+                outcome = Outcome(asked=asked_of(task), code=2, said=said, tries=task.retries + 1)
                 texts = {}
             if texts:
                 folder.write(task.directory, texts)
@@ -55,7 +56,7 @@ def _connect(address: str) -> Any:
     return ray
 
 
-def _audit(task: Task) -> tuple[Outcome, dict[str, str]]:
+def _audit(task: FleetTarget) -> tuple[Outcome, dict[str, str]]:
     """The task on a node: audit into a temporary folder, and return the outcome with the files."""
     with tempfile.TemporaryDirectory(prefix=folder.OWN, ignore_cleanup_errors=True) as scratch:
         ended = run(replace(task, directory=Path(scratch, "audit")))

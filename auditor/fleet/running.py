@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -49,18 +48,6 @@ class Outcome(BaseModel):
 
 
 _OUTCOMES = TypeAdapter(dict[str, Outcome])
-
-
-@dataclass(frozen=True)
-class Task:
-    """An audit to run. directory: for its files. limit: seconds. retries: how often it restarts after a signal ended
-    it. threads: for its computations, unless OMP_NUM_THREADS is set."""
-
-    target: FleetTarget
-    directory: Path
-    limit: float | None = None
-    retries: int = 0
-    threads: int = 1
 
 
 def asked_of(target: FleetTarget) -> str:
@@ -99,14 +86,14 @@ def keep(directory: Path, outcomes: Mapping[str, Outcome]) -> None:
     folder.write(directory, {KEPT: _OUTCOMES.dump_json(dict(outcomes), indent=1) + b"\n"})
 
 
-def run_all(tasks: Sequence[Task], jobs: int, done: Callable[[Task, Outcome], None]) -> None:
+def run_all(tasks: Sequence[FleetTarget], jobs: int, done: Callable[[FleetTarget, Outcome], None]) -> None:
     """Run all audits, `jobs` in parallel; `done` is called as each one ends.
 
     If an exception ends this, running audits are stopped first and count as not audited.
     """
     over = threading.Event()
     with ThreadPoolExecutor(jobs) as pool:
-        waiting: dict[Future[Outcome], Task] = {pool.submit(run, task, over.is_set): task for task in tasks}
+        waiting: dict[Future[Outcome], FleetTarget] = {pool.submit(run, task, over.is_set): task for task in tasks}
         try:
             while waiting:
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
@@ -117,26 +104,26 @@ def run_all(tasks: Sequence[Task], jobs: int, done: Callable[[Task, Outcome], No
             raise
 
 
-def run(task: Task, unwanted: Callable[[], bool] = lambda: False) -> Outcome:
+def run(task: FleetTarget, unwanted: Callable[[], bool] = lambda: False) -> Outcome:
     """Run an audit. unwanted: polled during the audit; returns whether to abort it."""
     start, tries, crashed = time.monotonic(), 0, True
     while crashed and tries <= task.retries and not (tries and unwanted()):
         tries += 1
         code, said, crashed = _try(task, unwanted)
     taken = round(time.monotonic() - start, 2)
-    return Outcome(asked=asked_of(task.target), code=code, said=said, seconds=taken, tries=tries)
+    return Outcome(asked=asked_of(task), code=code, said=said, seconds=taken, tries=tries)
 
 
-def command_of(task: Task) -> list[str]:
+def command_of(task: FleetTarget) -> list[str]:
     """The command line of the audit."""
-    return [sys.executable, "-m", "auditor", *task.target.words, "--out", str(task.directory.absolute()), "--quiet"]
+    return [sys.executable, "-m", "auditor", *task.words, "--out", str(task.directory.absolute()), "--quiet"]
 
 
-def _try(task: Task, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
+def _try(task: FleetTarget, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
     """Exit code, the error line if there is no audit, and whether a signal ended it, so that a retry may succeed."""
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), HERE])
     environment = {"OMP_NUM_THREADS": str(task.threads), **os.environ, "PYTHONPATH": path}
-    process = Process(command_of(task), cwd=task.target.folder, env=environment, stdin=subprocess.DEVNULL)
+    process = Process(command_of(task), cwd=task.folder, env=environment, stdin=subprocess.DEVNULL)
     try:
         if not wait_until(lambda: process.poll() is not None or unwanted(), task.limit):
             return 2, f"it took longer than {task.limit:g} seconds", False

@@ -21,11 +21,19 @@ SHORT = 100
 
 @dataclass(frozen=True)
 class FleetTarget:
-    """One model. words: the command line of its audit, without program and --out; folder: base of relative paths."""
+    """One model and its audit. words: the command line, without program and --out; folder: base of relative paths.
+
+    directory: for its files. limit: seconds. retries: how often the audit restarts after a signal ended it. threads: for
+    its computations, unless OMP_NUM_THREADS is set.
+    """
 
     name: str
     words: tuple[str, ...]
     folder: Path
+    directory: Path = Path()
+    limit: float | None = None
+    retries: int = 0
+    threads: int = 1
 
 
 def read(file: Path) -> tuple[FleetTarget, ...]:
@@ -64,7 +72,7 @@ def _target(file: Path, number: int, entry: Mapping[str, Any], shared: Mapping[s
     what = f"target {name!r}"
     options = {**shared, **_options(file, what, given)}
     try:
-        validate(Command, options, lambda name: (f"{file}: {what}: {key_of(name)}", "bad-fleet"))
+        validate(Command, options, {name: (f"{file}: {what}: {key_of(name)}", "bad-fleet") for name in options})
     except AuditorError as error:
         raise error if error.slug == "bad-fleet" else _bad(file, f"{what}: {error}") from error
     return FleetTarget(name, (*_words(options), target), file.resolve().parent)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,11 +64,14 @@ def written_at(source: str | None) -> tuple[str, int]:
     return (name, int(line)) if name and line.isdecimal() else (source or "", 0)
 
 
-COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
+LEVELS = {
+    "error": ("error", "error", "error"),
+    "warning": ("warning", "warning", "warning"),
+    "info": ("notice", "note", "recommendation"),
+}
+"""{severity: workflow command, level in SARIF, severity of a problem in code scanning}."""
 MOST_PER_LEVEL = 10
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-LEVELS = {"error": "error", "warning": "warning", "info": "note"}
-PROBLEMS = {"error": "error", "warning": "warning", "info": "recommendation"}
 MOST_RESULTS = 5000
 MOST_LOCATIONS = 100
 LONGEST_TEXT = 1000
@@ -77,27 +80,18 @@ LONGEST_TEXT = 1000
 def github(audit: Audit) -> str:
     """GitHub workflow commands: the verdict as text, then one annotation per cause at the user's line, at most ten of
     each level, and the number of omitted causes."""
-    return "\n".join(_commands(audit)) + "\n"
-
-
-def _commands(audit: Audit) -> Iterator[str]:
     seen, result = ReportView(audit), causes(audit).all
-    for said in (seen.headline, *seen.broken):
-        yield printable(said).replace("::", ": :")  # so that the runner does not execute the line as a command
-    levels = {level: [cause for cause in result if cause.severity == level] for level in COMMANDS}
-    shown = [cause for same in levels.values() for cause in same[:MOST_PER_LEVEL]]
-    yield from (_annotation(cause, place_of(audit, cause)) for cause in shown)
-    if left := len(result) - len(shown):
-        yield f"{count(left, 'more cause')} in the report."
-
-
-def _annotation(cause: Cause, place: Anchor) -> str:
-    worst = cause.worst
-    title = _property(f"{worst.rule} {worst.name}")
-    said = f"{sentence(worst.message)} In {cause.where}, {op(worst.op)}."
-    words = _data(" ".join(filter(None, (said, sentence(cause.size), cause.plan_effect, summary(worst.advice)))))
-    at = f"file={_property(place.file)},line={place.line},col={place.column}"
-    return f"::{COMMANDS[cause.severity]} {at},title={title}::{words}"
+    shown: list[str] = []
+    for severity, (command, *_) in LEVELS.items():
+        for cause in [cause for cause in result if cause.severity == severity][:MOST_PER_LEVEL]:
+            worst, place = cause.worst, place_of(audit, cause)
+            at = f"file={_property(place.file)},line={place.line},col={place.column}"
+            title, words = _property(f"{worst.rule} {worst.name}"), f"{_message(cause)} {summary(worst.advice)}".strip()
+            shown.append(f"::{command} {at},title={title}::{_data(words)}")
+    left = [f"{count(len(result) - len(shown), 'more cause')} in the report."] if len(result) > len(shown) else []
+    # so that the runner does not execute a line of the verdict as a command
+    said = (printable(said).replace("::", ": :") for said in (seen.headline, *seen.broken))
+    return "\n".join([*said, *shown, *left]) + "\n"
 
 
 def _data(text: str) -> str:
@@ -116,7 +110,7 @@ def sarif(audit: Audit) -> str:
         {
             "ruleId": cause.worst.rule,
             "ruleIndex": list(rules).index(cause.worst.rule),
-            "level": LEVELS[cause.severity],
+            "level": LEVELS[cause.severity][1],
             "message": {"text": _message(cause)},
             "occurrenceCount": len(cause.members),
             "locations": [_location(cause, place_of(audit, cause))],
@@ -144,6 +138,7 @@ def _rule(finding: Finding) -> dict[str, Any]:
     help_text = "\n\n".join(part.strip() for part in (finding.why, finding.advice) if part.strip()) or words
     sources = "".join(f"\n- {item}" for item in finding.references)
     told = f"**Why.** {finding.why.strip()}\n\n**What to do.** {finding.advice.strip()}"
+    _, level, problem = LEVELS[finding.declared or finding.severity]
     address = re.search(r"https://\S+", " ".join(finding.references))
     return {
         "id": finding.rule,
@@ -152,10 +147,10 @@ def _rule(finding: Finding) -> dict[str, Any]:
         "fullDescription": {"text": (summary(finding.why) or words)[:LONGEST_TEXT]},
         "help": {"text": help_text, "markdown": told + (f"\n\n**References.**\n{sources}" if sources else "")},
         **({"helpUri": address[0]} if address else {}),
-        "defaultConfiguration": {"level": LEVELS[finding.declared or finding.severity]},
+        "defaultConfiguration": {"level": level},
         "properties": {
             "precision": finding.confidence,
-            "problem.severity": PROBLEMS[finding.declared or finding.severity],
+            "problem.severity": problem,
             "tags": ["precision", *finding.formats],
         },
     }

@@ -154,9 +154,16 @@ def gradient_chart(training: Training) -> Chart | None:
     if init is not None and init != 1:
         paths.append(("gradient-scaled", _staircase(pool, shift, x, height)))
         legend.append(("gradient-scaled", f"scaled by {init:,.10g}"))
+    shares = (share(pool.exponents, fp16, by) for by in (0, shift) for share in (underflow_share, subnormal_share))
+    zero, small, *scaled = map(percent, shares)
+    after = "" if init is None else f"; scaled by {init:,.10g}, {' and '.join(scaled)}"
+    about = (
+        f"Without a loss scale, {zero} of the low-precision gradients become zero in FP16 and {small} become subnormal"
+        f"{after}."
+    )
     return Chart(
         "Gradients against the range of FP16",
-        f"{_losses(pool, shift, init)} Heights are shares of the gradients, on a square-root scale.",
+        f"{about} Heights are shares of the gradients, on a square-root scale.",
         height,
         tuple(paths),
         (*legend, *BANDS),
@@ -175,16 +182,3 @@ def _staircase(pool: Magnitudes, shift: int, x: Callable[[float], float], height
     drawn = range(min(shares), max(shares) + 1)
     steps = "".join(f"V{y(math.sqrt(shares.get(e, 0.0))):g}H{x(e + 1):g}" for e in drawn)
     return f"M{x(drawn[0]):g} {height - BOTTOM}{steps}V{height - BOTTOM}z"
-
-
-def _losses(pool: Magnitudes, shift: int, init: float | None) -> str:
-    fp16 = FORMATS["fp16"]
-
-    def shares(by: int) -> tuple[str, str]:
-        return percent(underflow_share(pool.exponents, fp16, by)), percent(subnormal_share(pool.exponents, fp16, by))
-
-    zero, small = shares(0)
-    plain = (
-        f"Without a loss scale, {zero} of the low-precision gradients become zero in FP16 and {small} become subnormal"
-    )
-    return f"{plain}." if init is None else f"{plain}; scaled by {init:,.10g}, {' and '.join(shares(shift))}."

@@ -36,10 +36,7 @@ class Cause:
         def weight(f: Finding) -> tuple[Any, ...]:
             """Confirmed findings first, then by severity, rules before measurements, then by default severity."""
             where = place(f.source, f.owner, f.op)
-            elsewhere = f.cause not in (
-                where,
-                f"{where}: precision",
-            )  # the finding is not at the operation of the cause
+            elsewhere = f.cause not in (where, f"{where}: precision")  # not at the operation of the cause
             severities = SEVERITIES.index(f.severity), f.rule in MEASURED, SEVERITIES.index(f.declared or f.severity)
             return f.agrees is False, *severities, elsewhere, -effects[id(f)]
 

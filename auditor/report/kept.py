@@ -149,10 +149,10 @@ def explain_layer(audit: Audit, name: str) -> str:
         lists = "plan.json lists module paths, measurements.json names of operations"
         hint = suggest(name, [*modules, *owners], lists, cutoff=0.5)
         raise AuditorError(f"the model has no module or operation {name!r}: {hint}", slug="no-such-layer")
-    text = [own(name)]
+    text, owner = [own(name)], None if name in modules else owners[name]
     for title, plan in sorted(audit.plans.items(), key=lambda item: item[0] != audit.recommended):
         mark = " (recommended)" if title == audit.recommended else ""
-        first, *inside = _module(plan, name, owners) if name in modules else [_operation(plan, name, owners[name])]
+        first, *inside = _explain(plan, name, owner, owners)
         text += [f"  {title}{mark}: {first}", *(f"    {line}" for line in shorten(sorted(inside), INSIDE))]
     return "\n".join(text) + "\n"
 
@@ -162,34 +162,27 @@ def _modules(plan: Plan) -> dict[str, str]:
     return {path: reason.words for reason in plan.reasons for path in reason.modules}
 
 
-def _operations(plan: Plan) -> dict[str, str]:
-    """{FP32 operation: its dtype and the reason}."""
-    words = {name: f"not low: {reason.words}" for reason in plan.reasons for name in reason.operations}
-    program = plan.program.kept if plan.program else ()
-    return words | {kept.node: f"FP32: {kept.because}" for kept in program if kept.node}
-
-
-def _module(plan: Plan, name: str, owners: Mapping[str, str]) -> list[str]:
-    """A module's precision, then the FP32 parts in it with reasons; for the root, without its submodules."""
-    modules = _modules(plan)
-    low = choice_from_scopes(plan.scopes)(name) != "fp32"
+def _explain(plan: Plan, name: str, owner: str | None, owners: Mapping[str, str]) -> list[str]:
+    """The precision of an operation of module `owner`; or of a module, then the FP32 parts in it with reasons; for the
+    root, without its submodules."""
+    modules, within_low = _modules(plan), choice_from_scopes(plan.scopes)(name if owner is None else owner) != "fp32"
+    why = modules.get(name if owner is None else owner, "it contains only submodules, and no operations")
+    operations = {node: f"not low: {reason.words}" for reason in plan.reasons for node in reason.operations}
+    operations |= {
+        kept.node: f"FP32: {kept.because}" for kept in (plan.program.kept if plan.program else ()) if kept.node
+    }
+    if owner is not None:
+        usual = f"{label(plan.format)}, as {own(owner)}" if within_low else f"FP32 with {own(owner)}: {why}"
+        return [operations.get(name, usual)]
     inside = [path for path in modules if name and path != name and within(path, name)]
     integer = {node for reason in plan.reasons if reason.kind == "not-floating" for node in reason.operations}
-    here = {node: why for node, why in _operations(plan).items() if node not in integer and node in owners}
     deep = plan.program is not None and name
+    here = (n for n in operations if n in owners and (owners[n] == name or (deep and within(owners[n], name))))
     return [
-        label(plan.format) if low else f"FP32: {modules.get(name, 'it contains only submodules, and no operations')}",
+        label(plan.format) if within_low else f"FP32: {why}",
         *(f"{path} FP32: {modules[path]}" for path in inside),
-        *(f"{n} {why}" for n, why in here.items() if owners[n] == name or (deep and within(owners[n], name))),
+        *(f"{node} {operations[node]}" for node in here if node not in integer),
     ]
-
-
-def _operation(plan: Plan, name: str, owner: str) -> str:
-    if (why := _operations(plan).get(name)) is not None:
-        return why
-    if choice_from_scopes(plan.scopes)(owner) == "fp32":
-        return f"FP32 with {own(owner)}: {_module(plan, owner, {})[0].removeprefix('FP32: ')}"
-    return f"{label(plan.format)}, as {own(owner)}"
 
 
 def keep_alone(audit: Audit, owner: str) -> str | None:

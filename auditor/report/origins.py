@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ..artefact.strategies import strategy_of
 from ..records import NodeReport, NonFinite
@@ -59,14 +60,8 @@ def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
     name = "NaN" if value == "nan" else value.capitalize() if value.islower() else value
     begins = "Does not run:" if value == "unsupported" else f"{name} first appears in"
     blocks = f" and in {count(len(same) - 1, 'similar block')}" if len(same) > 1 else ""
-    why = (
-        ""
-        if alone
-        else f" {cause(first)}"
-        if first
-        else " With only this operation in low precision, all values stay finite."
-    )
-    return f"{begins} {where(report.node)}{blocks}.{why}"
+    together = cause(first) if first else "With only this operation in low precision, all values stay finite."
+    return f"{begins} {where(report.node)}{blocks}.{'' if alone else f' {together}'}"
 
 
 def _sources(audit: Audit, fmt: str) -> Iterator[Grid]:
@@ -104,40 +99,31 @@ def _regions(audit: Audit, fmt: str) -> Iterator[Grid]:
 
 def _linearity(audit: Audit, fmt: str) -> str:
     """How accurate the tested predictions were, and what the audit did about it."""
-    linearity = next((one for one in audit.linearity if one.format == fmt), None)
-    if linearity is None:
-        return ""
-    were = "was" if linearity.compared == 1 else "were"
-    words = [
-        f"{count(linearity.compared, 'operation')} with a first-order prediction {were} also run; prediction divided by "
-        f"measurement: {linearity.least:.2g} to {linearity.most:.2g}, median {linearity.median:.2g}."
-    ]
-    if not linearity.holds:
-        words.append("First-order predictions are inaccurate for this model, so the audit ran more operations.")
-    if beyond := linearity.confirmed + linearity.refuted:
+    words = []
+    for one in (one for one in audit.linearity if one.format == fmt):
+        were, left = ("was" if number == 1 else "were" for number in (one.compared, one.left))
         words.append(
-            f"Of {count(beyond, 'operation')} predicted above the error budget, runs confirm {linearity.confirmed:,}."
+            f"{count(one.compared, 'operation')} with a first-order prediction {were} also run; prediction divided by "
+            f"measurement: {one.least:.2g} to {one.most:.2g}, median {one.median:.2g}."
         )
-    if linearity.left:
-        words.append(
-            f"{count(linearity.left, 'more operation')} predicted above the budget {'was' if linearity.left == 1 else 'were'} not run."
-        )
+        if not one.holds:
+            words.append("First-order predictions are inaccurate for this model, so the audit ran more operations.")
+        if beyond := one.confirmed + one.refuted:
+            words.append(
+                f"Of {count(beyond, 'operation')} predicted above the error budget, runs confirm {one.confirmed:,}."
+            )
+        if one.left:
+            words.append(f"{count(one.left, 'more operation')} predicted above the budget {left} not run.")
     return " ".join(words)
 
 
-class NonFiniteRun:
+class NonFiniteRun(NamedTuple):
     """Runs in one format that become non-finite at the same operation: `first`, None if the replay stays finite. said:
-    sentences on the place and the cause, with a title such as `The plan FP16 under autocast`.
-    """
+    sentences on the place and the cause."""
 
-    def __init__(self, fmt: str, title: str, first: NonFinite | None) -> None:
-        self.format, self.first = fmt, first
-        if first is None:
-            self.said = f"{title}: outputs turn Inf or NaN. A replay of the recorded graph stays finite, so the operation responsible is unknown."
-        else:
-            batch = "" if first.batch == 1 else f", in batch {first.batch}"
-            place = at(first.op, first.owner, first.source)
-            self.said = f"{title}: outputs turn {first.value} at {place}{batch}. {cause(first)}"
+    format: str
+    first: NonFinite | None
+    said: str
 
 
 def cause(first: NonFinite) -> str:
@@ -154,22 +140,24 @@ def at(name: str, owner: str, source: str | None) -> str:
     return f"{op(name).partition('.')[0]} in {scope(owner)}{f' ({source})' if source else ''}"
 
 
-def nonfinite_runs(audit: Audit) -> tuple[NonFiniteRun, ...]:
-    """Baselines and plans that become non-finite, grouped by format and cause."""
-    groups: dict[tuple[str, NonFinite | None], list[str]] = {}
+def nonfinite_runs(audit: Audit) -> list[NonFiniteRun]:
+    """Baselines and plans that become non-finite; baselines are grouped by format and cause."""
+    groups: dict[tuple[str, NonFinite | None, str], list[str]] = {}
     for name, plan in audit.plans.items():
-        base = audit.baselines.get(name)
-        if base is not None and not base.finite and not base.failure:
-            groups.setdefault((plan.format, base.nonfinite), []).append(strategy_of(plan.strategy).title)
-    result = [
-        NonFiniteRun(fmt, f"{label(fmt)} {' and '.join(titles)}, without a plan", first)
-        for (fmt, first), titles in groups.items()
-    ]
-    for plan in audit.plans.values():
-        ran = plan.verification
-        if ran is not None and not ran.finite and not ran.failure:
-            result.append(NonFiniteRun(plan.format, f"The plan {plan_title(plan)}", ran.nonfinite))
-    return tuple(result)
+        title = strategy_of(plan.strategy).title
+        for run, whose in ((audit.baselines.get(name), ""), (plan.verification, f"The plan {plan_title(plan)}")):
+            if run is not None and not run.finite and not run.failure:
+                groups.setdefault((plan.format, run.nonfinite, whose), []).append(title)
+    result = []
+    for (fmt, first, whose), titles in sorted(groups.items(), key=lambda group: group[0][2] != ""):
+        title = whose or f"{label(fmt)} {' and '.join(titles)}, without a plan"
+        said = "outputs turn Inf or NaN. A replay of the recorded graph stays finite, so the operation responsible is unknown."
+        if first is not None:
+            batch = "" if first.batch == 1 else f", in batch {first.batch}"
+            place = at(first.op, first.owner, first.source)
+            said = f"outputs turn {first.value} at {place}{batch}. {cause(first)}"
+        result.append(NonFiniteRun(fmt, first, f"{title}: {said}"))
+    return result
 
 
 def decision_words(audit: Audit) -> str:

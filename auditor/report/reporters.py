@@ -60,14 +60,12 @@ def summary(audit: Audit) -> str:
 def screen(audit: Audit, most: int = LINES) -> list[Block]:
     """The page within this many lines: optional sections if they fit, then fewer causes, then shorter lists."""
     for entries in range(ENTRIES_SHOWN, 0, -1):
-        page = overview(audit, entries)
-        shown = [block for block in page if block.label not in SPARE]
-        spare = [block for block in page if block.label in SPARE]
-        while spare and _lines([*shown, spare[0]]) <= most - 2:
-            shown.append(spare.pop(0))
-        if spare:
-            left = f"{'sections' if spare[1:] else 'section'} {' and '.join(block.label for block in spare)}"
-            shown.append(Prose("Left out", (f"the {left}: see report.html, or use --format md",), "muted"))
+        shown, left = overview(audit, entries), list[str]()
+        while shown[-1].label in SPARE and _lines(shown) > most - 2:
+            left.insert(0, shown.pop().label)
+        if left:
+            sections = f"{'sections' if left[1:] else 'section'} {' and '.join(left)}"
+            shown.append(Prose("Left out", (f"the {sections}: see report.html, or use --format md",), "muted"))
         if _lines(shown) <= most:
             break
     for block in sorted((block for block in shown if isinstance(block, Prose)), key=lambda block: -len(block.texts)):

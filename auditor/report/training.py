@@ -26,20 +26,18 @@ def training_section(audit: Audit) -> list[Block]:
         return []
     under = f"under the plan `{training.plan}`" if training.plan else "under plain autocast"
     step = f"One FP32 step with {training.loss_source}: loss {magnitude(training.loss)}."
-    errors = [
-        f"The parameter gradients of one {label(fmt)} step differ by {ratio(error)}."
-        for fmt, error in training.errors.items()
-    ]
-    if training.noise is not None:
-        errors.append(
-            f"FP32 gradients differ by {ratio(training.noise)} between batches; over many steps this averages out."
-        )
-    errors.append(f"Errors are those of the worst of {count(training.batches, 'batch', 'batches')}.")
-    title = "Gradients, loss scale, updates, and a loop to copy"
+    one = "The parameter gradients of one"
+    noise = f"FP32 gradients differ by {ratio(training.noise)} between batches; over many steps this averages out."
+    about = (
+        f"{step} A gradient counts as low precision if it is FP16 or BF16 {under}.",
+        *(f"{one} {label(fmt)} step differ by {ratio(error)}." for fmt, error in training.errors.items()),
+        *([] if training.noise is None else [noise]),
+        f"Errors are those of the worst of {count(training.batches, 'batch', 'batches')}.",
+    )
     return [
         Prose("", (sentence(training.recommendation),), "lead"),
-        Prose("", (f"{step} A gradient counts as low precision if it is FP16 or BF16 {under}.", *errors), "about"),
-        Fold(title, tuple(_details(audit, training))),
+        Prose("", about, "about"),
+        Fold("Gradients, loss scale, updates, and a loop to copy", tuple(_details(audit, training))),
     ]
 
 
