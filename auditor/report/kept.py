@@ -26,30 +26,16 @@ KEPT = "its module stays FP32"
 
 @dataclass(frozen=True)
 class Island:
-    """Modules that a plan keeps in FP32 for the same reasons. functions: those that low modules keep in FP32.
+    """Modules that a plan keeps in FP32 for the same reasons, or functions that low modules keep in FP32. why: the
+    reason, in a clause, followed by the rules that fired; "" if unknown.
 
     The paths differ only in block numbers (`blocks.*.norm`), unless the reason is `no-gain` for over `SHAPES` patterns.
     """
 
     paths: tuple[str, ...]
-    words: str
-    rules: tuple[str, ...] = ()
-    functions: tuple[str, ...] = ()
+    name: str
+    why: str
     noun: str = "module"
-
-    @property
-    def name(self) -> str:
-        """The display name: paths or patterns of modules; for functions, their names and modules."""
-        if self.functions:
-            place = "the whole model" if self.paths == ("",) else list_paths(self.paths, 2)
-            return f"{', '.join(self.functions)} in {place}"
-        return list_paths([own(path) for path in self.paths], 2, self.noun)
-
-    @property
-    def why(self) -> str:
-        """The reason, in a clause, followed by the rules that fired on it."""
-        codes = ", ".join(self.rules)
-        return f"{self.words} ({codes})" if self.words and codes else self.words or codes
 
 
 def own(path: str) -> str:
@@ -62,31 +48,28 @@ def islands(plan: Plan) -> tuple[Island, ...]:
 
     For an exported program: its FP32 operations, merged by kind and reason.
     """
+    result = []
+    for kept in fold(plan.program.kept if plan.program else (), lambda _: "", lambda kept: (kept.kind, kept.op)):
+        names = tuple(one.name for one in kept)
+        why = _one_for_all([one.because for one in kept])
+        result.append(Island(names, list_paths(names, 2, "operation"), why, "operation"))
     if plan.program is not None:
-        kinds = fold(plan.program.kept, lambda _: "", lambda kept: (kept.kind, kept.op))
-        return tuple(
-            Island(tuple(kept.name for kept in same), _one_for_all([kept.because for kept in same]), noun="operation")
-            for same in kinds
-        )
+        return tuple(result)
     scopes = plan.scopes
-    result = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
-    idle = len({pattern(path) for path, reason in result if reason.kind == "no-gain"}) > SHAPES
-    groups = fold(result, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind)
-    modules = [
-        Island(
-            tuple(path for path, _ in same),
-            _one_for_all([reason.words for _, reason in same]),
-            _rules(reason for _, reason in same),
-        )
-        for same in groups
-    ]
-    keeping = fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep)
-    functions = (
-        Island(tuple(same), ", ".join(reason.words for reason in reasons), _rules(reasons), scopes[same[0]].keep)
-        for same in keeping
-        for reasons in [plan.reasons_of(same[0])]
-    )
-    return (*modules, *functions)
+    pairs = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
+    idle = len({pattern(path) for path, reason in pairs if reason.kind == "no-gain"}) > SHAPES
+    for same in fold(
+        pairs, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind
+    ):
+        paths, reasons = tuple(path for path, _ in same), [reason for _, reason in same]
+        words = _one_for_all([reason.words for reason in reasons])
+        result.append(Island(paths, list_paths([own(path) for path in paths], 2), _with_rules(words, reasons)))
+    for keeping in fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep):
+        place = "the whole model" if keeping == [""] else list_paths(keeping, 2)
+        reasons = [*plan.reasons_of(keeping[0])]
+        why = _with_rules(", ".join(reason.words for reason in reasons), reasons)
+        result.append(Island(tuple(keeping), f"{', '.join(scopes[keeping[0]].keep)} in {place}", why))
+    return tuple(result)
 
 
 def _one_for_all(reasons: Sequence[str]) -> str:
@@ -95,8 +78,9 @@ def _one_for_all(reasons: Sequence[str]) -> str:
     return reasons[0] if same else f"{reasons[0]}; similar for the others"
 
 
-def _rules(reasons: Iterable[Reason]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(code for reason in reasons for code in reason.rules))
+def _with_rules(words: str, reasons: Iterable[Reason]) -> str:
+    codes = ", ".join(dict.fromkeys(code for reason in reasons for code in reason.rules))
+    return f"{words} ({codes})" if words and codes else words or codes
 
 
 def dtype_label(dtype: str) -> str:
