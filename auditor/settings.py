@@ -58,7 +58,7 @@ class Option:
     if such a path exists. typed: the accepted type, if wider than the field's; help: its description.
     """
 
-    takes: str = ""
+    takes: str = "a string"
     shown: str = ""
     choices: Callable[[], Collection[str]] | None = None
     flag: str | None = None

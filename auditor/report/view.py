@@ -102,7 +102,15 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
             "Keep it in FP32 to train it; plans within the budget for inference are below.",
             f"{training.recommendation}.",
         )
-    said, proof = (audit.recommendation, _advice(audit)) if chosen is None else _recommendation(audit, chosen)
+    if chosen is not None:
+        said, proof = _recommendation(audit, chosen)
+    else:
+        said, proof, result = audit.recommendation, "", outcome(audit.plans, audit.use)
+        if result == "loses":
+            proof = advice(audit)
+        elif result == "out of reach" and any(map(runs, audit.formats)):
+            looser = "Loosen a criterion" if audit.criteria else "Raise the budget with --max-error"
+            proof = f"{looser}, or start with the findings below."
     return " ".join(filter(None, (said, trained))), proof
 
 
@@ -122,16 +130,6 @@ def _recommendation(audit: Audit, chosen: PlanView) -> tuple[str, str]:
     proof = f"{who} was run{inputs}: {error}{itself}."
     before = f"{chosen.before}{times if chosen.before[0].isdigit() else ''}"
     return said, proof if chosen.same else f"{proof} Without the plan: {before}."
-
-
-def _advice(audit: Audit) -> str:
-    """What to do without a recommended plan."""
-    result = outcome(audit.plans, audit.use)
-    if result == "loses":
-        return advice(audit)
-    if result != "out of reach" or not any(map(runs, audit.formats)):
-        return ""
-    return f"{'Loosen a criterion' if audit.criteria else 'Raise the budget with --max-error'}, or start with the findings below."
 
 
 def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
