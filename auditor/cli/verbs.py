@@ -214,7 +214,7 @@ class Fleet(Verb):
     """address of a Ray cluster on which to run the audits; `auto`: the cluster of this machine"""
 
     def run(self) -> int:
-        from ..fleet import cluster, index, running, targets
+        from ..fleet import index, running, targets
 
         wanted = targets.read(self.targets)
         if self.baseline is not None and not self.baseline.is_dir():
@@ -243,7 +243,10 @@ class Fleet(Verb):
         tell(f"fleet: {count(len(wanted), 'model')}, {len(outcomes)} audited before")
         write()
         try:
-            running.run_all(tasks, jobs, note) if self.address is None else cluster.run_all(tasks, self.address, note)
+            if self.address is None:
+                running.run_all(tasks, jobs, note)
+            else:
+                running.run_on_cluster(tasks, self.address, note)
         finally:
             rows = write()
         reasons = [(row, row.said or "; ".join(row.worse)) for row in rows]

@@ -1,25 +1,30 @@
-"""Runs the audits of a fleet on this machine, each in its own process. Stores how each ended, so that an interrupted
-fleet can continue."""
+"""Runs the audits of a fleet, each in its own process, on this machine or a Ray cluster. Stores how each ended, so that
+an interrupted fleet can continue."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from .. import __version__, folder
 from ..document.codec import PLAN
+from ..errors import AuditorError
 from ..processes import GRACE, HERE, Process, how_ended, wait_until
+from ..records.audit import FILES
 from .targets import FleetTarget
 
 KEPT = "fleet.json"
@@ -93,15 +98,56 @@ def run_all(tasks: Sequence[FleetTarget], jobs: int, done: Callable[[FleetTarget
     """
     over = threading.Event()
     with ThreadPoolExecutor(jobs) as pool:
-        waiting: dict[Future[Outcome], FleetTarget] = {pool.submit(run, task, over.is_set): task for task in tasks}
+        running = {pool.submit(run, task, over.is_set): task for task in tasks}
         try:
-            while waiting:
-                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    done(waiting.pop(future), future.result())
+            for future in as_completed(running):
+                done(running[future], future.result())
         except BaseException:
             over.set()
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def run_on_cluster(tasks: Sequence[FleetTarget], address: str, done: Callable[[FleetTarget, Outcome], None]) -> None:
+    """Run all audits on a cluster, each on any node with a free processor; `done` is called when an audit has ended and
+    its files are copied back.
+
+    If a node is lost, its task restarts elsewhere, up to its number of retries; other tasks are unaffected. The
+    targets' files must exist at the same paths on every node. Raises: AuditorError(slug="no-ray").
+    """
+    try:
+        import ray
+
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
+    except ImportError as error:
+        raise AuditorError(f"--address needs ray ({error}): pip install ray, or leave it out", slug="no-ray") from error
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        how = "start a cluster with `ray start --head`"
+        raise AuditorError(f"there is no Ray cluster at {address}: {how}", slug="no-ray") from error
+    try:
+        audited = ray.remote(num_cpus=1)(_run_on_node)
+        waiting = {audited.options(max_retries=task.retries).remote(task): task for task in tasks}
+        while waiting:
+            (reference,), _ = ray.wait([*waiting], num_returns=1)
+            task = waiting.pop(reference)
+            try:
+                outcome, texts = ray.get(reference)
+            except ray.exceptions.RayError as error:
+                said = f"the node that ran it was lost ({type(error).__name__}), {task.retries + 1} times"
+                outcome, texts = Outcome(asked=asked_of(task), code=2, said=said, tries=task.retries + 1), {}
+            if texts:
+                folder.write(task.directory, texts)
+            done(task, outcome)
+    finally:
+        ray.shutdown()
+
+
+def _run_on_node(task: FleetTarget) -> tuple[Outcome, dict[str, str]]:
+    """Audit into a temporary folder, and return the outcome with the files."""
+    with tempfile.TemporaryDirectory(prefix=folder.OWN, ignore_cleanup_errors=True) as scratch:
+        ended = run(replace(task, directory=Path(scratch, "audit")))
+        there = [Path(scratch, "audit", name) for name in FILES]
+        return ended, {file.name: file.read_text(encoding="utf-8") for file in there if file.is_file()}
 
 
 def run(task: FleetTarget, unwanted: Callable[[], bool] = lambda: False) -> Outcome:

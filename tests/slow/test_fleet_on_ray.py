@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.fleet.cluster import run_all
+from auditor.fleet.running import run_on_cluster
 from auditor.fleet.targets import FleetTarget
 
 ray = pytest.importorskip("ray")
@@ -57,7 +57,7 @@ def test_a_killed_node_costs_no_audit(cluster, tmp_path):
     killer = threading.Thread(target=kill)
     killer.start()
     ends = {}
-    run_all(tasks, nodes.address, lambda task, ended: ends.update({task.name: ended}))
+    run_on_cluster(tasks, nodes.address, lambda task, ended: ends.update({task.name: ended}))
     killer.join()
     assert {name: ended.has_audit for name, ended in ends.items()} == {name: name != "broken" for name in names}
     assert "missing.py does not exist" in ends["broken"].said
