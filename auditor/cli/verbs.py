@@ -259,9 +259,8 @@ class Rehearse(Verb):
     """Run a training step a few hundred times in each recipe (FP32, autocast, BF16), and recommend a recipe."""
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
-    target: Annotated[
-        str, Option(shown="FILE.py:STEP"), Field(description="a function that runs one training step on a batch")
-    ]
+    target: Annotated[str, Option(shown="FILE.py:STEP")]
+    """a function that runs one training step on a batch"""
     steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number", "N")] = 200
     """number of training steps in each recipe"""
     batches: Annotated[str | None, Option(shown="NAME", path="place")] = None

@@ -117,7 +117,7 @@ def sarif(audit: Audit) -> str:
             **_related_call(cause),
             "partialFingerprints": {"primaryLocationLineHash": identity, "auditor/v1": identity},
         }
-        for cause, identity in zip(result, _fingerprints(result), strict=True)
+        for cause, identity in _fingerprints(result).items()
     ]
     driver = {
         "name": "Model precision auditor",
@@ -186,19 +186,18 @@ def _location(cause: Cause, place: Anchor) -> dict[str, Any]:
     return {"physicalLocation": _physical(place, code), "logicalLocations": logical}
 
 
-def _fingerprints(ordered: Sequence[Cause]) -> list[str]:
+def _fingerprints(ordered: Sequence[Cause]) -> dict[Cause, str]:
     """A fingerprint per result: of the rule, the module, the operation and the text of the source line.
 
     Line numbers, block counts and measurements are excluded, so that a result keeps its identity while the file
     changes. Results with equal fingerprints are numbered by line.
     """
     seen: Counter[str] = Counter()
-    prints: dict[int, str] = {}
-    for i in sorted(range(len(ordered)), key=lambda i: written_at(ordered[i].worst.source)):
-        worst, report = ordered[i].worst, ordered[i].report
-        code = " ".join((report.node.code or "").split()) if report else ""
-        parts = (worst.rule, pattern(worst.owner), worst.op, code)
+    prints = dict.fromkeys(ordered, "")
+    for cause in sorted(ordered, key=lambda cause: written_at(cause.worst.source)):
+        code = " ".join((cause.report.node.code or "").split()) if cause.report else ""
+        parts = (cause.worst.rule, pattern(cause.worst.owner), cause.worst.op, code)
         digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
         seen[digest] += 1
-        prints[i] = f"{digest}:{seen[digest]}"
-    return [prints[i] for i in range(len(ordered))]
+        prints[cause] = f"{digest}:{seen[digest]}"
+    return prints

@@ -31,17 +31,9 @@ WIDEST = 110
 
 
 @dataclass(frozen=True)
-class Title:
-    """The title of a page, with `about` below it in smaller type."""
-
-    text: str
-    about: str = ""
-    label = ""
-
-
-@dataclass(frozen=True)
 class Prose:
-    """Paragraphs after one label. listed: whether each is an item of a list."""
+    """Paragraphs after one label. listed: whether each is an item of a list. style: a class of the report's CSS, or
+    `title`: the label is the title of the page, and the paragraphs below it are in smaller type."""
 
     label: str
     texts: tuple[str, ...]
@@ -105,7 +97,7 @@ class Chart:
     titled: bool = True
 
 
-Block = Title | Prose | Item | Grid | Code | Fold | Chart
+Block = Prose | Item | Grid | Code | Fold | Chart
 """Folds and charts appear only in HTML."""
 WIDTH = 1080
 LEFT, RIGHT, BOTTOM = 48, WIDTH - 8, 40
@@ -155,8 +147,8 @@ def to_terminal(blocks: Iterable[Block], width: int, color: bool) -> str:
 def _parts(block: Block) -> Iterator[RenderableType]:
     """The rich renderables of a block. A Text stays on one line."""
     match block:
-        case Title(text, about):
-            yield from (Padding(_text(line, style), 0) for line, style in ((text, "bold"), (about, "muted")) if line)
+        case Prose(label, texts, "title"):
+            yield from (Padding(_text(label, "bold"), 0), *(Padding(_text(text, "muted"), 0) for text in texts))
         case Prose(label, texts, style, listed):
             yield _beside(label, [f"- {text}" if listed else text for text in texts], style)
         case Grid(heads, rows, bold, texts):
@@ -193,10 +185,8 @@ def to_markdown(blocks: Iterable[Block]) -> str:
 
 def _markdown(block: Block) -> Iterator[str]:
     match block:
-        case Title(text, about):
-            yield f"## {escape(text)}"
-            if about:
-                yield f"\n{escape(about)}"
+        case Prose(label, texts, "title"):
+            yield "\n\n".join((f"## {escape(label)}", *map(escape, texts)))
         case Prose(label, texts, style, listed):
             head = f"{'> ' if style == 'warning' else ''}{f'**{escape(label)}**: ' if label else ''}"
             first, rest = ("", texts) if listed else (escape(texts[0]), texts[1:])
@@ -239,8 +229,6 @@ def html(blocks: Iterable[Block]) -> Markup:
 
 def _html(block: Block) -> Markup:
     match block:
-        case Title(text, about):
-            return _markup("<p><strong>{}</strong> {}</p>", text, about)
         case Prose(label, texts, style, listed):
             head = _markup("<b>{}</b> " * bool(label), label)
             if not listed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..document.compare import Comparison, figures
 from ..numerics.formats import runs
 from ..records import Finding, Plan
-from .blocks import Block, Grid, Item, Prose, Title, environment
+from .blocks import Block, Grid, Item, Prose, environment
 from .words import SEVERITIES, count, fold, fold_paths, label, op, ratio, scope, sentence
 
 SHOWN, ROWS = 12, 200
@@ -18,7 +18,7 @@ def overview(both: Comparison, files: tuple[str, str], shown: int = SHOWN) -> li
     chosen = f"Recommended before: {was or 'no plan'}; now: {now or 'no plan'}."
     differ = tuple(f"{what.capitalize()}: {before} before, {after} now." for what, before, after in both.caveats)
     return [
-        Title(f"{files[0]} ({both.before.subject.name}) -> {files[1]} ({both.after.subject.name})"),
+        Prose(f"{files[0]} ({both.before.subject.name}) -> {files[1]} ({both.after.subject.name})", (), "title"),
         Prose("Verdict", (headline(both),), "error" if both.new else "good"),
         Prose("", (f"{now or 'No plan'} is recommended in both." if was == now else chosen,)),
         *([Prose("Caution", differ, "warning")] if differ else []),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..rehearsal.remedies import code_of
 from ..rehearsal.result import RecipeProblem, RecipeRun, Rehearsal
-from .blocks import Block, Chart, Code, Fold, Grid, Item, Prose, Title, environment
+from .blocks import Block, Chart, Code, Fold, Grid, Item, Prose, environment
 from .charts import line_chart, round_steps
 from .words import count, or_blank, percent, ratio
 
@@ -24,7 +24,7 @@ def overview(result: Rehearsal) -> list[Block]:
     """Verdict, recipes, and problems with their remedies."""
     about = f"{count(result.steps, 'step')} of {result.target} in each recipe, on {count(result.batches, 'batch', 'batches')}"
     page: list[Block] = [
-        Title(f"Rehearsal of {result.target}", about),
+        Prose(f"Rehearsal of {result.target}", (about,), "title"),
         Prose("Verdict", (result.recommendation,), "good" if result.recommended != "fp32" else "error"),
     ]
     heads = ("Recipe", "Last loss", "Skipped", "Gradient error", *(head for _, head in SHARES), "")

@@ -11,7 +11,7 @@ from ..document.codec import to_document
 from ..records.audit import Audit
 from . import FORMATS, plans
 from .annotations import github, place_of, sarif
-from .blocks import Block, Code, Item, Prose, Title, environment, looks, to_markdown, to_terminal
+from .blocks import Block, Code, Item, Prose, environment, looks, to_markdown, to_terminal
 from .charts import depth_chart
 from .findings import Causes, causes
 from .generation import generation_lines, generation_section
@@ -37,7 +37,7 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
     seen, env = ReportView(audit), audit.environment
     about = f"auditor {env.auditor}, torch {env.torch}, {env.device} ({env.execution})"
     page: list[Block] = [
-        Title(f"Precision audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}", about),
+        Prose(f"Precision audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}", (about,), "title"),
         Prose("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
         *([Prose("", told)] if (told := tuple(filter(None, (seen.proof, *seen.broken)))) else []),
         *_findings(audit, causes(audit), entries),
