@@ -112,7 +112,7 @@ def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Pa
     rejects every plan."""
     from ..document.compare import fresh
     from ..plan.recommend import outcome
-    from ..report.blocks import Prose, looks, to_terminal
+    from ..report.blocks import Prose, to_terminal
     from ..report.kept import explain_layer
     from ..report.reporters import LINES, REPORTERS, text
     from ..report.view import next_step
@@ -122,7 +122,7 @@ def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Pa
     below = ""
     if settings.format == "text":
         baseline = f"Baseline {len(audit.findings) - len(new)} findings known, {len(new)} new\n" if known else ""
-        step = to_terminal([Prose("Next", (next_step(audit, directory),))], *looks())
+        step = to_terminal([Prose("Next", (next_step(audit, directory),))])
         names = ", ".join(str(file.relative_to(directory)) for file in files if file != report)
         below = f"Report   {report}\nFiles    {directory}/: {names}\n{baseline}{step}"
         say(text(audit, most=LINES - below.count("\n")))

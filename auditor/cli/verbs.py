@@ -184,10 +184,10 @@ class Diff(Verb):
             data = {"before": sides[0], "after": sides[1], **data, "kept": changes.unchanged_findings}
             say(json.dumps(data, indent=1) + "\n")
         else:
-            from ..report.blocks import looks, to_terminal
+            from ..report.blocks import to_terminal
             from ..report.diff import overview
 
-            say(to_terminal(overview(changes, files), *looks()))
+            say(to_terminal(overview(changes, files)))
             say(f"Report   {self.html}\n" if self.html else "")
         return severe(changes.new, self.fail_on)
 
@@ -276,7 +276,7 @@ class Rehearse(Verb):
         from ..document.read import load
         from ..loading.target import named_in, parse, user_code
         from ..rehearsal.rehearse import rehearse
-        from ..report.blocks import looks, to_terminal
+        from ..report.blocks import to_terminal
         from ..report.rehearsal import overview
 
         target = parse(self.target)
@@ -290,7 +290,7 @@ class Rehearse(Verb):
             result = rehearse(step, batches, self.steps, plan=plan, seed=self.seed, **how)
         files = result.save(directory)
         progress.close()
-        say(to_terminal(overview(result), *looks()) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
+        say(to_terminal(overview(result)) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
         return 0
 
     def _batches(self, target: Any) -> Any:

@@ -122,9 +122,13 @@ def looks() -> tuple[int, bool]:
     return width, colored and not os.environ.get("NO_COLOR")
 
 
-def to_terminal(blocks: Iterable[Block], width: int, color: bool) -> str:
-    """Lines of at most `width` cells; only the first line of an item is never broken, so that grep finds it."""
-    stream = io.StringIO()
+def to_terminal(blocks: Iterable[Block], width: int | None = None, color: bool | None = None) -> str:
+    """Lines of at most `width` cells; only the first line of an item is never broken, so that grep finds it.
+
+    Width and color follow stdout by default.
+    """
+    usual, colored = looks()
+    width, color, stream = width or usual, colored if color is None else color, io.StringIO()
     console = Console(
         file=stream,
         width=max(width, 40),

@@ -11,7 +11,7 @@ from ..document.codec import to_document
 from ..records.audit import Audit
 from . import FORMATS, plans
 from .annotations import github, place_of, sarif
-from .blocks import Block, Code, Item, Prose, environment, looks, to_markdown, to_terminal
+from .blocks import Block, Code, Item, Prose, environment, to_markdown, to_terminal
 from .charts import depth_chart
 from .findings import Causes, causes
 from .generation import generation_lines, generation_section
@@ -126,12 +126,8 @@ MEMBERS_SHOWN = 40
 
 def text(audit: Audit, *, width: int | None = None, color: bool | None = None, most: int = LINES) -> str:
     """Verdict, what to do, plans and cautions in lines of at most `width` cells, except that a finding's first line is
-    never broken; `color` adds ANSI codes, which take no cells. most: number of lines, at 100 cells.
-
-    Width and color follow stdout by default.
-    """
-    usual, colored = looks()
-    return to_terminal(screen(audit, most), width or usual, colored if color is None else color)
+    never broken; `color` adds ANSI codes, which take no cells. most: number of lines, at 100 cells."""
+    return to_terminal(screen(audit, most), width, color)
 
 
 def markdown(audit: Audit) -> str:
