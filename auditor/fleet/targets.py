@@ -40,9 +40,7 @@ def read(file: Path) -> tuple[FleetTarget, ...]:
     """Read the targets of a file, in order. Raises: AuditorError(slug="bad-fleet"), with the file and the target."""
     table = tables(file, "bad-fleet")
     for unknown in table.keys() - {"target", "defaults"}:
-        raise _bad(
-            file, f"unknown table {unknown!r}: the file may have [[target]] tables, and [defaults] for all of them"
-        )
+        raise _bad(file, f"unknown table {unknown!r}: a file has [[target]] tables, and [defaults] for all of them")
     entries = table.get("target")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise _bad(file, "it names no model: add a [[target]] table with name and target")
@@ -52,9 +50,7 @@ def read(file: Path) -> tuple[FleetTarget, ...]:
     for target in targets:
         other = seen.setdefault(target.name.casefold(), target.name)
         if other is not target.name:
-            raise _bad(
-                file, f"two targets are called {target.name!r}: each name becomes a folder, so choose different ones"
-            )
+            raise _bad(file, f"two targets are called {target.name!r}: each name becomes a folder, so rename one")
     return tuple(targets)
 
 
@@ -62,11 +58,8 @@ def _target(file: Path, number: int, entry: Mapping[str, Any], shared: Mapping[s
     given = dict(entry)
     name, target = given.pop("name", None), given.pop("target", None)
     if not isinstance(name, str) or not re.fullmatch(r"[\w][\w .+-]*", name) or len(name) > SHORT or name.endswith("."):
-        raise _bad(
-            file,
-            f"target {number} needs a name that can be a folder's: letters, digits, spaces and . _ + "
-            f"-, at most {SHORT} characters",
-        )
+        allowed = f"letters, digits, spaces and . _ + -, at most {SHORT} characters"
+        raise _bad(file, f"target {number} needs a name that can be a folder's: {allowed}")
     if not isinstance(target, str) or not target:
         raise _bad(file, f"target {name!r} has no `target`: the file or module that holds the model")
     what = f"target {name!r}"

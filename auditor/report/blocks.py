@@ -40,6 +40,9 @@ class Prose:
     style: str = ""
     listed: bool = False
 
+    def __bool__(self) -> bool:
+        return any(self.texts) or self.style == "title"
+
 
 @dataclass(frozen=True)
 class Item:
@@ -61,6 +64,9 @@ class Grid:
     texts: int = 1
     caption: str = ""
     label = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ class Chart:
 
 
 Block = Prose | Item | Grid | Code | Fold | Chart
-"""Folds and charts appear only in HTML."""
+"""Folds and charts appear only in HTML. A block without content is false, and not shown."""
 WIDTH = 1080
 LEFT, RIGHT, BOTTOM = 48, WIDTH - 8, 40
 """Pixel positions of a chart's left and right edge, and the space below its lower axis."""
@@ -140,7 +146,7 @@ def to_terminal(blocks: Iterable[Block], width: int | None = None, color: bool |
         emoji=False,
         _environ={},
     )
-    for i, block in enumerate(blocks):
+    for i, block in enumerate(block for block in blocks if block):
         if i and (isinstance(block, Grid) or block.label):
             console.print()
         for part in _parts(block):
@@ -184,7 +190,7 @@ def _beside(label: str, texts: Sequence[str], style: str) -> RichTable:
 
 def to_markdown(blocks: Iterable[Block]) -> str:
     """GitHub-flavored Markdown; names from the model are escaped."""
-    return "\n".join(line for block in blocks for line in (*_markdown(block), "")).rstrip("\n") + "\n"
+    return "\n".join(line for block in blocks if block for line in (*_markdown(block), "")).rstrip("\n") + "\n"
 
 
 def _markdown(block: Block) -> Iterator[str]:
@@ -228,7 +234,7 @@ def escape(text: str) -> str:
 def html(blocks: Iterable[Block]) -> Markup:
     """The blocks as HTML with the CSS classes of the report. In a page without these classes, the page's colors
     apply."""
-    return Markup("\n").join(map(_html, blocks))
+    return Markup("\n").join(_html(block) for block in blocks if block)
 
 
 def _html(block: Block) -> Markup:

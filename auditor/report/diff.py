@@ -21,7 +21,7 @@ def overview(both: Comparison, files: tuple[str, str], shown: int = SHOWN) -> li
         Prose(f"{files[0]} ({both.before.subject.name}) -> {files[1]} ({both.after.subject.name})", (), "title"),
         Prose("Verdict", (headline(both),), "error" if both.new else "good"),
         Prose("", (f"{now or 'No plan'} is recommended in both." if was == now else chosen,)),
-        *([Prose("Caution", differ, "warning")] if differ else []),
+        Prose("Caution", differ, "warning"),
         *_plans(both),
         *_findings("New", both.new, shown),
         *_findings("Gone", both.gone, shown),
@@ -81,9 +81,9 @@ def _plans(both: Comparison) -> list[Block]:
         for name, old, new in both.plans
     ]
     bold = next((i for i, row in enumerate(rows) if row[0] == both.after.recommended), None)
-    table = Grid(("Plan", "Measured error", "Speed-up", "Modules in FP32", ""), tuple(rows), bold)
     kept = tuple(f"{name}: {words}" for name, old, new in both.plans if (words := exceptions(old, new)))
-    return [*([table] if rows else []), *([Prose("", kept, "muted")] if kept else [])]
+    heads = ("Plan", "Measured error", "Speed-up", "Modules in FP32", "")
+    return [Grid(heads, tuple(rows), bold), Prose("", kept, "muted")]
 
 
 def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> list[Block]:
@@ -112,6 +112,5 @@ def _verdicts(both: Comparison, shown: int) -> list[Block]:
 
 
 def _list(title: str, about: str, items: list[Item], shown: int) -> list[Block]:
-    left = f"and {len(items) - shown} more kinds; --format json lists all"
-    more = [Prose("", (left,), "muted")] if len(items) > shown else []
-    return [Prose(title, (about,)), *items[:shown], *more] if items else []
+    left = f"and {len(items) - shown} more kinds; --format json lists all" if len(items) > shown else ""
+    return [Prose(title, (about,)), *items[:shown], Prose("", (left,), "muted")] if items else []

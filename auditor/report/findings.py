@@ -73,7 +73,21 @@ class Cause:
     @cached_property
     def plan_effect(self) -> str:
         """A sentence on what the plan does with the operations of the cause."""
-        return _plan_effect(self._audit, [finding for finding in self.members if finding.bearing])
+        spoken = [finding for finding in self.members if finding.bearing]
+        plan = self._audit.plans.get(spoken[0].plan or "") if spoken else None
+        if plan is None:
+            stops = spoken and spoken[0].bearing == "stops"
+            return "No plan within the budget uses low precision; this operation is one reason." if stops else ""
+        nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
+        every = {finding.node for finding in spoken}
+        said = [text.format(_these(nodes[how], every)) for how, text in BEARINGS.items() if nodes[how]]
+        if others := every.difference(*nodes.values()):
+            here = (finding for finding in spoken if finding.node in others)
+            met = dict.fromkeys((f, how) for finding in here for f, by in finding.met.items() for how in by)
+            under = " or ".join(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met)
+            what = "the problem" if others == every else f"the problem of {_these(others, every)}"
+            said.append(f"avoids {what}{f', which only occurs in {under}' if under else ''}")
+        return f"{_plan_words(self._audit, plan)}, {'; '.join(said)}."
 
     @property
     def cost(self) -> str:
@@ -122,24 +136,19 @@ def causes(audit: Audit) -> Causes:
         alone = (finding.rule, finding.severity, pattern(finding.owner), finding.op, finding.source)
         groups.setdefault(finding.cause or alone, []).append(finding)
     result = sorted((Cause(audit, members, reports) for members in groups.values()), key=lambda cause: cause.rank)
-    wanting = tuple(cause for cause in result if cause.severity != "info")
-    return Causes(wanting, tuple(cause for cause in result if cause.severity == "info"), _about(audit))
+    wanting, notes = (tuple(one for one in result if (one.severity == "info") is info) for info in (False, True))
+    plan, about = audit.plans.get(next((f.plan for f in audit.findings if f.plan), "")), ""
+    if plan is not None:
+        about = f"Severities refer to {_plan_words(audit, plan)}."
+    elif any(finding.bearing == "stops" for finding in audit.findings):
+        about = "No plan within the budget uses low precision: severities are the rules' defaults."
+    return Causes(wanting, notes, about)
 
 
 def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:
     """The change of the outputs with only this operation in low precision, in the worst format."""
     moved = [report.contributions[f].isolated for f in formats if f in report.contributions] if report else []
     return max((math.inf if math.isnan(effect) else effect for effect in moved), default=0.0)
-
-
-def _about(audit: Audit) -> str:
-    """A sentence on the plan that severities refer to."""
-    plan = audit.plans.get(next((f.plan for f in audit.findings if f.plan), ""))
-    if plan is not None:
-        return f"Severities refer to {_plan_words(audit, plan)}."
-    if any(finding.bearing == "stops" for finding in audit.findings):
-        return "No plan within the budget uses low precision: severities are the rules' defaults."
-    return ""
 
 
 def _plan_words(audit: Audit, plan: Plan) -> str:
@@ -152,24 +161,6 @@ BEARINGS = {
     "low": "runs {} in low precision, within the budget",
     "reads": "runs {} in FP32 on low-precision inputs, within the budget",
 }
-
-
-def _plan_effect(audit: Audit, spoken: Sequence[Finding]) -> str:
-    """What the plan does with operations that have findings."""
-    plan = audit.plans.get(spoken[0].plan or "") if spoken else None
-    if plan is None:
-        stops = spoken and spoken[0].bearing == "stops"
-        return "No plan within the budget uses low precision; this operation is one reason." if stops else ""
-    nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
-    every = {finding.node for finding in spoken}
-    said = [text.format(_these(nodes[how], every)) for how, text in BEARINGS.items() if nodes[how]]
-    if others := every.difference(*nodes.values()):
-        here = (finding for finding in spoken if finding.node in others)
-        met = dict.fromkeys((f, how) for finding in here for f, by in finding.met.items() for how in by)
-        under = " or ".join(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met)
-        what = "the problem" if others == every else f"the problem of {_these(others, every)}"
-        said.append(f"avoids {what}{f', which only occurs in {under}' if under else ''}")
-    return f"{_plan_words(audit, plan)}, {'; '.join(said)}."
 
 
 def _these(nodes: Collection[str], every: Collection[str]) -> str:

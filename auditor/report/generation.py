@@ -63,13 +63,13 @@ def generation_section(audit: Audit) -> list[Block]:
         Prose("", (_about(audit.generation), *lift_words(audit)), "lead"),
         Prose("", (about,), "about"),
         Grid(HEADS, tuple(_row(plan, generated) for plan, generated in decoded)),
-        *([Grid(heads, parts, texts=2, caption=PARTS)] if parts else []),
-        *_caches(audit.generation),
+        Grid(heads, parts, texts=2, caption=PARTS),
+        _caches(audit.generation),
         *_chart(audit.generation, decoded),
     ]
 
 
-def _caches(made: Generation) -> Iterator[Grid]:
+def _caches(made: Generation) -> Grid:
     """A table of formats for the key-value cache: differences from FP32, and memory by text length."""
     rows = []
 
@@ -82,8 +82,7 @@ def _caches(made: Generation) -> Iterator[Grid]:
         if one.stored == "bf16":
             rows.insert(0, ("FP32", *[""] * 5, *sizes(one, 2)))
     heads = ("Cache", "KL mean", "KL 99 %", "Flips", "95 %", "Saturated", *(f"{n:,} tokens" for n in LENGTHS))
-    if rows:
-        yield Grid(heads, tuple(rows), caption=CACHES)
+    return Grid(heads, tuple(rows), caption=CACHES)
 
 
 def lift_words(audit: Audit) -> Iterator[str]:

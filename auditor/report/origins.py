@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..artefact.strategies import strategy_of
@@ -33,7 +32,7 @@ def origins(audit: Audit) -> list[Block]:
     return [block for fmt in audit.formats for block in _origins(audit, fmt)]
 
 
-def _origins(audit: Audit, fmt: str) -> Iterator[Block]:
+def _origins(audit: Audit, fmt: str) -> list[Block]:
     runs = [run for run in nonfinite_runs(audit) if run.format == fmt]
     first = {run.first.node: run.first for run in runs if run.first is not None}
     born = [r for r in audit.nodes if fmt in r.errors and (r.errors[fmt].born or r.node.name in first)]
@@ -45,11 +44,8 @@ def _origins(audit: Audit, fmt: str) -> Iterator[Block]:
         said = [f"In {label(fmt)} {alone if runs else finite}."]
     if len(kinds) > SHOWN:
         said.append(f"{count(len(kinds) - SHOWN, 'more origin')} in the layer table.")
-    yield Prose(label(fmt), tuple(said), listed=True)
-    if words := _linearity(audit, fmt):
-        yield Prose("", (words,))
-    yield from _sources(audit, fmt)
-    yield from _regions(audit, fmt)
+    lowered = Prose(label(fmt), tuple(said), listed=True)
+    return [lowered, Prose("", (_linearity(audit, fmt),)), _sources(audit, fmt), _regions(audit, fmt)]
 
 
 def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
@@ -64,7 +60,7 @@ def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
     return f"{begins} {where(report.node)}{blocks}.{'' if alone else f' {together}'}"
 
 
-def _sources(audit: Audit, fmt: str) -> Iterator[Grid]:
+def _sources(audit: Audit, fmt: str) -> Grid:
     """Operations that add most rounding error; shares are of the total squared error of operations that run low."""
     low = [r for r in audit.nodes if r.node.floating and fmt in r.contributions and r.exposed.get(fmt, True)]
     own = [(r, r.contributions[fmt]) for r in low if math.isfinite(r.contributions[fmt].own)]
@@ -74,27 +70,19 @@ def _sources(audit: Audit, fmt: str) -> Iterator[Grid]:
         predicted = ", predicted" if moved.decided_by == "first-order" else ""
         if moved.own > 0:
             rows.append((where(report.node), f"{ratio(moved.isolated)}{predicted}", percent(moved.own**2 / total)))
-    if rows:
-        caption = f"Operations that add most rounding error in {label(fmt)}"
-        yield Grid(("Operation", "Moves output", "Share"), tuple(rows), caption=caption)
+    caption = f"Operations that add most rounding error in {label(fmt)}"
+    return Grid(("Operation", "Moves output", "Share"), tuple(rows), caption=caption)
 
 
-def _regions(audit: Audit, fmt: str) -> Iterator[Grid]:
+def _regions(audit: Audit, fmt: str) -> Grid:
     """Regions of several operations; regions that raise or become non-finite come first."""
     result = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
     result.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
-    if result:
-        heads = ("Module", "Operations", "Moves output", "Sum of single errors")
-        rows = tuple(
-            (
-                f"`{scope(r.scope)}`{f' {r.failure}' if r.failure else ''}",
-                str(len(r.nodes)),
-                "does not run" if r.failure else ratio(r.error),
-                ratio(r.explained),
-            )
-            for r in result[:SHOWN]
-        )
-        yield Grid(heads, rows, caption=f"Neighboring operations, lowered together in {label(fmt)}")
+    heads, rows = ("Module", "Operations", "Moves output", "Sum of single errors"), []
+    for r in result[:SHOWN]:
+        moves = "does not run" if r.failure else ratio(r.error)
+        rows.append((f"`{scope(r.scope)}` {r.failure or ''}".rstrip(), str(len(r.nodes)), moves, ratio(r.explained)))
+    return Grid(heads, tuple(rows), caption=f"Neighboring operations, lowered together in {label(fmt)}")
 
 
 def _linearity(audit: Audit, fmt: str) -> str:
@@ -170,10 +158,9 @@ def decisions_section(audit: Audit) -> list[Block]:
     """The report's section on decisions; nothing for a model without decisions that rounding can flip."""
     if not audit.decisions:
         return []
-    said = tuple(" ".join(_sentences(one)) for one in audit.decisions)
     rows = tuple(_row(one, each) for one in audit.decisions for each in one.operations)
     return [
-        Prose("", said, "lead"),
+        Prose("", tuple(" ".join(_sentences(one)) for one in audit.decisions), "lead"),
         Prose("", (ABOUT_DECISIONS,), "about"),
         Grid(DECISIONS, rows, texts=2, caption=DECISIONS_CAPTION),
     ]

@@ -114,21 +114,18 @@ def plans_section(audit: Audit, plans: tuple[PlanView, ...]) -> list[Block]:
         'A plan keeps some modules in FP32 and runs the rest in low precision. "No plan" is '
         "the error in the same format with no module in FP32."
     )
-    said = (about, SHARES if audit.criteria else "", score_headline(audit))
     return [
-        *(Prose("", (one,), "about") for one in said if one),
+        *(Prose("", (said,), "about") for said in (about, SHARES * bool(audit.criteria), score_headline(audit))),
         *plan_table(audit, plans),
-        *([Prose("Times", measured, listed=True)] if (measured := times(audit)) else []),
+        Prose("Times", times(audit), listed=True),
         Fold("Each plan: what it keeps in FP32 and why", tuple(_plan_folds(audit, plans))),
     ]
 
 
 def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     """A table of all plans, the results of the recommended one, and programs; nothing without plans."""
-    if not plans:
-        return
     rows = [p.row for p in plans]
-    if (today := audit.fp32_today) is not None:
+    if (today := audit.fp32_today) is not None and plans:
         rows.append((today_title(audit), "", "", _without(today), "", ""))
     heads = ("Plan", "No plan", "Predicted", "Measured", "Low FLOPs", "Speed-up")
     yield Grid(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
@@ -138,8 +135,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
         if plan.memory and plan.fp32_memory:
             said += f"; predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}"
         yield Prose("", (said,), "muted")
-    if programs := tuple(p.program for p in plans if p.program):
-        yield Prose("Program", programs)
+    yield Prose("Program", tuple(p.program for p in plans if p.program))
 
 
 def island_lines(kept: tuple[Island, ...], most: int) -> tuple[str, ...]:
@@ -165,9 +161,9 @@ def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
         yield Fold(
             f"{p.title}: {p.verdict}{kept}",
             (
-                *([Grid(("Figure", "Value"), tuple(facts), texts=2)] if facts else []),
+                Grid(("Figure", "Value"), tuple(facts), texts=2),
                 Prose("", notes, "muted"),
-                *([Prose("Kept", island_lines(p.islands, ISLANDS_SHOWN), listed=True)] if p.islands else []),
+                Prose("Kept", island_lines(p.islands, ISLANDS_SHOWN), listed=True),
                 Prose("", (f"No {what} runs in low precision." if p.idle else rest,), "muted"),
             ),
         )

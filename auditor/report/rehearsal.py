@@ -9,7 +9,7 @@ from ..rehearsal.remedies import code_of
 from ..rehearsal.result import RecipeProblem, RecipeRun, Rehearsal
 from .blocks import Block, Chart, Code, Fold, Grid, Item, Prose, environment
 from .charts import line_chart, round_steps
-from .words import count, or_blank, percent, ratio
+from .words import count, or_blank, percent, ratio, shorten
 
 POINTS, WORST = 120, 12
 """Points of a curve, and parameters in a table."""
@@ -35,7 +35,7 @@ def overview(result: Rehearsal) -> list[Block]:
     page += [Prose("Problems", (several if entries else "No recipe has a problem.",)), *entries]
     fp32 = result.runs["fp32"]
     if zero := [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}]:
-        said = f"{', '.join(zero[:4])}{f' and {len(zero) - 4} more' if zero[4:] else ''}"
+        said = ", ".join(shorten(zero, 4, "rehearsal.json"))
         page.append(Prose("Gradients", (f"Gradients that were zero in every sampled step: {said}.",)))
     if (noise := fp32.late(fp32.noise)) is not None:
         text = f"FP32's own gradients differ by {percent(noise)} between batches; much smaller errors matter less."

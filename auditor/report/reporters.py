@@ -39,13 +39,13 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
     page: list[Block] = [
         Prose(f"Precision audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}", (about,), "title"),
         Prose("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
-        *([Prose("", told)] if (told := tuple(filter(None, (seen.proof, *seen.broken)))) else []),
+        Prose("", tuple(filter(None, (seen.proof, *seen.broken)))),
         *_findings(audit, causes(audit), entries),
         *plans.plan_table(audit, seen.plans),
     ]
     if use := plans.snippets(audit):
         page.append(Code("Use it", "\n".join(line for line in use[:2][-1].text.splitlines() if line)))
-    return [*page, *_more(audit, seen)]
+    return [block for block in (*page, *_more(audit, seen)) if block]
 
 
 def summary(audit: Audit) -> str:
@@ -117,7 +117,6 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
     return [
         Prose(label, tuple(lines), "warning" if label == "Caution" else "", listed=label == "Kept")
         for label, lines in sections.items()
-        if any(lines)
     ]
 
 

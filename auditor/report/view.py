@@ -186,12 +186,11 @@ def method(audit: Audit, limits: tuple[str, ...]) -> list[Block]:
         "Time": f"{sum(seconds.values()):.1f} s: {spent}" if seconds else "not recorded",
         **({"Memory": env.held} if env.held else {}),
     }
-    offers = tuple(map(proposal_words, audit.proposals))
     none = "None known: the inputs are real, the weights are not random, the formats ran natively, and every operation was tested."
     return [
         Grid(("What", "How"), tuple(rows.items()), texts=2, caption="Method"),
         Prose("Limits", limits or (none,), listed=True),
-        *([Prose("Criteria that could be set", offers, listed=True)] if offers else []),
+        Prose("Criteria that could be set", tuple(map(proposal_words, audit.proposals)), listed=True),
         Code("Reproduce", audit.command),
         Grid(("Term", "Meaning"), tuple(terms().items()), texts=2, caption="Terms"),
     ]
