@@ -86,7 +86,7 @@ def parse(words: Sequence[str]) -> Verb:
     if word in parts:
         return command_of(vars(parts[word].parse_args([*words[:at], *words[at + 1 :]])), VERBS[word])
     close = difflib.get_close_matches(word, VERBS, n=1, cutoff=0.75) if re.fullmatch(r"[a-z-]+", word) else []
-    there = Path(word).exists() or Path(f"{word}.py").exists()
+    there = close and (Path(word).exists() or Path(f"{word}.py").exists())
     if close and not there and not (word.isidentifier() and importlib.util.find_spec(word)):
         raise AuditorError(f"no verb, file or module is called {word!r}: did you mean {close[0]}?", "missing-target")
     return command_of(vars(parts["audit"].parse_args(words)), AuditTarget)
