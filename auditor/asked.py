@@ -25,7 +25,7 @@ LEVELS = ("error", "warning", "info", "never")
 
 
 class Command(Settings):
-    """Options of the command line only. configurable: whether [tool.auditor] provides defaults."""
+    """All settings, and options of only the command line. configurable: whether [tool.auditor] gives defaults."""
 
     configurable: ClassVar[bool] = True
     inputs: Annotated[str | None, Option(shown="I", path="place")] = None
@@ -85,7 +85,7 @@ def key_of(name: str) -> str:
 def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collection[str] = ()) -> dict[str, Any]:
     """The entries of a TOML table by option name.
 
-    Raises: AuditorError(slug) for an unknown key, with the closest known one.
+    Raises: AuditorError(slug) for an unknown key, with the closest known key.
     """
     given = [name for name, option in OPTIONS.items() if option.flag or name == "per_module_ignores"]
     known = {key_of(name): name for name in given if name not in hidden}
@@ -97,7 +97,7 @@ def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collect
 
 
 def configuration(start: Path) -> tuple[str, dict[str, Any]]:
-    """Options from the nearest [tool.auditor], and its location. Relative paths start at the folder of its file.
+    """The location of the nearest [tool.auditor], and its options. Relative paths are resolved from its folder.
 
     Raises: AuditorError(slug="bad-config").
     """
@@ -116,7 +116,7 @@ def configuration(start: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _with_line(entry: Any, file: Path) -> Any:
-    """An ignore with its location, `pyproject.toml:line` of the first line with it; TOML readers keep no positions."""
+    """An entry of `ignore` with its location, such as `pyproject.toml:12`: the first line that contains its value."""
     entry = {"code": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, dict):
         return entry
@@ -157,7 +157,7 @@ def rules_of(directory: Path | None) -> tuple[Rule, ...]:
 def validate(kind: type[S], given: Mapping[str, Any], named: Mapping[str, tuple[str, str]] = {}) -> S:
     """Validate options against types. Raises: AuditorError.
 
-    named: an option's name in messages, and their slug, if it is neither a flag nor an argument.
+    named: {option: (its name in messages, slug of errors)} for options that a file sets.
     """
     options = options_of(kind)
     for name in given:

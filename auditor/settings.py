@@ -1,7 +1,7 @@
 """All options of an audit: name, type, default and description, in Markdown.
 
 The command line, `auditor.audit()`, `[tool.auditor]`, a fleet's TOML, the tables of the docs and `__init__.pyi` are
-generated from this. Importing this needs no torch.
+generated from this module. Importing it needs no torch.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Option:
     """How users pass a field. takes: its type in error messages; shown: the placeholder in help.
 
     choices: allowed values; flag: the command-line flag, if it differs from the name; "" for a positional argument, or
-    if there is no flag. path: "path" if values are paths relative to the file that sets them; "place" if they are only
-    if such a path exists. typed: the accepted type, if wider than the field's; help: its description.
+    if there is no flag. path: "path" if values are paths relative to the file that sets them; "place" if a value is
+    such a path only if the file exists. typed: the accepted type, if wider than the field's; help: the option's description.
     """
 
     takes: str = "a string"
@@ -69,7 +69,7 @@ class Option:
 
 @cache
 def options_of(kind: type[BaseModel]) -> dict[str, Option]:
-    """{field: its Option} for the fields that users can set: those with help."""
+    """{field: its Option} for the fields that users can set, which are the fields with a docstring."""
     result = {}
     for name, field in kind.model_fields.items():
         if field.description is not None:
@@ -91,7 +91,7 @@ def with_flags(text: str) -> str:
 
 
 def split_names(given: Any) -> Any:
-    """Names from a list, a single one, or `a,b` as on the command line; each once."""
+    """Names from a list, or from a string such as `a` or `a,b`, without duplicates."""
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
         return given
     parts = given.split(",") if isinstance(given, str) else given
@@ -253,7 +253,7 @@ class Settings(BaseModel):
 
     @property
     def where(self) -> str:
-        """The device of the audit: cpu, cuda:0, or several for a spread model. Raises: AuditorError(slug="no-cuda")."""
+        """The device of the audit: cpu, cuda:0, or all GPUs of a spread model. Raises: AuditorError(slug="no-cuda")."""
         return self.found or choose(self.device)
 
     def with_values(self: S, **found: Any) -> S:
@@ -262,7 +262,7 @@ class Settings(BaseModel):
 
     @property
     def figures(self) -> str:
-        """The row of plan/devices.toml for time predictions: of the requested GPU, else of the audit's GPU."""
+        """The row of plan/devices.toml for predicted times: the requested GPU, else the audit's GPU, else A100."""
         return self.gpu or row_of(name_of(self.where)) or DEFAULT_GPU
 
     @property
@@ -287,7 +287,7 @@ class Settings(BaseModel):
 
     @property
     def ignores(self) -> tuple[Ignore, ...]:
-        """The findings to suppress."""
+        """All entries that suppress findings."""
         return (*self.ignore, *self.per_module_ignores)
 
 

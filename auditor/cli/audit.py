@@ -36,11 +36,11 @@ class AuditTarget(Verb):
     target: Target
 
     def run_watched(self, progress: Display) -> int:
-        """Check the settings, import torch, and start the verification process, which imports it while the user's code
-        loads. From then on the memory limit applies to this process.
+        """Check the settings, import torch, and start the verification process, which imports torch while the user's
+        code loads. From then on the memory limit applies to this process.
 
-        No function that waits for `_ran` may reference the model. Libraries cache errors of failed imports, whose
-        tracebacks reference such frames and would keep the model alive.
+        No caller of `_ran` may reference the model. Libraries cache the exceptions of failed imports; their tracebacks
+        reference the callers, and would keep the model alive.
         """
         began = time.perf_counter()
         progress("load", self.target, 0, 0)
@@ -67,7 +67,7 @@ class AuditTarget(Verb):
 
 
 def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: float, held: ExitStack) -> int:
-    """Load the model, audit it and write the files; print the result once the model has been freed."""
+    """Load the model, audit it, write the files and print the result. held: contexts to exit before printing."""
     from ..flow import run
     from ..loading import cautions, load
     from ..report.model_explorer import files as explorer_files
@@ -142,7 +142,7 @@ def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Pa
 
 
 def describe(subject: Subject, directory: Path, options: Command) -> str:
-    """One line per choice that discovery and the options made, for `--dry-run`: the model has run in FP32 only."""
+    """For `--dry-run`: a line for each choice that the options or the search for model and inputs made."""
     numbers = sum(parameter.numel() for parameter in subject.model.parameters())
     made = f", from {subject.origin.symbol}" if subject.origin else ""
     plans = ", ".join(f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats)

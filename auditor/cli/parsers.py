@@ -25,7 +25,7 @@ exit code: 0 success; 1 a finding at or above --fail-on, or no plan within --max
   130 interrupted
 """
 PATHS = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
-"""The completion of a path by shtab."""
+"""{shell: the completion that shtab gives to paths}."""
 
 VERBS: dict[str, type[Verb]] = {
     "audit": AuditTarget,
@@ -41,7 +41,7 @@ VERBS: dict[str, type[Verb]] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a usage error in one line, and prints help to standard output."""
+    """A parser that raises an AuditorError with a one-line message for a usage error."""
 
     def error(self, message: str) -> NoReturn:
         text = " ".join(message.encode("utf-8", "backslashreplace").decode("utf-8").split())

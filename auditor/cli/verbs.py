@@ -1,5 +1,5 @@
-"""All verbs except `audit`: they print or convert rules, errors, plans and past audits, audit many models, or
-rehearse."""
+"""All verbs except `audit`: they explain rules, errors and layers, apply, convert and compare plans, audit many
+models, or rehearse training."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def severe(findings: Iterable[Finding], level: str) -> int:
 def default_directory(subject: Subject) -> Path:
     """The output directory for a model, unless the user names one.
 
-    If it already contains the audit of a model from another file, the file's parent folders become part of the name.
+    If it already contains the audit of a model from another file, names of this file's parent folders precede the name.
     """
     name, file = subject.name, subject.origin.path if subject.origin else None
     folders = list(Path(file).parts[-2:0:-1]) if file else []

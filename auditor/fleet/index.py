@@ -22,7 +22,7 @@ from .targets import FleetTarget
 REPORT = "report.html"
 
 SLOWER = 0.97
-"""Share of a predicted speed-up below which a plan counts as slower."""
+"""A plan counts as slower if its predicted speed-up is below this share of the baseline's."""
 
 STATES = {
     "failed": "failed",
@@ -37,7 +37,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One target. state: of STATES; link: to its report; worse: regressions since the baseline, a line each."""
+    """One target. state: a key of STATES; said: why it failed; link: to its report; worse: regressions, a line each."""
 
     name: str
     target: str

@@ -71,7 +71,7 @@ def asked_of(target: FleetTarget) -> str:
 
 
 def earlier_outcomes(directory: Path, targets: Sequence[FleetTarget]) -> dict[str, Outcome]:
-    """Earlier outcomes of unchanged targets in a directory; none if the directory's record cannot be read."""
+    """Outcomes stored in a directory: of finished audits of unchanged targets; empty if they cannot be read."""
     try:
         before = _OUTCOMES.validate_json((directory / KEPT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -94,7 +94,7 @@ def keep(directory: Path, outcomes: Mapping[str, Outcome]) -> None:
 def run_all(tasks: Sequence[FleetTarget], jobs: int, done: Callable[[FleetTarget, Outcome], None]) -> None:
     """Run all audits, `jobs` in parallel; `done` is called as each one ends.
 
-    If an exception ends this, running audits are stopped first and count as not audited.
+    If an exception is raised, all running audits are stopped and count as not audited.
     """
     over = threading.Event()
     with ThreadPoolExecutor(jobs) as pool:
@@ -112,7 +112,7 @@ def run_on_cluster(tasks: Sequence[FleetTarget], address: str, done: Callable[[F
     """Run all audits on a cluster, each on any node with a free processor; `done` is called when an audit has ended and
     its files are copied back.
 
-    If a node is lost, its task restarts elsewhere, up to its number of retries; other tasks are unaffected. The
+    If a node is lost, its audit restarts on another node, at most `retries` times; others are unaffected. The
     targets' files must exist at the same paths on every node. Raises: AuditorError(slug="no-ray").
     """
     try:
@@ -151,7 +151,7 @@ def _run_on_node(task: FleetTarget) -> tuple[Outcome, dict[str, str]]:
 
 
 def run(task: FleetTarget, unwanted: Callable[[], bool] = lambda: False) -> Outcome:
-    """Run an audit. unwanted: polled during the audit; returns whether to abort it."""
+    """Run an audit, after a crash at most `task.retries` times more. unwanted: polled; returns whether to abort."""
     start, tries, crashed = time.monotonic(), 0, True
     while crashed and tries <= task.retries and not (tries and unwanted()):
         tries += 1
@@ -166,7 +166,7 @@ def command_of(task: FleetTarget) -> list[str]:
 
 
 def _try(task: FleetTarget, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
-    """Exit code, the error line if there is no audit, and whether a signal ended it, so that a retry may succeed."""
+    """Run once. Returns exit code, error line if there is no audit, and whether it crashed and may be retried."""
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), HERE])
     environment = {"OMP_NUM_THREADS": str(task.threads), **os.environ, "PYTHONPATH": path}
     process = Process(command_of(task), cwd=task.folder, env=environment, stdin=subprocess.DEVNULL)

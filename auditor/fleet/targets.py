@@ -1,4 +1,4 @@
-"""Reads targets.toml: the models of a fleet, each with the options of its audit."""
+"""Reads the TOML file of a fleet: its models, each with the options of its audit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import AuditorError
 from ..resources import tables
 
 NOT_HERE = ("out", "format", "open", "dry_run", "baseline", "explain_layer", "quiet", "debug", "per_module_ignores")
-"""Options of an audit that the fleet sets itself, or that only make sense on a terminal."""
+"""Options of an audit that the TOML file may not set: the fleet sets them, or they only suit a single audit."""
 
 SHORT = 100
 """Maximum length of a target's name, which becomes a folder's name."""
@@ -23,8 +23,8 @@ SHORT = 100
 class FleetTarget:
     """One model and its audit. words: the command line, without program and --out; folder: base of relative paths.
 
-    directory: for its files. limit: seconds. retries: how often the audit restarts after a signal ended it. threads: for
-    its computations, unless OMP_NUM_THREADS is set.
+    directory: of the audit's files. limit: in seconds. retries: maximum number of restarts after a crash. threads: of
+    the audit's process, unless OMP_NUM_THREADS is set.
     """
 
     name: str

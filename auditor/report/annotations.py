@@ -1,4 +1,4 @@
-"""Findings at source lines of the user's repository: GitHub workflow commands, and SARIF 2.1.0."""
+"""Reports findings at source lines of the user's repository, as GitHub workflow commands or SARIF 2.1.0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .words import count, label, line, op, printable, scope, sentence, summary
 
 @dataclass(frozen=True)
 class Anchor:
-    """A file relative to its repository, with forward slashes, a line and a column, from 1; column 1 if unknown."""
+    """A place in the source. file: relative to its repository, with forward slashes; line, column: counted from 1."""
 
     file: str
     line: int
@@ -35,8 +35,8 @@ class Anchor:
 
 
 def place_of(audit: Audit, cause: Cause) -> Anchor:
-    """The source line to report for a cause. For code of an installed package: the user's line that called the package,
-    else the audited file."""
+    """The source line to report for a cause. If this line is in an installed package: the user's line that called the
+    package, else line 1 of the audited file."""
     source = cause.worst.source
     name, line = written_at(source)
     written = Anchor(name, line) if line else None
@@ -53,13 +53,13 @@ def _caller(node: Node) -> Anchor | None:
 
 
 def _own(source: str | None, path: str | None, column: int | None) -> Anchor | None:
-    """A location in the user's code; None if it is unknown or in an installed package."""
+    """The place of a source location; None if the location is unknown or in an installed package."""
     _, line = written_at(source)
     return Anchor(from_repository(Path(path)), line, column or 1) if line and path and not is_installed(path) else None
 
 
 def written_at(source: str | None) -> tuple[str, int]:
-    """Parse a source location: `model.py:42` -> (`model.py`, 42); line 0 if absent."""
+    """Parse a source location: `model.py:42` -> (`model.py`, 42); line 0 if it is missing."""
     name, _, line = (source or "").rpartition(":")
     return (name, int(line)) if name and line.isdecimal() else (source or "", 0)
 
@@ -69,7 +69,7 @@ LEVELS = {
     "warning": ("warning", "warning", "warning"),
     "info": ("notice", "note", "recommendation"),
 }
-"""{severity: workflow command, level in SARIF, severity of a problem in code scanning}."""
+"""{severity: (GitHub workflow command, SARIF level, `problem.severity` of GitHub's code scanning)}."""
 MOST_PER_LEVEL = 10
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 MOST_RESULTS = 5000
@@ -78,8 +78,8 @@ LONGEST_TEXT = 1000
 
 
 def github(audit: Audit) -> str:
-    """GitHub workflow commands: the verdict as text, then one annotation per cause at the user's line, at most ten of
-    each level, and the number of omitted causes."""
+    """Text for the log of GitHub Actions: the verdict, and an annotation for each cause at the user's line, at most ten
+    for each severity. The last line counts the omitted causes."""
     seen, result = ReportView(audit), causes(audit).all
     shown: list[str] = []
     for severity, (command, *_) in LEVELS.items():
@@ -103,7 +103,7 @@ def _property(text: str) -> str:
 
 
 def sarif(audit: Audit) -> str:
-    """One SARIF run with its rules and results; equal audits give equal bytes."""
+    """A SARIF file with one run: the causes, at most 5,000, and their rules. Equal audits give equal bytes."""
     result = causes(audit).all[:MOST_RESULTS]
     rules = {cause.worst.rule: cause.worst for cause in reversed(result)}
     results = [
@@ -164,7 +164,7 @@ def _message(cause: Cause) -> str:
 
 
 def _related_call(cause: Cause) -> dict[str, Any]:
-    """The call that led to a finding's line, as a link in SARIF viewers, unless the call is the finding's own line."""
+    """The user's call that led to a cause's line; empty if it is unknown, or if the cause is reported at this call."""
     node = cause.report.node if cause.report else None
     if node is None or is_installed(node.source_path or "") or (caller := _caller(node)) is None:
         return {}
@@ -180,17 +180,17 @@ def _physical(place: Anchor, code: str | None = None) -> dict[str, Any]:
 
 def _location(cause: Cause, place: Anchor) -> dict[str, Any]:
     owners = dict.fromkeys(scope(finding.owner) for finding in (cause.worst, *cause.members))
-    there = written_at(cause.worst.source)[1] == place.line  # false if the finding was moved to the audited file
+    there = written_at(cause.worst.source)[1] == place.line  # false if the cause is reported at another line
     code = cause.report.node.code if cause.report and there else None
     logical = [{"fullyQualifiedName": name, "kind": "module"} for name in list(owners)[:MOST_LOCATIONS]]
     return {"physicalLocation": _physical(place, code), "logicalLocations": logical}
 
 
 def _fingerprints(ordered: Sequence[Cause]) -> dict[Cause, str]:
-    """A fingerprint per result: of the rule, the module, the operation and the text of the source line.
+    """A fingerprint for each cause, from its rule, module and operation, and the text of its source line.
 
-    Line numbers, block counts and measurements are excluded, so that a result keeps its identity while the file
-    changes. Results with equal fingerprints are numbered by line.
+    Line numbers, block numbers and measurements do not count, so that a cause keeps its fingerprint if other lines
+    change. Causes with the same digest are numbered in the order of their lines.
     """
     seen: Counter[str] = Counter()
     prints = dict.fromkeys(ordered, "")

@@ -1,4 +1,4 @@
-"""A page as a list of blocks, and its renderers: for a terminal, Markdown and HTML."""
+"""The blocks that make up a page, and renderers of blocks for a terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ WIDEST = 110
 
 @dataclass(frozen=True)
 class Prose:
-    """Paragraphs after one label. listed: whether each is an item of a list. style: a class of the report's CSS, or
-    `title`: the label is the title of the page, and the paragraphs below it are in smaller type."""
+    """Paragraphs with one label. listed: whether each paragraph is an item of a list. style: a class of the report's
+    CSS, or `title` if the label is the title of the page."""
 
     label: str
     texts: tuple[str, ...]
@@ -46,7 +46,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Item:
-    """One greppable line, `path:line:column CODE message`, with details below it."""
+    """A line that is never broken, such as `path:line:column CODE message`, with notes below it."""
 
     head: str
     notes: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table. bold: index of the most important row; texts: number of text columns on the left."""
+    """A table. bold: index of the row to highlight; texts: number of left-aligned columns, which come first."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -87,9 +87,9 @@ class Fold:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture of `height` pixels. paths: (CSS class, SVG path); legend: (CSS class, words); ticks: (position on an
-    axis, words); rows: the operation of each point on the curves. titled: whether HTML shows the label above the
-    picture."""
+    """A drawing, `height` pixels high. paths: (CSS class, SVG path); legend: (CSS class, words); x_ticks, y_ticks:
+    (pixel, words). rows: row of the layer table that a click on each point opens. titled: whether the label stands
+    above the drawing."""
 
     label: str
     about: str
@@ -104,14 +104,14 @@ class Chart:
 
 
 Block = Prose | Item | Grid | Code | Fold | Chart
-"""Folds and charts appear only in HTML. A block without content is false, and not shown."""
+"""Folds and charts appear only in HTML. A Prose or Grid without content is falsy, and not rendered."""
 WIDTH = 1080
 LEFT, RIGHT, BOTTOM = 48, WIDTH - 8, 40
-"""Pixel positions of a chart's left and right edge, and the space below its lower axis."""
+"""Pixels: a chart's left and right edges, and the height of the space below its horizontal axis."""
 
 
 def rule_text(title: str, text: str) -> list[Block]:
-    """A rule's text: paragraphs with a title, and code to copy."""
+    """The blocks of a rule's text: paragraphs, the first with the title, and code to copy."""
     return [
         Code("", part) if code else Prose(title if i == 0 else "", (part,))
         for i, (part, code) in enumerate(parts(text))
@@ -119,9 +119,9 @@ def rule_text(title: str, text: str) -> list[Block]:
 
 
 def looks() -> tuple[int, bool]:
-    """Width in cells, and whether colors are allowed, for stdout: plain and 100 cells wide unless it is a terminal.
+    """The width of stdout in cells, and whether to use colors; without a terminal, 100 cells and no colors.
 
-    FORCE_COLOR and NO_COLOR, if not empty, override the color.
+    FORCE_COLOR turns colors on and NO_COLOR turns them off, if not empty.
     """
     width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else 100
     colored = bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
@@ -129,7 +129,7 @@ def looks() -> tuple[int, bool]:
 
 
 def to_terminal(blocks: Iterable[Block], width: int | None = None, color: bool | None = None) -> str:
-    """Lines of at most `width` cells; only the first line of an item is never broken, so that grep finds it.
+    """Render blocks as lines of at most `width` cells. Only the head of an Item is never broken, so that grep finds it.
 
     Width and color follow stdout by default.
     """
@@ -155,7 +155,7 @@ def to_terminal(blocks: Iterable[Block], width: int | None = None, color: bool |
 
 
 def _parts(block: Block) -> Iterator[RenderableType]:
-    """The rich renderables of a block. A Text stays on one line."""
+    """A block as objects that the library rich renders. A Text is never broken."""
     match block:
         case Prose(label, texts, "title"):
             yield from (Padding(_text(label, "bold"), 0), *(Padding(_text(text, "muted"), 0) for text in texts))
@@ -189,7 +189,7 @@ def _beside(label: str, texts: Sequence[str], style: str) -> RichTable:
 
 
 def to_markdown(blocks: Iterable[Block]) -> str:
-    """GitHub-flavored Markdown; names from the model are escaped."""
+    """Render blocks as GitHub-flavored Markdown; names from the model are escaped."""
     return "\n".join(line for block in blocks if block for line in (*_markdown(block), "")).rstrip("\n") + "\n"
 
 
@@ -232,8 +232,8 @@ def escape(text: str) -> str:
 
 
 def html(blocks: Iterable[Block]) -> Markup:
-    """The blocks as HTML with the CSS classes of the report. In a page without these classes, the page's colors
-    apply."""
+    """Render blocks as HTML with the CSS classes of the report. A page that does not define the classes, such as a
+    notebook, shows the blocks in its own style."""
     return Markup("\n").join(_html(block) for block in blocks if block)
 
 
@@ -266,7 +266,7 @@ def _markup(markup: str, *texts: str) -> Markup:
 
 
 def prose(text: str) -> Markup:
-    """Text with `backticks` as code, everything else escaped."""
+    """Escape text for HTML; text in `backticks` becomes code."""
     line = Markup.escape(printable(" ".join(text.split())))
     return line if line.count("`") % 2 else Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(line)))
 
@@ -304,7 +304,7 @@ def _html_chart(chart: Chart) -> Markup:
 
 @cache
 def environment() -> Environment:
-    """The Jinja environment: autoescape on, undefined names raise, files inlined; created once."""
+    """The Jinja environment, created once. It escapes values, raises for undefined names, and can inline files."""
     folder = resource_dir("reports")
     made = Environment(
         loader=FileSystemLoader(folder),

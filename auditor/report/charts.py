@@ -1,4 +1,4 @@
-"""Charts of the report: errors in execution order, and gradients against the range of FP16, in pixels."""
+"""Charts of the report: errors in execution order, curves by step, and gradients against the range of FP16."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .words import label, percent, power
 HEIGHT, TOP, INSET = 330, 12, 8
 HEIGHT_OF_LINES = 260
 BINS = 240
-"""Points of a curve; in longer models each stands for several operations."""
+"""Maximum points of a curve. In a model with more operations, a point shows the worst of several."""
 MARKS = 11
-"""Height of the strip above the curves where each format's non-finite values are marked."""
+"""Height in pixels of the strip above the curves that marks the non-finite values of one format."""
 LOWEST, HIGHEST = -48, 24
-"""Powers of two on the axis; values beyond them are drawn at the edge."""
+"""Exponents of two at the ends of the axis of gradients; values beyond an end are drawn at this end."""
 BANDS = (("over", "above the largest number"), ("subnormal", "subnormal"), ("zero", "lost to zero"))
 
 
@@ -87,9 +87,9 @@ def line_chart(
     x_ticks: Iterable[tuple[float, str]],
     least: int = -1,
 ) -> Iterator[Chart]:
-    """Curves on a logarithmic axis, each with its CSS class, its words and its points; nothing without a point.
+    """A chart with a logarithmic vertical axis; no chart if there is no point. curves: (CSS class, words, points).
 
-    last: the right end of the horizontal axis. least: see `decades`.
+    last: right end of the horizontal axis. least: see `decades`.
     """
     values = [value for _, _, points in curves for _, value in points]
     powers, x = decades(values, least), scale(0, last, LEFT + INSET, RIGHT - INSET)
@@ -113,7 +113,7 @@ def log(value: float) -> float:
 
 
 def decades(values: Iterable[float | None], least: int = -1) -> range:
-    """Exponents of the powers of ten on an axis for these values. The axis reaches at least 10^least."""
+    """Exponents of the powers of ten on an axis for these values. The top is at least 10^least."""
     logs = [math.log10(v) for v in values if v is not None and math.isfinite(v) and v > 0] or [-4.0, 0.0]
     high = min(max(math.ceil(max(logs)), least), 3)
     low = max(math.floor(min(logs)), high - 9)
@@ -135,8 +135,8 @@ def curve(points: Iterable[tuple[float, float] | None]) -> str:
 
 
 def gradient_chart(training: Training) -> Chart | None:
-    """Low-precision gradients in FP16's range, before and after the loss scale; None if no gradient is in low
-    precision."""
+    """A histogram of the low-precision gradients against FP16's range, with and without the loss scale; None if no such
+    gradient is nonzero."""
     spreads = [m.low for m in training.modules if m.low is not None]
     pool = merge_magnitudes([*spreads, *(significant(p.gradient) for p in training.parameters if p.low)])
     if not pool.nonzero:
@@ -173,7 +173,7 @@ def gradient_chart(training: Training) -> Chart | None:
 
 
 def _staircase(pool: Magnitudes, shift: int, x: Callable[[float], float], height: int) -> str:
-    """A closed histogram outline; heights are shares of the largest bin, on a square-root scale."""
+    """The outline of a histogram as an SVG path; heights are on a square-root scale up to the largest bin."""
     shares: dict[int, float] = {}
     for exponent, n in pool.exponents.items():
         at = min(max(exponent + shift, LOWEST), HIGHEST)

@@ -9,11 +9,11 @@ from .blocks import Block, Grid, Item, Prose, environment
 from .words import SEVERITIES, count, fold, fold_paths, label, op, ratio, scope, sentence
 
 SHOWN, ROWS = 12, 200
-"""Number of kinds of findings and verdicts on a terminal, and in HTML; `--format json` has all."""
+"""Maximum number of entries in a list of findings or verdicts, on a terminal and in HTML."""
 
 
 def overview(both: Comparison, files: tuple[str, str], shown: int = SHOWN) -> list[Block]:
-    """Headline, plans, new and resolved findings, and changed verdicts."""
+    """The page: headline, plans, new and resolved findings, and changed verdicts."""
     was, now = both.before.recommended, both.after.recommended
     chosen = f"Recommended before: {was or 'no plan'}; now: {now or 'no plan'}."
     differ = tuple(f"{what.capitalize()}: {before} before, {after} now." for what, before, after in both.caveats)
@@ -87,7 +87,7 @@ def _plans(both: Comparison) -> list[Block]:
 
 
 def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> list[Block]:
-    """Findings grouped by rule and operation over repeated blocks, the most severe first."""
+    """A list of findings, the most severe first. Equal findings in repeated blocks are one entry."""
     groups = fold(findings, lambda f: f.owner, lambda f: (f.rule, f.severity, f.op))
     groups.sort(key=lambda same: SEVERITIES.index(same[0].severity))
     items = []
@@ -99,7 +99,7 @@ def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> list[Blo
 
 
 def _verdicts(both: Comparison, shown: int) -> list[Block]:
-    """Changed verdicts, worsened ones first."""
+    """A list of changed verdicts, those that got worse first."""
     ranks = {"safe": 0, "unsafe": 2}
     groups = fold(both.verdicts, lambda c: c.node.owner, lambda c: (c.node.op, c.format, c.before, c.after))
     groups.sort(key=lambda same: ranks.get(same[0].before or "", 1) - ranks.get(same[0].after or "", 1))

@@ -1,4 +1,4 @@
-"""Groups findings by root cause, ranks them, and says what the recommended plan does about each."""
+"""Groups findings by root cause, ranks the causes, and says what a plan does about each cause."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MODULES_NAMED = 3
 class Cause:
     """Findings (`members`) with one root cause: an operation of one source line, in every module that runs this line.
 
-    rules: the worst member of each rule, the most informative rule first. worst: the first of these findings;
-    report: the measurements of its operation. where: the modules in words; shapes: module paths without block numbers.
-    size: the number of findings in words, "" for one.
+    rules: {code: its members}, the most important code and member first. worst: the first member of the first code;
+    report: measurements of its operation. where: the modules in words; shapes: module paths without block numbers.
+    size: the number of findings in words, "" for a single finding.
     """
 
     def __init__(self, audit: Audit, members: Sequence[Finding], reports: Mapping[str, NodeReport]) -> None:
@@ -34,7 +34,7 @@ class Cause:
         effects = {id(f): _effect(reports.get(f.node), f.formats) for f in members}
 
         def weight(f: Finding) -> tuple[Any, ...]:
-            """Confirmed findings first, then by severity, rules before measurements, then by default severity."""
+            """Sort key: findings that the measurement contradicts last; then severity; rules before measurements."""
             where = place(f.source, f.owner, f.op)
             elsewhere = f.cause not in (where, f"{where}: precision")  # not at the operation of the cause
             severities = SEVERITIES.index(f.severity), f.rule in MEASURED, SEVERITIES.index(f.declared or f.severity)
@@ -66,7 +66,7 @@ class Cause:
 
     @property
     def planned_dtypes(self) -> str:
-        """The formats in which the operations of the cause compute under the recommended plan."""
+        """The formats in which the operations of the cause compute under the recommended plan, in words."""
         names = {finding.node for finding in self.members}
         return tally(report for report in self._audit.nodes if report.node.name in names)
 
@@ -105,7 +105,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Causes:
-    """All causes, ranked: those to fix (errors and warnings), and notes. about: the plan that severities refer to."""
+    """All causes, ranked. wanting: errors and warnings; notes: the others; about: which plan severities refer to."""
 
     wanting: tuple[Cause, ...]
     notes: tuple[Cause, ...]
@@ -128,8 +128,8 @@ class Causes:
 
 
 def causes(audit: Audit) -> Causes:
-    """Causes by severity, then by their rules' default severity, rules before measurements, then by effect; the order
-    is reproducible."""
+    """Group findings into causes, and rank these by severity, by their rules' default severity, rules before
+    measurements, then by effect. The order is reproducible."""
     reports = {r.node.name: r for r in audit.nodes}
     groups: dict[Any, list[Finding]] = {}
     for finding in audit.findings:
@@ -146,7 +146,7 @@ def causes(audit: Audit) -> Causes:
 
 
 def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:
-    """The change of the outputs with only this operation in low precision, in the worst format."""
+    """The largest change of the outputs, over formats, with only this operation in low precision."""
     moved = [report.contributions[f].isolated for f in formats if f in report.contributions] if report else []
     return max((math.inf if math.isnan(effect) else effect for effect in moved), default=0.0)
 

@@ -1,4 +1,4 @@
-"""Modules that a plan keeps in FP32, by reason; dtypes of operations under it, and explanations of single layers."""
+"""Says what a plan keeps in FP32 and why, in which format operations compute, and explains single layers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ KEPT = "its module stays FP32"
 
 @dataclass(frozen=True)
 class Island:
-    """Modules that a plan keeps in FP32 for the same reasons, or functions that low modules keep in FP32. why: the
-    reason, in a clause, followed by the rules that fired; "" if unknown.
+    """Modules that a plan keeps in FP32 for the same kind of reason, or functions that stay FP32 in low-precision
+    modules. why: the reason in a clause, then the codes of rules that report them; "" if unknown.
 
-    The paths differ only in block numbers (`blocks.*.norm`), unless the reason is `no-gain` for over `SHAPES` patterns.
+    Paths differ only in block numbers (`blocks.*.norm`), except if over `SHAPES` patterns have the reason `no-gain`.
     """
 
     paths: tuple[str, ...]
@@ -44,9 +44,9 @@ def own(path: str) -> str:
 
 
 def islands(plan: Plan) -> tuple[Island, ...]:
-    """FP32 modules, with repeated blocks merged, and functions that low modules keep in FP32.
+    """FP32 modules, with repeated blocks merged, and functions that stay FP32 in low-precision modules.
 
-    For an exported program: its FP32 operations, merged by kind and reason.
+    For an exported program: its FP32 operations, grouped by operator and kind of reason.
     """
     result = []
     for kept in fold(plan.program.kept if plan.program else (), lambda _: "", lambda kept: (kept.kind, kept.op)):
@@ -74,7 +74,7 @@ def islands(plan: Plan) -> tuple[Island, ...]:
 
 def _one_for_all(reasons: Sequence[str]) -> str:
     """The first of several reasons, with a remark if the others differ."""
-    same = len({re.sub(r"_\d+\b", "", reason) for reason in reasons}) == 1  # ignoring the numbers of nodes
+    same = len({re.sub(r"_\d+\b", "", reason) for reason in reasons}) == 1  # ignoring the numbers in node names
     return reasons[0] if same else f"{reasons[0]}; similar for the others"
 
 
@@ -89,12 +89,12 @@ def dtype_label(dtype: str) -> str:
 
 
 def computed_in(report: NodeReport) -> str | None:
-    """The format that an operation computes in under the plan; None if discrete or unknown."""
+    """The format that an operation computes in under the recommended plan; None if unknown, or for integers."""
     return _FORMATS.get(report.planned.computed) if report.planned else None
 
 
 def tally(reports: Iterable[NodeReport]) -> str:
-    """Formats of several operations, in words: `FP16`, or `FP16 3 times and FP32 once`; nothing if unknown."""
+    """Formats of several operations, in words: `FP16`, or `FP16 3 times and FP32 once`; "" if unknown."""
     result = Counter(label(name) for report in reports if (name := computed_in(report)) is not None)
     if len(result) < 2:
         return "".join(result)
@@ -102,7 +102,7 @@ def tally(reports: Iterable[NodeReport]) -> str:
 
 
 def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
-    """Return a function that says why an operation computes in FP32 under a plan; "" for low operations."""
+    """Return a function that says why an operation computes in FP32 under a plan; "" if it does not."""
     modules, precision_of = _modules(plan), choice_from_scopes(plan.scopes)
     operations = {name: reason.words for reason in plan.reasons for name in reason.operations}
 
@@ -147,8 +147,8 @@ def _modules(plan: Plan) -> dict[str, str]:
 
 
 def _explain(plan: Plan, name: str, owner: str | None, owners: Mapping[str, str]) -> list[str]:
-    """The precision of an operation of module `owner`; or of a module, then the FP32 parts in it with reasons; for the
-    root, without its submodules."""
+    """One line with the precision of an operation of module `owner`. If `owner` is None: the precision of a module, and
+    a line for each FP32 part in it with the reason; for the root, without its submodules."""
     modules, within_low = _modules(plan), choice_from_scopes(plan.scopes)(name if owner is None else owner) != "fp32"
     why = modules.get(name if owner is None else owner, "it contains only submodules, and no operations")
     operations = {node: f"not low: {reason.words}" for reason in plan.reasons for node in reason.operations}
@@ -170,7 +170,7 @@ def _explain(plan: Plan, name: str, owner: str | None, owners: Mapping[str, str]
 
 
 def keep_alone(audit: Audit, owner: str) -> str | None:
-    """Code that runs the model in low precision by the recommended plan's strategy, with one module in FP32. None for
+    """Code that runs the model by the recommended plan's strategy in its format, with only one module in FP32. None for
     the root, for exported programs, and without a recommended plan."""
     plan = audit.plans.get(audit.recommended or "")
     if plan is None or plan.program is not None or not owner:

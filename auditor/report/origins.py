@@ -1,4 +1,4 @@
-"""Where errors originate: operations that first give Inf or NaN, those that add most error, and decisions that flip."""
+"""Shows where errors originate: operations that first return Inf or NaN or add most error, and flipped decisions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DECISIONS_CAPTION = (
 
 
 def origins(audit: Audit) -> list[Block]:
-    """For each format: where Inf or NaN first appears, which operations add most error, which regions add up."""
+    """For each format: where Inf or NaN first appears, and which operations and regions add most error."""
     if not audit.nodes:
         return [Prose("", ("No operation was measured.",), "empty")]
     return [block for fmt in audit.formats for block in _origins(audit, fmt)]
@@ -49,7 +49,7 @@ def _origins(audit: Audit, fmt: str) -> list[Block]:
 
 
 def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
-    """Where Inf or NaN first appears, in how many blocks, and the cause."""
+    """Words on an operation where Inf, NaN or an exception first appears: place, number of blocks, and cause."""
     report, error = same[0], same[0].errors[fmt]
     alone = error.unsupported or error.disagreement or error.overflow or error.nan
     value = error.cause or "not known" if alone else first.value if first else "Inf or NaN"
@@ -61,7 +61,7 @@ def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
 
 
 def _sources(audit: Audit, fmt: str) -> Grid:
-    """Operations that add most rounding error; shares are of the total squared error of operations that run low."""
+    """Operations that add most rounding error; shares of the squared error of all operations in low precision."""
     low = [r for r in audit.nodes if r.node.floating and fmt in r.contributions and r.exposed.get(fmt, True)]
     own = [(r, r.contributions[fmt]) for r in low if math.isfinite(r.contributions[fmt].own)]
     total = sum(moved.own**2 for _, moved in own)
@@ -75,7 +75,7 @@ def _sources(audit: Audit, fmt: str) -> Grid:
 
 
 def _regions(audit: Audit, fmt: str) -> Grid:
-    """Regions of several operations; regions that raise or become non-finite come first."""
+    """Regions of several operations, largest error first; regions that raise or become non-finite come before."""
     result = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
     result.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
     heads, rows = ("Module", "Operations", "Moves output", "Sum of single errors"), []
@@ -86,7 +86,7 @@ def _regions(audit: Audit, fmt: str) -> Grid:
 
 
 def _linearity(audit: Audit, fmt: str) -> str:
-    """How accurate the tested predictions were, and what the audit did about it."""
+    """Sentences on the accuracy of first-order predictions, and on the runs that checked them."""
     words = []
     for one in (one for one in audit.linearity if one.format == fmt):
         were, left = ("was" if number == 1 else "were" for number in (one.compared, one.left))
@@ -106,8 +106,8 @@ def _linearity(audit: Audit, fmt: str) -> str:
 
 
 class NonFiniteRun(NamedTuple):
-    """Runs in one format that become non-finite at the same operation: `first`, None if the replay stays finite. said:
-    sentences on the place and the cause."""
+    """Runs in one format that become non-finite at the same operation. first: this operation; None if a replay of the
+    graph is finite. said: sentences on the place and the cause."""
 
     format: str
     first: NonFinite | None
@@ -129,7 +129,7 @@ def at(name: str, owner: str, source: str | None) -> str:
 
 
 def nonfinite_runs(audit: Audit) -> list[NonFiniteRun]:
-    """Baselines and plans that become non-finite; baselines are grouped by format and cause."""
+    """Plans whose outputs become non-finite, and runs without a plan that do, the latter by format and cause."""
     groups: dict[tuple[str, NonFinite | None, str], list[str]] = {}
     for name, plan in audit.plans.items():
         title = strategy_of(plan.strategy).title
@@ -167,8 +167,8 @@ def decisions_section(audit: Audit) -> list[Block]:
 
 
 def _sentences(one: Decisions) -> list[str]:
-    """Sentences on the parts of the error, the operation whose flips add most, and the error with its scores in
-    FP32."""
+    """Sentences on the parts of the error, the operation whose flips add most error, and the error with the scores of
+    this operation in FP32."""
     low = f"{label(one.format)}, all low: error {ratio(one.error)}"
     first = one.operations[0]
     if first.seen is None:

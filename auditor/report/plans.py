@@ -1,5 +1,5 @@
-"""Plans compared with running all low: verdicts, errors, criteria, scores, times, programs, FP32 islands, and code that
-applies one."""
+"""Compares plans with the whole model in low precision: verdicts, errors, criteria, scores, times, programs and FP32
+islands; and shows code that applies a plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .words import count, in_bytes, label, memory, percent, plan_title, ratio, s
 
 ISLANDS_SHOWN = 12
 SET = "FP32 as you have it set"
-"""FP32 under the caller's own flags."""
+"""Label of FP32 under the caller's own flags."""
 SHARES = "Errors are values divided by their limits, for the tightest criterion: 1 is the limit."
 """The meaning of a plan's errors if criteria are set."""
 NEAR = 2.0
@@ -29,8 +29,8 @@ UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 class PlanView:
-    """One plan compared with all low. verdict: verified | over budget | failed | non-finite | not run; detail: the
-    reason."""
+    """A plan compared with the whole model in low precision. verdict: verified | not verified | over budget | failed |
+    non-finite | not run; detail: the reason."""
 
     def __init__(self, audit: Audit, plan: Plan) -> None:
         self.plan, self.baseline = plan, audit.baselines.get(plan.name)
@@ -50,7 +50,7 @@ class PlanView:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """Its row in the table of plans; without figures if the plan runs nothing low."""
+        """The plan's row in the table of plans; if it runs nothing in low precision, without most figures."""
         plan, title = self.plan, ("* " if self.recommended else "") + self.title
         stopped = self.verdict in ("failed", "non-finite", "not run")
         measured = self.verdict if stopped else ratio(plan.measured_error)
@@ -64,7 +64,7 @@ class PlanView:
 
     @property
     def same(self) -> bool:
-        """Whether the plan keeps nothing in FP32, so that the model without the plan gives the same results."""
+        """Whether the plan keeps nothing in FP32, and the model without the plan has the same error."""
         return not self.islands and self.before == ratio(self.plan.measured_error)
 
 
@@ -94,7 +94,7 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
 
 
 def inputs_of(ran: Verification) -> str:
-    """The inputs that a plan ran on."""
+    """The inputs that a plan ran on, in words."""
     return "the calibration inputs" if ran.inputs == "audited" else f"{ran.inputs} inputs"
 
 
@@ -123,7 +123,7 @@ def plans_section(audit: Audit, plans: tuple[PlanView, ...]) -> list[Block]:
 
 
 def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
-    """A table of all plans, the results of the recommended one, and programs; nothing without plans."""
+    """A table of all plans, a line on the recommended plan, and lines on programs; empty without plans."""
     rows = [p.row for p in plans]
     if (today := audit.fp32_today) is not None and plans:
         rows.append((today_title(audit), "", "", _without(today), "", ""))
@@ -139,7 +139,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
 
 
 def island_lines(kept: tuple[Island, ...], most: int) -> tuple[str, ...]:
-    """Each FP32 island of a plan, on a line with its reason."""
+    """A line for each FP32 island of a plan, with its reason; at most `most` islands."""
     return shorten([f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in kept], most)
 
 
@@ -170,7 +170,7 @@ def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
 
 
 def program_line(plan: Plan) -> str:
-    """A plan's program: its file, its low share, and the batch sizes it accepts; "" for other plans."""
+    """A plan's program: file, operations in low precision, casts, and accepted batch sizes; "" for other plans."""
     program = plan.program
     if program is None:
         return ""
@@ -197,7 +197,7 @@ def _onnx(plan: Plan, onnx: Onnx) -> str:
 
 
 def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]:
-    """A line for each criterion of a plan: exceeded limits first, then by the share used."""
+    """A line for each criterion of a plan: exceeded limits first, then by the used share of the limit."""
     ran = plan.verification
     values = ran.criteria if ran is not None and not ran.failure else ()
     most = max(values, key=lambda one: one.share or 0.0) if len(values) > 1 else None
@@ -224,7 +224,7 @@ def _limit_line(one: CriterionValue) -> str:
 
 
 def shown_value(one: CriterionValue) -> str:
-    """The value, with enough digits to show whether it exceeds the limit or differs from the end of a scale."""
+    """The value, with enough digits to show whether it is above, at or below the limit, 0 and 1."""
     if one.value is None:
         return "not finite" if one.share is None else "no such output"
     for digits in range(3, 17):
@@ -237,7 +237,7 @@ def shown_value(one: CriterionValue) -> str:
 
 
 def proposal_words(offer: Proposal) -> str:
-    """A suggested criterion, with the option that sets it."""
+    """A default or suggested criterion in words, with the option that sets the limit."""
     if offer.holds:
         allowing = offer.criterion.replace("<= 0", "<= X")
         return (
@@ -248,7 +248,7 @@ def proposal_words(offer: Proposal) -> str:
 
 
 def score_headline(audit: Audit) -> str:
-    """The user's scoring function and the FP32 model's score; nothing without one."""
+    """The user's scoring function and the FP32 model's score; "" without a scoring function."""
     base = audit.evaluation
     if base is None:
         return ""
@@ -265,7 +265,7 @@ def score_headline(audit: Audit) -> str:
 
 
 def score_words(base: Evaluation | None, score: Score | None) -> str:
-    """The score under a plan; nothing without one."""
+    """The score under a plan, in words; "" without a score."""
     if base is None or score is None:
         return ""
     if score.failure is not None:
@@ -353,7 +353,7 @@ def more_ways(audit: Audit) -> list[Block]:
 
 
 def snippets(audit: Audit) -> tuple[Code, ...]:
-    """Ways to apply the recommended plan; none without one."""
+    """Code that applies the recommended plan or another; none if no plan is recommended."""
     plan = audit.plans.get(audit.recommended or "")
     if plan is None:
         return ()

@@ -12,7 +12,7 @@ from .charts import line_chart, round_steps
 from .words import count, or_blank, percent, ratio, shorten
 
 POINTS, WORST = 120, 12
-"""Points of a curve, and parameters in a table."""
+"""Maximum number of points of a curve, and of rows in the table of parameters."""
 SHARES = (
     ("unchanged", "Updates lost"),
     ("decay_lost", "Decay lost"),
@@ -45,7 +45,7 @@ def overview(result: Rehearsal) -> list[Block]:
 
 
 def render(result: Rehearsal) -> str:
-    """The rehearsal as one HTML file, with loss curves, remedies to paste and parameters."""
+    """The rehearsal as one HTML file, with curves, the code of remedies, and a table of parameters."""
     page = [*overview(result)[1:], *_charts(result), *_remedies(result), *_parameters(result)]
     title = f"Rehearsal of {result.target}"
     return environment().get_template("diff.html.jinja").render(title=title, headline=title, page=page)
@@ -64,7 +64,7 @@ def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
 
 def _entry(result: Rehearsal, problem: RecipeProblem) -> Item:
     """A problem with the result of each remedy. A remedy that repairs all problems of the recipe is listed only at the
-    first one."""
+    recipe's first problem."""
     run = result.runs[problem.recipe]
     same, notes = [p for p in result.problems if p.recipe == problem.recipe], list[str]()
     for name, other in result.runs.items():
@@ -118,7 +118,7 @@ def _remedies(result: Rehearsal) -> Iterator[Block]:
 
 
 def _parameters(result: Rehearsal) -> Iterator[Fold]:
-    """The parameters with the largest errors or losses in any recipe, the worst first."""
+    """The parameters with the largest gradient errors or shares of lost updates, the worst first."""
     kinds = ("error", *(kind for kind, _ in SHARES))
     rows: list[tuple[float, tuple[str, ...]]] = []
     for run in result.runs.values():

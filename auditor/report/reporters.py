@@ -1,4 +1,4 @@
-"""The output formats of `--format`: functions from an Audit to text. All but JSON and HTML render the same blocks."""
+"""The output formats of `--format`: functions from an Audit to text. Text and Markdown render the same blocks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .view import ReportView, method
 from .words import count, line, printable, remedy, sentence, shorten
 
 LINES = 40
-"""Maximum number of lines that a command prints on a terminal 100 cells wide."""
+"""Maximum number of lines that an audit prints on a terminal 100 cells wide."""
 SPARE = ("Formats", "Kept", "Outputs", "Memory")
-"""Labels of optional sections, which the report contains too."""
+"""Labels of sections that a terminal may omit: the report contains them too."""
 ENTRIES_SHOWN = 5
-"""Number of causes that a page lists; further ones, and notes, are folded."""
+"""Number of causes that a page lists. HTML folds further causes and all notes; other pages count them."""
 ISLANDS_SHOWN = 6
 PROPOSALS_SHOWN = 4
 ADVICE_SHOWN = 4
 
 
 def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
-    """The page: verdict, at most `entries` things to do, plans and code that uses a plan; then optional sections."""
+    """The page: verdict, at most `entries` causes to fix, plans and code that uses a plan; then optional sections."""
     seen, env = ReportView(audit), audit.environment
     about = f"auditor {env.auditor}, torch {env.torch}, {env.device} ({env.execution})"
     page: list[Block] = [
@@ -58,7 +58,7 @@ def summary(audit: Audit) -> str:
 
 
 def screen(audit: Audit, most: int = LINES) -> list[Block]:
-    """The page within this many lines: optional sections if they fit, then fewer causes, then shorter lists."""
+    """The page in at most `most` lines, if possible: without optional sections, with fewer causes, shorter lists."""
     for entries in range(ENTRIES_SHOWN, 0, -1):
         shown, left = overview(audit, entries), list[str]()
         while shown[-1].label in SPARE and _lines(shown) > most - 2:
@@ -94,7 +94,7 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
 
 
 def _more(audit: Audit, seen: ReportView) -> list[Block]:
-    """Optional sections, each with lines: cautions, training, criteria, scores, times; verdicts by format, and more."""
+    """Sections that are shown if they have lines: cautions, training, criteria, times, verdicts by format, and more."""
     training: list[str] = []
     if audit.training is not None:
         titles = dict.fromkeys(f"- {advice.title}" for advice in audit.training.advice)
@@ -124,8 +124,8 @@ MEMBERS_SHOWN = 40
 
 
 def text(audit: Audit, *, width: int | None = None, color: bool | None = None, most: int = LINES) -> str:
-    """Verdict, what to do, plans and cautions in lines of at most `width` cells, except that a finding's first line is
-    never broken; `color` adds ANSI codes, which take no cells. most: number of lines, at 100 cells."""
+    """The page for a terminal, in lines of at most `width` cells; only a cause's first line is never broken. color:
+    whether to add ANSI codes. most: maximum number of lines, counted at a width of 100 cells."""
     return to_terminal(screen(audit, most), width, color)
 
 
@@ -168,4 +168,4 @@ REPORTERS: Mapping[str, Callable[[Audit], str]] = dict(
     zip(FORMATS, (github, html, document, markdown, sarif, text), strict=True)
 )
 WRITTEN: Mapping[str, Callable[[Audit], str]] = {"report.html": html, "findings.sarif": sarif}
-"""Reporters whose output is saved in the directory of plan.json, by file name."""
+"""{file name: reporter} for the files that are saved next to plan.json."""

@@ -75,7 +75,7 @@ def _window(window: LossScale) -> str:
 
 
 def _modules(training: Training) -> Iterator[Block]:
-    """Gradients by module: of modules with low gradients, or of all modules if no gradient is low."""
+    """A table of gradients by module; for a module with gradients in low precision, of only these."""
     shift = round(math.log2(training.fp16.init)) if training.fp16 and training.fp16.init else 0
 
     def row(module: ModuleGradients) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ def _movers(training: Training) -> Block:
 
 
 def training_plan(audit: Audit) -> str | None:
-    """The plan to train under: the audit's verified autocast plan in the recommended training format, if any."""
+    """The plan to train under: the audit's verified autocast plan in the recommended training format, or None."""
     training = audit.training
     plan = audit.plans.get(f"autocast_{training.format}") if training else None
     return plan.name if plan is not None and plan.is_verified else None
@@ -123,7 +123,7 @@ def training_plan(audit: Audit) -> str | None:
 def loop_code(audit: Audit) -> str | None:
     """A training loop for the recommended format; None if training stays FP32.
 
-    The loop uses `model`, `loader` and `loss_fn`, and imports `patched_model.py`.
+    The loop uses `model`, `loader` and, unless the model returns its loss, `loss_fn`.
     """
     result = audit.training
     if result is None or result.format is None:

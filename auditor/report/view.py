@@ -27,8 +27,8 @@ from .words import VERDICTS, compact, count, label, op, percent, ratio, sentence
 
 @dataclass(frozen=True)
 class Tally:
-    """The number of operations with each verdict in one format. limit: causes of verdicts other than safe, such as
-    `overflow and precision`; sentence: all of this in words."""
+    """The number of operations with each verdict in one format. limit: causes of sensitive and unsafe verdicts, such as
+    `overflow and precision`; sentence: counts and causes in words."""
 
     label: str
     counts: dict[str, int]
@@ -61,7 +61,7 @@ def _tally(audit: Audit, fmt: str) -> Tally:
         tested = f"{count(len(judged) - untested, 'operation')}{' tested' if untested else ''}"
         alone = " by itself" if runs else ""  # the whole model in low precision becomes non-finite
         said = f"{label(fmt)}: none of the {tested} is unsafe or sensitive{alone}{left}."
-    else:  # autocast runs some in FP32, so that they are unsafe only with cast weights
+    else:  # autocast runs some operations in FP32: these are unsafe only with cast weights
         cast = sum(node.verdicts[fmt].verdict == "unsafe" and node.exposed.get(fmt) == ("cast",) for node in judged)
         where = f" ({'' if cast == unsafe else f'{cast:,} '}only with cast weights)" if cast else ""
         cause = f"; causes: {limit}" if limit else ""
@@ -94,7 +94,7 @@ class ReportView:
 
 
 def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
-    """Two texts: what to run, and how to train if that was requested; and the evidence."""
+    """Two texts: the verdict (what to run, and how to train if that was requested), and the evidence."""
     training, trained = audit.training, training_headline(audit)
     holding = any(plan.is_verified and has_low(plan) for plan in audit.plans.values())
     if chosen is None and training is not None and training.format is None and holding:
@@ -115,7 +115,7 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
 
 
 def _recommendation(audit: Audit, chosen: PlanView) -> tuple[str, str]:
-    """Results of the recommended plan."""
+    """The verdict on inference and its evidence, for the recommended plan."""
     plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
     said = f"Run it in {chosen.title}{f', keeping {kept} in FP32' if kept else '; nothing has to stay in FP32'}."
     budget = f"{audit.max_error:g}"
@@ -152,7 +152,7 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
 
 
 def _limit(report: NodeReport, fmt: str, vanished: set[str]) -> str | None:
-    """What limits an operation that is not safe: `other` for an exception without a known reason."""
+    """Why an operation is not safe, as a key of `words` in `_tally`; `other`: an exception of unknown cause."""
     error, verdict = report.errors.get(fmt), report.verdicts[fmt]
     if error is not None and error.unsupported and verdict.verdict == "unsafe":
         by_kernel = re.search(r"\bkernel\b", error.unsupported)
