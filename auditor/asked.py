@@ -25,7 +25,7 @@ LEVELS = ("error", "warning", "info", "never")
 
 
 class Command(Settings):
-    """All settings, and options of only the command line. configurable: whether [tool.auditor] gives defaults."""
+    """All settings, and further options of the command line. configurable: whether [tool.auditor] gives defaults."""
 
     configurable: ClassVar[bool] = True
     inputs: Annotated[str | None, Option(shown="I", path="place")] = None
@@ -97,7 +97,7 @@ def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collect
 
 
 def configuration(start: Path) -> tuple[str, dict[str, Any]]:
-    """The location of the nearest [tool.auditor], and its options. Relative paths are resolved from its folder.
+    """The location of the nearest [tool.auditor], and its options. Relative paths are resolved from the file's folder.
 
     Raises: AuditorError(slug="bad-config").
     """

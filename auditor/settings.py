@@ -55,7 +55,7 @@ class Option:
 
     choices: allowed values; flag: the command-line flag, if it differs from the name; "" for a positional argument, or
     if there is no flag. path: "path" if values are paths relative to the file that sets them; "place" if a value is
-    such a path only if the file exists. typed: the accepted type, if wider than the field's; help: the option's description.
+    such a path only if the file exists. typed: the accepted type, if wider than the field's; help: the description.
     """
 
     takes: str = "a string"
@@ -267,7 +267,7 @@ class Settings(BaseModel):
 
     @property
     def native(self) -> bool:
-        """Whether a GPU runs the formats natively; otherwise a CPU emulates one."""
+        """Whether a GPU runs the formats natively; otherwise a CPU emulates a GPU."""
         return is_native(self.where)
 
     @property

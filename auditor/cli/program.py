@@ -33,7 +33,7 @@ class Verb(Command):
     alone: bool = False
 
     def run(self) -> int:
-        """Run the command, if `alone` in a forked process, and return its exit code. Raises: AuditorError."""
+        """Run the command (in a forked process if `alone`) and return its exit code. Raises: AuditorError."""
         shown = reporter(self.quiet or self.dry_run)
 
         def run_command(tell: Callable[[str], None]) -> int:

@@ -318,7 +318,7 @@ def severe(findings: Iterable[Finding], level: str) -> int:
 def default_directory(subject: Subject) -> Path:
     """The output directory for a model, unless the user names one.
 
-    If it already contains the audit of a model from another file, names of this file's parent folders precede the name.
+    If it already contains the audit of a model from another file, folders of this model's file are put before its name.
     """
     name, file = subject.name, subject.origin.path if subject.origin else None
     folders = list(Path(file).parts[-2:0:-1]) if file else []

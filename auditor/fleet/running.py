@@ -56,7 +56,7 @@ _OUTCOMES = TypeAdapter(dict[str, Outcome])
 
 
 def asked_of(target: FleetTarget) -> str:
-    """A digest of a target's options and of the files they name; if it changed, the target must be audited again.
+    """A digest of a target's options and of the files they name; if the digest changes, the target is audited again.
 
     Files that the named files import are not included.
     """
@@ -151,7 +151,7 @@ def _run_on_node(task: FleetTarget) -> tuple[Outcome, dict[str, str]]:
 
 
 def run(task: FleetTarget, unwanted: Callable[[], bool] = lambda: False) -> Outcome:
-    """Run an audit, after a crash at most `task.retries` times more. unwanted: polled; returns whether to abort."""
+    """Run an audit, and after a crash up to `task.retries` more times. unwanted: polled; if true, the audit stops."""
     start, tries, crashed = time.monotonic(), 0, True
     while crashed and tries <= task.retries and not (tries and unwanted()):
         tries += 1
@@ -166,7 +166,7 @@ def command_of(task: FleetTarget) -> list[str]:
 
 
 def _try(task: FleetTarget, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
-    """Run once. Returns exit code, error line if there is no audit, and whether it crashed and may be retried."""
+    """Run an audit once. Returns its exit code, its error line if it failed, and whether it crashed."""
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), HERE])
     environment = {"OMP_NUM_THREADS": str(task.threads), **os.environ, "PYTHONPATH": path}
     process = Process(command_of(task), cwd=task.folder, env=environment, stdin=subprocess.DEVNULL)

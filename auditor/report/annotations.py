@@ -79,7 +79,7 @@ LONGEST_TEXT = 1000
 
 def github(audit: Audit) -> str:
     """Text for the log of GitHub Actions: the verdict, and an annotation for each cause at the user's line, at most ten
-    for each severity. The last line counts the omitted causes."""
+    for each severity. If causes are omitted, the last line counts them."""
     seen, result = ReportView(audit), causes(audit).all
     shown: list[str] = []
     for severity, (command, *_) in LEVELS.items():
@@ -164,7 +164,7 @@ def _message(cause: Cause) -> str:
 
 
 def _related_call(cause: Cause) -> dict[str, Any]:
-    """The user's call that led to a cause's line; empty if it is unknown, or if the cause is reported at this call."""
+    """The user's call that led to a cause's line; empty if unknown, or if the cause is reported at this call."""
     node = cause.report.node if cause.report else None
     if node is None or is_installed(node.source_path or "") or (caller := _caller(node)) is None:
         return {}

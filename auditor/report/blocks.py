@@ -88,8 +88,8 @@ class Fold:
 @dataclass(frozen=True)
 class Chart:
     """A drawing, `height` pixels high. paths: (CSS class, SVG path); legend: (CSS class, words); x_ticks, y_ticks:
-    (pixel, words). rows: row of the layer table that a click on each point opens. titled: whether the label stands
-    above the drawing."""
+    (pixel, words). rows: for each point, the row of the layer table that a click opens. titled: whether the label
+    stands above the drawing."""
 
     label: str
     about: str

@@ -113,7 +113,7 @@ def log(value: float) -> float:
 
 
 def decades(values: Iterable[float | None], least: int = -1) -> range:
-    """Exponents of the powers of ten on an axis for these values. The top is at least 10^least."""
+    """Exponents of the powers of ten on an axis for these values. The upper end is 10^least or more."""
     logs = [math.log10(v) for v in values if v is not None and math.isfinite(v) and v > 0] or [-4.0, 0.0]
     high = min(max(math.ceil(max(logs)), least), 3)
     low = max(math.floor(min(logs)), high - 9)

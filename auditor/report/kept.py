@@ -102,7 +102,7 @@ def tally(reports: Iterable[NodeReport]) -> str:
 
 
 def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
-    """Return a function that says why an operation computes in FP32 under a plan; "" if it does not."""
+    """Return a function that says why an operation computes in FP32 under a plan; "" if it does not, or if unknown."""
     modules, precision_of = _modules(plan), choice_from_scopes(plan.scopes)
     operations = {name: reason.words for reason in plan.reasons for name in reason.operations}
 

@@ -75,7 +75,7 @@ def _sources(audit: Audit, fmt: str) -> Grid:
 
 
 def _regions(audit: Audit, fmt: str) -> Grid:
-    """Regions of several operations, largest error first; regions that raise or become non-finite come before."""
+    """Regions of several operations: first those that raise or become non-finite, then by decreasing error."""
     result = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
     result.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
     heads, rows = ("Module", "Operations", "Moves output", "Sum of single errors"), []
@@ -129,7 +129,7 @@ def at(name: str, owner: str, source: str | None) -> str:
 
 
 def nonfinite_runs(audit: Audit) -> list[NonFiniteRun]:
-    """Plans whose outputs become non-finite, and runs without a plan that do, the latter by format and cause."""
+    """The plans and the all-low runs that become non-finite; all-low runs are grouped by format and cause."""
     groups: dict[tuple[str, NonFinite | None, str], list[str]] = {}
     for name, plan in audit.plans.items():
         title = strategy_of(plan.strategy).title

@@ -180,7 +180,7 @@ def program_line(plan: Plan) -> str:
 
 
 def _onnx(plan: Plan, onnx: Onnx) -> str:
-    """A plan's ONNX file and its errors: predicted, as a program, and in onnxruntime, with and without GPU rounding."""
+    """A plan's ONNX file and its errors: predicted, of the program, and in onnxruntime, with and without GPU rounding."""
     if not onnx.file:
         return f"; as ONNX {onnx.failure}"
     low, joint = label(plan.format), plan.verification is not None and plan.verification.joint is not None
@@ -320,7 +320,7 @@ def today_title(audit: Audit) -> str:
 
 
 def _in_words(taken: Times) -> str:
-    """`1.2 ms (1.1 to 1.4), 1.72x`."""
+    """Median, quartiles and speed-up: `1.2 ms (1.1 to 1.4), 1.72x`."""
     size, unit = next(((size, unit) for size, unit in UNITS if taken.median >= size), UNITS[-1])
     low, median, high = (
         f"{t / size:.3g}" if t / size < 999.5 else f"{t / size:.0f}" for t in (taken.low, taken.median, taken.high)

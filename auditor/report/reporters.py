@@ -58,7 +58,7 @@ def summary(audit: Audit) -> str:
 
 
 def screen(audit: Audit, most: int = LINES) -> list[Block]:
-    """The page in at most `most` lines, if possible: without optional sections, with fewer causes, shorter lists."""
+    """The page in at most `most` lines, if possible: it drops optional sections, then causes, then lines of lists."""
     for entries in range(ENTRIES_SHOWN, 0, -1):
         shown, left = overview(audit, entries), list[str]()
         while shown[-1].label in SPARE and _lines(shown) > most - 2:

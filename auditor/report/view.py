@@ -71,7 +71,7 @@ def _tally(audit: Audit, fmt: str) -> Tally:
 
 
 class ReportView:
-    """The statements that all reporters make about an audit as a whole. broken: sentences on outputs that become Inf or
+    """The statements about an audit as a whole that reporters share. broken: sentences on outputs that become Inf or
     NaN.
 
     Raises: AuditorError(slug="bad-format" or "bad-strategy") if the audit's format or strategy is no longer registered.

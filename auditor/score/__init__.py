@@ -266,7 +266,7 @@ def standard_error(
             float(of_mean((sums[1] - c) / (n - 1))) - float(of_mean((sums[0] - r) / (n - 1)))
             for r, c in zip(reference, candidate, strict=True)
         ]
-    except Exception:  # of the user's `of_mean`, which accepted the mean itself
+    except Exception:  # in the user's `of_mean`, although it accepted the mean itself
         return None
     centre = math.fsum(left_out) / n
     result = math.sqrt((n - 1) / n * math.fsum((x - centre) ** 2 for x in left_out))
