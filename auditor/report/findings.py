@@ -25,7 +25,7 @@ class Cause:
     """Findings (`members`) with one root cause: an operation of one source line, in every module that runs this line.
 
     rules: {code: members with it}, the most important code and member first. worst: the first member of the first
-    code; report: measurements of its operation. where: the modules in words; shapes: module paths without block numbers.
+    code; report: measurements of its operation. where: modules in words; shapes: module paths without block numbers.
     size: the number of findings in words, "" for a single finding.
     """
 
