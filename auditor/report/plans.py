@@ -16,7 +16,7 @@ from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
 from .blocks import Block, Code, Fold, Grid, Prose
 from .kept import Island, islands
-from .words import count, in_bytes, label, memory, percent, plan_title, ratio, sentence, shorten
+from .words import count, in_bytes, label, percent, plan_title, ratio, sentence, shorten
 
 ISLANDS_SHOWN = 12
 SET = "FP32 as you have it set"
@@ -42,6 +42,8 @@ class PlanView:
         self.score = score_words(audit.evaluation, plan.score)
         self.criteria = criteria_lines(plan, self.baseline)
         self.program = program_line(plan)
+        uses = [use for use in (plan.memory, plan.fp32_memory) if use]
+        self.memory = ", FP32 ".join(in_bytes(use.weights + use.activations) for use in uses) if uses[1:] else ""
 
     @property
     def idle(self) -> bool:
@@ -129,12 +131,11 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
         rows.append((today_title(audit), "", "", _without(today), "", ""))
     heads = ("Plan", "No plan", "Predicted", "Measured", "Low FLOPs", "Speed-up")
     yield Grid(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
-    if (plan := audit.plans.get(audit.recommended or "")) is not None:
+    if (chosen := next((p for p in plans if p.recommended), None)) is not None:
+        plan = chosen.plan
         gpu = f" for one {plan.target}" if plan.target else ""
         said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs in low precision; speed-ups are predicted{gpu}"
-        if plan.memory and plan.fp32_memory:
-            said += f"; predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}"
-        yield Prose("", (said,), "muted")
+        yield Prose("", (f"{said}; predicted memory: {chosen.memory}" if chosen.memory else said,), "muted")
     yield Prose("Program", tuple(p.program for p in plans if p.program))
 
 
@@ -151,8 +152,8 @@ def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
             facts.insert(0, (f"Smallest reachable {'share' if audit.criteria else 'error'}", ratio(p.plan.reach)))
         if p.score:
             facts.append(("Your score", p.score))
-        if p.plan.memory and p.plan.fp32_memory:
-            facts.append(("Predicted memory", f"{memory(p.plan.memory)}, FP32 {memory(p.plan.fp32_memory)}"))
+        if p.memory:
+            facts.append(("Predicted memory", p.memory))
         kept = f", keeps {count(sum(len(i.paths) for i in p.islands), p.islands[0].noun)} in FP32" if p.islands else ""
         failed = f"Without the plan: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)

@@ -96,14 +96,13 @@ class ReportView:
 def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     """Two texts: what to run, and how to train if that was requested; and the evidence."""
     training, trained = audit.training, training_headline(audit)
-    holding = any(plan.is_verified and has_low(plan) for plan in audit.plans.values())
-    if chosen is None and training is not None and training.format is None and holding:
+    if chosen is not None:
+        said, proof = _recommendation(audit, chosen)
+    elif training and not training.format and any(one.is_verified and has_low(one) for one in audit.plans.values()):
         return (
             "Keep it in FP32 to train it; plans within the budget for inference are below.",
             f"{training.recommendation}.",
         )
-    if chosen is not None:
-        said, proof = _recommendation(audit, chosen)
     else:
         said, proof, result = audit.recommendation, "", outcome(audit.plans, audit.use)
         if result == "loses":
