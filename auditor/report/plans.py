@@ -89,9 +89,8 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
     if ran.ungraded:
         where += f"; not run with gradients enabled, since FP32 then raises {ran.ungraded}"
     if max(ran.measured_error, ran.with_gradients or 0.0) > budget:
-        where += (
-            f"; above the budget, but at most {FLOOR:g} times the difference between FP32 runs ({ratio(ran.noise)})"
-        )
+        floor = f"at most {FLOOR:g} times the difference between FP32 runs ({ratio(ran.noise)})"
+        where += f"; above the budget, but {floor}"
     return ("verified" if ran.holds else "not verified"), f"{ratio(ran.measured_error)} measured{where}"
 
 
@@ -241,10 +240,8 @@ def proposal_words(offer: Proposal) -> str:
     """A suggested criterion, with the option that sets it."""
     if offer.holds:
         allowing = offer.criterion.replace("<= 0", "<= X")
-        return (
-            f"By default no entry of {offer.output} may differ from FP32's ({offer.because}): --criterion '{allowing}' allows a "
-            "share X of the entries to differ."
-        )
+        default = f"By default no entry of {offer.output} may differ from FP32's ({offer.because})"
+        return f"{default}: --criterion '{allowing}' allows a share X of the entries to differ."
     return f"Output {offer.output!r}: {offer.because}. To set a limit: --criterion '{offer.criterion}'"
 
 
@@ -307,11 +304,10 @@ def times(audit: Audit) -> tuple[str, ...]:
         goes = "the first time in each line"
     rows = [("FP32", timing.fp32), (today_title(audit), timing.fp32_today)]
     rows += [(plan_title(plan), plan.timed) for plan in audit.plans.values()]
-    return (
-        f"One forward on {where}{batch}: median (quartiles), speed-up over FP32. The "
-        f"recommendation is based on {goes}.",
-        *(f"{title}: {_time_words(timed)}" for title, timed in rows if timed),
+    how = (
+        f"One forward on {where}{batch}: median (quartiles), speed-up over FP32. The recommendation is based on {goes}."
     )
+    return how, *(f"{title}: {_time_words(timed)}" for title, timed in rows if timed)
 
 
 def today_title(audit: Audit) -> str:
