@@ -140,10 +140,8 @@ def with_rules(settings: S) -> S:
     rulebook = rules_of(settings.rules)
     for code in settings.select:
         if not any(rule.code.startswith(code) for rule in rulebook):
-            raise AuditorError(
-                f"`select` matches no rule: no code begins with {code!r}; `python -m auditor rules` lists them",
-                slug="no-rule",
-            )
+            lists = "`python -m auditor rules` lists them"
+            raise AuditorError(f"`select` matches no rule: no code begins with {code!r}; {lists}", slug="no-rule")
     return settings.with_values(rulebook=rulebook, limits=criteria_of(settings.criteria))
 
 

@@ -150,6 +150,5 @@ def say(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise AuditorError(
-            f"standard output cannot be written to ({error.strerror}): send it elsewhere", "bad-output"
-        ) from error
+        message = f"standard output cannot be written to ({error.strerror}): send it elsewhere"
+        raise AuditorError(message, slug="bad-output") from error

@@ -51,8 +51,7 @@ class Cause:
         self.where = list_paths(self.owners, MODULES_NAMED)
         self.shapes = tuple(dict.fromkeys(scope(pattern(owner)) for owner in self.owners))
         self.operations = len({finding.node for finding in members})
-        several = len(members) > 1
-        self.size = f"{count(len(members), 'finding')}: {', '.join(self.rules)}" if several else ""
+        self.size = f"{count(len(members), 'finding')}: {', '.join(self.rules)}" if len(members) > 1 else ""
         self.agreement = AGREEMENT[self.worst.agrees]
         self.snippet = keep_alone(audit, self.worst.owner)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..artefact.strategies import strategy_of
 from ..records import NodeReport, NonFinite
 from ..records.audit import Audit
-from ..records.decisions import Decision, Decisions
+from ..records.decisions import Decisions
 from .blocks import Block, Grid, Prose
 from .words import count, fold, label, op, or_blank, percent, plan_title, ratio, scope, where
 
@@ -158,11 +158,15 @@ def decisions_section(audit: Audit) -> list[Block]:
     """The report's section on decisions; nothing for a model without decisions that rounding can flip."""
     if not audit.decisions:
         return []
-    rows = tuple(_row(one, each) for one in audit.decisions for each in one.operations)
+    rows = []
+    for group in audit.decisions:
+        for one in group.operations:
+            flips = (or_blank(share, _in_1000) for share in (one.seen, one.own, one.predicted))
+            rows.append((where(one), label(group.format), f"{one.count:,}", *flips, or_blank(one.error, ratio)))
     return [
         Prose("", tuple(" ".join(_sentences(one)) for one in audit.decisions), "lead"),
         Prose("", (ABOUT_DECISIONS,), "about"),
-        Grid(DECISIONS, rows, texts=2, caption=DECISIONS_CAPTION),
+        Grid(DECISIONS, tuple(rows), texts=2, caption=DECISIONS_CAPTION),
     ]
 
 
@@ -185,11 +189,6 @@ def _sentences(one: Decisions) -> list[str]:
         f"With the scores of this operation in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} are left and the error is "
         f"{ratio(one.lifted_error)}{earlier}.",
     ]
-
-
-def _row(of: Decisions, one: Decision) -> tuple[str, ...]:
-    flips = (or_blank(share, _in_1000) for share in (one.seen, one.own, one.predicted))
-    return (where(one), label(of.format), f"{one.count:,}", *flips, or_blank(one.error, ratio))
 
 
 def _in_1000(share: float) -> str:

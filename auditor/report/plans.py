@@ -16,7 +16,7 @@ from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
 from .blocks import Block, Code, Fold, Grid, Prose
 from .kept import Island, islands
-from .words import count, in_bytes, label, memory, percent, plan_title, ratio, sentence, shorten
+from .words import count, in_bytes, label, percent, plan_title, ratio, sentence, shorten
 
 ISLANDS_SHOWN = 12
 SET = "FP32 as you have it set"
@@ -42,6 +42,8 @@ class PlanView:
         self.score = score_words(audit.evaluation, plan.score)
         self.criteria = criteria_lines(plan, self.baseline)
         self.program = program_line(plan)
+        uses = [use for use in (plan.memory, plan.fp32_memory) if use]
+        self.memory = ", FP32 ".join(in_bytes(use.weights + use.activations) for use in uses) if uses[1:] else ""
 
     @property
     def idle(self) -> bool:
@@ -87,9 +89,8 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
     if ran.ungraded:
         where += f"; not run with gradients enabled, since FP32 then raises {ran.ungraded}"
     if max(ran.measured_error, ran.with_gradients or 0.0) > budget:
-        where += (
-            f"; above the budget, but at most {FLOOR:g} times the difference between FP32 runs ({ratio(ran.noise)})"
-        )
+        floor = f"at most {FLOOR:g} times the difference between FP32 runs ({ratio(ran.noise)})"
+        where += f"; above the budget, but {floor}"
     return ("verified" if ran.holds else "not verified"), f"{ratio(ran.measured_error)} measured{where}"
 
 
@@ -129,12 +130,11 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
         rows.append((today_title(audit), "", "", _without(today), "", ""))
     heads = ("Plan", "No plan", "Predicted", "Measured", "Low FLOPs", "Speed-up")
     yield Grid(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
-    if (plan := audit.plans.get(audit.recommended or "")) is not None:
+    if (chosen := next((p for p in plans if p.recommended), None)) is not None:
+        plan = chosen.plan
         gpu = f" for one {plan.target}" if plan.target else ""
         said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs in low precision; speed-ups are predicted{gpu}"
-        if plan.memory and plan.fp32_memory:
-            said += f"; predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}"
-        yield Prose("", (said,), "muted")
+        yield Prose("", (f"{said}; predicted memory: {chosen.memory}" if chosen.memory else said,), "muted")
     yield Prose("Program", tuple(p.program for p in plans if p.program))
 
 
@@ -151,8 +151,8 @@ def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
             facts.insert(0, (f"Smallest reachable {'share' if audit.criteria else 'error'}", ratio(p.plan.reach)))
         if p.score:
             facts.append(("Your score", p.score))
-        if p.plan.memory and p.plan.fp32_memory:
-            facts.append(("Predicted memory", f"{memory(p.plan.memory)}, FP32 {memory(p.plan.fp32_memory)}"))
+        if p.memory:
+            facts.append(("Predicted memory", p.memory))
         kept = f", keeps {count(sum(len(i.paths) for i in p.islands), p.islands[0].noun)} in FP32" if p.islands else ""
         failed = f"Without the plan: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
@@ -240,10 +240,8 @@ def proposal_words(offer: Proposal) -> str:
     """A default or suggested criterion in words, with the option that sets the limit."""
     if offer.holds:
         allowing = offer.criterion.replace("<= 0", "<= X")
-        return (
-            f"By default no entry of {offer.output} may differ from FP32's ({offer.because}): --criterion '{allowing}' allows a "
-            "share X of the entries to differ."
-        )
+        default = f"By default no entry of {offer.output} may differ from FP32's ({offer.because})"
+        return f"{default}: --criterion '{allowing}' allows a share X of the entries to differ."
     return f"Output {offer.output!r}: {offer.because}. To set a limit: --criterion '{offer.criterion}'"
 
 
@@ -306,11 +304,10 @@ def times(audit: Audit) -> tuple[str, ...]:
         goes = "the first time in each line"
     rows = [("FP32", timing.fp32), (today_title(audit), timing.fp32_today)]
     rows += [(plan_title(plan), plan.timed) for plan in audit.plans.values()]
-    return (
-        f"One forward on {where}{batch}: median (quartiles), speed-up over FP32. The "
-        f"recommendation is based on {goes}.",
-        *(f"{title}: {_time_words(timed)}" for title, timed in rows if timed),
+    how = (
+        f"One forward on {where}{batch}: median (quartiles), speed-up over FP32. The recommendation is based on {goes}."
     )
+    return how, *(f"{title}: {_time_words(timed)}" for title, timed in rows if timed)
 
 
 def today_title(audit: Audit) -> str:

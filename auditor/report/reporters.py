@@ -30,6 +30,7 @@ ENTRIES_SHOWN = 5
 ISLANDS_SHOWN = 6
 PROPOSALS_SHOWN = 4
 ADVICE_SHOWN = 4
+MEMBERS_SHOWN = 40
 
 
 def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
@@ -118,9 +119,6 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
         Prose(label, tuple(lines), "warning" if label == "Caution" else "", listed=label == "Kept")
         for label, lines in sections.items()
     ]
-
-
-MEMBERS_SHOWN = 40
 
 
 def text(audit: Audit, *, width: int | None = None, color: bool | None = None, most: int = LINES) -> str:

@@ -62,9 +62,7 @@ def _details(audit: Audit, training: Training) -> Iterator[Block]:
 def _window(window: LossScale) -> str:
     most, least = f"{window.maximum:,.10g}", f"{window.minimum:,.10g}"
     if window.closed_by is not None:
-        return (
-            f"It is empty: `{scope(window.closed_by)}` overflows above {most}, but underflow requires at least {least}."
-        )
+        return f"It is empty: `{scope(window.closed_by)}` overflows above {most}, but underflow needs at least {least}."
     if window.init is None:
         return "It is empty: no tested loss scale gives finite gradients on every batch."
     return (

@@ -81,9 +81,9 @@ class ReportView:
         gone = [("format", name) for name in audit.formats if name not in FORMATS]
         gone += [("strategy", plan.strategy) for plan in audit.plans.values() if plan.strategy not in all_strategies()]
         for what, name in gone:
+            again = "register it again to show or save the audit"
             raise AuditorError(
-                f"the {what} {name!r} of this audit is no longer registered: register it again to show or save the audit",
-                slug=f"bad-{what}",
+                f"the {what} {name!r} of this audit is no longer registered: {again}", slug=f"bad-{what}"
             )
         self.plans = tuple(PlanView(audit, plan) for plan in audit.plans.values())
         self.chosen = next((p for p in self.plans if p.recommended), None)
@@ -96,14 +96,13 @@ class ReportView:
 def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     """Two texts: the verdict (what to run, and how to train if that was requested), and the evidence."""
     training, trained = audit.training, training_headline(audit)
-    holding = any(plan.is_verified and has_low(plan) for plan in audit.plans.values())
-    if chosen is None and training is not None and training.format is None and holding:
+    if chosen is not None:
+        said, proof = _recommendation(audit, chosen)
+    elif training and not training.format and any(one.is_verified and has_low(one) for one in audit.plans.values()):
         return (
             "Keep it in FP32 to train it; plans within the budget for inference are below.",
             f"{training.recommendation}.",
         )
-    if chosen is not None:
-        said, proof = _recommendation(audit, chosen)
     else:
         said, proof, result = audit.recommendation, "", outcome(audit.plans, audit.use)
         if result == "loses":
@@ -135,17 +134,13 @@ def _recommendation(audit: Audit, chosen: PlanView) -> tuple[str, str]:
 def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
     subject = audit.subject
     if subject.random_weights:
-        yield (
-            "The weights are random: value ranges, and verdicts that depend on them, may differ for a trained model."
-        )
+        yield "The weights are random: value ranges, and verdicts based on them, may differ for a trained model."
     if subject.synthetic_inputs:
         yield "The inputs were generated: pass real inputs with --inputs before you rely on value ranges."
     if audit.environment.execution != "native":
         yield "The audit ran without a GPU: formats were emulated on a CPU, and speed-ups are predictions."
-    if simulated := [label(name) for name in audit.formats if not runs(name)]:
-        yield (
-            f"torch cannot compute in {' or '.join(simulated)}: results were rounded to it, and its plans were not run."
-        )
+    if simulated := " or ".join(label(name) for name in audit.formats if not runs(name)):
+        yield f"torch cannot compute in {simulated}: results were rounded to it, and its plans were not run."
     if untested := [f"{count(n, 'operation')} in {t.label}" for t in tallies if (n := t.counts["untested"])]:
         yield f"Not tested: {', '.join(untested)}; the layer table gives the reasons."
     yield from map(sentence, audit.warnings)

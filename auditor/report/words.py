@@ -13,7 +13,7 @@ from ..artefact.strategies import strategy_of
 from ..errors import printable as printable  # re-exported for templates, like `label` below
 from ..numerics.formats import label as label
 from ..paths import pattern
-from ..records import MemoryUse, Node, Plan
+from ..records import Node, Plan
 from ..records.decisions import Decision
 from ..records.training import BackwardNode
 from ..resources import resource_dir
@@ -132,11 +132,6 @@ def percent(share: float) -> str:
     if 0 < share < 0.005:
         return "<1%"
     return f"{share:.0%}"
-
-
-def memory(use: MemoryUse) -> str:
-    """Weights and activations together: `15MB`."""
-    return in_bytes(use.weights + use.activations)
 
 
 def in_bytes(number: float) -> str:
