@@ -46,7 +46,7 @@ S = TypeVar("S", bound="Settings")
 DEFAULT_GPU = "A100"
 MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
 SEEDS = 2**32
-"""Upper bound of seeds that every random generator accepts."""
+"""Every random generator accepts seeds below this number."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""All verbs except `audit`: they explain rules, errors and layers, apply, convert and compare plans, audit many
+"""All verbs except `audit`: they explain rules, errors and layers, apply and convert plans, compare audits, audit many
 models, or rehearse training."""
 
 from __future__ import annotations

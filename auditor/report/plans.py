@@ -180,7 +180,7 @@ def program_line(plan: Plan) -> str:
 
 
 def _onnx(plan: Plan, onnx: Onnx) -> str:
-    """A plan's ONNX file and its errors: predicted, of the program, and in onnxruntime with and without GPU rounding."""
+    """A plan's ONNX file and errors: predicted, of the program, and in onnxruntime with and without GPU rounding."""
     if not onnx.file:
         return f"; as ONNX {onnx.failure}"
     low, joint = label(plan.format), plan.verification is not None and plan.verification.joint is not None

@@ -138,7 +138,7 @@ def document(audit: Audit) -> str:
 
 
 def html(audit: Audit) -> str:
-    """The whole report as one HTML file without external resources; a short script runs its table and graph."""
+    """The whole report as one HTML file without external resources; scripts in it show the table and the graph."""
     seen, template = ReportView(audit), environment().get_template("report.html.jinja")
     return template.render(
         audit=audit,

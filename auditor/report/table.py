@@ -13,7 +13,7 @@ from .kept import computed_in, dtype_label, why_raised
 from .words import VERDICTS, label, line
 
 LONGEST = 200
-"""Maximum characters of a reason or a source line in the table; plan.json has the full text."""
+"""Maximum characters of a reason or a source line in the table; the JSON files have the full text."""
 VISIBLE = 1e-4
 """Smallest share of values that underflow to zero that the table shows."""
 FOLD_FROM = 3
