@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
@@ -25,7 +25,7 @@ LEVELS = ("error", "warning", "info", "never")
 
 
 class Command(Settings):
-    """Options of the command line only. configurable: whether [tool.auditor] provides defaults."""
+    """All settings, and further options of the command line. configurable: whether [tool.auditor] gives defaults."""
 
     configurable: ClassVar[bool] = True
     inputs: Annotated[str | None, Option(shown="I", path="place")] = None
@@ -85,7 +85,7 @@ def key_of(name: str) -> str:
 def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collection[str] = ()) -> dict[str, Any]:
     """The entries of a TOML table by option name.
 
-    Raises: AuditorError(slug) for an unknown key, with the closest known one.
+    Raises: AuditorError(slug) for an unknown key, with the closest known key.
     """
     given = [name for name, option in OPTIONS.items() if option.flag or name == "per_module_ignores"]
     known = {key_of(name): name for name in given if name not in hidden}
@@ -97,7 +97,7 @@ def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collect
 
 
 def configuration(start: Path) -> tuple[str, dict[str, Any]]:
-    """Options from the nearest [tool.auditor], and its location. Relative paths start at the folder of its file.
+    """The location of the nearest [tool.auditor], and its options. Relative paths are resolved from the file's folder.
 
     Raises: AuditorError(slug="bad-config").
     """
@@ -116,7 +116,7 @@ def configuration(start: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _with_line(entry: Any, file: Path) -> Any:
-    """An ignore with its location, `pyproject.toml:line` of the first line with it; TOML readers keep no positions."""
+    """An entry of `ignore` with its location, such as `pyproject.toml:12`: the first line that contains its value."""
     entry = {"code": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, dict):
         return entry
@@ -131,13 +131,8 @@ def command_of(given: Mapping[str, Any], kind: type[C]) -> C:
     Raises: AuditorError(slug="bad-option" | "bad-config").
     """
     place, defaults = configuration(Path.cwd()) if kind.configurable else ("", {})
-
-    def describe_option(name: str) -> tuple[str, str]:
-        if name in defaults and name not in given:
-            return f"{place} {key_of(name)}", "bad-config"
-        return options_of(kind)[name].flag or name, "bad-option"
-
-    return validate(kind, {**defaults, **given}, describe_option)
+    named = {name: (f"{place} {key_of(name)}", "bad-config") for name in defaults.keys() - given.keys()}
+    return validate(kind, {**defaults, **given}, named)
 
 
 def with_rules(settings: S) -> S:
@@ -145,10 +140,8 @@ def with_rules(settings: S) -> S:
     rulebook = rules_of(settings.rules)
     for code in settings.select:
         if not any(rule.code.startswith(code) for rule in rulebook):
-            raise AuditorError(
-                f"`select` matches no rule: no code begins with {code!r}; `python -m auditor rules` lists them",
-                slug="no-rule",
-            )
+            lists = "`python -m auditor rules` lists them"
+            raise AuditorError(f"`select` matches no rule: no code begins with {code!r}; {lists}", slug="no-rule")
     return settings.with_values(rulebook=rulebook, limits=criteria_of(settings.criteria))
 
 
@@ -159,12 +152,11 @@ def rules_of(directory: Path | None) -> tuple[Rule, ...]:
     return load_rules([resource_dir("rules"), *([directory] if directory else [])])
 
 
-def validate(
-    kind: type[S],
-    given: Mapping[str, Any],
-    called: Callable[[str], tuple[str, str]] = lambda name: (name, "bad-option"),
-) -> S:
-    """Validate options against types. called: an option's name in messages, and the slug. Raises: AuditorError."""
+def validate(kind: type[S], given: Mapping[str, Any], named: Mapping[str, tuple[str, str]] = {}) -> S:
+    """Validate options against types. Raises: AuditorError.
+
+    named: {option: (its name in messages, slug of errors)} for options that a file sets.
+    """
     options = options_of(kind)
     for name in given:
         if name not in options:
@@ -174,7 +166,7 @@ def validate(
     except ValidationError as error:
         first: Any = error.errors()[0]
     option, name = options[first["loc"][0]], first["loc"][0]
-    said, slug = called(name)
+    said, slug = named.get(name, (name if kind is Settings else option.flag or name, "bad-option"))
     takes = either([*option.choices()]) if option.choices is not None else option.takes
     plain = first["input"] is None or isinstance(first["input"], str | bytes | bool | int | float)
     short = repr(first["input"])[:60] if plain else f"a value of type {type(first['input']).__name__}"

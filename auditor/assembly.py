@@ -48,6 +48,8 @@ def assemble(
     """The Audit. followed: the run under the recommended plan. planned: all plans. found: more fields."""
     subject, captured, options, ranges = bench.subject, bench.capture, bench.options, bench.measured.ranges
     plans, twins = planned.plans, captured.twins
+    owners = {node.owner for node in captured.nodes.values()}
+    around = {path for owner in owners for path in enclosing_paths(owner)} - owners  # modules that only contain others
     found["findings"] = tuple(replace(f, node=twins.get(f.node, f.node)) for f in found["findings"])
     return Audit(
         subject=Provenance.of(subject),
@@ -57,7 +59,7 @@ def assemble(
         inputs=shapes_of(subject.batches[0]),
         graph_inputs=tuple(p.name for p in captured.placeholders if p.kind == "input" and p.name not in twins),
         graph_outputs=captured.first.outputs,
-        classes=_classes(bench),
+        classes={path: type(module).__name__ for path, module in named_modules(subject.model) if path in around},
         tied_parameters=under_several_names(named_parameters(subject.model)),
         shared_modules=under_several_names(named_modules(subject.model)),
         environment=_environment(bench, seconds),
@@ -114,13 +116,6 @@ def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | Non
         "criteria": tuple(map(str, criteria.all())) if criteria else (),
         "proposals": tuple(proposals),
     }
-
-
-def _classes(bench: Workbench) -> dict[str, str]:
-    """Classes of the modules that only contain other modules, by path."""
-    owners = {node.owner for node in bench.capture.nodes.values()}
-    around = {path for owner in owners for path in enclosing_paths(owner)} - owners
-    return {path: type(module).__name__ for path, module in named_modules(bench.subject.model) if path in around}
 
 
 def _environment(bench: Workbench, seconds: Mapping[str, float]) -> Environment:

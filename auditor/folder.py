@@ -63,6 +63,5 @@ def _refuse_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise AuditorError(
-            f"cannot write to {str(path)[:200]!a} ({reason}): choose another directory with --out", slug="bad-output"
-        ) from error
+        message = f"cannot write to {str(path)[:200]!a} ({reason}): choose another directory with --out"
+        raise AuditorError(message, slug="bad-output") from error

@@ -1,7 +1,7 @@
 """All options of an audit: name, type, default and description, in Markdown.
 
 The command line, `auditor.audit()`, `[tool.auditor]`, a fleet's TOML, the tables of the docs and `__init__.pyi` are
-generated from this. Importing this needs no torch.
+generated from this module. Importing it needs no torch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ S = TypeVar("S", bound="Settings")
 DEFAULT_GPU = "A100"
 MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
 SEEDS = 2**32
-"""Upper bound of seeds that every random generator accepts."""
+"""Every random generator accepts seeds below this number."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Option:
     """How users pass a field. takes: its type in error messages; shown: the placeholder in help.
 
     choices: allowed values; flag: the command-line flag, if it differs from the name; "" for a positional argument, or
-    if there is no flag. path: "path" if values are paths relative to the file that sets them; "place" if they are only
-    if such a path exists. typed: the accepted type, if wider than the field's; help: its description.
+    if there is no flag. path: "path" if values are paths relative to the file that sets them; "place" if a value is
+    such a path only if the file exists. typed: the accepted type, if wider than the field's; help: the description.
     """
 
-    takes: str = ""
+    takes: str = "a string"
     shown: str = ""
     choices: Callable[[], Collection[str]] | None = None
     flag: str | None = None
@@ -69,7 +69,7 @@ class Option:
 
 @cache
 def options_of(kind: type[BaseModel]) -> dict[str, Option]:
-    """{field: its Option} for the fields that users can set: those with help."""
+    """{field: its Option} for the fields that users can set, which are the fields with a docstring."""
     result = {}
     for name, field in kind.model_fields.items():
         if field.description is not None:
@@ -91,7 +91,7 @@ def with_flags(text: str) -> str:
 
 
 def split_names(given: Any) -> Any:
-    """Names from a list, a single one, or `a,b` as on the command line; each once."""
+    """Names from a list, or from a string such as `a` or `a,b`, without duplicates."""
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
         return given
     parts = given.split(",") if isinstance(given, str) else given
@@ -118,6 +118,7 @@ Codes = Annotated[tuple[Annotated[str, Field(pattern=CODE)], ...], BeforeValidat
 NotWanted = Annotated[Ignore, BeforeValidator(lambda one: {"code": one} if isinstance(one, str) else one)]
 Ignores = Annotated[tuple[NotWanted, ...], BeforeValidator(split_names), SEVERAL, CODES]
 Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
+Whole = Annotated[int, BeforeValidator(_no_flag)]
 Flag = Annotated[StrictBool, Option("True or False")]
 A_DIRECTORY = Option("the path of a directory", "DIR", path="path", typed="str | PathLike[str] | None")
 Location = Annotated[Path, A_DIRECTORY]
@@ -181,9 +182,7 @@ class Settings(BaseModel):
     better: Annotated[str | None, Option(choices=lambda: DIRECTIONS)] = None
     """whether higher or lower scores are better; by default `lower` if the function of `evaluate` has
     `lower_is_better = True`, else `higher`"""
-    generate: Annotated[int | None, BeforeValidator(_no_flag), Field(ge=1), Option("a whole number of tokens", "N")] = (
-        None
-    )
+    generate: Annotated[Whole | None, Field(ge=1), Option("a whole number of tokens", "N")] = None
     """[generate](generation.md) this many tokens, with the inputs as prompts. Every verified plan decodes the same
     tokens with its own cache, and is compared with FP32"""
     temperature: Annotated[Number, Field(ge=0), Option("a number from 0 on", "T")] = 0.0
@@ -207,12 +206,7 @@ class Settings(BaseModel):
     ] = None
     """memory limit of each process, e.g. `4GB` or `512MiB`. Large tensors, weights included, are stored on disk, so
     [the model may exceed memory](memory.md); the results are the same. Linux only"""
-    seed: Annotated[
-        int,
-        BeforeValidator(_no_flag),
-        Field(ge=0, lt=SEEDS),
-        Option(f"a whole number from 0 to {SEEDS - 1}", "N"),
-    ] = 0
+    seed: Annotated[Whole, Field(ge=0, lt=SEEDS), Option(f"a whole number from 0 to {SEEDS - 1}", "N")] = 0
     """seed of every random choice"""
     timeout: Seconds = None
     """stop a command after this many seconds without progress (default: never). In an audit, also the limit for the run
@@ -259,7 +253,7 @@ class Settings(BaseModel):
 
     @property
     def where(self) -> str:
-        """The device of the audit: cpu, cuda:0, or several for a spread model. Raises: AuditorError(slug="no-cuda")."""
+        """The device of the audit: cpu, cuda:0, or all GPUs of a spread model. Raises: AuditorError(slug="no-cuda")."""
         return self.found or choose(self.device)
 
     def with_values(self: S, **found: Any) -> S:
@@ -268,12 +262,12 @@ class Settings(BaseModel):
 
     @property
     def figures(self) -> str:
-        """The row of plan/devices.toml for time predictions: of the requested GPU, else of the audit's GPU."""
+        """The row of plan/devices.toml for predicted times: the requested GPU, else the audit's GPU, else A100."""
         return self.gpu or row_of(name_of(self.where)) or DEFAULT_GPU
 
     @property
     def native(self) -> bool:
-        """Whether a GPU runs the formats natively; otherwise a CPU emulates one."""
+        """Whether a GPU runs the formats natively; otherwise a CPU emulates a GPU."""
         return is_native(self.where)
 
     @property
@@ -293,7 +287,7 @@ class Settings(BaseModel):
 
     @property
     def ignores(self) -> tuple[Ignore, ...]:
-        """The findings to suppress."""
+        """All entries that suppress findings."""
         return (*self.ignore, *self.per_module_ignores)
 
 

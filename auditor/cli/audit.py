@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from .. import folder
 from ..asked import OPTIONS, Command, with_rules
-from ..progress.shown import Display, reporter
+from ..progress.shown import Display
 from ..records.audit import FILES
 from ..report.words import count, printable
-from .program import Verb, behind_the_result, say, watch
+from .program import Verb, behind_the_result, say
 from .verbs import Target, default_directory, severe
 
 if TYPE_CHECKING:
@@ -35,43 +35,39 @@ class AuditTarget(Verb):
     takes = ("target", *(name for name, option in OPTIONS.items() if option.flag))
     target: Target
 
-    def run(self) -> int:
-        return watch(self, partial(_audit, self), reporter(self.quiet or self.dry_run))
+    def run_watched(self, progress: Display) -> int:
+        """Check the settings, import torch, and start the verification process, which imports torch while the user's
+        code loads. From then on the memory limit applies to this process.
 
+        No caller of `_ran` may reference the model. Libraries cache the exceptions of failed imports; their tracebacks
+        reference the callers, and would keep the model alive.
+        """
+        began = time.perf_counter()
+        progress("load", self.target, 0, 0)
+        with ExitStack() as held:
+            held.enter_context(behind_the_result(self.debug))
+            from ..document.read import load
+            from ..loading.discover import weights_of
+            from ..offload import limit_for, resident_limit
+            from ..verify.artefact import standby
 
-def _audit(settings: AuditTarget, progress: Display) -> int:
-    """Check the settings, import torch, and start the verification process, which imports it while the user's code
-    loads. From then on the memory limit applies to this process.
+            known = load(self.baseline) if self.baseline else None  # before anything slow
+            if self.out:
+                folder.check_directory(self.out)
+            settings = with_rules(self).with_values(progress=progress)
+            if self.onnx:
+                from ..graphs.onnxfile import require
 
-    No function that waits for `_ran` may reference the model. Libraries cache errors of failed imports, whose
-    tracebacks reference such frames and would keep the model alive.
-    """
-    began = time.perf_counter()
-    progress("load", settings.target, 0, 0)
-    with ExitStack() as held:
-        held.enter_context(behind_the_result(settings.debug))
-        from ..document.read import load
-        from ..loading.discover import weights_of
-        from ..offload import limit_for, resident_limit
-        from ..verify.artefact import standby
-
-        known = load(settings.baseline) if settings.baseline else None  # before anything slow
-        if settings.out:
-            folder.check_directory(settings.out)
-        settings = with_rules(settings).with_values(progress=progress)
-        if settings.onnx:
-            from ..graphs.onnxfile import require
-
-            require()
-        if not settings.dry_run:
-            held.enter_context(standby())
-        limit = settings.memory or (None if settings.native else limit_for(weights_of(settings.target)))
-        held.enter_context(resident_limit(limit))
-        return _ran(settings, progress, known, began, held)
+                require()
+            if not self.dry_run:
+                held.enter_context(standby())
+            limit = self.memory or (None if self.native else limit_for(weights_of(self.target)))
+            held.enter_context(resident_limit(limit))
+            return _ran(settings, progress, known, began, held)
 
 
 def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: float, held: ExitStack) -> int:
-    """Load the model, audit it and write the files; print the result once the model has been freed."""
+    """Load the model, audit it, write the files and print the result. held: contexts to exit before printing."""
     from ..flow import run
     from ..loading import cautions, load
     from ..report.model_explorer import files as explorer_files
@@ -116,7 +112,7 @@ def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Pa
     rejects every plan."""
     from ..document.compare import fresh
     from ..plan.recommend import outcome
-    from ..report.blocks import Prose, looks, to_terminal
+    from ..report.blocks import Prose, to_terminal
     from ..report.kept import explain_layer
     from ..report.reporters import LINES, REPORTERS, text
     from ..report.view import next_step
@@ -126,7 +122,7 @@ def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Pa
     below = ""
     if settings.format == "text":
         baseline = f"Baseline {len(audit.findings) - len(new)} findings known, {len(new)} new\n" if known else ""
-        step = to_terminal([Prose("Next", (next_step(audit, directory),))], looks())
+        step = to_terminal([Prose("Next", (next_step(audit, directory),))])
         names = ", ".join(str(file.relative_to(directory)) for file in files if file != report)
         below = f"Report   {report}\nFiles    {directory}/: {names}\n{baseline}{step}"
         say(text(audit, most=LINES - below.count("\n")))
@@ -146,7 +142,7 @@ def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Pa
 
 
 def describe(subject: Subject, directory: Path, options: Command) -> str:
-    """One line per choice that discovery and the options made, for `--dry-run`: the model has run in FP32 only."""
+    """For `--dry-run`: a line for each choice that the options or the search for model and inputs made."""
     numbers = sum(parameter.numel() for parameter in subject.model.parameters())
     made = f", from {subject.origin.symbol}" if subject.origin else ""
     plans = ", ".join(f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats)

@@ -25,7 +25,7 @@ exit code: 0 success; 1 a finding at or above --fail-on, or no plan within --max
   130 interrupted
 """
 PATHS = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
-"""The completion of a path by shtab."""
+"""{shell: the completion that shtab gives to paths}."""
 
 VERBS: dict[str, type[Verb]] = {
     "audit": AuditTarget,
@@ -41,19 +41,14 @@ VERBS: dict[str, type[Verb]] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a usage error in one line, and prints help to standard output."""
+    """A parser that raises an AuditorError with a one-line message for a usage error."""
 
     def error(self, message: str) -> NoReturn:
         text = " ".join(message.encode("utf-8", "backslashreplace").decode("utf-8").split())
-        raise bad(text + self._suggestion(message))
-
-    def _suggestion(self, message: str) -> str:
-        """Suggest the closest real option for each unknown option."""
-        words = message.removeprefix("unrecognized arguments: ").split() if message.startswith("unrec") else []
         known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-        flags = [word.partition("=")[0] for word in words if word.startswith("-")]
-        close = [match for flag in flags for match in difflib.get_close_matches(flag, known, n=1)]
-        return f": did you mean {' and '.join(dict.fromkeys(close))}?" if close else ""
+        unknown = re.findall(r"(?<=\s)-[^\s=]+", text) if text.startswith("unrecognized arguments: ") else []
+        close = dict.fromkeys(match for flag in unknown for match in difflib.get_close_matches(flag, known, n=1))
+        raise bad(f"{text}: did you mean {' and '.join(close)}?" if close else text)
 
 
 def parser() -> Parser:
@@ -80,30 +75,21 @@ def parsers() -> tuple[Parser, dict[str, Parser]]:
 def parse(words: Sequence[str]) -> Verb:
     """Parse the command line. The verb, `audit` by default, may follow flags. Raises: AuditorError."""
     whole, parts = parsers()
-    valued = {
-        flag
-        for part in parts.values()
-        for action in part._actions
-        if action.nargs is None
-        for flag in action.option_strings
-    }
+    actions = [action for part in parts.values() for action in part._actions if action.nargs is None]
+    valued = {flag for action in actions for flag in action.option_strings}
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "--":
         at += 2 if words[at] in valued else 1
     if at >= len(words):
         whole.parse_args(words)
-    name, rest = (words[at], [*words[:at], *words[at + 1 :]]) if words[at] in parts else ("audit", words)
-    if words[at] not in parts:
-        _refuse_misspelt(words[at])
-    return command_of(vars(parts[name].parse_args(rest)), VERBS[name])
-
-
-def _refuse_misspelt(word: str) -> None:
-    """Raises: AuditorError(slug="missing-target") if a word resembles a verb and names no file or module."""
+    word = words[at]
+    if word in parts:
+        return command_of(vars(parts[word].parse_args([*words[:at], *words[at + 1 :]])), VERBS[word])
     close = difflib.get_close_matches(word, VERBS, n=1, cutoff=0.75) if re.fullmatch(r"[a-z-]+", word) else []
     there = close and (Path(word).exists() or Path(f"{word}.py").exists())
     if close and not there and not (word.isidentifier() and importlib.util.find_spec(word)):
         raise AuditorError(f"no verb, file or module is called {word!r}: did you mean {close[0]}?", "missing-target")
+    return command_of(vars(parts["audit"].parse_args(words)), AuditTarget)
 
 
 def _add_options(made: Parser, verb: type[Verb], names: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TextIO
 from ..asked import Command
 from ..errors import AuditorError, caused_by, describe, first_line, out_of_memory, printable
 from ..processes import supervise, unwind_on_signals
-from ..progress.shown import Display, refresh_display
+from ..progress.shown import Display, refresh_display, reporter
 
 PROGRAM = "python -m auditor"
 
@@ -24,8 +24,8 @@ _answer: TextIO | None = None
 
 class Verb(Command):
     """A command and its arguments. takes: names of the arguments, in the order of the help; some are options of
-    `audit`. alone: whether the process exists for this command only; then the command can report why the user's code
-    ended the process.
+    `audit`. alone: whether this process runs nothing but the command. If so, a forked process runs the command, so that
+    a crash of the user's code can be reported.
     """
 
     configurable: ClassVar[bool] = False
@@ -33,14 +33,30 @@ class Verb(Command):
     alone: bool = False
 
     def run(self) -> int:
-        """Run the command and return its exit code. Raises: AuditorError."""
+        """Run the command (in a forked process if `alone`) and return its exit code. Raises: AuditorError."""
+        shown = reporter(self.quiet or self.dry_run)
+
+        def run_command(tell: Callable[[str], None]) -> int:
+            shown.tell = tell
+            with refresh_display(shown):
+                return self.run_watched(shown)
+
+        if not (self.alone and hasattr(os, "fork")):
+            return run_command(shown.tell)
+        try:
+            return supervise(lambda tell: exit_code_of(lambda: run_command(tell), self.debug), self.timeout)
+        finally:
+            shown.close()  # which erases the forked process's progress line
+
+    def run_watched(self, progress: Display) -> int:
+        """Run the command, which runs the user's code, and return its exit code. Raises: AuditorError."""
         raise NotImplementedError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 clean, 1 findings, 2 error, 130 interrupted.
+    """Run one command and return its exit code: 0 success, 1 findings or a bad result, 2 error, 130 interrupted.
 
-    argv: the words of the command, for a process that goes on afterwards; by default the process's own command line.
+    argv: the command's words, for a process that continues afterwards; by default the process's own command line.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
@@ -73,7 +89,7 @@ def exit_code_of(command: Callable[[], int], debug: bool) -> int:
         if debug:
             traceback.print_exc()
         text = printable(" ".join(message.split()))
-        print(f"error: {text}\nhint: {hint}\n", end="", file=sys.stderr)  # in one piece: others may write there too
+        print(f"error: {text}\nhint: {hint}\n", end="", file=sys.stderr)  # one call: other processes write there too
         return 2
 
 
@@ -102,24 +118,8 @@ def behind_the_result(debug: bool) -> Iterator[None]:
         yield
 
 
-def watch(verb: Verb, run: Callable[[Display], int], shown: Display) -> int:
-    """Call `run(progress)`, which runs the user's code, under supervision; return its exit code."""
-
-    def run_command(tell: Callable[[str], None]) -> int:
-        shown.tell = tell
-        with refresh_display(shown):
-            return run(shown)
-
-    if not (verb.alone and hasattr(os, "fork")):
-        return run_command(shown.tell)
-    try:
-        return supervise(lambda tell: exit_code_of(lambda: run_command(tell), verb.debug), verb.timeout)
-    finally:
-        shown.close()  # which erases the progress line of the other process
-
-
 class _Diversion:
-    """Replaces `sys.stdout` except for `say`: writes go to stderr, queries such as `isatty` to standard output."""
+    """Replaces `sys.stdout` for all code except `say`: writes go to stderr; `isatty` describes standard output."""
 
     def __init__(self, answer: TextIO) -> None:
         self.isatty = answer.isatty
@@ -150,6 +150,5 @@ def say(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise AuditorError(
-            f"standard output cannot be written to ({error.strerror}): send it elsewhere", "bad-output"
-        ) from error
+        message = f"standard output cannot be written to ({error.strerror}): send it elsewhere"
+        raise AuditorError(message, slug="bad-output") from error

@@ -1,32 +1,34 @@
-"""All verbs except `audit`: they print or convert rules, errors, plans and past audits, audit many models, or
-rehearse."""
+"""All verbs except `audit`: they explain rules, errors and layers, apply and convert plans, compare audits, audit many
+models, or rehearse training."""
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from .. import folder
 from ..asked import LEVELS, rules_of
 from ..document.places import portable_path
 from ..errors import AuditorError, LoadError, suggest
-from ..progress.shown import Display, reporter
+from ..progress.shown import Display
 from ..report.words import count, printable
 from ..settings import Directory, Flag, Location, Option, Seconds, bad
 from ..snippets import TOOLS
-from .program import PROGRAM, Verb, behind_the_result, say, watch
+from .program import PROGRAM, Verb, behind_the_result, say
 
 if TYPE_CHECKING:
-    from ..document.compare import Comparison
     from ..fleet.index import Row
-    from ..fleet.running import Outcome, Task
+    from ..fleet.running import Outcome
+    from ..fleet.targets import FleetTarget
     from ..records import Finding, Subject
 
 PATCHED, INDEX = "patched_model.py", "index.html"
@@ -90,11 +92,9 @@ class Apply(Verb):
     target: Target
     plan: PlanName = None
     """name of the plan; by default the recommended plan"""
+    quiet: bool = True
 
-    def run(self) -> int:
-        return watch(self, self._write, Display())
-
-    def _write(self, progress: Display) -> int:
+    def run_watched(self, progress: Display) -> int:
         from ..document.live import check_artefact, patched_source, read_plans
         from ..loading import load
         from ..plan.recommend import kept_apart
@@ -111,9 +111,8 @@ class Apply(Verb):
             check_artefact(subject, plans, chosen, self.seed)
         (file,) = folder.write(directory, {PATCHED: text})
         kept = kept_apart(plans[chosen]) or "no module"
-        say(
-            f"Plan     {chosen}, {kept} in FP32; not verified on this model: to verify the plan, audit the model\nPatched  {file}\n"
-        )
+        note = "not verified on this model: to verify the plan, audit the model"
+        say(f"Plan     {chosen}, {kept} in FP32; {note}\nPatched  {file}\n")
         return 0
 
 
@@ -168,7 +167,7 @@ class Diff(Verb):
 
     def run(self) -> int:
         """Print the differences. Raises: PlanError for an unreadable file, AuditorError(slug="bad-output")."""
-        from ..document.compare import compare
+        from ..document.compare import Comparison, compare
         from ..document.read import load
 
         changes = compare(load(self.before), load(self.after))
@@ -179,27 +178,18 @@ class Diff(Verb):
             folder.check_directory(self.html.parent)
             folder.write(self.html.parent, {self.html.name: render(changes, files)})
         if self.format == "json":
-            say(json.dumps(_as_data(changes, files), indent=1) + "\n")
+            audits = zip(files, (changes.before, changes.after), strict=True)
+            sides = [{"file": file, "name": one.subject.name, "recommended": one.recommended} for file, one in audits]
+            data = TypeAdapter(Comparison).dump_python(changes, mode="json", exclude={"before", "after"})
+            data = {"before": sides[0], "after": sides[1], **data, "kept": changes.unchanged_findings}
+            say(json.dumps(data, indent=1) + "\n")
         else:
-            from ..report.blocks import looks, to_terminal
+            from ..report.blocks import to_terminal
             from ..report.diff import overview
 
-            say(to_terminal(overview(changes, files), looks()))
+            say(to_terminal(overview(changes, files)))
             say(f"Report   {self.html}\n" if self.html else "")
         return severe(changes.new, self.fail_on)
-
-
-def _as_data(changes: Comparison, files: tuple[str, str]) -> dict[str, Any]:
-    from pydantic import TypeAdapter
-
-    from ..document.compare import Comparison
-
-    data = TypeAdapter(Comparison).dump_python(changes, mode="json", exclude={"before", "after"})
-    before, after = (
-        {"file": file, "name": side.subject.name, "recommended": side.recommended}
-        for file, side in zip(files, (changes.before, changes.after), strict=True)
-    )
-    return {"before": before, "after": after, **data, "kept": changes.unchanged_findings}
 
 
 class Fleet(Verb):
@@ -224,48 +214,43 @@ class Fleet(Verb):
     """address of a Ray cluster on which to run the audits; `auto`: the cluster of this machine"""
 
     def run(self) -> int:
-        from ..fleet import cluster, index, running, targets
+        from ..fleet import index, running, targets
 
         wanted = targets.read(self.targets)
         if self.baseline is not None and not self.baseline.is_dir():
-            raise bad(
-                f"{self.baseline} is no directory of an earlier fleet: give the --out directory of an earlier fleet"
-            )
+            raise bad(f"{self.baseline} is no directory of an earlier fleet: give that fleet's --out directory")
         folder.check_directory(self.out)
         outcomes = {} if self.force else running.earlier_outcomes(self.out, wanted)
         jobs = self.jobs or max(running.PROCESSORS // 2, 1)
-        tasks = [
-            running.Task(target, self.out / target.name, self.timeout, self.retries, max(running.PROCESSORS // jobs, 1))
-            for target in wanted
-            if target.name not in outcomes
-        ]
+        threads = max(running.PROCESSORS // jobs, 1)
+        how: dict[str, Any] = {"limit": self.timeout, "retries": self.retries, "threads": threads}
+        waiting = (one for one in wanted if one.name not in outcomes)
+        tasks = [replace(one, directory=self.out / one.name, **how) for one in waiting]
 
-        def tell(line: str) -> None:
-            if not self.quiet:
-                print(line, file=sys.stderr, flush=True)
+        tell = partial(print, file=io.StringIO() if self.quiet else sys.stderr, flush=True)
 
         def write() -> list[Row]:
             rows = index.rows_of(wanted, outcomes, self.out, self.baseline)
             folder.write(self.out, {INDEX: index.render(rows, self.baseline)})
             return rows
 
-        def note(task: Task, outcome: Outcome) -> None:
-            outcomes[task.target.name] = outcome
+        def note(task: FleetTarget, outcome: Outcome) -> None:
+            outcomes[task.name] = outcome
             running.keep(self.out, outcomes)
             how = "audited" if outcome.has_audit else f"failed: {outcome.said}"
-            tell(f"  {len(outcomes)} of {len(wanted)}, {task.target.name}, {outcome.seconds:.0f} s, {how}")
+            tell(f"  {len(outcomes)} of {len(wanted)}, {task.name}, {outcome.seconds:.0f} s, {how}")
 
         tell(f"fleet: {count(len(wanted), 'model')}, {len(outcomes)} audited before")
         write()
         try:
-            if self.address is not None:
-                cluster.run_all(tasks, self.address, note)
-            else:
+            if self.address is None:
                 running.run_all(tasks, jobs, note)
+            else:
+                running.run_on_cluster(tasks, self.address, note)
         finally:
             rows = write()
-        looks = [(row, row.said or "; ".join(row.worse)) for row in rows]
-        lines = [f"{row.name}: {row.state}, {printable(why)}\n" for row, why in looks if why]
+        reasons = [(row, row.said or "; ".join(row.worse)) for row in rows]
+        lines = [f"{row.name}: {row.state}, {printable(why)}\n" for row, why in reasons if why]
         say(f"{index.headline(rows)}\n{''.join(lines)}Fleet    {self.out / INDEX}\n")
         return int(any(row.state in ("failed", "worse") or (row.findings or {}).get("error") for row in rows))
 
@@ -274,9 +259,8 @@ class Rehearse(Verb):
     """Run a training step a few hundred times in each recipe (FP32, autocast, BF16), and recommend a recipe."""
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
-    target: Annotated[
-        str, Option(shown="FILE.py:STEP"), Field(description="a function that runs one training step on a batch")
-    ]
+    target: Annotated[str, Option(shown="FILE.py:STEP")]
+    """a function that runs one training step on a batch"""
     steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number", "N")] = 200
     """number of training steps in each recipe"""
     batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
@@ -287,15 +271,12 @@ class Rehearse(Verb):
     remedies: Flag = True
     """if a recipe has a problem, also run variants of the recipe with a fix"""
 
-    def run(self) -> int:
-        return watch(self, self._rehearse, reporter(self.quiet))
-
-    def _rehearse(self, progress: Display) -> int:
+    def run_watched(self, progress: Display) -> int:
         progress("load", self.target, 0, 0)
         from ..document.read import load
         from ..loading.target import named_in, parse, user_code
         from ..rehearsal.rehearse import rehearse
-        from ..report.blocks import looks, to_terminal
+        from ..report.blocks import to_terminal
         from ..report.rehearsal import overview
 
         target = parse(self.target)
@@ -309,7 +290,7 @@ class Rehearse(Verb):
             result = rehearse(step, batches, self.steps, plan=plan, seed=self.seed, **how)
         files = result.save(directory)
         progress.close()
-        say(to_terminal(overview(result), looks()) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
+        say(to_terminal(overview(result)) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
         return 0
 
     def _batches(self, target: Any) -> Any:
@@ -337,7 +318,7 @@ def severe(findings: Iterable[Finding], level: str) -> int:
 def default_directory(subject: Subject) -> Path:
     """The output directory for a model, unless the user names one.
 
-    If it already contains the audit of a model from another file, the file's parent folders become part of the name.
+    If it already contains the audit of a model from another file, folders of this model's file are put before its name.
     """
     name, file = subject.name, subject.origin.path if subject.origin else None
     folders = list(Path(file).parts[-2:0:-1]) if file else []

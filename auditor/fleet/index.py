@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -21,7 +22,7 @@ from .targets import FleetTarget
 REPORT = "report.html"
 
 SLOWER = 0.97
-"""Share of a predicted speed-up below which a plan counts as slower."""
+"""A plan counts as slower if its predicted speed-up is below this share of the baseline's."""
 
 STATES = {
     "failed": "failed",
@@ -36,7 +37,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One target. state: of STATES; link: to its report; worse: regressions since the baseline, a line each."""
+    """One target. state: a key of STATES; said: why it failed; link: to its report; worse: regressions, a line each."""
 
     name: str
     target: str
@@ -85,29 +86,26 @@ def _row(target: FleetTarget, outcome: Outcome | None, directory: Path, baseline
         said = outcome.said or "its output files are missing or cannot be read"
         return Row(target.name, named, "failed", said, seconds=outcome.seconds, worse=lost)
     plan = after.plans.get(after.recommended or "")
-    findings = Counter(finding.severity for finding in after.findings)
     lines = worse(before, after) if before is not None else []
-    state = "worse" if lines else "no plan" if plan is None else "findings" if outcome.code == 1 else "clean"
     return Row(
         name=target.name,
         target=named,
-        state=state,
+        state="worse" if lines else "no plan" if plan is None else "findings" if outcome.code == 1 else "clean",
         link=f"{quote(target.name)}/{REPORT}",
         plan=after.recommended,
         error=error(plan) if plan else "",
         budget=settings(after)["budget"],
         speedup=speedup(plan) if plan else "",
-        findings=findings,
+        findings=Counter(finding.severity for finding in after.findings),
         seconds=outcome.seconds,
         worse=lines,
     )
 
 
 def _record(directory: Path) -> Audit | None:
-    try:
+    with suppress(AuditorError):
         return load(directory)
-    except AuditorError:
-        return None
+    return None
 
 
 def worse(before: Audit, after: Audit) -> list[str]:

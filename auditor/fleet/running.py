@@ -1,26 +1,30 @@
-"""Runs the audits of a fleet on this machine, each in its own process. Stores how each ended, so that an interrupted
-fleet can continue."""
+"""Runs the audits of a fleet, each in its own process, on this machine or a Ray cluster. Stores how each ended, so that
+an interrupted fleet can continue."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from .. import __version__, folder
 from ..document.codec import PLAN
+from ..errors import AuditorError
 from ..processes import GRACE, HERE, Process, how_ended, wait_until
+from ..records.audit import FILES
 from .targets import FleetTarget
 
 KEPT = "fleet.json"
@@ -51,20 +55,8 @@ class Outcome(BaseModel):
 _OUTCOMES = TypeAdapter(dict[str, Outcome])
 
 
-@dataclass(frozen=True)
-class Task:
-    """An audit to run. directory: for its files. limit: seconds. retries: how often it restarts after a signal ended
-    it. threads: for its computations, unless OMP_NUM_THREADS is set."""
-
-    target: FleetTarget
-    directory: Path
-    limit: float | None = None
-    retries: int = 0
-    threads: int = 1
-
-
 def asked_of(target: FleetTarget) -> str:
-    """A digest of a target's options and of the files they name; if it changed, the target must be audited again.
+    """A digest of a target's options and of the files they name; if the digest changes, the target is audited again.
 
     Files that the named files import are not included.
     """
@@ -79,7 +71,7 @@ def asked_of(target: FleetTarget) -> str:
 
 
 def earlier_outcomes(directory: Path, targets: Sequence[FleetTarget]) -> dict[str, Outcome]:
-    """Earlier outcomes of unchanged targets in a directory; none if the directory's record cannot be read."""
+    """Outcomes stored in a directory: of finished audits of unchanged targets; empty if they cannot be read."""
     try:
         before = _OUTCOMES.validate_json((directory / KEPT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -99,44 +91,85 @@ def keep(directory: Path, outcomes: Mapping[str, Outcome]) -> None:
     folder.write(directory, {KEPT: _OUTCOMES.dump_json(dict(outcomes), indent=1) + b"\n"})
 
 
-def run_all(tasks: Sequence[Task], jobs: int, done: Callable[[Task, Outcome], None]) -> None:
+def run_all(tasks: Sequence[FleetTarget], jobs: int, done: Callable[[FleetTarget, Outcome], None]) -> None:
     """Run all audits, `jobs` in parallel; `done` is called as each one ends.
 
-    If an exception ends this, running audits are stopped first and count as not audited.
+    If an exception is raised, all running audits are stopped and count as not audited.
     """
     over = threading.Event()
     with ThreadPoolExecutor(jobs) as pool:
-        waiting: dict[Future[Outcome], Task] = {pool.submit(run, task, over.is_set): task for task in tasks}
+        running = {pool.submit(run, task, over.is_set): task for task in tasks}
         try:
-            while waiting:
-                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    done(waiting.pop(future), future.result())
+            for future in as_completed(running):
+                done(running[future], future.result())
         except BaseException:
             over.set()
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def run(task: Task, unwanted: Callable[[], bool] = lambda: False) -> Outcome:
-    """Run an audit. unwanted: polled during the audit; returns whether to abort it."""
+def run_on_cluster(tasks: Sequence[FleetTarget], address: str, done: Callable[[FleetTarget, Outcome], None]) -> None:
+    """Run all audits on a cluster, each on any node with a free processor; `done` is called when an audit has ended and
+    its files are copied back.
+
+    If a node is lost, its audit restarts on another node, at most `retries` times; others are unaffected. The
+    targets' files must exist at the same paths on every node. Raises: AuditorError(slug="no-ray").
+    """
+    try:
+        import ray
+
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
+    except ImportError as error:
+        raise AuditorError(f"--address needs ray ({error}): pip install ray, or leave it out", slug="no-ray") from error
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        how = "start a cluster with `ray start --head`"
+        raise AuditorError(f"there is no Ray cluster at {address}: {how}", slug="no-ray") from error
+    try:
+        audited = ray.remote(num_cpus=1)(_run_on_node)
+        waiting = {audited.options(max_retries=task.retries).remote(task): task for task in tasks}
+        while waiting:
+            (reference,), _ = ray.wait([*waiting], num_returns=1)
+            task = waiting.pop(reference)
+            try:
+                outcome, texts = ray.get(reference)
+            except ray.exceptions.RayError as error:
+                said = f"the node that ran it was lost ({type(error).__name__}), {task.retries + 1} times"
+                outcome, texts = Outcome(asked=asked_of(task), code=2, said=said, tries=task.retries + 1), {}
+            if texts:
+                folder.write(task.directory, texts)
+            done(task, outcome)
+    finally:
+        ray.shutdown()
+
+
+def _run_on_node(task: FleetTarget) -> tuple[Outcome, dict[str, str]]:
+    """Audit into a temporary folder, and return the outcome with the files."""
+    with tempfile.TemporaryDirectory(prefix=folder.OWN, ignore_cleanup_errors=True) as scratch:
+        ended = run(replace(task, directory=Path(scratch, "audit")))
+        there = [Path(scratch, "audit", name) for name in FILES]
+        return ended, {file.name: file.read_text(encoding="utf-8") for file in there if file.is_file()}
+
+
+def run(task: FleetTarget, unwanted: Callable[[], bool] = lambda: False) -> Outcome:
+    """Run an audit, and after a crash up to `task.retries` more times. unwanted: polled; if true, the audit stops."""
     start, tries, crashed = time.monotonic(), 0, True
     while crashed and tries <= task.retries and not (tries and unwanted()):
         tries += 1
         code, said, crashed = _try(task, unwanted)
     taken = round(time.monotonic() - start, 2)
-    return Outcome(asked=asked_of(task.target), code=code, said=said, seconds=taken, tries=tries)
+    return Outcome(asked=asked_of(task), code=code, said=said, seconds=taken, tries=tries)
 
 
-def command_of(task: Task) -> list[str]:
+def command_of(task: FleetTarget) -> list[str]:
     """The command line of the audit."""
-    return [sys.executable, "-m", "auditor", *task.target.words, "--out", str(task.directory.absolute()), "--quiet"]
+    return [sys.executable, "-m", "auditor", *task.words, "--out", str(task.directory.absolute()), "--quiet"]
 
 
-def _try(task: Task, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
-    """Exit code, the error line if there is no audit, and whether a signal ended it, so that a retry may succeed."""
+def _try(task: FleetTarget, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
+    """Run an audit once. Returns its exit code, its error line if it failed, and whether it crashed."""
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), HERE])
     environment = {"OMP_NUM_THREADS": str(task.threads), **os.environ, "PYTHONPATH": path}
-    process = Process(command_of(task), cwd=task.target.folder, env=environment, stdin=subprocess.DEVNULL)
+    process = Process(command_of(task), cwd=task.folder, env=environment, stdin=subprocess.DEVNULL)
     try:
         if not wait_until(lambda: process.poll() is not None or unwanted(), task.limit):
             return 2, f"it took longer than {task.limit:g} seconds", False

@@ -1,4 +1,4 @@
-"""Reads targets.toml: the models of a fleet, each with the options of its audit."""
+"""Reads the TOML file of a fleet: its models, each with the options of its audit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import AuditorError
 from ..resources import tables
 
 NOT_HERE = ("out", "format", "open", "dry_run", "baseline", "explain_layer", "quiet", "debug", "per_module_ignores")
-"""Options of an audit that the fleet sets itself, or that only make sense on a terminal."""
+"""Options of an audit that the TOML file may not set: the fleet sets them, or they only suit a single audit."""
 
 SHORT = 100
 """Maximum length of a target's name, which becomes a folder's name."""
@@ -21,20 +21,26 @@ SHORT = 100
 
 @dataclass(frozen=True)
 class FleetTarget:
-    """One model. words: the command line of its audit, without program and --out; folder: base of relative paths."""
+    """One model and its audit. words: the command line, without program and --out; folder: base of relative paths.
+
+    directory: of the audit's files. limit: in seconds. retries: maximum number of restarts after a crash. threads: of
+    the audit's process, unless OMP_NUM_THREADS is set.
+    """
 
     name: str
     words: tuple[str, ...]
     folder: Path
+    directory: Path = Path()
+    limit: float | None = None
+    retries: int = 0
+    threads: int = 1
 
 
 def read(file: Path) -> tuple[FleetTarget, ...]:
     """Read the targets of a file, in order. Raises: AuditorError(slug="bad-fleet"), with the file and the target."""
     table = tables(file, "bad-fleet")
     for unknown in table.keys() - {"target", "defaults"}:
-        raise _bad(
-            file, f"unknown table {unknown!r}: the file may have [[target]] tables, and [defaults] for all of them"
-        )
+        raise _bad(file, f"unknown table {unknown!r}: a file has [[target]] tables, and [defaults] for all of them")
     entries = table.get("target")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise _bad(file, "it names no model: add a [[target]] table with name and target")
@@ -44,9 +50,7 @@ def read(file: Path) -> tuple[FleetTarget, ...]:
     for target in targets:
         other = seen.setdefault(target.name.casefold(), target.name)
         if other is not target.name:
-            raise _bad(
-                file, f"two targets are called {target.name!r}: each name becomes a folder, so choose different ones"
-            )
+            raise _bad(file, f"two targets are called {target.name!r}: each name becomes a folder, so rename one")
     return tuple(targets)
 
 
@@ -54,17 +58,14 @@ def _target(file: Path, number: int, entry: Mapping[str, Any], shared: Mapping[s
     given = dict(entry)
     name, target = given.pop("name", None), given.pop("target", None)
     if not isinstance(name, str) or not re.fullmatch(r"[\w][\w .+-]*", name) or len(name) > SHORT or name.endswith("."):
-        raise _bad(
-            file,
-            f"target {number} needs a name that can be a folder's: letters, digits, spaces and . _ + "
-            f"-, at most {SHORT} characters",
-        )
+        allowed = f"letters, digits, spaces and . _ + -, at most {SHORT} characters"
+        raise _bad(file, f"target {number} needs a name that can be a folder's: {allowed}")
     if not isinstance(target, str) or not target:
         raise _bad(file, f"target {name!r} has no `target`: the file or module that holds the model")
     what = f"target {name!r}"
     options = {**shared, **_options(file, what, given)}
     try:
-        validate(Command, options, lambda name: (f"{file}: {what}: {key_of(name)}", "bad-fleet"))
+        validate(Command, options, {name: (f"{file}: {what}: {key_of(name)}", "bad-fleet") for name in options})
     except AuditorError as error:
         raise error if error.slug == "bad-fleet" else _bad(file, f"{what}: {error}") from error
     return FleetTarget(name, (*_words(options), target), file.resolve().parent)

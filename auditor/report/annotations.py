@@ -1,4 +1,4 @@
-"""Findings at source lines of the user's repository: GitHub workflow commands, and SARIF 2.1.0."""
+"""Reports findings at source lines of the user's repository, as GitHub workflow commands or SARIF 2.1.0."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from ..paths import pattern
 from ..records import Finding, Node
 from ..records.audit import Audit
 from .findings import Cause, causes
-from .view import view
+from .view import ReportView
 from .words import count, label, line, op, printable, scope, sentence, summary
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """A file relative to its repository, with forward slashes, a line and a column, from 1; column 1 if unknown."""
+    """A place in the source. file: relative to its repository, with forward slashes; line, column: counted from 1."""
 
     file: str
     line: int
@@ -35,8 +35,8 @@ class Anchor:
 
 
 def place_of(audit: Audit, cause: Cause) -> Anchor:
-    """The source line to report for a cause. For code of an installed package: the user's line that called the package,
-    else the audited file."""
+    """The source line to report for a cause. If this line is in an installed package: the user's line that called the
+    package, else line 1 of the audited file."""
     source = cause.worst.source
     name, line = written_at(source)
     written = Anchor(name, line) if line else None
@@ -53,51 +53,45 @@ def _caller(node: Node) -> Anchor | None:
 
 
 def _own(source: str | None, path: str | None, column: int | None) -> Anchor | None:
-    """A location in the user's code; None if it is unknown or in an installed package."""
+    """The place of a source location; None if the location is unknown or in an installed package."""
     _, line = written_at(source)
     return Anchor(from_repository(Path(path)), line, column or 1) if line and path and not is_installed(path) else None
 
 
 def written_at(source: str | None) -> tuple[str, int]:
-    """Parse a source location: `model.py:42` -> (`model.py`, 42); line 0 if absent."""
+    """Parse a source location: `model.py:42` -> (`model.py`, 42); line 0 if it is missing."""
     name, _, line = (source or "").rpartition(":")
     return (name, int(line)) if name and line.isdecimal() else (source or "", 0)
 
 
-COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
+LEVELS = {
+    "error": ("error", "error", "error"),
+    "warning": ("warning", "warning", "warning"),
+    "info": ("notice", "note", "recommendation"),
+}
+"""{severity: (GitHub workflow command, SARIF level, `problem.severity` of GitHub's code scanning)}."""
 MOST_PER_LEVEL = 10
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-LEVELS = {"error": "error", "warning": "warning", "info": "note"}
-PROBLEMS = {"error": "error", "warning": "warning", "info": "recommendation"}
 MOST_RESULTS = 5000
 MOST_LOCATIONS = 100
 LONGEST_TEXT = 1000
 
 
 def github(audit: Audit) -> str:
-    """GitHub workflow commands: the verdict as text, then one annotation per cause at the user's line, at most ten of
-    each level, and the number of omitted causes."""
-    return "\n".join(_commands(audit)) + "\n"
-
-
-def _commands(audit: Audit) -> Iterator[str]:
-    seen, result = view(audit), causes(audit).all
-    for said in (seen.headline, *seen.broken):
-        yield printable(said).replace("::", ": :")  # so that the runner does not execute the line as a command
-    levels = {level: [cause for cause in result if cause.severity == level] for level in COMMANDS}
-    shown = [cause for same in levels.values() for cause in same[:MOST_PER_LEVEL]]
-    yield from (_annotation(cause, place_of(audit, cause)) for cause in shown)
-    if left := len(result) - len(shown):
-        yield f"{count(left, 'more problem')} in the report."
-
-
-def _annotation(cause: Cause, place: Anchor) -> str:
-    worst = cause.worst
-    title = _property(f"{worst.rule} {worst.name}")
-    said = f"{sentence(worst.message)} In {cause.where}, {op(worst.op)}."
-    words = _data(" ".join(filter(None, (said, sentence(cause.size), cause.plan_effect, summary(worst.advice)))))
-    at = f"file={_property(place.file)},line={place.line},col={place.column}"
-    return f"::{COMMANDS[cause.severity]} {at},title={title}::{words}"
+    """Text for the log of GitHub Actions: the verdict, and an annotation for each cause at the user's line, at most ten
+    for each severity. If causes are omitted, the last line counts them."""
+    seen, result = ReportView(audit), causes(audit).all
+    shown: list[str] = []
+    for severity, (command, *_) in LEVELS.items():
+        for cause in [cause for cause in result if cause.severity == severity][:MOST_PER_LEVEL]:
+            worst, place = cause.worst, place_of(audit, cause)
+            at = f"file={_property(place.file)},line={place.line},col={place.column}"
+            title, words = _property(f"{worst.rule} {worst.name}"), f"{_message(cause)} {summary(worst.advice)}".strip()
+            shown.append(f"::{command} {at},title={title}::{_data(words)}")
+    left = [f"{count(len(result) - len(shown), 'more problem')} in the report."] if len(result) > len(shown) else []
+    # so that the runner does not execute a line of the verdict as a command
+    said = (printable(said).replace("::", ": :") for said in (seen.headline, *seen.broken))
+    return "\n".join([*said, *shown, *left]) + "\n"
 
 
 def _data(text: str) -> str:
@@ -109,21 +103,21 @@ def _property(text: str) -> str:
 
 
 def sarif(audit: Audit) -> str:
-    """One SARIF run with its rules and results; equal audits give equal bytes."""
+    """A SARIF file with one run: the causes, at most 5,000, and their rules. Equal audits give equal bytes."""
     result = causes(audit).all[:MOST_RESULTS]
     rules = {cause.worst.rule: cause.worst for cause in reversed(result)}
     results = [
         {
             "ruleId": cause.worst.rule,
             "ruleIndex": list(rules).index(cause.worst.rule),
-            "level": LEVELS[cause.severity],
+            "level": LEVELS[cause.severity][1],
             "message": {"text": _message(cause)},
             "occurrenceCount": len(cause.members),
             "locations": [_location(cause, place_of(audit, cause))],
             **_related_call(cause),
             "partialFingerprints": {"primaryLocationLineHash": identity, "auditor/v1": identity},
         }
-        for cause, identity in zip(result, _fingerprints(result), strict=True)
+        for cause, identity in _fingerprints(result).items()
     ]
     driver = {
         "name": "Model precision auditor",
@@ -144,6 +138,7 @@ def _rule(finding: Finding) -> dict[str, Any]:
     help_text = "\n\n".join(part.strip() for part in (finding.why, finding.advice) if part.strip()) or words
     sources = "".join(f"\n- {item}" for item in finding.references)
     told = f"**Why.** {finding.why.strip()}\n\n**What to do.** {finding.advice.strip()}"
+    _, level, problem = LEVELS[finding.declared or finding.severity]
     address = re.search(r"https://\S+", " ".join(finding.references))
     return {
         "id": finding.rule,
@@ -152,10 +147,10 @@ def _rule(finding: Finding) -> dict[str, Any]:
         "fullDescription": {"text": (summary(finding.why) or words)[:LONGEST_TEXT]},
         "help": {"text": help_text, "markdown": told + (f"\n\n**References.**\n{sources}" if sources else "")},
         **({"helpUri": address[0]} if address else {}),
-        "defaultConfiguration": {"level": LEVELS[finding.declared or finding.severity]},
+        "defaultConfiguration": {"level": level},
         "properties": {
             "precision": finding.confidence,
-            "problem.severity": PROBLEMS[finding.declared or finding.severity],
+            "problem.severity": problem,
             "tags": ["precision", *finding.formats],
         },
     }
@@ -169,7 +164,7 @@ def _message(cause: Cause) -> str:
 
 
 def _related_call(cause: Cause) -> dict[str, Any]:
-    """The call that led to a finding's line, as a link in SARIF viewers, unless the call is the finding's own line."""
+    """The user's call that led to a cause's line; empty if unknown, or if the cause is reported at this call."""
     node = cause.report.node if cause.report else None
     if node is None or is_installed(node.source_path or "") or (caller := _caller(node)) is None:
         return {}
@@ -185,25 +180,24 @@ def _physical(place: Anchor, code: str | None = None) -> dict[str, Any]:
 
 def _location(cause: Cause, place: Anchor) -> dict[str, Any]:
     owners = dict.fromkeys(scope(finding.owner) for finding in (cause.worst, *cause.members))
-    there = written_at(cause.worst.source)[1] == place.line  # false if the finding was moved to the audited file
+    there = written_at(cause.worst.source)[1] == place.line  # false if the cause is reported at another line
     code = cause.report.node.code if cause.report and there else None
     logical = [{"fullyQualifiedName": name, "kind": "module"} for name in list(owners)[:MOST_LOCATIONS]]
     return {"physicalLocation": _physical(place, code), "logicalLocations": logical}
 
 
-def _fingerprints(ordered: Sequence[Cause]) -> list[str]:
-    """A fingerprint per result: of the rule, the module, the operation and the text of the source line.
+def _fingerprints(ordered: Sequence[Cause]) -> dict[Cause, str]:
+    """A fingerprint for each cause, from its rule, module and operation, and the text of its source line.
 
-    Line numbers, block counts and measurements are excluded, so that a result keeps its identity while the file
-    changes. Results with equal fingerprints are numbered by line.
+    Line numbers, block numbers and measurements do not count, so that a cause keeps its fingerprint if other lines
+    change. Causes with the same digest are numbered in the order of their lines.
     """
     seen: Counter[str] = Counter()
-    prints: dict[int, str] = {}
-    for i in sorted(range(len(ordered)), key=lambda i: written_at(ordered[i].worst.source)):
-        worst, report = ordered[i].worst, ordered[i].report
-        code = " ".join((report.node.code or "").split()) if report else ""
-        parts = (worst.rule, pattern(worst.owner), worst.op, code)
+    prints = dict.fromkeys(ordered, "")
+    for cause in sorted(ordered, key=lambda cause: written_at(cause.worst.source)):
+        code = " ".join((cause.report.node.code or "").split()) if cause.report else ""
+        parts = (cause.worst.rule, pattern(cause.worst.owner), cause.worst.op, code)
         digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
         seen[digest] += 1
-        prints[i] = f"{digest}:{seen[digest]}"
-    return [prints[i] for i in range(len(ordered))]
+        prints[cause] = f"{digest}:{seen[digest]}"
+    return prints

@@ -1,4 +1,4 @@
-"""A page as a list of blocks, and its renderers: for a terminal, Markdown and HTML."""
+"""The blocks that make up a page, and renderers of blocks for a terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -32,46 +31,32 @@ WIDEST = 110
 
 
 @dataclass(frozen=True)
-class Title:
-    """The title of a page, with `about` below it in smaller type."""
-
-    text: str
-    about: str = ""
-    label = ""
-
-
-@dataclass(frozen=True)
 class Prose:
-    """Paragraphs after one label. listed: whether each is an item of a list."""
+    """Paragraphs with one label. listed: whether each paragraph is an item of a list. style: a class of the report's
+    CSS, or `title` if the label is the title of the page."""
 
     label: str
     texts: tuple[str, ...]
     style: str = ""
     listed: bool = False
 
+    def __bool__(self) -> bool:
+        return any(self.texts) or self.style == "title"
+
 
 @dataclass(frozen=True)
 class Item:
-    """One greppable line, `path:line:column CODE message`, with details below it."""
+    """A line that is never broken, such as `path:line:column CODE message`, with notes below it."""
 
     head: str
     notes: tuple[str, ...] = ()
     style: str = ""
-
-
-@dataclass(frozen=True)
-class Entries:
-    """A list of entries. about: their kind and number; more: a sentence on omitted ones."""
-
-    label: str
-    about: str
-    entries: tuple[Item, ...]
-    more: str = ""
+    label = ""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table. bold: index of the most important row; texts: number of text columns on the left."""
+    """A table. bold: index of the row to highlight; texts: number of left-aligned columns, which come first."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -79,6 +64,9 @@ class Grid:
     texts: int = 1
     caption: str = ""
     label = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
 
 
 @dataclass(frozen=True)
@@ -99,9 +87,9 @@ class Fold:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture of `height` pixels. paths: (CSS class, SVG path); legend: (CSS class, words); ticks: (position on an
-    axis, words); rows: the operation of each point on the curves. titled: whether HTML shows the label above the
-    picture."""
+    """A drawing, `height` pixels high. paths: (CSS class, SVG path); legend: (CSS class, words); x_ticks, y_ticks:
+    (pixel, words). rows: for each point, the row of the layer table that a click opens. titled: whether the label
+    stands above the drawing."""
 
     label: str
     about: str
@@ -115,53 +103,50 @@ class Chart:
     titled: bool = True
 
 
-Block = Title | Prose | Entries | Grid | Code | Fold | Chart
-"""Folds and charts appear only in HTML."""
+Block = Prose | Item | Grid | Code | Fold | Chart
+"""Folds and charts appear only in HTML. A Prose or Grid without content is falsy, and not rendered."""
 WIDTH = 1080
 LEFT, RIGHT, BOTTOM = 48, WIDTH - 8, 40
-"""Pixel positions of a chart's left and right edge, and the space below its lower axis."""
+"""Pixels: a chart's left and right edges, and the height of the space below its horizontal axis."""
 
 
 def rule_text(title: str, text: str) -> list[Block]:
-    """A rule's text: paragraphs with a title, and code to copy."""
+    """The blocks of a rule's text: paragraphs, the first with the title, and code to copy."""
     return [
         Code("", part) if code else Prose(title if i == 0 else "", (part,))
         for i, (part, code) in enumerate(parts(text))
     ]
 
 
-class Look(NamedTuple):
-    """How to print: width in cells, and whether colors are allowed."""
+def looks() -> tuple[int, bool]:
+    """The width of stdout in cells, and whether to use colors; without a terminal, 100 cells and no colors.
 
-    width: int
-    color: bool
-
-
-def looks() -> Look:
-    """Width and color for stdout: plain and 100 cells wide unless it is a terminal.
-
-    FORCE_COLOR and NO_COLOR, if not empty, override the color.
+    FORCE_COLOR turns colors on and NO_COLOR turns them off, if not empty.
     """
     width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else 100
     colored = bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
-    return Look(width, colored and not os.environ.get("NO_COLOR"))
+    return width, colored and not os.environ.get("NO_COLOR")
 
 
-def to_terminal(blocks: Iterable[Block], look: Look) -> str:
-    """Lines of at most `look.width` cells; only the first line of an entry is never broken, so that grep finds it."""
-    stream = io.StringIO()
+def to_terminal(blocks: Iterable[Block], width: int | None = None, color: bool | None = None) -> str:
+    """Render blocks as lines of at most `width` cells. Only the head of an Item is never broken, so that grep finds it.
+
+    Width and color follow stdout by default.
+    """
+    usual, colored = looks()
+    width, color, stream = width or usual, colored if color is None else color, io.StringIO()
     console = Console(
         file=stream,
-        width=max(look.width, 40),
-        force_terminal=look.color,
-        color_system="standard" if look.color else None,
+        width=max(width, 40),
+        force_terminal=color,
+        color_system="standard" if color else None,
         legacy_windows=False,
         highlight=False,
         markup=False,
         emoji=False,
         _environ={},
     )
-    for i, block in enumerate(blocks):
+    for i, block in enumerate(block for block in blocks if block):
         if i and (isinstance(block, Grid) or block.label):
             console.print()
         for part in _parts(block):
@@ -170,23 +155,24 @@ def to_terminal(blocks: Iterable[Block], look: Look) -> str:
 
 
 def _parts(block: Block) -> Iterator[RenderableType]:
-    """The rich renderables of a block. A Text stays on one line."""
+    """A block as objects that the library rich renders. A Text is never broken."""
     match block:
-        case Title(text, about):
-            yield from (Padding(_text(line, style), 0) for line, style in ((text, "bold"), (about, "muted")) if line)
+        case Prose(label, texts, "title"):
+            yield from (Padding(_text(label, "bold"), 0), *(Padding(_text(text, "muted"), 0) for text in texts))
         case Prose(label, texts, style, listed):
             yield _beside(label, [f"- {text}" if listed else text for text in texts], style)
         case Grid(heads, rows, bold, texts):
-            yield _grid(heads, rows, bold, texts)
+            grid = RichTable(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+            for i, head in enumerate(heads):
+                grid.add_column(printable(head), justify="left" if i < texts else "right", overflow="fold")
+            for i, row in enumerate(rows):
+                grid.add_row(*map(_text, row), style="bold" if i == bold else "")
+            yield grid
         case Code(label, text):
             yield _beside(label, text.splitlines(), "")
-        case Entries(label, about, entries, more):
-            yield _beside(label, [about], "")
-            for entry in entries:
-                yield _text(entry.head, entry.style)
-                yield from (Padding(_text(note, "muted"), (0, 0, 0, 4)) for note in entry.notes)
-            if more:
-                yield _beside("", [more], "muted")
+        case Item(head, notes, style):
+            yield _text(head, style)
+            yield from (Padding(_text(note, "muted"), (0, 0, 0, 4)) for note in notes)
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -202,26 +188,15 @@ def _beside(label: str, texts: Sequence[str], style: str) -> RichTable:
     return grid
 
 
-def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]], bold: int | None, texts: int) -> RenderableType:
-    grid = RichTable(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for i, head in enumerate(heads):
-        grid.add_column(printable(head), justify="left" if i < texts else "right", overflow="fold")
-    for i, row in enumerate(rows):
-        grid.add_row(*(_text(cell) for cell in row), style="bold" if i == bold else "")
-    return grid
-
-
 def to_markdown(blocks: Iterable[Block]) -> str:
-    """GitHub-flavored Markdown; names from the model are escaped."""
-    return "\n".join(line for block in blocks for line in (*_markdown(block), "")).rstrip("\n") + "\n"
+    """Render blocks as GitHub-flavored Markdown; names from the model are escaped."""
+    return "\n".join(line for block in blocks if block for line in (*_markdown(block), "")).rstrip("\n") + "\n"
 
 
 def _markdown(block: Block) -> Iterator[str]:
     match block:
-        case Title(text, about):
-            yield f"## {escape(text)}"
-            if about:
-                yield f"\n{escape(about)}"
+        case Prose(label, texts, "title"):
+            yield "\n\n".join((f"## {escape(label)}", *map(escape, texts)))
         case Prose(label, texts, style, listed):
             head = f"{'> ' if style == 'warning' else ''}{f'**{escape(label)}**: ' if label else ''}"
             first, rest = ("", texts) if listed else (escape(texts[0]), texts[1:])
@@ -235,11 +210,8 @@ def _markdown(block: Block) -> Iterator[str]:
                 yield _row((first, *map(escape, row[1:])))
         case Code(label, text):
             yield f"**{escape(label)}**\n\n```python\n{text.rstrip()}\n```"
-        case Entries(label, about, entries, more):
-            yield f"**{escape(label)}**: {escape(about)}\n"
-            yield from ("  \n  ".join((f"- {code(entry.head)}", *map(escape, entry.notes))) for entry in entries)
-            if more:
-                yield f"- {escape(more)}"
+        case Item(head, notes):
+            yield "  \n  ".join((f"- {code(head)}", *map(escape, notes)))
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -260,15 +232,13 @@ def escape(text: str) -> str:
 
 
 def html(blocks: Iterable[Block]) -> Markup:
-    """The blocks as HTML with the CSS classes of the report. In a page without these classes, the page's colors
-    apply."""
-    return Markup("\n").join(map(_html, blocks))
+    """Render blocks as HTML with the CSS classes of the report. A page that does not define the classes, such as a
+    notebook, shows the blocks in its own style."""
+    return Markup("\n").join(_html(block) for block in blocks if block)
 
 
 def _html(block: Block) -> Markup:
     match block:
-        case Title(text, about):
-            return _markup("<p><strong>{}</strong> {}</p>", text, about)
         case Prose(label, texts, style, listed):
             head = _markup("<b>{}</b> " * bool(label), label)
             if not listed:
@@ -282,11 +252,9 @@ def _html(block: Block) -> Markup:
             return head + code.format(copied.format(label or "the code"), text)
         case Grid():
             return _html_table(block)
-        case Entries(label, about, entries, more):
-            entry = Markup('<li class="{}"><code>{}</code><br>{}</li>')
-            items = Markup().join(entry.format(e.style, printable(e.head), prose(" ".join(e.notes))) for e in entries)
-            said = _markup("<p><b>{}</b> {}</p>", label, about) + Markup("<ul>{}</ul>" * bool(items)).format(items)
-            return said + _markup('<p class="muted">{}</p>' * bool(more), more)
+        case Item(head, notes, style):
+            item = Markup('<p class="{}"><code>{}</code><br>{}</p>')
+            return item.format(style, printable(head), prose(" ".join(notes)))
         case Fold(label, blocks):
             return _markup('<details class="fold"><summary>{}</summary>', label) + html(blocks) + Markup("</details>")
         case Chart():
@@ -298,12 +266,9 @@ def _markup(markup: str, *texts: str) -> Markup:
 
 
 def prose(text: str) -> Markup:
-    """Text with `backticks` as code, everything else escaped."""
-    line = printable(" ".join(text.split()))
-    pieces = line.split("`")
-    if len(pieces) % 2 == 0:
-        return Markup.escape(line)
-    return Markup().join(_markup("<code>{}</code>" if i % 2 else "{}", piece) for i, piece in enumerate(pieces))
+    """Escape text for HTML; text in `backticks` becomes code."""
+    line = Markup.escape(printable(" ".join(text.split())))
+    return line if line.count("`") % 2 else Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(line)))
 
 
 def _html_table(table: Grid) -> Markup:
@@ -339,7 +304,7 @@ def _html_chart(chart: Chart) -> Markup:
 
 @cache
 def environment() -> Environment:
-    """The Jinja environment: autoescape on, undefined names raise, files inlined; created once."""
+    """The Jinja environment, created once. It escapes values, raises for undefined names, and can inline files."""
     folder = resource_dir("reports")
     made = Environment(
         loader=FileSystemLoader(folder),

@@ -1,4 +1,4 @@
-"""Charts of the report: errors in execution order, and gradients against the range of FP16, in pixels."""
+"""Charts of the report: errors in execution order, curves by step, and gradients against the range of FP16."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .words import label, percent, power
 HEIGHT, TOP, INSET = 330, 12, 8
 HEIGHT_OF_LINES = 260
 BINS = 240
-"""Points of a curve; in longer models each stands for several operations."""
+"""Maximum points of a curve. In a model with more operations, a point shows the worst of several."""
 MARKS = 11
-"""Height of the strip above the curves where each format's non-finite values are marked."""
+"""Height in pixels of the strip above the curves that marks the non-finite values of one format."""
 LOWEST, HIGHEST = -48, 24
-"""Powers of two on the axis; values beyond them are drawn at the edge."""
+"""Exponents of two at the ends of the axis of gradients; values beyond an end are drawn at this end."""
 BANDS = (("over", "above the largest number"), ("subnormal", "subnormal"), ("zero", "lost to zero"))
 
 
@@ -87,9 +87,9 @@ def line_chart(
     x_ticks: Iterable[tuple[float, str]],
     least: int = -1,
 ) -> Iterator[Chart]:
-    """Curves on a logarithmic axis, each with its CSS class, its words and its points; nothing without a point.
+    """A chart with a logarithmic vertical axis; no chart if there is no point. curves: (CSS class, words, points).
 
-    last: the right end of the horizontal axis. least: see `decades`.
+    last: right end of the horizontal axis. least: see `decades`.
     """
     values = [value for _, _, points in curves for _, value in points]
     powers, x = decades(values, least), scale(0, last, LEFT + INSET, RIGHT - INSET)
@@ -113,7 +113,7 @@ def log(value: float) -> float:
 
 
 def decades(values: Iterable[float | None], least: int = -1) -> range:
-    """Exponents of the powers of ten on an axis for these values. The axis reaches at least 10^least."""
+    """Exponents of the powers of ten on an axis for these values. The upper end is 10^least or more."""
     logs = [math.log10(v) for v in values if v is not None and math.isfinite(v) and v > 0] or [-4.0, 0.0]
     high = min(max(math.ceil(max(logs)), least), 3)
     low = max(math.floor(min(logs)), high - 9)
@@ -135,8 +135,8 @@ def curve(points: Iterable[tuple[float, float] | None]) -> str:
 
 
 def gradient_chart(training: Training) -> Chart | None:
-    """Low-precision gradients in FP16's range, before and after the loss scale; None if no gradient is in low
-    precision."""
+    """A histogram of the low-precision gradients against FP16's range, with and without the loss scale; None if no such
+    gradient is nonzero."""
     spreads = [m.low for m in training.modules if m.low is not None]
     pool = merge_magnitudes([*spreads, *(significant(p.gradient) for p in training.parameters if p.low)])
     if not pool.nonzero:
@@ -154,9 +154,16 @@ def gradient_chart(training: Training) -> Chart | None:
     if init is not None and init != 1:
         paths.append(("gradient-scaled", _staircase(pool, shift, x, height)))
         legend.append(("gradient-scaled", f"scaled by {init:,.10g}"))
+    shares = (share(pool.exponents, fp16, by) for by in (0, shift) for share in (underflow_share, subnormal_share))
+    zero, small, *scaled = map(percent, shares)
+    after = "" if init is None else f"; scaled by {init:,.10g}, {' and '.join(scaled)}"
+    about = (
+        f"Without a loss scale, {zero} of the low-precision gradients become zero in FP16 and {small} become subnormal"
+        f"{after}."
+    )
     return Chart(
         "Gradients against the range of FP16",
-        f"{_losses(pool, shift, init)} Heights are shares of the gradients, on a square-root scale.",
+        f"{about} Heights are shares of the gradients, on a square-root scale.",
         height,
         tuple(paths),
         (*legend, *BANDS),
@@ -166,7 +173,7 @@ def gradient_chart(training: Training) -> Chart | None:
 
 
 def _staircase(pool: Magnitudes, shift: int, x: Callable[[float], float], height: int) -> str:
-    """A closed histogram outline; heights are shares of the largest bin, on a square-root scale."""
+    """The outline of a histogram as an SVG path; heights are on a square-root scale up to the largest bin."""
     shares: dict[int, float] = {}
     for exponent, n in pool.exponents.items():
         at = min(max(exponent + shift, LOWEST), HIGHEST)
@@ -175,16 +182,3 @@ def _staircase(pool: Magnitudes, shift: int, x: Callable[[float], float], height
     drawn = range(min(shares), max(shares) + 1)
     steps = "".join(f"V{y(math.sqrt(shares.get(e, 0.0))):g}H{x(e + 1):g}" for e in drawn)
     return f"M{x(drawn[0]):g} {height - BOTTOM}{steps}V{height - BOTTOM}z"
-
-
-def _losses(pool: Magnitudes, shift: int, init: float | None) -> str:
-    fp16 = FORMATS["fp16"]
-
-    def shares(by: int) -> tuple[str, str]:
-        return percent(underflow_share(pool.exponents, fp16, by)), percent(subnormal_share(pool.exponents, fp16, by))
-
-    zero, small = shares(0)
-    plain = (
-        f"Without a loss scale, {zero} of the low-precision gradients become zero in FP16 and {small} become subnormal"
-    )
-    return f"{plain}." if init is None else f"{plain}; scaled by {init:,.10g}, {' and '.join(shares(shift))}."

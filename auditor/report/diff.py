@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ..document.compare import Comparison, figures
 from ..numerics.formats import runs
 from ..records import Finding, Plan
-from .blocks import Block, Entries, Grid, Item, Prose, Title, environment
+from .blocks import Block, Grid, Item, Prose, environment
 from .words import SEVERITIES, count, fold, fold_paths, label, op, ratio, scope, sentence
 
 SHOWN, ROWS = 12, 200
-"""Number of kinds of findings and verdicts on a terminal, and in HTML; `--format json` has all."""
+"""Maximum number of entries in a list of findings or verdicts, on a terminal and in HTML."""
 
 
 def overview(both: Comparison, files: tuple[str, str], shown: int = SHOWN) -> list[Block]:
-    """Headline, plans, new and resolved findings, and changed verdicts."""
-    names = both.before.subject.name, both.after.subject.name
-    page: list[Block] = [
-        Title(f"{files[0]} ({names[0]}) -> {files[1]} ({names[1]})"),
+    """The page: headline, plans, new and resolved findings, and changed verdicts."""
+    was, now = both.before.recommended, both.after.recommended
+    chosen = f"Recommended before: {was or 'no plan'}; now: {now or 'no plan'}."
+    differ = tuple(f"{what.capitalize()}: {before} before, {after} now." for what, before, after in both.caveats)
+    return [
+        Prose(f"{files[0]} ({both.before.subject.name}) -> {files[1]} ({both.after.subject.name})", (), "title"),
         Prose("Verdict", (headline(both),), "error" if both.new else "good"),
-        Prose("", (recommendation(both),)),
+        Prose("", (f"{now or 'No plan'} is recommended in both." if was == now else chosen,)),
+        Prose("Caution", differ, "warning"),
+        *_plans(both),
+        *_findings("New", both.new, shown),
+        *_findings("Gone", both.gone, shown),
+        *_verdicts(both, shown),
     ]
-    if both.caveats:
-        differ = (f"{what.capitalize()}: {before} before, {after} now." for what, before, after in both.caveats)
-        page.append(Prose("Caution", tuple(differ), "warning"))
-    page += _plans(both)
-    return [*page, *_findings("New", both.new, shown), *_findings("Gone", both.gone, shown), *_verdicts(both, shown)]
 
 
 def render(both: Comparison, files: tuple[str, str]) -> str:
@@ -43,14 +43,6 @@ def headline(both: Comparison) -> str:
     if same and not both.new and not both.gone and not both.verdicts:
         return "Nothing changed: the same findings, verdicts and plans."
     return f"{count(len(both.new), 'new finding')}, {len(both.gone):,} gone, {both.unchanged_findings:,} unchanged."
-
-
-def recommendation(both: Comparison) -> str:
-    """Whether the recommended plan has changed."""
-    was, now = both.before.recommended, both.after.recommended
-    if was == now:
-        return f"{now or 'No plan'} is recommended in both."
-    return f"Recommended before: {was or 'no plan'}; now: {now or 'no plan'}."
 
 
 def error(plan: Plan | None) -> str:
@@ -77,9 +69,7 @@ def exceptions(before: Plan | None, after: Plan | None) -> str:
     return f"Functions of low-precision modules {'; '.join(said)}." if said else ""
 
 
-def _plans(both: Comparison) -> Iterator[Block]:
-    if not both.plans:
-        return
+def _plans(both: Comparison) -> list[Block]:
     rows = [
         (
             name,
@@ -91,37 +81,36 @@ def _plans(both: Comparison) -> Iterator[Block]:
         for name, old, new in both.plans
     ]
     bold = next((i for i, row in enumerate(rows) if row[0] == both.after.recommended), None)
-    yield Grid(("Plan", "Measured error", "Speed-up", "Modules in FP32", ""), tuple(rows), bold)
-    if kept := tuple(f"{name}: {words}" for name, old, new in both.plans if (words := exceptions(old, new))):
-        yield Prose("", kept, "muted")
+    kept = tuple(f"{name}: {words}" for name, old, new in both.plans if (words := exceptions(old, new)))
+    heads = ("Plan", "Measured error", "Speed-up", "Modules in FP32", "")
+    return [Grid(heads, tuple(rows), bold), Prose("", kept, "muted")]
 
 
-def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> Iterator[Block]:
-    """Findings grouped by rule and operation over repeated blocks, the most severe first."""
+def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> list[Block]:
+    """A list of findings, the most severe first. Equal findings in repeated blocks are one entry."""
     groups = fold(findings, lambda f: f.owner, lambda f: (f.rule, f.severity, f.op))
     groups.sort(key=lambda same: SEVERITIES.index(same[0].severity))
-    entries = []
-    for f, *others in groups:
-        where = fold_paths([each.owner for each in (f, *others)])
+    items = []
+    for same in groups:
+        f, where = same[0], fold_paths([each.owner for each in same])
         head = f"{f.source or op(f.op)} {f.rule} {f.severity} in {where}: {sentence(f.message or f.name)}"
-        entries.append(Item(head, (), f.severity))
-    return _entries(title, count(len(findings), "finding"), entries, shown)
+        items.append(Item(head, (), f.severity))
+    return _list(title, count(len(findings), "finding"), items, shown)
 
 
-def _verdicts(both: Comparison, shown: int) -> Iterator[Block]:
-    """Changed verdicts, worsened ones first."""
+def _verdicts(both: Comparison, shown: int) -> list[Block]:
+    """A list of changed verdicts, those that got worse first."""
     ranks = {"safe": 0, "unsafe": 2}
     groups = fold(both.verdicts, lambda c: c.node.owner, lambda c: (c.node.op, c.format, c.before, c.after))
     groups.sort(key=lambda same: ranks.get(same[0].before or "", 1) - ranks.get(same[0].after or "", 1))
-    entries = []
-    for c, *others in groups:
-        where = fold_paths([each.node.owner for each in (c, *others)])
+    items = []
+    for same in groups:
+        c, where = same[0], fold_paths([each.node.owner for each in same])
         changed = f"{c.before or 'absent'} -> {c.after or 'absent'}"
-        entries.append(Item(f"{label(c.format)}: {changed}, {op(c.node.op)} in {where}"))
-    return _entries("Changed", count(len(both.verdicts), "verdict"), entries, shown)
+        items.append(Item(f"{label(c.format)}: {changed}, {op(c.node.op)} in {where}"))
+    return _list("Changed", count(len(both.verdicts), "verdict"), items, shown)
 
 
-def _entries(title: str, about: str, entries: list[Item], shown: int) -> Iterator[Block]:
-    left = f"and {len(entries) - shown} more kinds; --format json lists all" if len(entries) > shown else ""
-    if entries:
-        yield Entries(title, about, tuple(entries[:shown]), left)
+def _list(title: str, about: str, items: list[Item], shown: int) -> list[Block]:
+    left = f"and {len(items) - shown} more kinds; --format json lists all" if len(items) > shown else ""
+    return [Prose(title, (about,)), *items[:shown], Prose("", (left,), "muted")] if items else []

@@ -1,4 +1,4 @@
-"""Groups findings by root cause, ranks them, and says what the recommended plan does about each."""
+"""Groups findings by root cause, ranks the causes, and says what a plan does about each cause."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MODULES_NAMED = 3
 class Cause:
     """Findings (`members`) with one root cause: an operation of one source line, in every module that runs this line.
 
-    rules: the worst member of each rule, the most informative rule first. worst: the first of these findings;
-    report: the measurements of its operation. where: the modules in words; shapes: module paths without block numbers.
-    size: the number of findings in words, "" for one.
+    rules: {code: members with it}, the most important code and member first. worst: the first member of the first
+    code; report: measurements of its operation. where: modules in words; shapes: module paths without block numbers.
+    size: the number of findings in words, "" for a single finding.
     """
 
     def __init__(self, audit: Audit, members: Sequence[Finding], reports: Mapping[str, NodeReport]) -> None:
@@ -34,12 +34,9 @@ class Cause:
         effects = {id(f): _effect(reports.get(f.node), f.formats) for f in members}
 
         def weight(f: Finding) -> tuple[Any, ...]:
-            """Confirmed findings first, then by severity, rules before measurements, then by default severity."""
+            """Sort key: findings that the measurement contradicts last; then severity; rules before measurements."""
             where = place(f.source, f.owner, f.op)
-            elsewhere = f.cause not in (
-                where,
-                f"{where}: precision",
-            )  # the finding is not at the operation of the cause
+            elsewhere = f.cause not in (where, f"{where}: precision")  # not at the operation of the cause
             severities = SEVERITIES.index(f.severity), f.rule in MEASURED, SEVERITIES.index(f.declared or f.severity)
             return f.agrees is False, *severities, elsewhere, -effects[id(f)]
 
@@ -54,8 +51,7 @@ class Cause:
         self.where = list_paths(self.owners, MODULES_NAMED)
         self.shapes = tuple(dict.fromkeys(scope(pattern(owner)) for owner in self.owners))
         self.operations = len({finding.node for finding in members})
-        several = len(members) > 1
-        self.size = f"{count(len(members), 'finding')}: {', '.join(self.rules)}" if several else ""
+        self.size = f"{count(len(members), 'finding')}: {', '.join(self.rules)}" if len(members) > 1 else ""
         self.agreement = AGREEMENT[self.worst.agrees]
         self.snippet = keep_alone(audit, self.worst.owner)
 
@@ -69,14 +65,28 @@ class Cause:
 
     @property
     def planned_dtypes(self) -> str:
-        """The formats in which the operations of the cause compute under the recommended plan."""
+        """The formats in which the operations of the cause compute under the recommended plan, in words."""
         names = {finding.node for finding in self.members}
         return tally(report for report in self._audit.nodes if report.node.name in names)
 
     @cached_property
     def plan_effect(self) -> str:
-        """A sentence on what the plan does with the operations of the cause."""
-        return _plan_effect(self._audit, [finding for finding in self.members if finding.bearing])
+        """A sentence on what the plan that severities refer to does with the operations of the cause."""
+        spoken = [finding for finding in self.members if finding.bearing]
+        plan = self._audit.plans.get(spoken[0].plan or "") if spoken else None
+        if plan is None:
+            stops = spoken and spoken[0].bearing == "stops"
+            return "No plan within the budget uses low precision; this operation is one reason." if stops else ""
+        nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
+        every = {finding.node for finding in spoken}
+        said = [text.format(_these(nodes[how], every)) for how, text in BEARINGS.items() if nodes[how]]
+        if others := every.difference(*nodes.values()):
+            here = (finding for finding in spoken if finding.node in others)
+            met = dict.fromkeys((f, how) for finding in here for f, by in finding.met.items() for how in by)
+            under = " or ".join(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met)
+            what = "the problem" if others == every else f"the problem of {_these(others, every)}"
+            said.append(f"avoids {what}{f', which only occurs in {under}' if under else ''}")
+        return f"{_plan_words(self._audit, plan)}, {'; '.join(said)}."
 
     @property
     def cost(self) -> str:
@@ -94,7 +104,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Causes:
-    """All causes, ranked: those to fix (errors and warnings), and notes. about: the plan that severities refer to."""
+    """All causes, ranked. wanting: errors and warnings; notes: the others; about: which plan severities refer to."""
 
     wanting: tuple[Cause, ...]
     notes: tuple[Cause, ...]
@@ -117,32 +127,27 @@ class Causes:
 
 
 def causes(audit: Audit) -> Causes:
-    """Causes by severity, then by their rules' default severity, rules before measurements, then by effect; the order
-    is reproducible."""
+    """Group findings into causes, and rank these by severity, by their rules' default severity, rules before
+    measurements, then by effect. The order is reproducible."""
     reports = {r.node.name: r for r in audit.nodes}
     groups: dict[Any, list[Finding]] = {}
     for finding in audit.findings:
         alone = (finding.rule, finding.severity, pattern(finding.owner), finding.op, finding.source)
         groups.setdefault(finding.cause or alone, []).append(finding)
     result = sorted((Cause(audit, members, reports) for members in groups.values()), key=lambda cause: cause.rank)
-    wanting = tuple(cause for cause in result if cause.severity != "info")
-    return Causes(wanting, tuple(cause for cause in result if cause.severity == "info"), _about(audit))
+    wanting, notes = (tuple(one for one in result if (one.severity == "info") is info) for info in (False, True))
+    plan, about = audit.plans.get(next((f.plan for f in audit.findings if f.plan), "")), ""
+    if plan is not None:
+        about = f"Severities refer to {_plan_words(audit, plan)}."
+    elif any(finding.bearing == "stops" for finding in audit.findings):
+        about = "No plan within the budget uses low precision: severities are the rules' defaults."
+    return Causes(wanting, notes, about)
 
 
 def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:
-    """The change of the outputs with only this operation in low precision, in the worst format."""
+    """The largest change of the outputs, over formats, with only this operation in low precision."""
     moved = [report.contributions[f].isolated for f in formats if f in report.contributions] if report else []
     return max((math.inf if math.isnan(effect) else effect for effect in moved), default=0.0)
-
-
-def _about(audit: Audit) -> str:
-    """A sentence on the plan that severities refer to."""
-    plan = audit.plans.get(next((f.plan for f in audit.findings if f.plan), ""))
-    if plan is not None:
-        return f"Severities refer to {_plan_words(audit, plan)}."
-    if any(finding.bearing == "stops" for finding in audit.findings):
-        return "No plan within the budget uses low precision: severities are the rules' defaults."
-    return ""
 
 
 def _plan_words(audit: Audit, plan: Plan) -> str:
@@ -155,24 +160,6 @@ BEARINGS = {
     "low": "runs {} in low precision, within the budget",
     "reads": "runs {} in FP32 on low-precision inputs, within the budget",
 }
-
-
-def _plan_effect(audit: Audit, spoken: Sequence[Finding]) -> str:
-    """What the plan does with operations that have findings."""
-    plan = audit.plans.get(spoken[0].plan or "") if spoken else None
-    if plan is None:
-        stops = spoken and spoken[0].bearing == "stops"
-        return "No plan within the budget uses low precision; this operation is one reason." if stops else ""
-    nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
-    every = {finding.node for finding in spoken}
-    said = [text.format(_these(nodes[how], every)) for how, text in BEARINGS.items() if nodes[how]]
-    if others := every.difference(*nodes.values()):
-        here = (finding for finding in spoken if finding.node in others)
-        met = dict.fromkeys((f, how) for finding in here for f, by in finding.met.items() for how in by)
-        under = " or ".join(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met)
-        what = "the problem" if others == every else f"the problem of {_these(others, every)}"
-        said.append(f"avoids {what}{f', which only occurs in {under}' if under else ''}")
-    return f"{_plan_words(audit, plan)}, {'; '.join(said)}."
 
 
 def _these(nodes: Collection[str], every: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""Decoding under plans compared with FP32: the table, shares of the model's parts, and divergence by position."""
+"""Compares the tokens that plans generate with FP32's: tables of plans, model parts and caches, and a chart."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ LENGTHS = (2048, 32768, 131072)
 Decoded = tuple[Plan, TokenComparison]
 
 
-def generation_lines(audit: Audit) -> list[Block]:
-    """Lines for a terminal: the result of each plan, the recommended one first; the part of the model to keep in FP32
-    first; the setup."""
+def generation_lines(audit: Audit) -> tuple[str, ...]:
+    """Lines for a terminal: the result of each plan, the recommended plan first; the part of the model that adds most
+    error; the prompts and tokens."""
     if audit.generation is None:
-        return []
-    lines = [f"{plan_title(plan)}: {_figures(generated)}" for plan, generated in _decoded_plans(audit)]
-    return [Prose("Tokens", (*lines, *lift_words(audit), _about(audit.generation)))]
+        return ()
+    lines = (f"{plan_title(plan)}: {_figures(generated)}" for plan, generated in _decoded_plans(audit))
+    return (*lines, *lift_words(audit), _about(audit.generation))
 
 
 def generation_section(audit: Audit) -> list[Block]:
@@ -63,13 +63,13 @@ def generation_section(audit: Audit) -> list[Block]:
         Prose("", (_about(audit.generation), *lift_words(audit)), "lead"),
         Prose("", (about,), "about"),
         Grid(HEADS, tuple(_row(plan, generated) for plan, generated in decoded)),
-        *([Grid(heads, parts, texts=2, caption=PARTS)] if parts else []),
-        *_caches(audit.generation),
+        Grid(heads, parts, texts=2, caption=PARTS),
+        _caches(audit.generation),
         *_chart(audit.generation, decoded),
     ]
 
 
-def _caches(made: Generation) -> Iterator[Grid]:
+def _caches(made: Generation) -> Grid:
     """A table of formats for the key-value cache: differences from FP32, and memory by text length."""
     rows = []
 
@@ -82,13 +82,12 @@ def _caches(made: Generation) -> Iterator[Grid]:
         if one.stored == "bf16":
             rows.insert(0, ("FP32", *[""] * 5, *sizes(one, 2)))
     heads = ("Cache", "KL mean", "KL 99 %", "Flips", "95 %", "Saturated", *(f"{n:,} tokens" for n in LENGTHS))
-    if rows:
-        yield Grid(heads, tuple(rows), caption=CACHES)
+    return Grid(heads, tuple(rows), caption=CACHES)
 
 
 def lift_words(audit: Audit) -> Iterator[str]:
-    """A sentence on the part of the model that is predicted to avoid most flips in FP32; nothing without
-    predictions."""
+    """A sentence on the part of the model that adds most error, and on the flips predicted with this part in FP32;
+    nothing without predictions."""
     for plan, generated in _decoded_plans(audit)[:1]:
         best = next((part for part in generated.parts if part.flips is not None), None)
         if best is not None and generated.predicted_flips is not None:
@@ -100,7 +99,7 @@ def lift_words(audit: Audit) -> Iterator[str]:
 
 
 def _decoded_plans(audit: Audit) -> list[Decoded]:
-    """The plans that decoded, the recommended one first."""
+    """The plans that decoded or failed to, with their results; the recommended plan first."""
     decoded = [(plan, plan.generated) for plan in audit.plans.values() if plan.generated is not None]
     return sorted(decoded, key=lambda pair: pair[0].name != audit.recommended)
 
@@ -122,7 +121,7 @@ def _figures(generated: TokenComparison) -> str:
 
 
 def _flips(generated: TokenComparison) -> tuple[str, str]:
-    """Flips per 1,000 tokens, and their interval."""
+    """Flips per 1,000 tokens, and their 95 % interval, in words."""
     low, high = generated.flips_low or 0, generated.flips_high or 0
     return f"{generated.flips or 0:.3g}", f"{low:.2g} to {high:.2g}"
 

@@ -1,4 +1,4 @@
-"""Modules that a plan keeps in FP32, by reason; dtypes of operations under it, and explanations of single layers."""
+"""Says what a plan keeps in FP32 and why, in which format operations compute, and explains single layers."""
 
 from __future__ import annotations
 
@@ -26,30 +26,16 @@ KEPT = "the module is in FP32"
 
 @dataclass(frozen=True)
 class Island:
-    """Modules that a plan keeps in FP32 for the same reasons. functions: those that low modules keep in FP32.
+    """Modules that a plan keeps in FP32 for the same kind of reason, or functions that stay FP32 in low-precision
+    modules. why: the reason in a clause, then the codes of rules that report them; "" if unknown.
 
-    The paths differ only in block numbers (`blocks.*.norm`), unless the reason is `no-gain` for over `SHAPES` patterns.
+    Paths differ only in block numbers (`blocks.*.norm`), except if over `SHAPES` patterns have the reason `no-gain`.
     """
 
     paths: tuple[str, ...]
-    words: str
-    rules: tuple[str, ...] = ()
-    functions: tuple[str, ...] = ()
+    name: str
+    why: str
     noun: str = "module"
-
-    @property
-    def name(self) -> str:
-        """The display name: paths or patterns of modules; for functions, their names and modules."""
-        if self.functions:
-            place = "the whole model" if self.paths == ("",) else list_paths(self.paths, 2)
-            return f"{', '.join(self.functions)} in {place}"
-        return list_paths([own(path) for path in self.paths], 2, self.noun)
-
-    @property
-    def why(self) -> str:
-        """The reason, in a clause, followed by the rules that fired on it."""
-        codes = ", ".join(self.rules)
-        return f"{self.words} ({codes})" if self.words and codes else self.words or codes
 
 
 def own(path: str) -> str:
@@ -58,45 +44,43 @@ def own(path: str) -> str:
 
 
 def islands(plan: Plan) -> tuple[Island, ...]:
-    """FP32 modules, with repeated blocks merged, and functions that low modules keep in FP32.
+    """FP32 modules, with repeated blocks merged, and functions that stay FP32 in low-precision modules.
 
-    For an exported program: its FP32 operations, merged by kind and reason.
+    For an exported program: its FP32 operations, grouped by operator and kind of reason.
     """
+    result = []
+    for kept in fold(plan.program.kept if plan.program else (), lambda _: "", lambda kept: (kept.kind, kept.op)):
+        names = tuple(one.name for one in kept)
+        why = _one_for_all([one.because for one in kept])
+        result.append(Island(names, list_paths(names, 2, "operation"), why, "operation"))
     if plan.program is not None:
-        kinds = fold(plan.program.kept, lambda _: "", lambda kept: (kept.kind, kept.op))
-        return tuple(
-            Island(tuple(kept.name for kept in same), _one_for_all([kept.because for kept in same]), noun="operation")
-            for same in kinds
-        )
+        return tuple(result)
     scopes = plan.scopes
-    result = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
-    idle = len({pattern(path) for path, reason in result if reason.kind == "no-gain"}) > SHAPES
-    groups = fold(result, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind)
-    modules = [
-        Island(
-            tuple(path for path, _ in same),
-            _one_for_all([reason.words for _, reason in same]),
-            _rules(reason for _, reason in same),
-        )
-        for same in groups
-    ]
-    keeping = fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep)
-    functions = (
-        Island(tuple(same), ", ".join(reason.words for reason in reasons), _rules(reasons), scopes[same[0]].keep)
-        for same in keeping
-        for reasons in [plan.reasons_of(same[0])]
-    )
-    return (*modules, *functions)
+    pairs = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
+    idle = len({pattern(path) for path, reason in pairs if reason.kind == "no-gain"}) > SHAPES
+    for same in fold(
+        pairs, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind
+    ):
+        paths, reasons = tuple(path for path, _ in same), [reason for _, reason in same]
+        words = _one_for_all([reason.words for reason in reasons])
+        result.append(Island(paths, list_paths([own(path) for path in paths], 2), _with_rules(words, reasons)))
+    for keeping in fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep):
+        place = "the whole model" if keeping == [""] else list_paths(keeping, 2)
+        reasons = [*plan.reasons_of(keeping[0])]
+        why = _with_rules(", ".join(reason.words for reason in reasons), reasons)
+        result.append(Island(tuple(keeping), f"{', '.join(scopes[keeping[0]].keep)} in {place}", why))
+    return tuple(result)
 
 
 def _one_for_all(reasons: Sequence[str]) -> str:
     """The first of several reasons, with a remark if the others differ."""
-    same = len({re.sub(r"_\d+\b", "", reason) for reason in reasons}) == 1  # ignoring the numbers of nodes
+    same = len({re.sub(r"_\d+\b", "", reason) for reason in reasons}) == 1  # ignoring the numbers in node names
     return reasons[0] if same else f"{reasons[0]}; similar for the others"
 
 
-def _rules(reasons: Iterable[Reason]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(code for reason in reasons for code in reason.rules))
+def _with_rules(words: str, reasons: Iterable[Reason]) -> str:
+    codes = ", ".join(dict.fromkeys(code for reason in reasons for code in reason.rules))
+    return f"{words} ({codes})" if words and codes else words or codes
 
 
 def dtype_label(dtype: str) -> str:
@@ -105,12 +89,12 @@ def dtype_label(dtype: str) -> str:
 
 
 def computed_in(report: NodeReport) -> str | None:
-    """The format that an operation computes in under the plan; None if discrete or unknown."""
+    """The format that an operation computes in under the recommended plan; None if unknown, or for integers."""
     return _FORMATS.get(report.planned.computed) if report.planned else None
 
 
 def tally(reports: Iterable[NodeReport]) -> str:
-    """Formats of several operations, in words: `FP16`, or `FP16 3 times and FP32 once`; nothing if unknown."""
+    """Formats of several operations, in words: `FP16`, or `FP16 3 times and FP32 once`; "" if unknown."""
     result = Counter(label(name) for report in reports if (name := computed_in(report)) is not None)
     if len(result) < 2:
         return "".join(result)
@@ -118,7 +102,7 @@ def tally(reports: Iterable[NodeReport]) -> str:
 
 
 def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
-    """Return a function that says why an operation computes in FP32 under a plan; "" for low operations."""
+    """Return a function that says why an operation computes in FP32 under a plan; "" if it does not, or if unknown."""
     modules, precision_of = _modules(plan), choice_from_scopes(plan.scopes)
     operations = {name: reason.words for reason in plan.reasons for name in reason.operations}
 
@@ -149,10 +133,10 @@ def explain_layer(audit: Audit, name: str) -> str:
         lists = "plan.json lists module paths, measurements.json names of operations"
         hint = suggest(name, [*modules, *owners], lists, cutoff=0.5)
         raise AuditorError(f"the model has no module or operation {name!r}: {hint}", slug="no-such-layer")
-    text = [own(name)]
+    text, owner = [own(name)], None if name in modules else owners[name]
     for title, plan in sorted(audit.plans.items(), key=lambda item: item[0] != audit.recommended):
         mark = " (recommended)" if title == audit.recommended else ""
-        first, *inside = _module(plan, name, owners) if name in modules else [_operation(plan, name, owners[name])]
+        first, *inside = _explain(plan, name, owner, owners)
         text += [f"  {title}{mark}: {first}", *(f"    {line}" for line in shorten(sorted(inside), INSIDE))]
     return "\n".join(text) + "\n"
 
@@ -162,38 +146,33 @@ def _modules(plan: Plan) -> dict[str, str]:
     return {path: reason.words for reason in plan.reasons for path in reason.modules}
 
 
-def _operations(plan: Plan) -> dict[str, str]:
-    """{FP32 operation: its dtype and the reason}."""
-    words = {name: f"not in low precision: {reason.words}" for reason in plan.reasons for name in reason.operations}
-    program = plan.program.kept if plan.program else ()
-    return words | {kept.node: f"FP32: {kept.because}" for kept in program if kept.node}
-
-
-def _module(plan: Plan, name: str, owners: Mapping[str, str]) -> list[str]:
-    """A module's precision, then the FP32 parts in it with reasons; for the root, without its submodules."""
-    modules = _modules(plan)
-    low = choice_from_scopes(plan.scopes)(name) != "fp32"
+def _explain(plan: Plan, name: str, owner: str | None, owners: Mapping[str, str]) -> list[str]:
+    """One line with the precision of an operation of module `owner`. If `owner` is None: the precision of a module, and
+    a line for each FP32 part in it with the reason; for the root, without its submodules."""
+    modules, within_low = _modules(plan), choice_from_scopes(plan.scopes)(name if owner is None else owner) != "fp32"
+    why = modules.get(name if owner is None else owner, "contains only submodules, no operations")
+    operations = {
+        node: f"not in low precision: {reason.words}" for reason in plan.reasons for node in reason.operations
+    }
+    operations |= {
+        kept.node: f"FP32: {kept.because}" for kept in (plan.program.kept if plan.program else ()) if kept.node
+    }
+    if owner is not None:
+        usual = f"{label(plan.format)}, like {own(owner)}" if within_low else f"FP32, like all of {own(owner)}: {why}"
+        return [operations.get(name, usual)]
     inside = [path for path in modules if name and path != name and within(path, name)]
     integer = {node for reason in plan.reasons if reason.kind == "not-floating" for node in reason.operations}
-    here = {node: why for node, why in _operations(plan).items() if node not in integer and node in owners}
     deep = plan.program is not None and name
+    here = (n for n in operations if n in owners and (owners[n] == name or (deep and within(owners[n], name))))
     return [
-        label(plan.format) if low else f"FP32: {modules.get(name, 'contains only submodules, no operations')}",
+        label(plan.format) if within_low else f"FP32: {why}",
         *(f"{path} FP32: {modules[path]}" for path in inside),
-        *(f"{n} {why}" for n, why in here.items() if owners[n] == name or (deep and within(owners[n], name))),
+        *(f"{node} {operations[node]}" for node in here if node not in integer),
     ]
 
 
-def _operation(plan: Plan, name: str, owner: str) -> str:
-    if (why := _operations(plan).get(name)) is not None:
-        return why
-    if choice_from_scopes(plan.scopes)(owner) == "fp32":
-        return f"FP32, like all of {own(owner)}: {_module(plan, owner, {})[0].removeprefix('FP32: ')}"
-    return f"{label(plan.format)}, like {own(owner)}"
-
-
 def keep_alone(audit: Audit, owner: str) -> str | None:
-    """Code that runs the model in low precision by the recommended plan's strategy, with one module in FP32. None for
+    """Code that runs the model by the recommended plan's strategy in its format, with only one module in FP32. None for
     the root, for exported programs, and without a recommended plan."""
     plan = audit.plans.get(audit.recommended or "")
     if plan is None or plan.program is not None or not owner:

@@ -1,4 +1,4 @@
-"""The audited graph, and one overlay per measure, as JSON for Google's Model Explorer.
+"""Writes the audited graph, and an overlay for each measure, as JSON for Google's Model Explorer.
 
 Overlays refer to nodes by name, so the graph is written together with the overlays: a graph that Model Explorer derives
 from a saved program may have other names.
@@ -28,7 +28,7 @@ LOW_COLORS = ("#f0cf9f", "#bfe3d4", "#e3c5e8", "#cfd8a8")
 
 
 def files(audit: Audit) -> dict[str, str]:
-    """Texts by file name: `graph.json`, and an overlay per measure and format, for --node_data_paths."""
+    """{file name: text}: `graph.json`, and the overlays, for Model Explorer's option --node_data_paths."""
     documents = {"graph.json": graph(audit)}
     for fmt in audit.formats:
         stops = [{"stop": i / (len(RAMP) - 1), "bgColor": color} for i, color in enumerate(RAMP)]
@@ -90,7 +90,7 @@ def _overlay(name: str, results: Mapping[str, Any], shown: Mapping[str, Any] | N
 
 def _effects(audit: Audit, fmt: str) -> dict[str, Any]:
     """log10 of each operation's effect, since effects span many orders of magnitude; Inf and NaN rank above all
-    others."""
+    finite effects; effects of 0 are left out."""
     effects = {r.node.name: r.contributions[fmt].isolated for r in audit.nodes if fmt in r.contributions}
     logs = {name: math.log10(value) for name, value in effects.items() if math.isfinite(value) and value > 0}
     top = max(logs.values(), default=0.0) + 1

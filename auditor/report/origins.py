@@ -1,14 +1,14 @@
-"""Where errors originate: operations that first give Inf or NaN, those that add most error, and decisions that flip."""
+"""Shows where errors originate: operations that first return Inf or NaN or add most error, and flipped decisions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from typing import NamedTuple
 
 from ..artefact.strategies import strategy_of
 from ..records import NodeReport, NonFinite
 from ..records.audit import Audit
-from ..records.decisions import Decision, Decisions
+from ..records.decisions import Decisions
 from .blocks import Block, Grid, Prose
 from .words import count, fold, label, op, or_blank, percent, plan_title, ratio, scope, where
 
@@ -26,13 +26,13 @@ DECISIONS_CAPTION = (
 
 
 def origins(audit: Audit) -> list[Block]:
-    """For each format: where Inf or NaN first appears, which operations add most error, which regions add up."""
+    """For each format: where Inf or NaN first appears, and which operations and regions add most error."""
     if not audit.nodes:
         return [Prose("", ("No operation was measured.",), "empty")]
     return [block for fmt in audit.formats for block in _origins(audit, fmt)]
 
 
-def _origins(audit: Audit, fmt: str) -> Iterator[Block]:
+def _origins(audit: Audit, fmt: str) -> list[Block]:
     runs = [run for run in nonfinite_runs(audit) if run.format == fmt]
     first = {run.first.node: run.first for run in runs if run.first is not None}
     born = [r for r in audit.nodes if fmt in r.errors and (r.errors[fmt].born or r.node.name in first)]
@@ -44,33 +44,24 @@ def _origins(audit: Audit, fmt: str) -> Iterator[Block]:
         said = [f"In {label(fmt)} {alone if runs else finite}."]
     if len(kinds) > SHOWN:
         said.append(f"{count(len(kinds) - SHOWN, 'more origin')} in the layer table.")
-    yield Prose(label(fmt), tuple(said), listed=True)
-    if words := _linearity(audit, fmt):
-        yield Prose("", (words,))
-    yield from _sources(audit, fmt)
-    yield from _regions(audit, fmt)
+    lowered = Prose(label(fmt), tuple(said), listed=True)
+    return [lowered, Prose("", (_linearity(audit, fmt),)), _sources(audit, fmt), _regions(audit, fmt)]
 
 
 def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
-    """Where Inf or NaN first appears, in how many blocks, and the cause."""
+    """Words on an operation where Inf, NaN or an exception first appears: place, number of blocks, and cause."""
     report, error = same[0], same[0].errors[fmt]
     alone = error.unsupported or error.disagreement or error.overflow or error.nan
     value = error.cause or "Inf or NaN" if alone else first.value if first else "Inf or NaN"
     name = "NaN" if value == "nan" else value.capitalize() if value.islower() else value
     begins = "Does not run:" if value == "unsupported" else f"{name} first appears in"
     blocks = f" and in {count(len(same) - 1, 'similar block')}" if len(same) > 1 else ""
-    why = (
-        ""
-        if alone
-        else f" {cause(first)}"
-        if first
-        else " With only this operation in low precision, all values stay finite."
-    )
-    return f"{begins} {where(report.node)}{blocks}.{why}"
+    together = cause(first) if first else "With only this operation in low precision, all values stay finite."
+    return f"{begins} {where(report.node)}{blocks}.{'' if alone else f' {together}'}"
 
 
-def _sources(audit: Audit, fmt: str) -> Iterator[Grid]:
-    """Operations that add most rounding error; shares are of the total squared error of operations that run low."""
+def _sources(audit: Audit, fmt: str) -> Grid:
+    """Operations that add most rounding error; shares of the squared error of all operations in low precision."""
     low = [r for r in audit.nodes if r.node.floating and fmt in r.contributions and r.exposed.get(fmt, True)]
     own = [(r, r.contributions[fmt]) for r in low if math.isfinite(r.contributions[fmt].own)]
     total = sum(moved.own**2 for _, moved in own)
@@ -79,65 +70,48 @@ def _sources(audit: Audit, fmt: str) -> Iterator[Grid]:
         predicted = ", predicted" if moved.decided_by == "first-order" else ""
         if moved.own > 0:
             rows.append((where(report.node), f"{ratio(moved.isolated)}{predicted}", percent(moved.own**2 / total)))
-    if rows:
-        caption = f"Operations that add most rounding error in {label(fmt)}"
-        yield Grid(("Operation", "Moves output", "Share"), tuple(rows), caption=caption)
+    caption = f"Operations that add most rounding error in {label(fmt)}"
+    return Grid(("Operation", "Moves output", "Share"), tuple(rows), caption=caption)
 
 
-def _regions(audit: Audit, fmt: str) -> Iterator[Grid]:
-    """Regions of several operations; regions that raise or become non-finite come first."""
+def _regions(audit: Audit, fmt: str) -> Grid:
+    """Regions of several operations: first those that raise or become non-finite, then by decreasing error."""
     result = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
     result.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
-    if result:
-        heads = ("Module", "Operations", "Moves output", "Sum of single errors")
-        rows = tuple(
-            (
-                f"`{scope(r.scope)}`{f' {r.failure}' if r.failure else ''}",
-                str(len(r.nodes)),
-                "does not run" if r.failure else ratio(r.error),
-                ratio(r.explained),
-            )
-            for r in result[:SHOWN]
-        )
-        yield Grid(heads, rows, caption=f"Neighboring operations, lowered together in {label(fmt)}")
+    heads, rows = ("Module", "Operations", "Moves output", "Sum of single errors"), []
+    for r in result[:SHOWN]:
+        moves = "does not run" if r.failure else ratio(r.error)
+        rows.append((f"`{scope(r.scope)}` {r.failure or ''}".rstrip(), str(len(r.nodes)), moves, ratio(r.explained)))
+    return Grid(heads, tuple(rows), caption=f"Neighboring operations, lowered together in {label(fmt)}")
 
 
 def _linearity(audit: Audit, fmt: str) -> str:
-    """How accurate the tested predictions were, and what the audit did about it."""
-    linearity = next((one for one in audit.linearity if one.format == fmt), None)
-    if linearity is None:
-        return ""
-    were = "was" if linearity.compared == 1 else "were"
-    words = [
-        f"{count(linearity.compared, 'operation')} with a first-order prediction {were} also run; prediction divided by "
-        f"measurement: {linearity.least:.2g} to {linearity.most:.2g}, median {linearity.median:.2g}."
-    ]
-    if not linearity.holds:
-        words.append("First-order predictions are inaccurate for this model, so the audit ran more operations.")
-    if beyond := linearity.confirmed + linearity.refuted:
+    """Sentences on the accuracy of first-order predictions, and on the runs that checked them."""
+    words = []
+    for one in (one for one in audit.linearity if one.format == fmt):
+        were, left = ("was" if number == 1 else "were" for number in (one.compared, one.left))
         words.append(
-            f"Of {count(beyond, 'operation')} predicted above the error budget, runs confirm {linearity.confirmed:,}."
+            f"{count(one.compared, 'operation')} with a first-order prediction {were} also run; prediction divided by "
+            f"measurement: {one.least:.2g} to {one.most:.2g}, median {one.median:.2g}."
         )
-    if linearity.left:
-        words.append(
-            f"{count(linearity.left, 'more operation')} predicted above the budget {'was' if linearity.left == 1 else 'were'} not run."
-        )
+        if not one.holds:
+            words.append("First-order predictions are inaccurate for this model, so the audit ran more operations.")
+        if beyond := one.confirmed + one.refuted:
+            words.append(
+                f"Of {count(beyond, 'operation')} predicted above the error budget, runs confirm {one.confirmed:,}."
+            )
+        if one.left:
+            words.append(f"{count(one.left, 'more operation')} predicted above the budget {left} not run.")
     return " ".join(words)
 
 
-class NonFiniteRun:
-    """Runs in one format that become non-finite at the same operation: `first`, None if the replay stays finite. said:
-    sentences on the place and the cause, with a title such as `The plan FP16 under autocast`.
-    """
+class NonFiniteRun(NamedTuple):
+    """Runs in one format that become non-finite at the same operation. first: this operation; None if a replay of the
+    graph is finite. said: sentences on the place and the cause."""
 
-    def __init__(self, fmt: str, title: str, first: NonFinite | None) -> None:
-        self.format, self.first = fmt, first
-        if first is None:
-            self.said = f"{title}: outputs turn Inf or NaN. A replay of the recorded graph stays finite, so the operation responsible is unknown."
-        else:
-            batch = "" if first.batch == 1 else f", in batch {first.batch}"
-            place = at(first.op, first.owner, first.source)
-            self.said = f"{title}: outputs turn {first.value} at {place}{batch}. {cause(first)}"
+    format: str
+    first: NonFinite | None
+    said: str
 
 
 def cause(first: NonFinite) -> str:
@@ -154,46 +128,51 @@ def at(name: str, owner: str, source: str | None) -> str:
     return f"{op(name).partition('.')[0]} in {scope(owner)}{f' ({source})' if source else ''}"
 
 
-def nonfinite_runs(audit: Audit) -> tuple[NonFiniteRun, ...]:
-    """Baselines and plans that become non-finite, grouped by format and cause."""
-    groups: dict[tuple[str, NonFinite | None], list[str]] = {}
+def nonfinite_runs(audit: Audit) -> list[NonFiniteRun]:
+    """The plans and the all-low runs that become non-finite; all-low runs are grouped by format and cause."""
+    groups: dict[tuple[str, NonFinite | None, str], list[str]] = {}
     for name, plan in audit.plans.items():
-        base = audit.baselines.get(name)
-        if base is not None and not base.finite and not base.failure:
-            groups.setdefault((plan.format, base.nonfinite), []).append(strategy_of(plan.strategy).title)
-    result = [
-        NonFiniteRun(fmt, f"{label(fmt)} {' and '.join(titles)}, without a plan", first)
-        for (fmt, first), titles in groups.items()
-    ]
-    for plan in audit.plans.values():
-        ran = plan.verification
-        if ran is not None and not ran.finite and not ran.failure:
-            result.append(NonFiniteRun(plan.format, f"The plan {plan_title(plan)}", ran.nonfinite))
-    return tuple(result)
+        title = strategy_of(plan.strategy).title
+        for run, whose in ((audit.baselines.get(name), ""), (plan.verification, f"The plan {plan_title(plan)}")):
+            if run is not None and not run.finite and not run.failure:
+                groups.setdefault((plan.format, run.nonfinite, whose), []).append(title)
+    result = []
+    for (fmt, first, whose), titles in sorted(groups.items(), key=lambda group: group[0][2] != ""):
+        title = whose or f"{label(fmt)} {' and '.join(titles)}, without a plan"
+        said = "outputs turn Inf or NaN. A replay of the recorded graph stays finite, so the operation responsible is unknown."
+        if first is not None:
+            batch = "" if first.batch == 1 else f", in batch {first.batch}"
+            place = at(first.op, first.owner, first.source)
+            said = f"outputs turn {first.value} at {place}{batch}. {cause(first)}"
+        result.append(NonFiniteRun(fmt, first, f"{title}: {said}"))
+    return result
 
 
-def decision_lines(audit: Audit) -> list[Block]:
-    """Lines for a terminal, on the format in which flipped decisions add most error."""
+def decision_words(audit: Audit) -> str:
+    """Sentences on the format in which flipped decisions add most error; "" without decisions."""
     worst = max(audit.decisions, key=lambda one: one.share * one.error, default=None)
-    return [Prose("Decisions", (" ".join(_sentences(worst)[:2]),))] if worst is not None else []
+    return " ".join(_sentences(worst)[:2]) if worst is not None else ""
 
 
 def decisions_section(audit: Audit) -> list[Block]:
     """The report's section on decisions; nothing for a model without decisions that rounding can flip."""
     if not audit.decisions:
         return []
-    said = tuple(" ".join(_sentences(one)) for one in audit.decisions)
-    rows = tuple(_row(one, each) for one in audit.decisions for each in one.operations)
+    rows = []
+    for group in audit.decisions:
+        for one in group.operations:
+            flips = (or_blank(share, _in_1000) for share in (one.seen, one.own, one.predicted))
+            rows.append((where(one), label(group.format), f"{one.count:,}", *flips, or_blank(one.error, ratio)))
     return [
-        Prose("", said, "lead"),
+        Prose("", tuple(" ".join(_sentences(one)) for one in audit.decisions), "lead"),
         Prose("", (ABOUT_DECISIONS,), "about"),
-        Grid(DECISIONS, rows, texts=2, caption=DECISIONS_CAPTION),
+        Grid(DECISIONS, tuple(rows), texts=2, caption=DECISIONS_CAPTION),
     ]
 
 
 def _sentences(one: Decisions) -> list[str]:
-    """Sentences on the parts of the error, the operation whose flips add most, and the error with its scores in
-    FP32."""
+    """Sentences on the parts of the error, the operation whose flips add most error, and the error with the scores of
+    this operation in FP32."""
     low = f"{label(one.format)}, all low: error {ratio(one.error)}"
     first = one.operations[0]
     if first.seen is None:
@@ -210,11 +189,6 @@ def _sentences(one: Decisions) -> list[str]:
         f"With the scores of this operation in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} flips in 1,000 remain, and the error is "
         f"{ratio(one.lifted_error)}{earlier}.",
     ]
-
-
-def _row(of: Decisions, one: Decision) -> tuple[str, ...]:
-    flips = (or_blank(share, _in_1000) for share in (one.seen, one.own, one.predicted))
-    return (where(one), label(of.format), f"{one.count:,}", *flips, or_blank(one.error, ratio))
 
 
 def _in_1000(share: float) -> str:

@@ -1,5 +1,5 @@
-"""Plans compared with running all low: verdicts, errors, criteria, scores, times, programs, FP32 islands, and code that
-applies one."""
+"""Compares plans with the whole model in low precision: verdicts, errors, criteria, scores, times, programs and FP32
+islands; and shows code that applies a plan."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
 from .blocks import Block, Code, Fold, Grid, Prose
 from .kept import Island, islands
-from .words import count, in_bytes, label, memory, percent, plan_title, ratio, sentence, shorten
+from .words import count, in_bytes, label, percent, plan_title, ratio, sentence, shorten
 
 ISLANDS_SHOWN = 12
 SET = "FP32 under your own flags"
-"""FP32 under the caller's own flags."""
+"""Label of FP32 under the caller's own flags."""
 SHARES = "Errors are values divided by their limits, for the tightest criterion: 1 is the limit."
 """The meaning of a plan's errors if criteria are set."""
 NEAR = 2.0
@@ -29,8 +29,8 @@ UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 class PlanView:
-    """One plan compared with all low. verdict: verified | over budget | failed | non-finite | not run; detail: the
-    reason."""
+    """A plan compared with the whole model in low precision. verdict: verified | not verified | over budget | failed |
+    non-finite | not run; detail: the reason."""
 
     def __init__(self, audit: Audit, plan: Plan) -> None:
         self.plan, self.baseline = plan, audit.baselines.get(plan.name)
@@ -42,6 +42,8 @@ class PlanView:
         self.score = score_words(audit.evaluation, plan.score)
         self.criteria = criteria_lines(plan, self.baseline)
         self.program = program_line(plan)
+        uses = [use for use in (plan.memory, plan.fp32_memory) if use]
+        self.memory = ", FP32 ".join(in_bytes(use.weights + use.activations) for use in uses) if uses[1:] else ""
 
     @property
     def idle(self) -> bool:
@@ -50,7 +52,7 @@ class PlanView:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """Its row in the table of plans; without figures if the plan runs nothing low."""
+        """The plan's row in the table of plans; if it runs nothing in low precision, without most figures."""
         plan, title = self.plan, ("* " if self.recommended else "") + self.title
         stopped = self.verdict in ("failed", "non-finite", "not run")
         measured = self.verdict if stopped else ratio(plan.measured_error)
@@ -64,7 +66,7 @@ class PlanView:
 
     @property
     def same(self) -> bool:
-        """Whether the plan keeps nothing in FP32, so that the model without the plan gives the same results."""
+        """Whether the plan keeps nothing in FP32, and the model without the plan has the same error."""
         return not self.islands and self.before == ratio(self.plan.measured_error)
 
 
@@ -87,14 +89,13 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
     if ran.ungraded:
         where += f"; not run with gradients enabled, since FP32 then raises {ran.ungraded}"
     if max(ran.measured_error, ran.with_gradients or 0.0) > budget:
-        where += (
-            f"; above the budget, but at most {FLOOR:g} times the difference between FP32 runs ({ratio(ran.noise)})"
-        )
+        floor = f"at most {FLOOR:g} times the difference between FP32 runs ({ratio(ran.noise)})"
+        where += f"; above the budget, but {floor}"
     return ("verified" if ran.holds else "not verified"), f"{ratio(ran.measured_error)} measured{where}"
 
 
 def inputs_of(ran: Verification) -> str:
-    """The inputs that a plan ran on."""
+    """The inputs that a plan ran on, in words."""
     return "the calibration inputs" if ran.inputs == "audited" else f"{ran.inputs} inputs"
 
 
@@ -106,66 +107,71 @@ def _without(baseline: Verification | Today | None) -> str:
     return "non-finite" if baseline.measured_error is None else ratio(baseline.measured_error)
 
 
-def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
-    """A table of all plans, the results of the recommended one, and programs; nothing without plans."""
+def plans_section(audit: Audit, plans: tuple[PlanView, ...]) -> list[Block]:
+    """The section on plans: each plan compared with the whole model in low precision."""
     if not plans:
-        return
+        return [Prose("", ("No plan was made for this audit.",), "empty")]
+    about = (
+        'A plan keeps some modules in FP32 and runs the rest in low precision. "No plan" is '
+        "the error in the same format with no module in FP32."
+    )
+    return [
+        *(Prose("", (said,), "about") for said in (about, SHARES * bool(audit.criteria), score_headline(audit))),
+        *plan_table(audit, plans),
+        Prose("Times", times(audit), listed=True),
+        Fold("Each plan: what it keeps in FP32 and why", tuple(_plan_folds(audit, plans))),
+    ]
+
+
+def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
+    """A table of all plans, a line on the recommended plan, and lines on programs; empty without plans."""
     rows = [p.row for p in plans]
-    if (today := audit.fp32_today) is not None:
+    if (today := audit.fp32_today) is not None and plans:
         rows.append((today_title(audit), "", "", _without(today), "", ""))
     heads = ("Plan", "No plan", "Predicted", "Measured", "Low FLOPs", "Speed-up")
     yield Grid(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
-    if (plan := audit.plans.get(audit.recommended or "")) is not None:
+    if (chosen := next((p for p in plans if p.recommended), None)) is not None:
+        plan = chosen.plan
         made = "measured" if measured_times(plan) else "predicted" + f" for one {plan.target}" * bool(plan.target)
         said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs in low precision; speed-ups are {made}"
-        if plan.memory and plan.fp32_memory:
-            said += f"; predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}"
-        yield Prose("", (said,), "muted")
-    if programs := tuple(p.program for p in plans if p.program):
-        yield Prose("Program", programs)
+        yield Prose("", (f"{said}; predicted memory: {chosen.memory}" if chosen.memory else said,), "muted")
+    yield Prose("Program", tuple(p.program for p in plans if p.program))
 
 
-def island_lines(kept: tuple[Island, ...], most: int) -> Prose:
-    """Each FP32 island of a plan, on a line with its reason."""
-    texts = [f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in kept]
-    return Prose("Kept", shorten(texts, most), listed=True)
+def island_lines(kept: tuple[Island, ...], most: int) -> tuple[str, ...]:
+    """A line for each FP32 island of a plan, with its reason; at most `most` islands."""
+    return shorten([f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in kept], most)
 
 
-def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
-    """Each plan with its figures, FP32 islands and reasons."""
+def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
+    """Each plan with its FP32 islands, reasons, and the figures that the tables of plans and times omit."""
     for p in plans:
+        facts = [("Criterion", line) for line in p.criteria]
+        if p.idle and p.plan.reach is not None:
+            facts.insert(0, (f"Smallest reachable {'share' if audit.criteria else 'error'}", ratio(p.plan.reach)))
+        if p.score:
+            facts.append(("Your score", p.score))
+        if p.memory:
+            facts.append(("Predicted memory", p.memory))
         kept = f", keeps {kept_apart(p.plan)} in FP32" if p.islands else ""
         failed = f"Without the plan: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
         what = "operation" if p.plan.program is not None else "module"
         but = "" if p.plan.program else ", except operations that read FP32 values or that autocast runs in FP32"
         rest = f"All {'other ' if p.islands else ''}{what}s run in {label(p.plan.format)}{but}."
-        facts = tuple(_facts(audit, p))
         yield Fold(
             f"{p.title}: {p.verdict}{kept}",
             (
-                *([Grid(("Figure", "Value"), facts, texts=2)] if facts else []),
+                Grid(("Figure", "Value"), tuple(facts), texts=2),
                 Prose("", notes, "muted"),
-                *([island_lines(p.islands, ISLANDS_SHOWN)] if p.islands else []),
+                Prose("Kept", island_lines(p.islands, ISLANDS_SHOWN), listed=True),
                 Prose("", (f"No {what} runs in low precision." if p.idle else rest,), "muted"),
             ),
         )
 
 
-def _facts(audit: Audit, p: PlanView) -> Iterator[tuple[str, str]]:
-    """Figures that the tables of plans and times omit."""
-    plan = p.plan
-    if p.idle and plan.reach is not None:
-        yield (f"Smallest reachable {'share' if audit.criteria else 'error'}", ratio(plan.reach))
-    yield from (("Criterion", line) for line in p.criteria)
-    if p.score:
-        yield ("Your score", p.score)
-    if plan.memory and plan.fp32_memory:
-        yield ("Predicted memory", f"{memory(plan.memory)}, FP32 {memory(plan.fp32_memory)}")
-
-
 def program_line(plan: Plan) -> str:
-    """A plan's program: its file, its low share, and the batch sizes it accepts; "" for other plans."""
+    """A plan's program: file, operations in low precision, casts, and accepted batch sizes; "" for other plans."""
     program = plan.program
     if program is None:
         return ""
@@ -175,7 +181,7 @@ def program_line(plan: Plan) -> str:
 
 
 def _onnx(plan: Plan, onnx: Onnx) -> str:
-    """A plan's ONNX file and its errors: predicted, as a program, and in onnxruntime, with and without GPU rounding."""
+    """A plan's ONNX file and errors: predicted, of the program, and in onnxruntime with and without GPU rounding."""
     if not onnx.file:
         return f"; as ONNX {onnx.failure}"
     low, joint = label(plan.format), plan.verification is not None and plan.verification.joint is not None
@@ -192,7 +198,7 @@ def _onnx(plan: Plan, onnx: Onnx) -> str:
 
 
 def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]:
-    """A line for each criterion of a plan: exceeded limits first, then by the share used."""
+    """A line for each criterion of a plan: exceeded limits first, then by the used share of the limit."""
     ran = plan.verification
     values = ran.criteria if ran is not None and not ran.failure else ()
     most = max(values, key=lambda one: one.share or 0.0) if len(values) > 1 else None
@@ -219,7 +225,7 @@ def _limit_line(one: CriterionValue) -> str:
 
 
 def shown_value(one: CriterionValue) -> str:
-    """The value, with enough digits to show whether it exceeds the limit or differs from the end of a scale."""
+    """The value, with enough digits to show whether it is above, at or below the limit, 0 and 1."""
     if one.value is None:
         return "not finite" if one.share is None else "no such output"
     for digits in range(3, 17):
@@ -232,18 +238,16 @@ def shown_value(one: CriterionValue) -> str:
 
 
 def proposal_words(offer: Proposal) -> str:
-    """A suggested criterion, with the option that sets it."""
+    """A default or suggested criterion in words, with the option that sets the limit."""
     if offer.holds:
         allowing = offer.criterion.replace("<= 0", "<= X")
-        return (
-            f"By default no entry of {offer.output} may differ from FP32's ({offer.because}): --criterion '{allowing}' allows a "
-            "share X of the entries to differ."
-        )
+        default = f"By default no entry of {offer.output} may differ from FP32's ({offer.because})"
+        return f"{default}: --criterion '{allowing}' allows a share X of the entries to differ."
     return f"Output {offer.output!r}: {offer.because}. To set a limit: --criterion '{offer.criterion}'"
 
 
 def score_headline(audit: Audit) -> str:
-    """The user's scoring function and the FP32 model's score; nothing without one."""
+    """The user's scoring function and the FP32 model's score; "" without a scoring function."""
     base = audit.evaluation
     if base is None:
         return ""
@@ -260,7 +264,7 @@ def score_headline(audit: Audit) -> str:
 
 
 def score_words(base: Evaluation | None, score: Score | None) -> str:
-    """The score under a plan; nothing without one."""
+    """The score under a plan, in words; "" without a score."""
     if base is None or score is None:
         return ""
     if score.failure is not None:
@@ -301,11 +305,8 @@ def times(audit: Audit) -> tuple[str, ...]:
         goes = "the first time in each line"
     rows = [("FP32", timing.fp32), (today_title(audit), timing.fp32_today)]
     rows += [(plan_title(plan), plan.timed) for plan in audit.plans.values()]
-    return (
-        f"One forward pass on {where}{batch}: median (quartiles), speed-up over FP32. The "
-        f"recommendation is based on {goes}.",
-        *(f"{title}: {_time_words(timed)}" for title, timed in rows if timed),
-    )
+    how = f"One forward pass on {where}{batch}: median (quartiles), speed-up over FP32. The recommendation is based on {goes}."
+    return how, *(f"{title}: {_time_words(timed)}" for title, timed in rows if timed)
 
 
 def today_title(audit: Audit) -> str:
@@ -315,7 +316,7 @@ def today_title(audit: Audit) -> str:
 
 
 def _in_words(taken: Times) -> str:
-    """`1.2 ms (1.1 to 1.4), 1.72x`."""
+    """Median, quartiles and speed-up: `1.2 ms (1.1 to 1.4), 1.72x`."""
     size, unit = next(((size, unit) for size, unit in UNITS if taken.median >= size), UNITS[-1])
     low, median, high = (
         f"{t / size:.3g}" if t / size < 999.5 else f"{t / size:.0f}" for t in (taken.low, taken.median, taken.high)
@@ -348,7 +349,7 @@ def more_ways(audit: Audit) -> list[Block]:
 
 
 def snippets(audit: Audit) -> tuple[Code, ...]:
-    """Ways to apply the recommended plan; none without one."""
+    """Code that applies the recommended plan or another; none if no plan is recommended."""
     plan = audit.plans.get(audit.recommended or "")
     if plan is None:
         return ()

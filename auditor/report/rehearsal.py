@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from ..rehearsal.remedies import code_of
 from ..rehearsal.result import RecipeProblem, RecipeRun, Rehearsal
-from .blocks import Block, Chart, Code, Entries, Fold, Grid, Item, Prose, Title, environment
+from .blocks import Block, Chart, Code, Fold, Grid, Item, Prose, environment
 from .charts import line_chart, round_steps
-from .words import count, or_blank, percent, ratio
+from .words import count, or_blank, percent, ratio, shorten
 
 POINTS, WORST = 120, 12
-"""Points of a curve, and parameters in a table."""
+"""Maximum number of points of a curve, and of rows in the table of parameters."""
 SHARES = (
     ("unchanged", "Updates lost"),
     ("decay_lost", "Decay lost"),
@@ -24,7 +24,7 @@ def overview(result: Rehearsal) -> list[Block]:
     """Verdict, recipes, and problems with their remedies."""
     about = f"{count(result.steps, 'step')} of {result.target} in each recipe, on {count(result.batches, 'batch', 'batches')}"
     page: list[Block] = [
-        Title(f"Rehearsal of {result.target}", about),
+        Prose(f"Rehearsal of {result.target}", (about,), "title"),
         Prose("Verdict", (result.recommendation,), "good" if result.recommended != "fp32" else "error"),
     ]
     heads = ("Recipe", "Last loss", "Skipped", "Gradient error", *(head for _, head in SHARES), "")
@@ -32,10 +32,10 @@ def overview(result: Rehearsal) -> list[Block]:
     page.append(Grid(heads, rows, list(result.runs).index(result.recommended), caption="Recipes, late in the run"))
     entries = [_entry(result, problem) for problem in result.problems if not result.runs[problem.recipe].recipe.repairs]
     several = f"{count(len(entries), 'problem')} in recipes that are not recommended"
-    page.append(Entries("Problems", several if entries else "No recipe has a problem.", tuple(entries)))
+    page += [Prose("Problems", (several if entries else "No recipe has a problem.",)), *entries]
     fp32 = result.runs["fp32"]
     if zero := [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}]:
-        said = f"{', '.join(zero[:4])}{f' and {len(zero) - 4} more' if zero[4:] else ''}"
+        said = ", ".join(shorten(zero, 4, "rehearsal.json"))
         page.append(Prose("Gradients", (f"Gradients that were zero in every sampled step: {said}.",)))
     if (noise := fp32.late(fp32.noise)) is not None:
         text = f"FP32 gradients of two batches differ by {percent(noise)}; errors far below that matter less."
@@ -45,7 +45,7 @@ def overview(result: Rehearsal) -> list[Block]:
 
 
 def render(result: Rehearsal) -> str:
-    """The rehearsal as one HTML file, with loss curves, remedies to paste and parameters."""
+    """The rehearsal as one HTML file, with curves, the code of remedies, and a table of parameters."""
     page = [*overview(result)[1:], *_charts(result), *_remedies(result), *_parameters(result)]
     title = f"Rehearsal of {result.target}"
     return environment().get_template("diff.html.jinja").render(title=title, headline=title, page=page)
@@ -64,7 +64,7 @@ def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
 
 def _entry(result: Rehearsal, problem: RecipeProblem) -> Item:
     """A problem with the result of each remedy. A remedy that repairs all problems of the recipe is listed only at the
-    first one."""
+    recipe's first problem."""
     run = result.runs[problem.recipe]
     same, notes = [p for p in result.problems if p.recipe == problem.recipe], list[str]()
     for name, other in result.runs.items():
@@ -118,7 +118,7 @@ def _remedies(result: Rehearsal) -> Iterator[Block]:
 
 
 def _parameters(result: Rehearsal) -> Iterator[Fold]:
-    """The parameters with the largest errors or losses in any recipe, the worst first."""
+    """The parameters with the largest gradient errors or shares of lost updates, the worst first."""
     kinds = ("error", *(kind for kind, _ in SHARES))
     rows: list[tuple[float, tuple[str, ...]]] = []
     for run in result.runs.values():

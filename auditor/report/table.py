@@ -1,4 +1,4 @@
-"""The layer table in columns: one array per field, with shared strings, so that thousands of rows stay small."""
+"""The layer table in columns: one array per field, with shared strings, so that thousands of rows take little space."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .kept import computed_in, dtype_label, why_raised
 from .words import VERDICTS, label, line
 
 LONGEST = 200
-"""Maximum characters of a reason or a source line in the table; plan.json has the full text."""
+"""Maximum characters of a reason or a source line in the table; the JSON files have the full text."""
 VISIBLE = 1e-4
 """Smallest share of values that underflow to zero that the table shows."""
 FOLD_FROM = 3
-"""Minimum number of identical sibling modules that are folded."""
+"""Minimum number of consecutive sibling modules with the same operations that the table folds."""
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -52,7 +52,7 @@ def table(audit: Audit) -> dict[str, Any]:
         "why": [add(why(r) if why else "", LONGEST) for r in nodes],
         "reads": [
             [i - at[name] for name in dict.fromkeys(r.node.inputs) if name in at] for i, r in enumerate(nodes)
-        ],  # how many positions back: differences take fewer digits than positions
+        ],  # as distances, which have fewer digits than positions
         "inputs": _inputs(audit),
         "outputs": [at[name] for name in audit.graph_outputs if name in at],
         "classes": dict(audit.classes),
@@ -95,9 +95,9 @@ def _dtypes(report: NodeReport) -> str:
 
 
 def measures(formats: tuple[str, ...], *, planned: bool = True) -> list[dict[str, str]]:
-    """The measures that color the graph, the default first. kind: how a module summarizes its operations (measures.js).
+    """The measures that can color the graph, the default first. kind: how measures.js summarizes a module.
 
-    A new numeric column needs a row here: `column` names it, in the table or, with a `format`, in that format's cells.
+    A new numeric column needs a row here. `column`: its key in the table, or in the format's cells if there is one.
     """
     rows = [("name", "plan", "Format under the recommended plan", "Plan", "")] * planned
     each = (
@@ -113,7 +113,7 @@ def measures(formats: tuple[str, ...], *, planned: bool = True) -> list[dict[str
 
 
 def _inputs(audit: Audit) -> list[dict[str, Any]]:
-    """The model's inputs, each with its readers; dtype and shape only if tensors are unambiguous."""
+    """The model's inputs, each with its readers; with dtype and shape if every input tensor is in the graph."""
     names, known = audit.graph_inputs, audit.inputs
     shapes = known if len(known) == len(names) else [""] * len(names)
     readers = {name: [i for i, r in enumerate(audit.nodes) if name in r.node.inputs] for name in names}
@@ -127,7 +127,7 @@ def _number(value: float | None, digits: int = 2) -> float | str | None:
 
 
 def _histogram(span: Magnitudes | None) -> str:
-    """`first exponent:digits`, one base-36 digit per power of two on a logarithmic scale, 0 for an empty bin."""
+    """`first exponent:digits`, a base-36 digit for each power of two: its count on a logarithmic scale, 0 if none."""
     if span is None or not span.exponents:
         return ""
     first, last = min(span.exponents), max(span.exponents)
@@ -137,7 +137,7 @@ def _histogram(span: Magnitudes | None) -> str:
 
 
 def folds(nodes: Iterable[NodeReport]) -> list[list[str]]:
-    """Runs of numbered sibling modules with the same operations, each from first to last."""
+    """Lists of at least FOLD_FROM consecutive numbered sibling modules with the same operations."""
     inside: dict[tuple[str, int], list[tuple[str, str]]] = {}
     for report in nodes:
         parts = report.node.owner.split(".")

@@ -26,20 +26,18 @@ def training_section(audit: Audit) -> list[Block]:
         return []
     under = f"under the plan `{training.plan}`" if training.plan else "under plain autocast"
     step = f"One FP32 step with {training.loss_source}: loss {magnitude(training.loss)}."
-    errors = [
-        f"The parameter gradients of one {label(fmt)} step differ by {ratio(error)}."
-        for fmt, error in training.errors.items()
-    ]
-    if training.noise is not None:
-        errors.append(
-            f"FP32 gradients differ by {ratio(training.noise)} between batches; over many steps this averages out."
-        )
-    errors.append(f"Each error is the largest over {count(training.batches, 'batch', 'batches')}.")
-    title = "Gradients, loss scale, updates, and a loop to copy"
+    one = "The parameter gradients of one"
+    noise = f"FP32 gradients differ by {ratio(training.noise)} between batches; over many steps this averages out."
+    about = (
+        f"{step} A gradient counts as low precision if it is FP16 or BF16 {under}.",
+        *(f"{one} {label(fmt)} step differ by {ratio(error)}." for fmt, error in training.errors.items()),
+        *([] if training.noise is None else [noise]),
+        f"Each error is the largest over {count(training.batches, 'batch', 'batches')}.",
+    )
     return [
         Prose("", (sentence(training.recommendation),), "lead"),
-        Prose("", (f"{step} A gradient counts as low precision if it is FP16 or BF16 {under}.", *errors), "about"),
-        Fold(title, tuple(_details(audit, training))),
+        Prose("", about, "about"),
+        Fold("Gradients, loss scale, updates, and a loop to copy", tuple(_details(audit, training))),
     ]
 
 
@@ -75,7 +73,7 @@ def _window(window: LossScale) -> str:
 
 
 def _modules(training: Training) -> Iterator[Block]:
-    """Gradients by module: of modules with low gradients, or of all modules if no gradient is low."""
+    """A table of gradients by module; for a module with gradients in low precision, of only these."""
     shift = round(math.log2(training.fp16.init)) if training.fp16 and training.fp16.init else 0
 
     def row(module: ModuleGradients) -> tuple[str, ...]:
@@ -114,7 +112,7 @@ def _movers(training: Training) -> Block:
 
 
 def training_plan(audit: Audit) -> str | None:
-    """The plan to train under: the audit's verified autocast plan in the recommended training format, if any."""
+    """The plan to train under: the audit's verified autocast plan in the recommended training format, or None."""
     training = audit.training
     plan = audit.plans.get(f"autocast_{training.format}") if training else None
     return plan.name if plan is not None and plan.is_verified else None
@@ -123,7 +121,7 @@ def training_plan(audit: Audit) -> str | None:
 def loop_code(audit: Audit) -> str | None:
     """A training loop for the recommended format; None if training stays FP32.
 
-    The loop uses `model`, `loader` and `loss_fn`, and imports `patched_model.py`.
+    The loop uses `model`, `loader` and, unless the model returns its loss, `loss_fn`.
     """
     result = audit.training
     if result is None or result.format is None:

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,108 +20,101 @@ from ..records.audit import Audit
 from .blocks import Block, Code, Grid, Prose
 from .findings import causes
 from .origins import at, nonfinite_runs
-from .plans import SHARES, PlanView, advice, inputs_of, proposal_words, score_headline, times
+from .plans import PlanView, advice, inputs_of, proposal_words
 from .training import training_headline
 from .words import VERDICTS, compact, count, label, op, percent, ratio, sentence, shorten, terms
 
 
+@dataclass(frozen=True)
 class Tally:
-    """The number of operations with each verdict in one format.
+    """The number of operations with each verdict in one format. limit: causes of sensitive and unsafe verdicts, such as
+    `overflow and precision`; sentence: counts and causes in words."""
 
-    limit: causes of verdicts other than safe, such as `overflow and precision`. cast_only: number of operations that
-    are unsafe only with cast weights, since autocast runs them in FP32. together: whether the whole model in low
-    precision becomes non-finite.
-    """
+    label: str
+    counts: dict[str, int]
+    limit: str
+    sentence: str
 
-    def __init__(self, audit: Audit, fmt: str) -> None:
-        runs = [run for run in nonfinite_runs(audit) if run.format == fmt]
-        vanished = {run.first.node for run in runs if run.first is not None and run.first.cause == "underflow"}
-        judged = [node for node in audit.nodes if fmt in node.verdicts]
-        counts = Counter(node.verdicts[fmt].verdict for node in judged)
-        limits = {
-            _limit(node, fmt, vanished) for node in judged if node.verdicts[fmt].verdict in ("sensitive", "unsafe")
-        }
-        wider = FORMATS[fmt].smallest_normal > torch.finfo(torch.float32).tiny
-        words = {
-            "overflow": "overflow",
-            "underflow": "underflow (BF16 has FP32's range)" if wider else "underflow",
-            "precision": "precision",
-            "literal": f"constants that {label(fmt)} cannot represent",
-            "kernel": "missing kernels",
-            "other": "operations that raise",
-        }
-        kinds = [text for key, text in words.items() if key in limits]
-        unsafe = (node for node in judged if node.verdicts[fmt].verdict == "unsafe")
-        self.label, self.total, self.together = label(fmt), len(judged), bool(runs)
-        self.counts = {name: counts[name] for name in VERDICTS}
-        self.limit = " and ".join(filter(None, (", ".join(kinds[:-1]), *kinds[-1:])))
-        self.cast_only = sum(node.exposed.get(fmt) == ("cast",) for node in unsafe)
 
-    @property
-    def sentence(self) -> str:
-        """The counts and limits in one sentence."""
-        unsafe, sensitive, untested = (self.counts[name] for name in ("unsafe", "sensitive", "untested"))
-        left = f"; {untested:,} {'was' if untested == 1 else 'were'} not tested" if untested else ""
-        if untested == self.total:
-            return f"{self.label} was not tested on any operation."
-        if not unsafe and not sensitive:
-            tested = f"{count(self.total - untested, 'operation')}{' tested' if untested else ''}"
-            alone = " by itself" if self.together else ""
-            return f"{self.label}: none of the {tested} is unsafe or sensitive{alone}{left}."
-        some = "" if self.cast_only == unsafe else f"{self.cast_only:,} "
-        where = f" ({some}only with cast weights)" if self.cast_only else ""
-        cause = f"; causes: {self.limit}" if self.limit else ""
-        total = count(self.total, "operation")
-        return f"{self.label}: {unsafe:,} unsafe{where} and {sensitive:,} sensitive of {total}{cause}{left}."
+def _tally(audit: Audit, fmt: str) -> Tally:
+    runs = [run for run in nonfinite_runs(audit) if run.format == fmt]
+    vanished = {run.first.node for run in runs if run.first is not None and run.first.cause == "underflow"}
+    judged = [node for node in audit.nodes if fmt in node.verdicts]
+    kinds = Counter(node.verdicts[fmt].verdict for node in judged)
+    limits = {_limit(node, fmt, vanished) for node in judged if node.verdicts[fmt].verdict in ("sensitive", "unsafe")}
+    wider = FORMATS[fmt].smallest_normal > torch.finfo(torch.float32).tiny
+    words = {
+        "overflow": "overflow",
+        "underflow": "underflow (BF16 has FP32's range)" if wider else "underflow",
+        "precision": "precision",
+        "literal": f"constants that {label(fmt)} cannot represent",
+        "kernel": "missing kernels",
+        "other": "operations that raise",
+    }
+    *causes, last = [text for key, text in words.items() if key in limits] or [""]
+    limit = f"{', '.join(causes)} and {last}" if causes else last
+    unsafe, sensitive, untested = (kinds[name] for name in ("unsafe", "sensitive", "untested"))
+    left = f"; {untested:,} {'was' if untested == 1 else 'were'} not tested" if untested else ""
+    if untested == len(judged):
+        said = f"{label(fmt)} was not tested on any operation."
+    elif not unsafe and not sensitive:
+        tested = f"{count(len(judged) - untested, 'operation')}{' tested' if untested else ''}"
+        alone = " by itself" if runs else ""  # the whole model in low precision becomes non-finite
+        said = f"{label(fmt)}: none of the {tested} is unsafe or sensitive{alone}{left}."
+    else:  # autocast runs some operations in FP32: these are unsafe only with cast weights
+        cast = sum(node.verdicts[fmt].verdict == "unsafe" and node.exposed.get(fmt) == ("cast",) for node in judged)
+        where = f" ({'' if cast == unsafe else f'{cast:,} '}only with cast weights)" if cast else ""
+        cause = f"; causes: {limit}" if limit else ""
+        total = count(len(judged), "operation")
+        said = f"{label(fmt)}: {unsafe:,} unsafe{where} and {sensitive:,} sensitive of {total}{cause}{left}."
+    return Tally(label(fmt), {name: kinds[name] for name in VERDICTS}, limit, said)
 
 
 class ReportView:
-    """The statements at the top of every report. broken: sentences on outputs that become Inf or NaN."""
-
-    def __init__(self, audit: Audit) -> None:
-        self.plans = tuple(PlanView(audit, plan) for plan in audit.plans.values())
-        self.chosen = next((p for p in self.plans if p.recommended), None)
-        self.headline, self.proof = _verdict(audit, self.chosen)
-        self.tallies = tuple(Tally(audit, fmt) for fmt in audit.formats)
-        self.contrast = tuple(tally.sentence for tally in self.tallies)
-        self.broken = tuple(run.said for run in nonfinite_runs(audit))
-        self.limits = tuple(_limits(audit, self.tallies))
-        self.score = score_headline(audit)
-        self.criteria = SHARES if audit.criteria else ""
-        self.proposals = tuple(map(proposal_words, audit.proposals))
-        self.times = times(audit)
-
-
-def view(audit: Audit) -> ReportView:
-    """The statements that all reporters make about an audit as a whole.
+    """The statements about an audit as a whole that reporters share. broken: sentences on outputs that become Inf or
+    NaN.
 
     Raises: AuditorError(slug="bad-format" or "bad-strategy") if the audit's format or strategy is no longer registered.
     """
-    gone = [("format", name) for name in audit.formats if name not in FORMATS]
-    gone += [("strategy", plan.strategy) for plan in audit.plans.values() if plan.strategy not in all_strategies()]
-    for what, name in gone:
-        raise AuditorError(
-            f"the {what} {name!r} of this audit is no longer registered: register it again to show or save the audit",
-            slug=f"bad-{what}",
-        )
-    return ReportView(audit)
+
+    def __init__(self, audit: Audit) -> None:
+        gone = [("format", name) for name in audit.formats if name not in FORMATS]
+        gone += [("strategy", plan.strategy) for plan in audit.plans.values() if plan.strategy not in all_strategies()]
+        for what, name in gone:
+            again = "register it again to show or save the audit"
+            raise AuditorError(
+                f"the {what} {name!r} of this audit is no longer registered: {again}", slug=f"bad-{what}"
+            )
+        self.plans = tuple(PlanView(audit, plan) for plan in audit.plans.values())
+        self.chosen = next((p for p in self.plans if p.recommended), None)
+        self.headline, self.proof = _verdict(audit, self.chosen)
+        self.tallies = [_tally(audit, fmt) for fmt in audit.formats]
+        self.broken = tuple(run.said for run in nonfinite_runs(audit))
+        self.limits = tuple(_limits(audit, self.tallies))
 
 
 def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
-    """Two texts: what to run, and how to train if that was requested; and the evidence."""
+    """Two texts: the verdict (what to run, and how to train if that was requested), and the evidence."""
     training, trained = audit.training, training_headline(audit)
-    holding = any(plan.is_verified and has_low(plan) for plan in audit.plans.values())
-    if chosen is None and training is not None and training.format is None and holding:
+    if chosen is not None:
+        said, proof = _recommendation(audit, chosen)
+    elif training and not training.format and any(one.is_verified and has_low(one) for one in audit.plans.values()):
         return (
             "Keep the model in FP32 to train it; plans within the budget for inference are below.",
             f"{training.recommendation}.",
         )
-    said, proof = (audit.recommendation, _advice(audit)) if chosen is None else _recommendation(audit, chosen)
+    else:
+        said, proof, result = audit.recommendation, "", outcome(audit.plans, audit.use)
+        if result == "loses":
+            proof = advice(audit)
+        elif result == "out of reach" and any(map(runs, audit.formats)):
+            looser = "Loosen a criterion" if audit.criteria else "Raise the budget with --max-error"
+            proof = f"{looser}, or start with the findings below."
     return " ".join(filter(None, (said, trained))), proof
 
 
 def _recommendation(audit: Audit, chosen: PlanView) -> tuple[str, str]:
-    """Results of the recommended plan."""
+    """The verdict on inference and its evidence, for the recommended plan."""
     plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
     said = f"Run it in {chosen.title}{f', keeping {kept} in FP32' if kept else '; nothing has to stay in FP32'}."
     budget = f"{audit.max_error:g}"
@@ -137,37 +131,23 @@ def _recommendation(audit: Audit, chosen: PlanView) -> tuple[str, str]:
     return said, proof if chosen.same else f"{proof} Without the plan: {before}."
 
 
-def _advice(audit: Audit) -> str:
-    """What to do without a recommended plan."""
-    result = outcome(audit.plans, audit.use)
-    if result == "loses":
-        return advice(audit)
-    if result != "out of reach" or not any(map(runs, audit.formats)):
-        return ""
-    return f"{'Loosen a criterion' if audit.criteria else 'Raise the budget with --max-error'}, or start with the findings below."
-
-
 def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
     subject = audit.subject
     if subject.random_weights:
-        yield (
-            "The weights are random: value ranges, and verdicts that depend on them, may differ for a trained model."
-        )
+        yield "The weights are random: value ranges, and verdicts based on them, may differ for a trained model."
     if subject.synthetic_inputs:
         yield "The inputs were generated: pass real inputs with --inputs before you rely on value ranges."
     if audit.environment.execution != "native":
         yield "The audit ran without a GPU: formats were emulated on a CPU, and speed-ups are predictions."
-    if simulated := [label(name) for name in audit.formats if not runs(name)]:
-        yield (
-            f"torch cannot compute in {' or '.join(simulated)}: results were rounded to the format, and plans in the format were not run."
-        )
+    if simulated := " or ".join(label(name) for name in audit.formats if not runs(name)):
+        yield f"torch cannot compute in {simulated}: results were rounded to the format, and plans in the format were not run."
     if untested := [f"{count(n, 'operation')} in {t.label}" for t in tallies if (n := t.counts["untested"])]:
         yield f"Not tested: {', '.join(untested)}; the layer table gives the reasons."
     yield from map(sentence, audit.warnings)
 
 
 def _limit(report: NodeReport, fmt: str, vanished: set[str]) -> str | None:
-    """What limits an operation that is not safe: `other` for an exception without a known reason."""
+    """Why an operation is not safe, as a key of `words` in `_tally`; `other`: an exception of unknown cause."""
     error, verdict = report.errors.get(fmt), report.verdicts[fmt]
     if error is not None and error.unsupported and verdict.verdict == "unsafe":
         by_kernel = re.search(r"\bkernel\b", error.unsupported)
@@ -180,11 +160,8 @@ def _limit(report: NodeReport, fmt: str, vanished: set[str]) -> str | None:
 NAMED = 12
 
 
-def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) -> list[Block]:
-    """How the audit was made: inputs, weights, graph, device, duration, and its limitations.
-
-    proposals: suggested criteria.
-    """
+def method(audit: Audit, limits: tuple[str, ...]) -> list[Block]:
+    """How the audit was made: inputs, weights, graph, device, duration, its limitations, and suggested criteria."""
     env, subject, seconds = audit.environment, audit.subject, audit.environment.seconds
     graph = {"run": "one recorded run", "path": "the path that these inputs take"}.get(audit.capture_method, "")
     if any(report.node.batch != 1 for report in audit.nodes):
@@ -208,7 +185,7 @@ def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) ->
     return [
         Grid(("What", "How"), tuple(rows.items()), texts=2, caption="Method"),
         Prose("Limits", limits or (none,), listed=True),
-        *([Prose("Criteria that could be set", proposals, listed=True)] if proposals else []),
+        Prose("Criteria that could be set", tuple(map(proposal_words, audit.proposals)), listed=True),
         Code("Reproduce", audit.command),
         Grid(("Term", "Meaning"), tuple(terms().items()), texts=2, caption="Terms"),
     ]
@@ -243,10 +220,8 @@ def next_step(audit: Audit, directory: Path) -> str:
         return f"train with the loop in {report}, section Training."
     plan = audit.plans.get(audit.recommended or "")
     if plan is not None and plan.program is not None:
-        return (
-            f"load the program: torch.export.load({str(directory / plan.program.file)!r}).module() is "
-            "called like the model."
-        )
+        file = str(directory / plan.program.file)
+        return f"load the program: torch.export.load({file!r}).module() is called like the model."
     if audit.recommended is not None:
         return f"put {directory} on Python's path; `import patched_model` and `patched_model.build()` give the model under this plan."
     if not any(map(runs, audit.formats)):
@@ -257,16 +232,14 @@ def next_step(audit: Audit, directory: Path) -> str:
     if first is not None:
         where = first.worst.source or op(first.worst.op)
         return f"repair {first.worst.rule} at {where}, and audit again; `python -m auditor explain {first.worst.rule}` says how."
-    runs_without = {name: audit.baselines[name] for name in audit.plans if name in audit.baselines}
-    reached = {name: plain.measured_error for name, plain in runs_without.items() if plain.finite}
-    errors = {name: error for name, error in reached.items() if error is not None and math.isfinite(error)}
     if audit.criteria:
         return f"loosen a criterion: {report} lists the value of each under every plan."
-    if errors:
-        name = min(errors, key=lambda name: errors[name])
-        plan = audit.plans[name]
-        plain, error = f"plain {label(plan.format)} ({plan.strategy})", errors[name]
+    plain = ((run.measured_error, audit.plans[name]) for name, run in audit.baselines.items() if name in audit.plans)
+    reached = [(error, plan) for error, plan in plain if error is not None and math.isfinite(error)]
+    if reached:
+        error, plan = min(reached, key=lambda pair: pair[0])
         step = 10.0 ** (math.floor(math.log10(error)) - 1) if error > 0 else 1e-6
         budget = f"{math.ceil(error / step * 1.02) * step:.2g}"  # two digits, rounded up
-        return f"raise the budget with --max-error {budget}: {plain} has an error of {ratio(error)}."
+        what = f"plain {label(plan.format)} ({plan.strategy})"
+        return f"raise the budget with --max-error {budget}: {what} has an error of {ratio(error)}."
     return f"read in {report} why each plan failed."

@@ -13,7 +13,7 @@ from ..artefact.strategies import strategy_of
 from ..errors import printable as printable  # re-exported for templates, like `label` below
 from ..numerics.formats import label as label
 from ..paths import pattern
-from ..records import MemoryUse, Node, Plan
+from ..records import Node, Plan
 from ..records.decisions import Decision
 from ..records.training import BackwardNode
 from ..resources import resource_dir
@@ -23,7 +23,7 @@ T = TypeVar("T")
 VERDICTS = ("safe", "sensitive", "unsafe", "untested")
 SEVERITIES = ("error", "warning", "info")
 LONGEST = 26
-"""Maximum characters of block numbers; beyond, only their count is shown."""
+"""Maximum characters of block numbers in a path; if they need more, `*` and a count replace them."""
 
 TERMS = (
     "calibration inputs, cast, emulate, error budget, FP32 island, held-out inputs, local error, operation, plan, "
@@ -63,7 +63,7 @@ def ratio(value: float | None) -> str:
 
 
 def or_blank(value: float | None, how: Callable[[float], str] = "{:.3g}".format) -> str:
-    """A number in words; "" for None."""
+    """A formatted number; "" for None."""
     return "" if value is None else how(value)
 
 
@@ -78,7 +78,7 @@ def magnitude(value: float | None) -> str:
 
 
 def fold(items: Iterable[T], path: Callable[[T], str], alike: Callable[[T], object] = lambda _: None) -> list[list[T]]:
-    """Group items whose module paths differ only in block numbers and that agree in `alike`; order is kept."""
+    """Group items whose module paths differ only in block numbers and whose `alike(item)` is equal; order is kept."""
     groups: dict[tuple[str, object], list[T]] = {}
     for item in items:
         groups.setdefault((pattern(path(item)), alike(item)), []).append(item)
@@ -86,7 +86,7 @@ def fold(items: Iterable[T], path: Callable[[T], str], alike: Callable[[T], obje
 
 
 def fold_paths(paths: Sequence[str]) -> str:
-    """Paths of one pattern as one: `layers.{0-2,7}.mlp`, or `a.*.b.* x6` if the numbers would be too long."""
+    """Merge paths that differ only in block numbers: `layers.{0-2,7}.mlp` if short and exact, else `a.*.b.* x6`."""
     if len(paths) == 1:
         return scope(paths[0])
     steps = [list(dict.fromkeys(step)) for step in zip(*(path.split(".") for path in paths), strict=True)]
@@ -99,7 +99,7 @@ def fold_paths(paths: Sequence[str]) -> str:
 
 
 def list_paths(paths: Sequence[str], most: int, noun: str = "module") -> str:
-    """At most `most` paths, with repeated blocks merged, and the number of omitted ones."""
+    """About `most` paths, with repeated blocks merged, and the number of omitted paths."""
     groups = fold(paths, str)
     if len(groups) == most + 1 and len(groups[-1]) == 1:
         most += 1
@@ -132,11 +132,6 @@ def percent(share: float) -> str:
     if 0 < share < 0.005:
         return "<1%"
     return f"{share:.0%}"
-
-
-def memory(use: MemoryUse) -> str:
-    """Weights and activations together: `15MB`."""
-    return in_bytes(use.weights + use.activations)
 
 
 def in_bytes(number: float) -> str:
@@ -187,7 +182,7 @@ def sentence(text: str) -> str:
 
 
 def parts(text: str) -> list[tuple[str, bool]]:
-    """Split a text into prose, on one line each, and code (True); a rule indents its code by four spaces."""
+    """Split a text into paragraphs, each on one line (False), and code, which is indented by four spaces (True)."""
     result: list[tuple[str, bool]] = []
     for part in filter(str.strip, re.split(r"\n[ \t]*\n", text.strip("\n"))):
         if not all(line.startswith("    ") for line in part.splitlines() if line.strip()):
@@ -205,6 +200,6 @@ def summary(text: str) -> str:
 
 
 def remedy(text: str) -> str:
-    """The first sentence of an advice, on one line."""
+    """The first sentence of advice, on one line."""
     first = summary(text.strip().partition("\n\n")[0])
     return re.split(r"(?<=[.!?:])\s+(?=[A-Z])", first, maxsplit=1)[0]

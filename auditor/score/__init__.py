@@ -35,7 +35,7 @@ class ScoreFunction:
     """The user's function, and how its scores are judged.
 
     function(model) returns a number, or an iterable with a number for each sample or batch: the score is the mean, or
-    `of_mean` of the mean. better: one of records.score.DIRECTIONS. max_drop: the largest acceptable loss; None: scores
+    `of_mean` of the mean. better: one of records.plan.DIRECTIONS. max_drop: the largest acceptable loss; None: scores
     are not judged. place: where a fresh process can import the function; None if it cannot.
     """
 
@@ -50,10 +50,10 @@ class ScoreFunction:
 def find_function(
     text: str, target: str = "", *, better: str | None = None, max_drop: float | None = None, seed: int = 0
 ) -> ScoreFunction:
-    """Import the function that `file.py:name`, `package.module:name` or, in the target's own file, `name` names.
+    """Import the function that is given as `file.py:name`, `package.module:name` or, in the target's file, `name`.
 
-    Literal arguments in brackets are passed after the model. Raises: LoadError(slug="missing-score"), and those of
-    importing a target.
+    Literal arguments after the name, as in `name(5)`, are passed after the model. Raises:
+    LoadError(slug="missing-score"), and the errors of importing a target.
     """
     if not text.strip():
         raise LoadError("--evaluate needs a function: write --evaluate file.py:name", slug="missing-score")
@@ -94,7 +94,7 @@ ALLOWED = "a score must be a number, or an iterable of numbers, one for each sam
 
 
 class NoScore(Exception):
-    """The function returned no score; the message gives the reason in one line."""
+    """There is no valid score; the message gives the reason in one line."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def call_scoring(
     """Call the scoring function on a model, in the context manager that `around()` returns. Gradients are off unless
     the function enables them.
 
-    The generators start from the seed; model, generators and the function's tensors are restored. most: maximum number
-    of values to read. limit: seconds. plan: its name, for progress messages. Raises: NoScore.
+    Random generators start from the seed; model, generators and the function's tensors are restored. most: maximum
+    number of values to read. limit: in seconds. plan: the plan's name, for progress messages. Raises: NoScore.
     """
     deadline, calls = math.inf if limit is None else time.monotonic() + limit, 0
 
@@ -174,7 +174,7 @@ def call_scoring(
 
 
 def _made_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """The modules and weights of a model under a plan, to detect changes."""
+    """Identities of a model's modules and weights: they differ if the scoring function changed the model."""
     modules = {f"module {path!r}": (id(m), id(vars(m).get("forward"))) for path, m in named_modules(model)}
     # inference tensors have no version counter
     written = {name: (x, 0 if x.is_inference() else x._version) for name, x in named_parameters(model)}
@@ -229,7 +229,7 @@ def fp32_score(scoring: ScoreFunction, given: ScoreResult) -> Evaluation:
 
 
 def compare_scores(scoring: ScoreFunction, fp32: ScoreResult, plan: ScoreResult | str) -> Score:
-    """A plan's score compared with the FP32 model's, or why there is none. plan: the function's numbers, or why not."""
+    """A plan's score compared with the FP32 model's. plan: the function's numbers, or the reason why there are none."""
     if isinstance(plan, str):
         return _without(scoring, plan)
     if (plan.single, len(plan.values)) != (fp32.single, len(fp32.values)):
@@ -253,9 +253,9 @@ def standard_error(
 ) -> float | None:
     """Standard error of of_mean(mean of candidate) - of_mean(mean of reference); entries i of both are paired.
 
-    Jackknife: each pair is left out once. For plain means this equals the standard deviation of the differences, with n
-    - 1, over the root of n. None for fewer than two pairs, or if `of_mean` fails near the mean. Source: Efron and
-    Tibshirani, An Introduction to the Bootstrap, section 11.5.
+    Jackknife: each pair is left out once. For plain means, the result is the standard deviation of the differences
+    (with n - 1) over the root of n. None for fewer than two pairs, or if `of_mean` fails near the mean. Source: Efron
+    and Tibshirani, An Introduction to the Bootstrap, section 11.5.
     """
     n = len(reference)
     if n < 2:
@@ -266,7 +266,7 @@ def standard_error(
             float(of_mean((sums[1] - c) / (n - 1))) - float(of_mean((sums[0] - r) / (n - 1)))
             for r, c in zip(reference, candidate, strict=True)
         ]
-    except Exception:  # of the user's `of_mean`, which accepted the mean itself
+    except Exception:  # in the user's `of_mean`, although it accepted the mean itself
         return None
     centre = math.fsum(left_out) / n
     result = math.sqrt((n - 1) / n * math.fsum((x - centre) ** 2 for x in left_out))
@@ -274,7 +274,7 @@ def standard_error(
 
 
 def _value(scoring: ScoreFunction, values: Sequence[float]) -> float:
-    """The mean, after `of_mean` if given. Raises: NoScore."""
+    """The score: the mean of the values, or `of_mean` of this mean. Raises: NoScore."""
     mean = values[0] if len(values) == 1 else math.fsum(values) / len(values)
     if scoring.of_mean is None:
         return mean

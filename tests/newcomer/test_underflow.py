@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.records.audit import Audit
-from auditor.report.view import view
+from auditor.report.view import ReportView
 from tests.support.replaying import Model
 
 
@@ -55,7 +55,7 @@ def test_an_eps_that_vanishes_under_a_logarithm(logarithm: Audit) -> None:
 
 
 def test_the_reader_is_sent_to_bf16(logarithm: Audit) -> None:
-    fp16, bf16 = view(logarithm).contrast
+    fp16, bf16 = (tally.sentence for tally in ReportView(logarithm).tallies)
     assert fp16.endswith("causes: underflow (BF16 has FP32's range).")
     assert "underflow" not in bf16
     assert "overflow" not in " ".join((fp16, bf16))

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.fleet.cluster import run_all
-from auditor.fleet.running import Task
+from auditor.fleet.running import run_on_cluster
 from auditor.fleet.targets import FleetTarget
 
 ray = pytest.importorskip("ray")
@@ -48,7 +47,7 @@ def test_a_killed_node_costs_no_audit(cluster, tmp_path):
     (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
     names = ["a", "b", "c", "broken", "d"]
     words = {name: ("--quick", f"{'missing' if name == 'broken' else 'model'}.py") for name in names}
-    tasks = [Task(FleetTarget(name, words[name], tmp_path), tmp_path / "out" / name, retries=2) for name in names]
+    tasks = [FleetTarget(name, words[name], tmp_path, tmp_path / "out" / name, retries=2) for name in names]
 
     def kill() -> None:
         while len([*tmp_path.glob("begun_*")]) < 2:
@@ -58,7 +57,7 @@ def test_a_killed_node_costs_no_audit(cluster, tmp_path):
     killer = threading.Thread(target=kill)
     killer.start()
     ends = {}
-    run_all(tasks, nodes.address, lambda task, ended: ends.update({task.target.name: ended}))
+    run_on_cluster(tasks, nodes.address, lambda task, ended: ends.update({task.name: ended}))
     killer.join()
     assert {name: ended.has_audit for name, ended in ends.items()} == {name: name != "broken" for name in names}
     assert "missing.py does not exist" in ends["broken"].said

@@ -12,7 +12,7 @@ from auditor.criteria import criteria_of
 from auditor.devices import choose, follow, is_native, is_spread, libraries, name_of, row_of, type_of
 from auditor.errors import AuditorError
 from auditor.records.measure import Ignore
-from auditor.settings import Settings, options_of, split_names
+from auditor.settings import Option, Settings, options_of, split_names
 from tests.support.refusing import refused
 
 
@@ -88,7 +88,7 @@ def test_every_option_says_what_it_takes() -> None:
     for name, option in options_of(Command).items():
         free = Command.model_fields[name].annotation in (str | None, Any)
         assert option.help
-        assert option.takes or option.choices or free, name
+        assert option.takes != Option().takes or option.choices or free, name
 
 
 # `[tool.auditor]`: where it is looked for and what it may say.
@@ -139,6 +139,7 @@ ENTRY = '[[tool.auditor.per-module-ignores]]\nmodule = "a"\ncode = "NRM001"\nrea
         ("[tool.auditor]\nformats = {a = 1}\n", "formats takes fp16, bf16"),
         ("[tool.auditor\n", "pyproject.toml"),
         ("[tool.auditor]\nselect = 3\n", "select takes codes"),
+        ("[tool.auditor]\nweights = 5\n", "weights takes a string, not 5"),
         (
             '[tool.auditor]\nignore = ["norms"]\n',
             "ignore takes codes such as NRM001, or the letters of a family, not 'norms'",

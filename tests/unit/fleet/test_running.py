@@ -16,7 +16,7 @@ from auditor.document.read import audit_of
 from auditor.errors import AuditorError
 from auditor.fleet import running
 from auditor.fleet.index import headline, render, rows_of, worse
-from auditor.fleet.running import KEPT, Outcome, Task, asked_of, earlier_outcomes, keep, run, run_all
+from auditor.fleet.running import KEPT, Outcome, asked_of, earlier_outcomes, keep, run, run_all
 from auditor.fleet.targets import FleetTarget, read
 from tests.support.refusing import refused
 from tests.unit.report.factory import make_audit
@@ -27,9 +27,9 @@ def scripted(monkeypatch, tmp_path):
     """Tasks whose audit is a script of this test."""
 
     def task(name, script, **how):
-        return Task(FleetTarget(name, (script,), tmp_path), tmp_path / name, **how)
+        return FleetTarget(name, (script,), tmp_path, tmp_path / name, **how)
 
-    monkeypatch.setattr(running, "command_of", lambda task: [sys.executable, "-c", task.target.words[0]])
+    monkeypatch.setattr(running, "command_of", lambda task: [sys.executable, "-c", task.words[0]])
     return task
 
 
@@ -72,7 +72,7 @@ def test_one_that_is_given_up_leaves_nothing_that_it_started(scripted, tmp_path)
 def test_a_fleet_goes_on_where_one_fails(scripted):
     ends = {}
     tasks = [scripted("a", "import os; os.abort()"), scripted("b", "pass"), scripted("c", "import sys; sys.exit(2)")]
-    run_all(tasks, 2, lambda task, ended: ends.update({task.target.name: ended.has_audit}))
+    run_all(tasks, 2, lambda task, ended: ends.update({task.name: ended.has_audit}))
     assert ends == {"a": False, "b": True, "c": False}
 
 
@@ -268,7 +268,7 @@ def fleet(monkeypatch, tmp_path):
     monkeypatch.setattr(
         running,
         "command_of",
-        lambda task: [sys.executable, "audit.py", task.target.words[-1], str(task.directory.absolute())],
+        lambda task: [sys.executable, "audit.py", task.words[-1], str(task.directory.absolute())],
     )
 
     def called(text, *options):

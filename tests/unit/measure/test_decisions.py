@@ -11,7 +11,7 @@ import auditor
 from auditor.measure.decisions import measure_decisions
 from auditor.measure.rerun import PLAIN
 from auditor.records.decisions import Decisions
-from auditor.report.origins import decision_lines
+from auditor.report.origins import decision_words
 from auditor.report.reporters import html, text
 from auditor.report.words import percent, ratio
 from tests.support.subjects import measurement_of, normal
@@ -153,7 +153,7 @@ def test_where_nothing_is_decided_nothing_is_said(model: type[nn.Module]) -> Non
 def test_an_audit_of_a_model_that_decides_nothing_shows_no_section() -> None:
     audit = auditor.audit(Plain(), X[:8], quick=True, formats="bf16")
     assert audit.decisions == ()
-    assert not decision_lines(audit)
+    assert not decision_words(audit)
     assert 'id="decisions"' not in html(audit)
 
 
@@ -222,8 +222,7 @@ def test_report_and_terminal_state_both_parts_and_the_operation_with_its_line() 
     torch.manual_seed(0)
     audit = auditor.audit(Codes(0.0176), X[:1024], quick=True, formats="bf16")
     (found,) = audit.decisions
-    (block,) = decision_lines(audit)
-    said = " ".join(block.texts)
+    said = decision_words(audit)
     for part in (ratio(found.error), ratio(found.frozen), percent(found.share), "argmax", found.operations[0].source):
         assert part in said
     assert said.replace("`", "") in " ".join(text(audit).split()).replace("`", "")

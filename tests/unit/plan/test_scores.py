@@ -16,7 +16,7 @@ import auditor
 from auditor.errors import AuditorError
 from auditor.records import Audit, Score
 from auditor.report.plans import score_words
-from auditor.report.view import view
+from auditor.report.view import ReportView
 from tests.support.refusing import refused
 
 INPUTS = torch.linspace(-2, 2, 64 * 8).reshape(64, 8).sin()
@@ -74,8 +74,10 @@ def test_a_plan_that_loses_too_much_is_not_recommended(told_apart: Audit) -> Non
     assert str(told_apart.recommended).endswith("fp16")
     alone = audited(near(1e-3), max_drop=0.05, formats="bf16")
     assert alone.recommended is None
-    assert view(alone).headline == "Keep the model in FP32: no plan within the error budget of 0.01 keeps the score."
-    assert "--max-drop" in view(alone).proof
+    assert (
+        ReportView(alone).headline == "Keep the model in FP32: no plan within the error budget of 0.01 keeps the score."
+    )
+    assert "--max-drop" in ReportView(alone).proof
 
 
 def test_a_function_that_fails_on_a_plan_alone_costs_that_plan() -> None:

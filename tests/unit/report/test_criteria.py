@@ -14,7 +14,7 @@ from auditor.records import CriterionValue
 from auditor.records.audit import Audit
 from auditor.report.findings import causes
 from auditor.report.plans import criteria_lines, missed_criteria, shown_value
-from auditor.report.view import next_step, view
+from auditor.report.view import ReportView, next_step
 from auditor.report.words import percent
 from tests.support.subjects import normal
 from tests.unit.report.factory import make_audit
@@ -89,7 +89,9 @@ def test_what_does_not_hold_is_named() -> None:
     audit = audited(*ASKED)
     plan = audit.plans["cast_bf16"]
     broken = replace(plan, verification=replace(plan.verification, holds=False, criteria=(made(0.75, holds=False),)))
-    shown = next(p for p in view(replace(audit, plans={**audit.plans, "cast_bf16": broken})).plans if p.plan is broken)
+    shown = next(
+        p for p in ReportView(replace(audit, plans={**audit.plans, "cast_bf16": broken})).plans if p.plan is broken
+    )
     assert (shown.verdict, shown.detail) == ("over budget", "y: max_abs 0.75, at most 0.5: limit exceeded")
 
 
@@ -98,7 +100,7 @@ def test_the_recommendation_and_the_proof_speak_of_the_criteria() -> None:
     plan = audit.plans[audit.recommended]
     most = max(plan.verification.criteria, key=lambda one: one.share)
     assert f"measured error {most.share:.2g} within the limit of every criterion" in audit.recommendation
-    proof = view(audit).proof
+    proof = ReportView(audit).proof
     assert f"all limits hold; the tightest uses {percent(most.share)}" in proof
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.errors import AuditorError
 from auditor.records import Audit, NodeError, Verdict, Verification
-from auditor.report.view import next_step, view
+from auditor.report.view import ReportView, next_step
 from tests.support.refusing import refused
 from tests.unit.report.factory import make_audit
 
@@ -89,7 +89,7 @@ def test_training_that_can_be_low_has_a_loop_in_the_report() -> None:
 def test_plan_verdicts(change, verdict):
     audit = make_audit()
     plans = {**audit.plans, "autocast_fp16": replace(audit.plans["autocast_fp16"], **change)}
-    chosen = view(replace(audit, plans=plans)).chosen
+    chosen = ReportView(replace(audit, plans=plans)).chosen
     assert chosen.verdict == verdict
 
 
@@ -110,8 +110,8 @@ def test_an_audit_of_what_is_no_longer_registered_says_so(what: str, name: str, 
 def test_cautions_are_sentences() -> None:
     audit = make_audit(20)
     cautioned = replace(audit, warnings=("the model is stored in bfloat16: the reference is the same values in FP32",))
-    assert "The model is stored in bfloat16: the reference is the same values in FP32." in view(cautioned).limits
-    assert all(limit[0].isupper() and limit.endswith(".") for limit in view(cautioned).limits)
+    assert "The model is stored in bfloat16: the reference is the same values in FP32." in ReportView(cautioned).limits
+    assert all(limit[0].isupper() and limit.endswith(".") for limit in ReportView(cautioned).limits)
 
 
 def test_what_was_not_tested_is_not_said_to_be_neither() -> None:
@@ -125,7 +125,7 @@ def test_what_was_not_tested_is_not_said_to_be_neither() -> None:
     ):
         verdicts = [untested] * number + [safe] * (20 - number)
         nodes = tuple(replace(n, verdicts={"bf16": v}) for n, v in zip(audit.nodes, verdicts, strict=True))
-        assert view(replace(audit, nodes=nodes)).contrast == (words,)
+        assert [tally.sentence for tally in ReportView(replace(audit, nodes=nodes)).tallies] == [words]
 
 
 def test_what_limits_a_format_names_missing_kernels_beside_precision() -> None:
@@ -145,9 +145,9 @@ def test_what_limits_a_format_names_missing_kernels_beside_precision() -> None:
         ((missing, *safe), "missing kernels"),
         ((rounded, missing, *safe), "precision and missing kernels"),
     ):
-        seen = view(replace(audit, nodes=nodes))
+        seen = ReportView(replace(audit, nodes=nodes))
         assert seen.tallies[0].limit == limit
         assert any(
             f"1 unsafe (only with cast weights) and {len(nodes) - len(safe) - 1} sensitive" in said
-            for said in seen.contrast
+            for said in (tally.sentence for tally in seen.tallies)
         )

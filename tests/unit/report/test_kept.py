@@ -14,7 +14,7 @@ from auditor.cli.program import main
 from auditor.errors import AuditorError
 from auditor.records import Reason, ScopeChoice
 from auditor.records.audit import Audit
-from auditor.report.kept import Island, explain_layer, islands, keep_alone
+from auditor.report.kept import explain_layer, islands, keep_alone
 from auditor.report.plans import snippets
 from auditor.report.reporters import text
 from tests.support.refusing import refused
@@ -40,8 +40,11 @@ def keeping(*paths, rules=("BND002",)):
 def test_the_clause_comes_before_the_rules():
     (found,) = islands(keeping("head").plans["autocast_fp16"])
     assert found.why == "running it in low precision saves no time (BND002)"
-    assert Island(("a",), "", ("NRM001", "SFT001")).why == "NRM001, SFT001"
-    assert Island(("a",), "").why == ""
+    for rules, why in ((("NRM001", "SFT001"), "NRM001, SFT001"), ((), "")):
+        wordless = replace(
+            make_audit(6).plans["autocast_fp16"], reasons=(Reason("budget", "", ("head",), rules=rules),)
+        )
+        assert [island.why for island in islands(wordless)] == [why]
 
 
 def test_modules_of_one_shape_have_one_name():

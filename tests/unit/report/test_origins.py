@@ -13,7 +13,8 @@ from tests.unit.report.factory import HOSTILE, make_audit, with_reasons
 
 
 def tables(audit, words: str) -> list[Grid]:
-    return [block for block in origins(audit) if isinstance(block, Grid) and words in block.caption]
+    """Those that are shown: a table without rows is false."""
+    return [block for block in origins(audit) if isinstance(block, Grid) and block and words in block.caption]
 
 
 def said(audit) -> list[str]:

@@ -1,7 +1,7 @@
 """A rehearsal in words: what each remedy does is said where it matters, and once."""
 
 from auditor.rehearsal.result import Recipe, RecipeProblem, RecipeRun, Rehearsal
-from auditor.report.blocks import Entries
+from auditor.report.blocks import Item
 from auditor.report.rehearsal import overview
 
 
@@ -14,8 +14,7 @@ def notes(*problems: RecipeProblem) -> list[list[str]]:
     )
     runs = {recipe.name: RecipeRun(recipe, [2.0, 1.0], steps=[0, 1]) for recipe in recipes}
     result = Rehearsal("train.py:step", 2, 2, runs, problems, "fp32", "")
-    (entries,) = (block for block in overview(result) if isinstance(block, Entries))
-    return [list(entry.notes) for entry in entries.entries]
+    return [list(block.notes) for block in overview(result) if isinstance(block, Item)]
 
 
 def test_a_remedy_of_every_problem_is_named_at_the_first():

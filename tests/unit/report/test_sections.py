@@ -49,7 +49,7 @@ def test_looks(environment, tty, variables, expected):
 
 def test_a_wide_terminal_is_not_filled(environment):
     environment(True, columns=400)
-    assert looks().width == WIDEST
+    assert looks() == (WIDEST, True)
 
 
 def points(path):

@@ -10,7 +10,7 @@ from auditor.records import Audit
 from auditor.records.training import Training
 from auditor.report.reporters import html, text
 from auditor.report.training import loop_code
-from auditor.report.view import view
+from auditor.report.view import ReportView
 from tests.unit.training.conftest import Trained, loss_fn
 from tests.unit.training.own_steps import audited, fp32_gradients, low_gradients, off
 
@@ -57,7 +57,7 @@ def test_a_recommendation_for_inference_names_no_plan_to_train_under() -> None:
     assert found.recommended is not None
     assert "for training: " not in found.recommendation
     assert found.plans["autocast_fp16"].is_verified
-    assert view(found).headline.endswith("Train it in FP32.")
+    assert ReportView(found).headline.endswith("Train it in FP32.")
 
 
 @pytest.mark.slow
@@ -68,14 +68,14 @@ def test_a_step_that_trains_is_under_autocast_where_no_plan_for_it_was_asked_for
     assert found.plans["graph_fp16"].is_verified
     assert found.recommended is None
     assert training.format is not None
-    assert view(found).headline.startswith("No plan for training was requested: ")
-    assert "Train it in FP16 under autocast, with" in view(found).headline
+    assert ReportView(found).headline.startswith("No plan for training was requested: ")
+    assert "Train it in FP16 under autocast, with" in ReportView(found).headline
     assert "For inference: FP16 as a graph" in found.recommendation
 
 
 def test_the_headline_says_that_training_stays_in_fp32(cancelling: tuple[Audit, Training]) -> None:
     found, training = cancelling
-    seen = view(found)
+    seen = ReportView(found)
     assert seen.headline == "Keep the model in FP32 to train it; plans within the budget for inference are below."
     assert seen.proof == f"{training.recommendation}."
     named = re.search(r"For inference, (\w+) meets the error budget\.", found.recommendation)
@@ -88,7 +88,7 @@ def test_the_headline_says_how_to_train(trained: Trained) -> None:
     assert training.format == "fp16"
     assert found.recommended == "autocast_fp16"
     said = f"Train it in FP16 under that plan, with a loss scale from {training.fp16.init:,.10g}."
-    assert view(found).headline.endswith(said)
+    assert ReportView(found).headline.endswith(said)
     for rendered in (text(found, width=200), html(found)):
         assert said in " ".join(rendered.split())
 
@@ -176,7 +176,7 @@ def test_no_scale_suits_fp16() -> None:
     within = low_gradients(model, (x,), lambda y: (y * weight).sum(), plan, window.maximum)
     assert not bool(torch.isfinite(beyond["big.weight"]).all())
     assert not bool(within["small.weight"].any())  # all of them flushed: half, where 1 % is allowed
-    assert view(found).headline.endswith("Train it in BF16 under that plan, without a loss scale.")
+    assert ReportView(found).headline.endswith("Train it in BF16 under that plan, without a loss scale.")
 
 
 def test_a_step_that_raises() -> None:
