@@ -81,21 +81,14 @@ def test_weights_tied_under_two_names() -> None:
     assert [p.fqn for p in found.placeholders if p.kind == "parameter"] == ["a.weight", "a.bias", "b.bias"]
 
 
-class Child(nn.Module):
+def child(parent: nn.Module) -> nn.Module:
     """Knows the module that it is part of."""
-
-    def __init__(self, parent: nn.Module) -> None:
-        super().__init__()
-        self.layer = linear(4, 4)
-        self.parent = parent
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) * self.parent.scale
+    return Model(lambda m, x: m.layer(x) * m.parent.scale, layer=linear(4, 4), parent=parent)
 
 
 def test_modules_that_lead_back_to_their_parent() -> None:
     model = Model(lambda self, x: self.child(x).exp(), scale=nn.Parameter(torch.ones(4) * 2))
-    model.child = Child(model)
+    model.child = child(model)
     found = replayed(model, X)
     assert [node.owner for node in found.nodes.values()] == ["child.layer", "child", ""]
     assert found.aliases == {}

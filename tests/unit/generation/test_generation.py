@@ -16,6 +16,7 @@ from auditor.generation.compare import CacheRounding, Decoding, ReferenceTokens,
 from auditor.generation.decode import Prompts, prompts_of
 from tests.files.test_strangers import run
 from tests.support.refusing import refused
+from tests.support.replaying import Model
 from tests.support.thinned import thinned
 
 transformers = pytest.importorskip("transformers")
@@ -121,19 +122,14 @@ def test_nothing_counts_behind_the_end_of_a_text(tmp_path: Path) -> None:
     assert counts[2].tolist() == [step <= first for step in range(10)]
 
 
-class Plain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x)
+def plain() -> nn.Module:
+    return Model(lambda m, x: m.linear(x), linear=nn.Linear(4, 4))
 
 
 @pytest.mark.parametrize(
     ("make", "given", "said"),
     [
-        (Plain, (torch.ones(2, 4),), "no step"),
+        (plain, (torch.ones(2, 4),), "no step"),
         (llama, {"input_ids": IDS[:, :1]}, "fewer than 2 tokens"),
         (Steps, (torch.ones(2, dtype=torch.long),), "contain no prompts"),
     ],
@@ -145,7 +141,7 @@ def test_what_cannot_be_continued_is_said_in_one_line(make, given, said) -> None
 
 def test_a_temperature_is_for_tokens() -> None:
     with pytest.raises(AuditorError, match="temperature"):
-        auditor.audit(Plain(), torch.ones(2, 4), temperature=1.0)
+        auditor.audit(plain(), torch.ones(2, 4), temperature=1.0)
 
 
 def test_figures_by_hand() -> None:

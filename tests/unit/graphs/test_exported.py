@@ -12,6 +12,7 @@ from auditor.errors import PlanError
 from auditor.graphs.exported import export_model
 from auditor.numerics.nodes import mutates
 from auditor.records import Batch
+from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.unit.graphs.models import flat
 
@@ -29,9 +30,8 @@ class Written(nn.Module):
         return self.drop(y).to(x.dtype)
 
 
-class Fixed(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.softmax(1) * torch.arange(4.0)[:, None]
+def fixed() -> nn.Module:
+    return Function(lambda x: x.softmax(1) * torch.arange(4.0)[:, None])
 
 
 @dataclass
@@ -43,11 +43,6 @@ class Pair:
 class Classed(nn.Module):
     def forward(self, x: Tensor, *, scale: float = 1.0) -> Pair:
         return Pair(x.exp(), x.sin() * scale)
-
-
-class Chooses(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.exp() if x.sum() > 0 else x.sin()
 
 
 def leaves(found: Any) -> list[Tensor]:
@@ -82,17 +77,14 @@ def test_nothing_is_written_in_place_and_no_cast_changes_nothing() -> None:
 
 def test_a_size_that_the_model_fixes_is_said() -> None:
     batch: Batch = ((torch.randn(4, 6),), {})
-    found = export_model(Fixed(), batch)
+    found = export_model(fixed(), batch)
     assert found.fixed
-    torch.testing.assert_close(found.graph_module(batch[0][0]), Fixed()(batch[0][0]))
+    torch.testing.assert_close(found.graph_module(batch[0][0]), fixed()(batch[0][0]))
 
 
 def test_inputs_of_several_sizes_keep_them() -> None:
-    class Two(nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return x.sum() + y
 
-    found = export_model(Two(), ((torch.randn(2), torch.randn(3)), {}))
+    found = export_model(Function(lambda x, y: x.sum() + y), ((torch.randn(2), torch.randn(3)), {}))
     assert found.fixed == "the inputs do not share a first dimension"
 
 
@@ -109,11 +101,8 @@ def test_sizes_are_open_whatever_the_arguments_are_called() -> None:
 
 
 def test_what_takes_nothing_is_said_to() -> None:
-    class Made(nn.Module):
-        def forward(self) -> Tensor:
-            return torch.ones(3).exp()
 
-    assert export_model(Made(), ((), {})).fixed == "it takes no tensors"
+    assert export_model(Function(lambda: torch.ones(3).exp()), ((), {})).fixed == "it takes no tensors"
 
 
 def test_classes_of_the_users_own_become_names() -> None:
@@ -125,4 +114,4 @@ def test_classes_of_the_users_own_become_names() -> None:
 
 def test_what_torch_does_not_export_is_one_line() -> None:
     with refused(PlanError, "cannot-export", match="cannot be exported as a graph"):
-        export_model(Chooses(), ((torch.randn(3),), {}))
+        export_model(Function(lambda x: x.exp() if x.sum() > 0 else x.sin()), ((torch.randn(3),), {}))

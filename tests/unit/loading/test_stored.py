@@ -14,6 +14,7 @@ from auditor.loading import from_object, in_eval, load
 from auditor.loading.placement import copy_to_device, move_subject, place_subject
 from auditor.loading.state import in_fp32, upcast_model
 from auditor.training.objective import training_subject
+from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.support.replaying import Model
 from tests.support.subjects import normal, subject_of
@@ -132,15 +133,10 @@ def test_name_of_a_model_in_hand():
     assert from_object(nn.Linear(3, 4), torch.ones(2, 3)).name == "Linear"
 
 
-class Nan(nn.Module):
-    def forward(self, x):
-        return {"y": x.log()}
-
-
 @pytest.mark.parametrize(
     ("model", "value", "slug", "words"),
     [
-        (Nan(), -torch.ones(2), "nan-output", "returns NaN in FP32"),
+        (Function(lambda x: {"y": x.log()}), -torch.ones(2), "nan-output", "returns NaN in FP32"),
         (nn.Linear(3, 4), torch.ones(2, 5), "forward-raises", "on inputs float32[2, 5] from example_inputs"),
         (nn.Linear(3, 4), torch.ones(2, 3, dtype=torch.float64), "forward-raises", "float64[2, 3]"),
         (nn.Linear(3, 4, device="meta"), torch.ones(2, 3), "meta-weights", "meta device"),

@@ -13,6 +13,8 @@ from auditor.capture.capture import capture
 from auditor.measure.noise import FP32Runs, noise_of, without_noise
 from auditor.measure.rerun import PLAIN
 from auditor.records import Contribution, Noise
+from tests.support.capturing import Function
+from tests.support.replaying import Model
 from tests.support.subjects import seeded, subject_of
 
 X = torch.linspace(-1, 1, 16 * 32).reshape(16, 32)
@@ -46,15 +48,9 @@ class Noisy(nn.Module):
         return {"loud": self.b(torch.ops.loud.pool(h)), "quiet": h.mean(-1)}
 
 
-class Draws(nn.Module):
+def draws() -> nn.Module:
     """Random numbers are those of the seed in every run: they make no noise."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(32, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(self.a(x), 0.5, training=True) + torch.rand(8)
+    return Model(lambda m, x: nn.functional.dropout(m.a(x), 0.5, training=True) + torch.rand(8), a=nn.Linear(32, 8))
 
 
 def all_heard(model: nn.Module, **how: Any) -> FP32Runs:
@@ -69,7 +65,7 @@ def heard(model: nn.Module, **how: Any) -> Noise:
     return all_heard(model, **how).found
 
 
-@pytest.mark.parametrize("model", [Draws, lambda: nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 4))])
+@pytest.mark.parametrize("model", [draws, lambda: nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 4))])
 def test_what_computes_the_same_makes_no_noise(model: Any) -> None:
     assert heard(seeded(model), native=True) == Noise(runs=3)
 
@@ -93,9 +89,9 @@ def test_plans_are_run_with_gradients_where_that_is_another_model() -> None:
     assert isinstance(found.graded, list) and torch.allclose(found.graded[0], 3 * first[0])
     assert found.found == Noise(runs=3)  # another mode is no noise
     assert all_heard(seeded(lambda: Moody(True))).graded == "KeyError: 'gradients'"
-    alike = all_heard(seeded(Draws))
+    alike = all_heard(seeded(draws))
     assert (alike.graded, alike.found) == (None, Noise(runs=2))
-    assert isinstance(all_heard(seeded(Draws), native=True).graded, list)
+    assert isinstance(all_heard(seeded(draws), native=True).graded, list)
 
 
 def test_noise_is_found_where_it_begins_and_where_it_goes() -> None:
@@ -109,19 +105,13 @@ def test_noise_is_found_where_it_begins_and_where_it_goes() -> None:
     assert found.nodes["pool"] == pytest.approx(LOUD * 2**0.5, rel=0.15)  # of two runs, each off by LOUD
 
 
-class Drifts(nn.Module):
+def drifts() -> nn.Module:
     """It counts where nobody puts anything back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(32, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a(x) * (1 + torch.dice.random())
+    return Model(lambda m, x: m.a(x) * (1 + torch.dice.random()), a=nn.Linear(32, 8))
 
 
 def test_state_that_drifts_is_no_noise_that_errors_may_hide_in() -> None:
-    found = heard(seeded(Drifts))
+    found = heard(seeded(drifts))
     assert found.error > 0.01 and not found.operations and found.floor == 0
 
 
@@ -138,7 +128,7 @@ def test_what_a_run_does_not_tell_from_noise_is_not_counted_once_an_operation() 
 
 
 def test_what_is_within_the_noise_is_no_error_and_said_to_be() -> None:
-    audit = auditor.audit(seeded(lambda: Quietly()).eval(), (X,), max_error=1e-3, device="cpu", formats=("fp16",))
+    audit = auditor.audit(seeded(lambda: quietly()).eval(), (X,), max_error=1e-3, device="cpu", formats=("fp16",))
     noise = audit.noise
     assert noise is not None and noise.operations == ("pool",)
     over = [r for r in audit.nodes if r.contributions["fp16"].isolated > audit.max_error]
@@ -158,15 +148,10 @@ def test_what_is_within_the_noise_is_no_error_and_said_to_be() -> None:
     assert f"differ by {noise.error:.2g}" in said and "loud.pool in mix" in said and f"({noise.floor:.2g})" in said
 
 
-class Mix(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.loud.pool(x)
-
-
-class Quietly(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.mix, self.b = nn.Linear(32, 64), Mix(), nn.Linear(64, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.mix(self.a(x).relu()))
+def quietly() -> nn.Module:
+    return Model(
+        lambda m, x: m.b(m.mix(m.a(x).relu())),
+        a=nn.Linear(32, 64),
+        mix=Function(lambda x: torch.ops.loud.pool(x)),
+        b=nn.Linear(64, 8),
+    )

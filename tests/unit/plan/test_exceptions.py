@@ -15,27 +15,25 @@ from auditor.plan.costs import Cost
 from auditor.plan.problem import Problem, find_lowest
 from auditor.records import Audit, Contribution
 from auditor.verify import run_patched
+from tests.support.capturing import Function
 from tests.support.flat_models import LARGE, FlatBlock
 from tests.support.patching import plan as planned
 from tests.support.planning import bench_of
 from tests.support.problems import captured, problem_of
+from tests.support.replaying import Model
 from tests.support.small_models import MODELS
 from tests.support.subjects import capture_of, normal, seeded
 from tests.support.unet import UNet
 
 
-class Norm(nn.Module):
+def norm() -> nn.Module:
     """A module of its own for what is unsafe: an island does, and there is no product in it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return Function(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
-class Unsafe(nn.Module):
+def unsafe() -> nn.Module:
     """Its only product is what overflows."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x @ x.transpose(-1, -2)).softmax(-1).cumsum(-1)
+    return Function(lambda x: (x @ x.transpose(-1, -2)).softmax(-1).cumsum(-1))
 
 
 @pytest.mark.parametrize(
@@ -44,8 +42,8 @@ class Unsafe(nn.Module):
         (FlatBlock, LARGE, "cast", {"": {"pow", "mean", "add", "rsqrt"}}),
         (FlatBlock, LARGE, "autocast", {}),  # which raises them by itself
         (*MODELS["mlp"], "cast", {}),  # nothing is unsafe
-        (lambda: nn.Sequential(Norm(), nn.Linear(32, 4)), LARGE, "cast", {}),
-        (Unsafe, (400 * normal(2, 8, 32),), "cast", {}),
+        (lambda: nn.Sequential(norm(), nn.Linear(32, 4)), LARGE, "cast", {}),
+        (unsafe, (400 * normal(2, 8, 32),), "cast", {}),
     ],
 )
 def test_unsafe_functions_beside_products_are_offered(
@@ -91,20 +89,17 @@ def test_products_that_are_dear_run_low_beside_functions_that_are_unsafe() -> No
     assert error_by_hand(Distances, inputs, audit, "autocast_bf16") == pytest.approx(plan.measured_error, rel=1e-6)
 
 
-class Dear(nn.Module):
+def dear() -> nn.Module:
     """Two layers in one forward, dear in BF16 as most are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix = nn.Parameter(torch.randn(32, 32) / 6)
-        self.out = nn.Parameter(torch.randn(32, 32) / 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(F.silu(x @ self.mix), self.out)
+    return Model(
+        lambda m, x: F.linear(F.silu(x @ m.mix), m.out),
+        mix=nn.Parameter(torch.randn(32, 32) / 6),
+        out=nn.Parameter(torch.randn(32, 32) / 6),
+    )
 
 
 def test_nothing_is_offered_where_products_are_dear_and_nothing_is_unsafe() -> None:
-    problem = bench_of(seeded(Dear), normal(8, 32), formats=("bf16",)).problem("autocast", "bf16")
+    problem = bench_of(seeded(dear), normal(8, 32), formats=("bf16",)).problem("autocast", "bf16")
     verdicts = {name: problem.verdicts[name].verdict for name in ("matmul", "linear")}
     assert set(verdicts.values()) == {"sensitive"}
     assert problem.exceptions == {}
@@ -225,28 +220,13 @@ def test_a_function_that_gives_fp32_anyhow_is_kept_where_that_leaves_its_product
     assert all(found.resolution.low(name) for name in products)
 
 
-class Given(nn.Module):
+def given() -> nn.Module:
     """Reads angles that it is given, and raises what it multiplies with them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        return self.last(self.first(x).float() * angles)
-
-
-class Giving(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Given()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x, torch.arange(8) * 0.5)
+    return Model(lambda m, x, angles: m.last(m.first(x).float() * angles), first=nn.Linear(8, 8), last=nn.Linear(8, 8))
 
 
 def test_it_is_one_of_the_innermost_module_that_calls_some_and_no_cast_of_the_authors() -> None:
-    found = find_lowest(priced(Giving(), normal(2, 8)))
+    found = find_lowest(priced(Model(lambda m, x: m.inner(x, torch.arange(8) * 0.5), inner=given()), normal(2, 8)))
     assert not found.resolution.conflicts
     assert sorted(found.raised) == ["inner..mul"]
 

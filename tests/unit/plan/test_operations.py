@@ -13,6 +13,7 @@ from auditor.plan.modules import evaluate
 from auditor.plan.reasons import explain_budget, explain_gain, operation_reasons, tell_apart
 from auditor.records import Reason
 from tests.support.problems import problem_of
+from tests.support.replaying import Model
 from tests.support.subjects import capture_of, normal
 
 
@@ -121,18 +122,13 @@ class Branching(nn.Module):
         return self.layer(nn.functional.linear(x, self.weight))
 
 
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = Branching()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.block(self.block(x, True), False)
+def branches() -> nn.Module:
+    return Model(lambda m, x: m.block(m.block(x, True), False), block=Branching())
 
 
 def test_what_a_module_around_keeps_says_so() -> None:
     """And is what the run itself computes in FP32, beside the module's own call."""
-    capture = capture_of(Branches(), normal(4, 8))
+    capture = capture_of(branches(), normal(4, 8))
     problem = problem_of(capture, "autocast")
     high = frozenset({function_in("block", "linear")})
     problem.__dict__["exceptions"] = {"block": frozenset({"linear"})}

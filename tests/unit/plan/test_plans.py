@@ -13,6 +13,7 @@ from auditor.plan.plans import Planner
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan, Verification
 from tests.support.planning import Foretold, bench_of
+from tests.support.replaying import Model
 from tests.support.small_models import Deep
 from tests.support.subjects import normal, seeded
 
@@ -21,15 +22,9 @@ def mlp() -> nn.Module:
     return seeded(lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)))
 
 
-class Overflowing(nn.Module):
+def overflowing() -> nn.Module:
     """Squares of large numbers: too large for FP16, no trouble in BF16."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lin(x / 1e3) + (x * 1e3).square().mean(-1, keepdim=True).sqrt()
+    return Model(lambda m, x: m.lin(x / 1e3) + (x * 1e3).square().mean(-1, keepdim=True).sqrt(), lin=nn.Linear(16, 16))
 
 
 @pytest.fixture
@@ -72,7 +67,7 @@ def test_a_budget_that_everything_low_breaks_is_searched_for(replays: list[Polic
 
 
 def test_what_is_unsafe_is_no_plan_and_a_baseline_all_the_same() -> None:
-    bench = bench_of(seeded(Overflowing), normal(4, 16) * 100, strategies=("cast",))
+    bench = bench_of(seeded(overflowing), normal(4, 16) * 100, strategies=("cast",))
     assert "unsafe" in {verdict.verdict for verdict in bench.verdicts["fp16"].values()}
     planner = Planner(bench)
     baselines = planner.baselines()

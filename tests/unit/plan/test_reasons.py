@@ -13,7 +13,9 @@ from auditor.plan.problem import Problem
 from auditor.plan.reasons import merge_alike
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan, Reason
+from tests.support.capturing import Function
 from tests.support.planning import bench_of, kept, lowered
+from tests.support.replaying import Model
 from tests.support.small_models import Deep
 from tests.support.subjects import normal, seeded
 from tests.support.unet import UNet
@@ -27,20 +29,14 @@ FEW = 3
 """Modules of one reason that are lowered."""
 
 
-class Overflowing(nn.Module):
+def overflowing() -> nn.Module:
     """A norm by hand whose squares leave FP16's range, between two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(16, 32), Squares(), nn.Linear(32, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.norm(self.first(x) * 500))
-
-
-class Squares(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x / x.pow(2).mean(-1, keepdim=True).sqrt()
+    return Model(
+        lambda m, x: m.last(m.norm(m.first(x) * 500)),
+        first=nn.Linear(16, 32),
+        norm=Function(lambda x: x / x.pow(2).mean(-1, keepdim=True).sqrt()),
+        last=nn.Linear(32, 8),
+    )
 
 
 class Shared(nn.Module):
@@ -58,7 +54,7 @@ class Shared(nn.Module):
 
 MODELS = {
     "unet": (UNet, (normal(1, 3, 16, 16), torch.tensor([17])), 0.008),
-    "overflowing": (Overflowing, (normal(4, 16),), 0.01),
+    "overflowing": (overflowing, (normal(4, 16),), 0.01),
     "shared": (Shared, (torch.arange(12).reshape(2, 6),), 0.003),
     "deep": (Deep, (normal(64, 256),), 0.0025),
 }

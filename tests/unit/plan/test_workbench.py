@@ -14,21 +14,16 @@ from auditor.numerics.metrics import output_error
 from auditor.plan.units import unit_of
 from auditor.plan.workbench import Workbench
 from auditor.records import Noise
+from tests.support.capturing import Function
 from tests.support.planning import bench_of
 from tests.support.small_models import Mlp
 from tests.support.subjects import normal, seeded
-
-
-class AddOne(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + 1
-
 
 ONE, TWO = torch.zeros(2), torch.ones(2)
 
 
 def bench(**changes: Any) -> Workbench:
-    return replace(bench_of(AddOne(), ONE), **changes)
+    return replace(bench_of(Function(lambda x: x + 1), ONE), **changes)
 
 
 def test_references_are_run_once_per_batch() -> None:

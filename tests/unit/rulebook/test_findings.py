@@ -15,7 +15,7 @@ from auditor.rulebook.facts import NodeFacts
 from auditor.rulebook.findings import apply_selection, classify, compare_with_verdicts
 from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
-from tests.support.capturing import captured, facts_of
+from tests.support.capturing import Function, captured, facts_of
 from tests.support.findings import finding as made
 
 RULES = load_rules()
@@ -84,13 +84,8 @@ def test_one_format_does_not_explain_the_other() -> None:
     assert codes(found) == [("NRM001", "a"), ("MSR002", "a")]
 
 
-class Toy(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.tanh().cos()
-
-
 def test_facts_of_the_measurement_fire_their_rules() -> None:
-    toy = captured(Toy(), torch.ones(2, 4))
+    toy = captured(Function(lambda x: x.tanh().cos()), torch.ones(2, 4))
     verdicts = {"tanh": {"fp16": UNSAFE, "bf16": SAFE}, "cos": {"fp16": SAFE, "bf16": UNSAFE}}
     facts = gather(toy.capture, toy.ranges, verdicts)
     found = compare_with_verdicts(classify(toy.capture, facts, RULES), verdicts)
@@ -170,18 +165,17 @@ def test_a_finding_speaks_in_the_users_terms() -> None:
     assert "masked_fill" in finding.advice
 
 
-class Scores(nn.Module):
-    def forward(self, q: Tensor) -> Tensor:
-        return torch.softmax(q @ q.transpose(-1, -2) / 8.0, -1)
+def scores() -> nn.Module:
+    return Function(lambda q: torch.softmax(q @ q.transpose(-1, -2) / 8.0, -1))
 
 
 def test_the_most_specific_rule_speaks_with_the_severity_of_those_it_supersedes() -> None:
-    toy = captured(Scores(), torch.full((1, 2, 4), 300.0))  # 4 * 300 * 300 = 360000 > 65504
+    toy = captured(scores(), torch.full((1, 2, 4), 300.0))  # 4 * 300 * 300 = 360000 > 65504
     (found,) = (item for item in classify(toy.capture, toy.facts, RULES) if item.node == "matmul")
     assert (found.rule, found.severity, found.confidence, found.declared) == ("ATT001", "error", "high", "warning")
     alone = [rule for rule in RULES if rule.code != "ATT001"]
     assert [item.rule for item in classify(toy.capture, toy.facts, alone) if item.node == "matmul"] == ["ATT002"]
-    small = captured(Scores(), torch.ones(1, 2, 4))
+    small = captured(scores(), torch.ones(1, 2, 4))
     (found,) = (item for item in classify(small.capture, small.facts, RULES) if item.node == "matmul")
     assert (found.rule, found.severity, found.confidence) == ("ATT001", "warning", "low")
 

@@ -11,19 +11,14 @@ from auditor.records.training import Training
 from auditor.report.reporters import html, text
 from auditor.report.training import loop_code
 from auditor.report.view import view
+from tests.support.replaying import Model
 from tests.unit.training.conftest import Trained, loss_fn
 from tests.unit.training.own_steps import audited, fp32_gradients, low_gradients, off
 
 
-class Sum(nn.Module):
+def one_layer() -> nn.Module:
     """A weight whose gradient is a small difference of large inputs: FP16 makes 1000.5 of 1000.3, and BF16 1000."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
+    return Model(lambda m, x: m.layer(x), layer=nn.Linear(8, 8, bias=False))
 
 
 CANCELLING = torch.stack([torch.full((8,), 1000.3), torch.full((8,), -1000.0)])
@@ -31,7 +26,7 @@ CANCELLING = torch.stack([torch.full((8,), 1000.3), torch.full((8,), -1000.0)])
 
 @pytest.fixture(scope="module")
 def cancelling() -> tuple[Audit, Training]:
-    return audited(Sum(), (CANCELLING,), lambda y: y.mean())
+    return audited(one_layer(), (CANCELLING,), lambda y: y.mean())
 
 
 def test_gradients_that_are_finite_and_wrong_are_not_recommended(cancelling: tuple[Audit, Training]) -> None:
@@ -52,7 +47,7 @@ def test_gradients_that_are_finite_and_wrong_are_not_recommended(cancelling: tup
 
 def test_a_recommendation_for_inference_names_no_plan_to_train_under() -> None:
     """The outputs hold under autocast, the gradients of the step do not."""
-    found, training = audited(Sum(), (CANCELLING,), lambda y: y.mean(), use="inference")
+    found, training = audited(one_layer(), (CANCELLING,), lambda y: y.mean(), use="inference")
     assert training.format is None
     assert found.recommended is not None
     assert "for training: " not in found.recommendation
@@ -149,19 +144,17 @@ def test_a_loss_that_is_not_finite() -> None:
     assert "FP16 gives no finite gradients" in training.recommendation or "no format" in training.recommendation
 
 
-class Wide(nn.Module):
+def wide() -> nn.Module:
     """Half of the gradients are 2^46 times the other half: no scale suits both in FP16."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.big, self.small = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat((self.big(x), self.small(x)), -1)
+    return Model(
+        lambda m, x: torch.cat((m.big(x), m.small(x)), -1),
+        big=nn.Linear(8, 8, bias=False),
+        small=nn.Linear(8, 8, bias=False),
+    )
 
 
 def test_no_scale_suits_fp16() -> None:
-    model, x = Wide(), torch.ones(4, 8)
+    model, x = wide(), torch.ones(4, 8)
     weight = torch.cat((torch.full((8,), 2.0**3), torch.full((8,), 2.0**-43)))
     found, training = audited(model, (x,), lambda y: (y * weight).sum())
     window = training.fp16
