@@ -48,6 +48,19 @@ class Held(nn.Module):
         return self.last(self.body(x)) * 2.0
 
 
+class Region(nn.Module):
+    """Two products, the first in a region of BF16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y = self.first(x)
+        return self.second(y.float())
+
+
 class Careful(nn.Linear):
     """Switches autocast off itself."""
 

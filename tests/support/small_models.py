@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.support.replaying import Model
 from tests.support.subjects import normal
 
 
@@ -123,11 +124,17 @@ MODELS: dict[str, tuple[type[nn.Module], tuple[Tensor, ...]]] = {
 class Deep(nn.Module):
     """Errors pile up: not all of it can be low."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 3, width: int = 256) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = x + layer(x)
         return x
+
+
+def narrowing() -> nn.Module:
+    """x [8, 16] -> [8, 64] -> a view of it -> relu -> [8, 4]."""
+    wide, narrow = nn.Linear(16, 64, bias=False), nn.Linear(64, 4, bias=False)
+    return Model(lambda m, x: m.narrow(m.wide(x).reshape(8, 64).relu()), wide=wide, narrow=narrow)

@@ -32,6 +32,7 @@ from auditor.verify import run_patched
 from tests.support.fake_cuda import NAMES
 from tests.support.problems import Branches
 from tests.support.small_models import MODELS as SMALL
+from tests.support.small_models import Deep
 from tests.support.structure import modules
 from tests.support.subjects import FORMATS, capture_of, normal, seeded
 from tests.support.two_ways import Labels, drawn, everything
@@ -184,19 +185,6 @@ def test_executor_dtype_algebra_costs_and_runtime_agree_on_the_dtype_of_every_op
 # Predictions propose, runs dispose; and only a run of the artefact in a fresh process makes a plan verified.
 
 
-class Wide(nn.Module):
-    """Layers whose errors add up, so that not all of them can be low."""
-
-    def __init__(self, layers: int = 12) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return x
-
-
 def test_a_plan_that_is_predicted_to_hold_and_misses_is_never_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every operation is said to err by a millionth of what it does, and every replay to err by nothing."""
     measured: Any = Workbench.contributions
@@ -217,7 +205,7 @@ def test_a_plan_that_is_predicted_to_hold_and_misses_is_never_recommended(monkey
     monkeypatch.setattr(Workbench, "replay", lambda self, batches, how: 0.0)
     monkeypatch.setattr(plans, "verify", noted)
     budget = 3.5e-3  # missed where everything is low
-    found = auditor.audit(seeded(Wide), normal(32, 64), formats="bf16", max_error=budget)
+    found = auditor.audit(seeded(lambda: Deep(12, 64)), normal(32, 64), formats="bf16", max_error=budget)
     missed = [plan for plan in tried if plan.predicted_error < budget < (plan.measured_error or 0.0)]
     assert {plan.strategy for plan in missed} == {"autocast", "cast"}
     assert not any(plan.is_verified for plan in missed)
@@ -231,7 +219,7 @@ def audited_without_runs(monkeypatch: pytest.MonkeyPatch, why: str) -> Audit:
 
     monkeypatch.setattr(Workbench, "ask", lambda bench, plans, *rest: dict.fromkeys(plans, why))
     return auditor.audit(
-        seeded(lambda: Wide(3)), normal(32, 64), formats="bf16", strategies=(*SHIPPED, "graph"), max_error=0.5
+        seeded(lambda: Deep(3, 64)), normal(32, 64), formats="bf16", strategies=(*SHIPPED, "graph"), max_error=0.5
     )
 
 

@@ -16,6 +16,7 @@ from auditor.numerics.metrics import relative_l2
 from auditor.records import NonFinite, Plan, ScopeChoice
 from tests.support.capturing import Function
 from tests.support.capturing import captured as recorded
+from tests.support.problems import Region
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 
@@ -77,22 +78,9 @@ def test_errors_are_those_of_two_whole_runs(subject, captured, chosen):
     assert max(found.values()) > 1e-5
 
 
-class Regional(nn.Module):
-    """A layer that its author runs in BF16, and one that it leaves as it is."""
-
-    def __init__(self):
-        super().__init__()
-        self.inside, self.outside = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x):
-        with torch.autocast("cuda", torch.bfloat16):
-            y = self.inside(x)
-        return self.outside(y.float())
-
-
 def test_a_plan_does_not_take_the_author_s_region_away():
     """The region is BF16 with a plan and without: nothing is lost there by the plan."""
-    subject = from_object(seeded(Regional), normal(4, 8))
+    subject = from_object(seeded(Region), normal(4, 4))
     captured = capture(subject, ("bf16",))
     found = under_plan(captured, subject.model, subject.batches[0], plan("autocast", "bf16")).errors
     assert found["linear"] == 0 < found["linear_1"]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from auditor.capture.capture import capture
 from auditor.execution.policy import plain
@@ -12,6 +12,7 @@ from auditor.graphs.stage import lower_operations, memory_needed
 from auditor.plan.workbench import Workbench
 from auditor.records import MemoryUse
 from tests.support.planning import bench_of
+from tests.support.small_models import narrowing
 from tests.support.subjects import subject_of
 
 
@@ -98,18 +99,6 @@ def test_a_module_that_is_called_twice_keeps_its_calls_apart() -> None:
     assert names == list(captured.nodes)
 
 
-class Chain(nn.Module):
-    """x [8, 16] -> [8, 64] -> a view of it -> relu -> [8, 4]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(16, 64, bias=False), nn.Linear(64, 4, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.narrow(self.wide(x).reshape(8, 64).relu())
-        return y
-
-
 @pytest.mark.parametrize(
     ("high", "weights", "activations"),
     [
@@ -122,7 +111,7 @@ class Chain(nn.Module):
 )
 def test_needed_as_counted_by_hand(high: tuple[str, ...], weights: int, activations: int) -> None:
     torch.manual_seed(0)
-    bench = bench_of(Chain(), torch.randn(8, 16), formats=("fp16",))
+    bench = bench_of(narrowing(), torch.randn(8, 16), formats=("fp16",))
     graph = export_model(bench.subject.model, bench.subject.batches[0])
     table = table_of(graph.graph_module.graph, "fp16", bench)
     low = table.free - set(high)

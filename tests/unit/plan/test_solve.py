@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.policy import Layout, choice_from_scopes, choice_keeping, plain
@@ -23,6 +22,7 @@ from auditor.plan.workbench import Workbench
 from auditor.records import Contribution, ScopeChoice, Verdict
 from tests.support.planning import Foretold, bench_of
 from tests.support.problems import (
+    Region,
     captured,
     drawn,
     fp32_of,
@@ -341,17 +341,3 @@ def test_what_the_author_runs_low_himself_no_plan_forbids() -> None:
         found.energy.scopes["first"][0] == found.energy.scopes["first"][1]
     )  # no time is saved by running it in low precision
     assert found.energy.scopes["second"][0] < found.energy.scopes["second"][1]
-
-
-class Region(nn.Module):
-    """Two products, the first in a region of BF16."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            y = self.first(x)
-        result: Tensor = self.second(y.float())
-        return result

@@ -15,7 +15,7 @@ from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import magnitudes_of, underflow_share
 from auditor.training.objective import training_subject
 from auditor.training.stage import conclude, prepare
-from tests.rehearsal.cases import Gate
+from tests.rehearsal.cases import Detour, Gate
 from tests.support.refusing import refused
 from tests.unit.training.conftest import Trained, loss_fn, made
 
@@ -163,33 +163,15 @@ def test_a_batch_that_breaks_counts_wherever_it_stands(rare: int) -> None:
 def test_where_a_step_overflows_at_the_scale_the_window_ends_below_it() -> None:
     """Inside its backward pass a function of the model's own is 4096 times larger than the gradients that are recorded."""
 
-    class Detour(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return (gradient * 4096) / 4096
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.b(Detour.apply(self.a(x)))
-
     x, y = torch.randn(32, 16), torch.randint(4, (32,))
-    found = audit(Model(), (x, y), mode="training", loss_fn=nn.CrossEntropyLoss(), formats=["fp16"]).training
+    found = audit(Detour(), (x, y), mode="training", loss_fn=nn.CrossEntropyLoss(), formats=["fp16"]).training
     assert found is not None and found.fp16 is not None
     assert found.format == "fp16"
     assert found.fp16.init == max(found.fp16.minimum, found.fp16.maximum / 16)
     with emulate("cuda"):
         finite = {}
         for scale in (found.fp16.maximum, 64 * found.fp16.maximum):
-            model = Model()
+            model = Detour()
             with torch.autocast("cuda", dtype=torch.float16):
                 loss = nn.functional.cross_entropy(model(x), y)
             (loss * scale).backward()
