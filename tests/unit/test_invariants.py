@@ -173,6 +173,7 @@ def test_executor_dtype_algebra_costs_and_runtime_agree_on_the_dtype_of_every_op
         except UnsupportedInFormat:
             assert foretold.conflicts
             continue
+        assert not foretold.conflicts
         assert {node: foretold.dtypes[node] for node in executed} == executed
         assert {node: timed_in(foretold, node) for node in executed} == {
             node: foretold.kernels.get(node, dtype) or "fp32" for node, dtype in executed.items()

@@ -8,20 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
 from auditor.capture.emulation import emulate
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy, plain
 from auditor.execution.resolve import Resolver, resolve
-from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.records import Capture
 from tests.support.capturing import Function
-from tests.support.fake_cuda import NAMES, recorded_dtypes
-from tests.support.problems import tied_owners
+from tests.support.fake_cuda import recorded_dtypes
+from tests.support.problems import owners_of
 from tests.support.small_models import MODELS
 from tests.support.subjects import FORMATS, capture_of, nodes_by_op, normal, only, seeded
 
@@ -123,51 +119,6 @@ def test_a_cast_to_the_dtype_of_another_value_follows_it_under_autocast() -> Non
     assert {name: found[name] for name in ("to", "mul")} == {"to": "fp16", "mul": "fp16"}
 
 
-def owners_of(capture: Capture) -> set[str]:
-    return {node.owner for node in capture.nodes.values()}
-
-
-class Observed:
-    """Dtypes of a run, and the refusal that ended it."""
-
-    def __init__(self, capture: Capture, model: nn.Module, batch: tuple[Tensor, ...], how: Policy) -> None:
-        self.dtypes: dict[str, str] = {}
-        self.refusal: str | None = None
-        interpreter = Executor(capture.graph_module, how, self._note)
-        try:
-            with torch.no_grad():
-                interpreter.run(*capture.bind(model, (batch, {})))
-        except UnsupportedInFormat as error:
-            self.refusal = str(error)
-
-    def _note(self, node: fx.Node, result: Any) -> None:
-        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-        if node.op in ("call_function", "placeholder"):
-            self.dtypes[node.name] = NAMES.get(tensors[0].dtype, "") if tensors else ""
-
-
-@settings(max_examples=12, deadline=None, derandomize=True)
-@pytest.mark.parametrize("strategy", ["autocast", "cast"])
-@pytest.mark.parametrize("name", MODELS)
-@given(data=st.data())
-def test_random_scopes_against_a_run(name: str, strategy: str, data: st.DataObject) -> None:
-    capture, fmt = captured(name), data.draw(st.sampled_from(FORMATS), label="format")
-    choice = {owner: data.draw(st.sampled_from([fmt, "fp32"]), label=owner) for owner in sorted(owners_of(capture))}
-    for group in tied_owners(capture) if strategy == "cast" else ():
-        choice |= dict.fromkeys(group, choice[group[0]])
-    how = Policy(capture, strategy, lambda owner: choice.get(owner, "fp32"), fmt)
-    observed = Observed(capture, model_of(name), MODELS[name][1], how)
-    found = resolve(how)
-    if observed.refusal is None:
-        assert found.conflicts == frozenset()
-    else:
-        assert found.conflicts, observed.refusal
-    wrong = {
-        node: (found.dtypes[node], dtype) for node, dtype in observed.dtypes.items() if found.dtypes[node] != dtype
-    }
-    assert wrong == {}
-
-
 def test_values_that_autocast_lowers_are_listed_with_their_readers() -> None:
     capture = capture_of(Function(lambda x, w: (x @ w).exp() @ w), normal(4, 4), normal(4, 4))
     first, second = (node.name for node in nodes_by_op(capture, "matmul"))
@@ -219,7 +170,7 @@ def test_a_dtype_that_the_author_asks_for_is_what_its_arguments_are_lowered_to()
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_looked_at_again_is_what_a_walk_of_its_own_finds(name: str, strategy: str) -> None:
     capture, draw = captured(name), random.Random(name)
-    owners, choice, again = sorted(owners_of(capture)), dict[str, str](), Resolver(capture)
+    owners, choice, again = owners_of(capture), dict[str, str](), Resolver(capture)
     for fmt in ("fp16", "fp16", "fp16", "fp16", "bf16", "bf16"):
         choice |= {owner: draw.choice([fmt, "fp32"]) for owner in draw.sample(owners, min(2, len(owners)))}
         low = {owner: fmt for owner, precision in choice.items() if precision != "fp32"}

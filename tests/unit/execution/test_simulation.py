@@ -45,8 +45,8 @@ class Observed:
         self.dtypes: dict[str, str] = {}
 
     def __call__(self, node: fx.Node, result: Any) -> None:
-        if node.op == "call_function" and isinstance(result, Tensor) and result.dtype in NAMES:
-            self.dtypes[node.name] = NAMES[result.dtype]
+        if node.op in ("call_function", "placeholder") and isinstance(result, Tensor):
+            self.dtypes[node.name] = NAMES.get(result.dtype, "")
 
 
 def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict[str, str]) -> bool:
@@ -62,19 +62,21 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
     assert choice_from_scopes(scopes).keep == choice.keep
     patched = apply_plan(copy.deepcopy(model), plan_table(Plan("drawn", strategy, fmt, scopes, 0.0, 0.0, 1.0)))
     how, observed = Policy(capture, strategy, choice, fmt), Observed()
+    foretold = resolve(how)
     try:
         with torch.no_grad():
             flat = capture.bind(model, (inputs, {}))
             simulated = tensor_outputs(Executor(capture.graph_module, how, observed).run(*flat))
     except UnsupportedInFormat:
+        assert foretold.conflicts
         with pytest.raises(Exception, match=r"dtype|together"):
             run_patched(patched, [(inputs, {})], "cpu")
         return False
     (actual,) = run_patched(patched, [(inputs, {})], "cpu")
     for a, b in zip(actual, simulated, strict=True):  # a low scope in an FP32 one hands its result back in FP32
         torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=0, equal_nan=True, msg=str(scopes))
-    foretold = resolve(how).dtypes
-    assert {node: foretold[node] for node in observed.dtypes} == observed.dtypes
+    assert not foretold.conflicts
+    assert {node: foretold.dtypes[node] for node in observed.dtypes} == observed.dtypes
     return True
 
 
