@@ -1,11 +1,12 @@
 """Models that keep what they made or make it late: tables, caches, weights of the first call, generators, threads."""
 
-import importlib.util
 import json
+import runpy
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,7 +152,6 @@ def test_what_is_computed_while_it_is_read_is_computed_under_autocast(function: 
     plan = audit.plans["autocast_bf16"]
     assert plan.is_verified
     assert plan.low_precision_flops == 1
-    assert plan.measured_error is not None
     assert plan.measured_error > 1e-4  # BF16 keeps 8 bits: nothing low would be 0
 
 
@@ -212,10 +212,7 @@ def test_plans_of_lazy_layers_are_verified_and_hold(tmp_path: Path, monkeypatch:
     assert cli.main(words) == 0
     (plan,) = json.loads(Path("out/plan.json").read_text())["plans"].values()
     assert plan["verification"]["holds"], plan["verification"]["failure"]
-    spec = importlib.util.spec_from_file_location("patched_model", "out/patched_model.py")
-    assert spec is not None and spec.loader is not None
-    patched = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(patched)
+    patched = SimpleNamespace(**runpy.run_path("out/patched_model.py"))
     with pytest.raises(ValueError, match=r"conv\.weight has no shape yet: call the model once"):
         patched.build(plan="cast_bf16")
     torch.manual_seed(0)

@@ -64,24 +64,20 @@ class Weight(nn.Parameter):
 
 
 def messages(m: Any, g: Any) -> Tensor:
-    found: Tensor = m.second(torch.zeros_like(g.x).index_add_(0, g.edges[1], m.first(g.x)[g.edges[0]]))
-    return found
+    return m.second(torch.zeros_like(g.x).index_add_(0, g.edges[1], m.first(g.x)[g.edges[0]]))
 
 
 def written(m: Any, g: Any) -> Tensor:
     g.x = m.first(g.x)
-    result: Tensor = m.second(g.x)
-    return result
+    return m.second(g.x)
 
 
 def in_place(m: Any, g: Any) -> Tensor:
-    result: Tensor = m.second(g.x.mul_(2))
-    return result
+    return m.second(g.x.mul_(2))
 
 
 def popped(m: Any, given: Any) -> Tensor:
-    result: Tensor = m.first(given.pop("x"))
-    return result
+    return m.first(given.pop("x"))
 
 
 EDGES = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
@@ -113,8 +109,7 @@ def test_inputs(name: str) -> None:
 
 def doubled(m: Any, x: Any, by: Any = 2.0) -> Tensor:
     x *= by
-    result: Tensor = m.first(torch.from_numpy(x))
-    return result
+    return m.first(torch.from_numpy(x))
 
 
 def test_an_array_that_is_written_comes_back() -> None:

@@ -19,8 +19,7 @@ LAYOUTS = [torch.jagged, torch.strided]
 
 
 def ragged(layout: torch.layout) -> Tensor:
-    found: Tensor = torch.nested.nested_tensor([normal(n, 8, seed=n) for n in (3, 5, 2)], layout=layout)
-    return found
+    return torch.nested.nested_tensor([normal(n, 8, seed=n) for n in (3, 5, 2)], layout=layout)
 
 
 ON_NESTED: dict[str, Callable[..., Any]] = {
@@ -38,8 +37,7 @@ def test_nested_inputs(name: str, layout: torch.layout) -> None:
 
 def test_nested_buffers() -> None:
     def run(m: Any, x: Tensor) -> Tensor:
-        result: Tensor = m.first(x) + torch.nested.to_padded_tensor(m.held, 0.0).sum((0, 1))
-        return result
+        return m.first(x) + torch.nested.to_padded_tensor(m.held, 0.0).sum((0, 1))
 
     held(lambda: (model_of(run, held=ragged(torch.strided)), ((normal(4, 8),), {})), formats="fp16")
 
@@ -51,8 +49,7 @@ class Encoder(nn.Module):
         self.layers = nn.TransformerEncoder(layer, 2)
 
     def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
-        result: Tensor = self.layers(x, src_key_padding_mask=hidden)
-        return result
+        return self.layers(x, src_key_padding_mask=hidden)
 
 
 class WithGradients(Encoder):

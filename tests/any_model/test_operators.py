@@ -324,8 +324,7 @@ def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 
 def attended(m: Any, x: Tensor, **options: Any) -> Tensor:
-    result: Tensor = flex_attention(*m.first(x).chunk(3, -1), **options)
-    return result
+    return flex_attention(*m.first(x).chunk(3, -1), **options)
 
 
 ATTENTION: dict[str, Callable[[Any, Tensor], Tensor]] = {

@@ -27,8 +27,7 @@ def repeated() -> Tensor:
 
 
 def convolution(m: Any, x: Tensor, a: Tensor) -> Tensor:
-    result: Tensor = m.second(F.relu(torch.sparse.mm(a, m.first(x))))
-    return result
+    return m.second(F.relu(torch.sparse.mm(a, m.first(x))))
 
 
 def attention(m: Any, x: Tensor) -> Tensor:
@@ -38,8 +37,7 @@ def attention(m: Any, x: Tensor) -> Tensor:
 
 def normalized(m: Any, x: Tensor, a: Tensor) -> Tensor:
     scale = torch.sparse.sum(a, 1).to_dense().rsqrt()[:, None]
-    result: Tensor = scale * (a @ (scale * m.first(x)))
-    return result
+    return scale * (a @ (scale * m.first(x)))
 
 
 def by_entries(m: Any, x: Tensor, a: Tensor) -> Tensor:
@@ -103,6 +101,5 @@ def test_training_with_sparse_gradients(name: str) -> None:
         return model_of(lambda m, i: m.first(m.table(i)), table=made), ((torch.tensor([1, 2, 2]),), {})
 
     audit = held(build, mode="training", loss_fn=lambda y: y.square().mean())
-    assert audit.training is not None
     assert all(0 < error < 0.01 for error in audit.training.errors.values() if error is not None)
     assert audit.training.errors["bf16"] is not None

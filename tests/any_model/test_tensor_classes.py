@@ -16,8 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 def inside(m: Model, x: Tensor) -> Tensor:
     hidden = m.first(x)
-    result: Tensor = masked_tensor(hidden, x > 0).sum(-1).to_tensor(0.0)
-    return result
+    return masked_tensor(hidden, x > 0).sum(-1).to_tensor(0.0)
 
 
 def test_a_masked_tensor_inside_of_a_model() -> None:
@@ -30,8 +29,7 @@ def test_a_masked_tensor_inside_of_a_model() -> None:
 @pytest.mark.parametrize("returned", [True, False])
 def test_a_masked_tensor_that_is_taken_or_returned_is_refused_in_one_line(returned: bool) -> None:
     def forward(m: Model, x: Tensor) -> Tensor:
-        result: Tensor = masked_tensor(m.first(x), x > 0) if returned else m.first((x * 2).to_tensor(0.0))
-        return result
+        return masked_tensor(m.first(x), x > 0) if returned else m.first((x * 2).to_tensor(0.0))
 
     x = normal(4, 8)
     given = x if returned else masked_tensor(x, x > 0)

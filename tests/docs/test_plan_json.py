@@ -11,16 +11,9 @@ from torch import nn
 from auditor.api import audit
 from auditor.document.codec import texts
 from auditor.document.reference import json_schema, with_tables
-from tests.unit.report.factory import make_audit
+from tests.unit.report.factory import AUDITS, make_audit
 
 jsonschema = pytest.importorskip("jsonschema")
-
-AUDITS = {
-    "usual": {},
-    "hostile": {"nodes": 60, "hostile": True, "synthetic": True},
-    "empty": {"empty": True},
-    "one format": {"nodes": 30, "formats": ("bf16",), "recommended": None},
-}
 
 SCHEMAS = ("plan", "measurements")
 
@@ -98,6 +91,7 @@ def test_what_is_wrong_is_noticed(path, value, strict, real):
         place = place[part]
     place[path[-1]] = value
     assert not strict[path[0]].is_valid(changed[path[0]])
+    assert not strict["plan"].is_valid({key: value for key, value in real["plan"].items() if key != "plans"})
 
 
 def test_every_field_is_described_and_none_is_stale(root, schemas):

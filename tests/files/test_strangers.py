@@ -68,8 +68,7 @@ def document() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(make_audit(6).to_measurements()))
-    return found
+    return json.loads(json.dumps(make_audit(6).to_measurements()))
 
 
 STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn")

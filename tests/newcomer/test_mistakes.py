@@ -1,9 +1,9 @@
 """What a newcomer gets wrong on the first day, and what they are told."""
 
 import copy
-import importlib.util
+import runpy
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,13 +35,8 @@ def folder(audit: Audit, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def patched_model(folder: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("patched_model", folder / "patched_model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def patched_model(folder: Path) -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(folder / "patched_model.py")))
 
 
 class Other(nn.Module):

@@ -28,7 +28,6 @@ def test_what_a_low_module_returns_in_fp32_is_planned() -> None:
     found = auditor.audit(model, (torch.randn(2, 4, 8),), formats="fp16", progress=False)
     for plan in found.plans.values():
         assert plan.is_verified, plan.verification
-        assert plan.measured_error is not None
         assert 0.3 * plan.measured_error < plan.predicted_error < 3 * plan.measured_error
 
 
@@ -65,6 +64,5 @@ def test_the_memory_of_a_sparse_matrix_stays_while_it_is_measured() -> None:
     model, ring = PooledGraph(), sum(torch.eye(20).roll(shift, 1) for shift in (1, 2, 3))
     found = auditor.audit(model, (torch.randn(20, 6), ring.nonzero().T.contiguous()), progress=False)
     values = next(report for report in found.nodes if report.node.op == "aten.values.default")
-    assert values.range is not None
     assert values.range.max_abs == 3  # from i to i + 4 in two steps: 1 + 3, 2 + 2, 3 + 1
     assert all(plan.is_verified for plan in found.plans.values())

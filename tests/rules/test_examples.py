@@ -68,7 +68,6 @@ def test_a_repaired_example_does_not_fire_its_rule_and_has_less_to_say(group: st
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_a_rule_that_warns_shows_a_repair(rule: Rule) -> None:
-    assert rule.example is not None
     assert rule.example.fixed or rule.severity == "info" or rule.family == "measured"
 
 

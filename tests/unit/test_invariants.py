@@ -1,7 +1,6 @@
 """What an audit rests on, each held here once; docs/architecture.md says them in words."""
 
 import ast
-import copy
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, fx, nn
 
 import auditor
-from auditor.artefact.applying import apply_plan
 from auditor.artefact.strategies import SHIPPED
 from auditor.capture.emulation import Emulation
 from auditor.errors import PlanError
@@ -28,14 +26,13 @@ from auditor.plan import plans
 from auditor.plan.energy import timed_in
 from auditor.plan.workbench import Workbench
 from auditor.records import Audit, Capture, Contribution, Plan
-from auditor.verify import run_patched
 from tests.support.fake_cuda import NAMES
 from tests.support.problems import Branches
 from tests.support.small_models import MODELS as SMALL
 from tests.support.small_models import Deep
 from tests.support.structure import modules
 from tests.support.subjects import FORMATS, capture_of, normal, seeded
-from tests.support.two_ways import Labels, drawn, everything
+from tests.support.two_ways import Labels, drawn, emulated_answer, everything
 
 # Every model run starts from the same state.
 
@@ -149,13 +146,7 @@ def of_the_runtime(
         return result
 
     monkeypatch.setattr(Emulation, "whole", noted)
-    wrapped = Policy(captured, strategy, labels.__getitem__, fmt).wrapped
-    scopes: dict[str, Any] = {
-        path: {"precision": boundary.precision, "output": "keep" if boundary.keeps else "cast"}
-        for path, boundary in wrapped.items()
-    }
-    table = {"strategy": strategy, "format": fmt, "scopes": scopes}
-    run_patched(apply_plan(copy.deepcopy(model), table), [(SOME[name][1], {})], "cpu")
+    emulated_answer(model, captured, (SOME[name][1], {}), strategy, fmt, labels)
     return found
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,14 +19,7 @@ from auditor.records.training import Training
 from auditor.records.written import plain
 from auditor.report.reporters import REPORTERS
 from tests.support.documents import records
-from tests.unit.report.factory import make_audit
-
-KINDS: dict[str, dict[str, Any]] = {
-    "usual": {},
-    "hostile": {"nodes": 60, "hostile": True, "synthetic": True},
-    "empty": {"empty": True},
-    "one format": {"nodes": 30, "formats": ("bf16",), "recommended": None},
-}
+from tests.unit.report.factory import AUDITS, make_audit
 
 
 class Net(nn.Module):
@@ -124,9 +116,9 @@ def test_a_plan_alone_or_beside_other_measurements_says_what_is_not_there(real: 
     assert ALONE in " ".join(told(found)["md"].split())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", AUDITS)
 def test_made_up_audits_come_back_and_each_file_has_its_share(kind: str, tmp_path: Path) -> None:
-    audit = check(make_audit(**KINDS[kind]), tmp_path)
+    audit = check(make_audit(**AUDITS[kind]), tmp_path)
     plan, beside, whole = to_plan(audit), to_measurements(audit), to_document(audit)
     assert not plan.keys() & {"nodes", "weights", "regions"}
     assert all("note" not in one for one in plan["plans"].values())

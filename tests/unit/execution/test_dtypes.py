@@ -20,12 +20,12 @@ from auditor.execution.execute import Executor, Run, Semantics, SomeLow
 from auditor.execution.policy import Policy
 from auditor.measure.alone import rounder
 from auditor.numerics.nodes import tensors_in
-from auditor.records import Batch, Capture, Dtypes, Plan, ScopeChoice
+from auditor.records import Batch, Capture, Dtypes, Plan
 from tests.support.capturing import Function
 from tests.support.replaying import Model
 from tests.support.small_models import MODELS, Transformer
 from tests.support.subjects import FORMATS, capture_of, normal, seeded, subject_of
-from tests.support.two_ways import drawn, everything
+from tests.support.two_ways import drawn, everything, plan_of
 
 Seen = list[tuple[str, tuple[str, ...], str]]
 """(operation, dtypes of what it reads, dtype of its result), in execution order."""
@@ -62,16 +62,6 @@ class Calls(TorchFunctionMode):
         if name not in ("get", "set") and tensors_in(result):
             self.seen.append(row(CALLS.get(name, name), args, kwargs or {}, result))
         return result
-
-
-def plan_of(capture: Capture, strategy: str, fmt: str, labels: dict[str, str]) -> Plan:
-    """The plan that gives every owner its precision, with the scopes that have to be listed."""
-    wrapped = Policy(capture, strategy, lambda owner: labels.get(owner, "fp32"), fmt).wrapped
-    scopes = {
-        path: ScopeChoice(boundary.precision, output="keep" if boundary.keeps else "cast")
-        for path, boundary in wrapped.items()
-    }
-    return Plan(f"{strategy}_{fmt}", strategy, fmt, scopes, 0.0, 1.0, 1.0)
 
 
 @contextmanager

@@ -203,8 +203,7 @@ def low_model(low: int, nodes: list[Any], *others: Any) -> bytes:
     ports = [helper.make_tensor_value_info(name, low, [2]) for name in ("x", "y")]
     graph = helper.make_graph(nodes, "low", ports[:1], ports[1:], list(others))
     made: Any = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    content: bytes = made.SerializeToString()
-    return content
+    return made.SerializeToString()
 
 
 @pytest.mark.parametrize("format", KINDS)

@@ -88,8 +88,7 @@ def test_a_module_that_is_called_twice_keeps_its_calls_apart() -> None:
             self.one = nn.Sequential(nn.Linear(8, 8), nn.GELU())
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.one(self.one(x))
-            return y
+            return self.one(self.one(x))
 
     model, x = Twice().eval(), torch.randn(2, 8)
     graph = export_model(model, ((x,), {})).graph_module

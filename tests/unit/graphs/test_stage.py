@@ -32,8 +32,7 @@ from tests.unit.graphs.models import flat
 
 def program(audit: Audit, name: str) -> nn.Module:
     plan = audit.plans[name]
-    loaded: nn.Module = torch.export.load(io.BytesIO(audit.programs[plan.program.file])).module()
-    return loaded
+    return torch.export.load(io.BytesIO(audit.programs[plan.program.file])).module()
 
 
 @pytest.mark.parametrize("name", ["graph_fp16", "graph_bf16"])

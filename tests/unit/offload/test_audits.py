@@ -30,8 +30,7 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.block(self.embed(tokens)))
-        return logits
+        return self.head(self.block(self.embed(tokens)))
 
 
 class Flat(nn.Module):

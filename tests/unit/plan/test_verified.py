@@ -182,7 +182,6 @@ def test_the_emitted_file_is_timed_in_a_process_of_its_own_under_flags_that_its_
     audit = auditor.load(out)
     assert torch.get_float32_matmul_precision() == "highest"
     assert audit.environment.flags["float32_matmul_precision"] == "medium"
-    assert audit.timing is not None and audit.timing.fp32_today is not None
     assert audit.timing.fp32_today.eager is not None and audit.timing.fp32_today.eager.speedup is not None
     for plan in audit.plans.values():
         assert plan.timed is not None and plan.timed.eager is not None

@@ -26,8 +26,7 @@ class Net(nn.Module):
         self.first, self.last, self.large = nn.Linear(8, 8), nn.Linear(8, 4), large
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last((self.first(x) * self.large).tanh())
-        return y
+        return self.last((self.first(x) * self.large).tanh())
 
 
 def audited(**how: Any) -> Audit:
