@@ -4,7 +4,6 @@ import re
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import auditor
 from auditor.artefact.strategies import strategy_of
@@ -12,15 +11,8 @@ from auditor.document.codec import texts
 from auditor.records import Audit, NodeReport
 from auditor.report.findings import Cause, causes
 from auditor.report.reporters import REPORTERS
+from tests.support.capturing import Function
 from tests.support.planted import MISTAKES, REPAIRED, line, llama
-
-
-class Masked(nn.Module):
-    """FP16 cannot hold its literal, and its sine is not to be had to nine digits."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sin(x.masked_fill(x > 5, -1e9))
-
 
 AUTOCAST, CAST = "under autocast", "with cast weights"
 
@@ -71,9 +63,7 @@ def test_a_repaired_model_has_nothing_to_fix(repaired: Audit) -> None:
     found = causes(repaired)
     assert found.wanting == ()
     assert found.headline == f"nothing to fix, {len(found.notes)} notes"
-    assert all(
-        f"othing to fix, {len(found.notes)} notes" in REPORTERS[name](repaired) for name in ("text", "md", "html")
-    )
+    assert all(f"othing to fix, {len(found.notes)} notes" in REPORTERS[n](repaired) for n in ("text", "md", "html"))
 
 
 def test_every_reporter_has_the_causes_and_no_kind_more(bad: Audit) -> None:
@@ -112,13 +102,10 @@ def test_what_it_says_of_the_recommended_plan_is_so(bad: Audit) -> None:
 def test_how_many_operations_the_plan_keeps_is_what_ran_in_fp32(bad: Audit) -> None:
     (sharp,) = (cause for cause in causes(bad).wanting if cause.worst.source == line("sharp"))
     said = re.search(r"keeps (?:all )?(\d+) (?:of these )?operations in FP32", sharp.plan_effect)
-    assert said is not None
     strategy = bad.plans[bad.recommended or ""].strategy
     exposed = [r for r in reports(bad, sharp) if strategy in r.exposed["bf16"] and _spoken(bad, r.node.name)]
     ran = [r.planned for r in exposed]
-    assert int(said[1]) == sum(
-        dtypes is not None and "bfloat16" not in (*dtypes.inputs, dtypes.output) for dtypes in ran
-    )
+    assert int(said[1]) == sum(d is not None and "bfloat16" not in (*d.inputs, d.output) for d in ran)
 
 
 def _spoken(audit: Audit, node: str) -> bool:
@@ -126,10 +113,9 @@ def _spoken(audit: Audit, node: str) -> bool:
 
 
 def test_where_no_plan_holds_errors_say_so() -> None:
-    audit = auditor.audit(Masked(), (torch.ones(2, 4),), formats=("fp16",), strategies=("cast",), max_error=1e-9)
-    assert not any(
-        plan.is_verified and "fp16" in {c.precision for c in plan.scopes.values()} for plan in audit.plans.values()
-    )
+    masked = Function(lambda x: torch.sin(x.masked_fill(x > 5, -1e9)))  # FP16 holds no such literal, nor nine digits
+    audit = auditor.audit(masked, (torch.ones(2, 4),), formats=("fp16",), strategies=("cast",), max_error=1e-9)
+    assert not any(p.is_verified and "fp16" in {c.precision for c in p.scopes.values()} for p in audit.plans.values())
     found = causes(audit)
     assert found.about == "No plan within the budget uses low precision: severities are the rules' defaults."
     assert found.wanting[0].severity == "error"

@@ -49,7 +49,6 @@ def held(
         assert verified or not some_plan_verified, {name: plan.verification for name, plan in audit.plans.items()}
         for name, plan in verified.items():
             ran = plan.verification
-            assert ran is not None and ran.noise is not None
             judged, noise = (build, reference or build, audit, name), max(in_fp32, 2 * ran.noise)
             distance = output_error if ran.joint is None else share_of(options.get("max_error", 0.01))
             _errs_by(plan.measured_error, *judged, noise=noise, distance=distance)

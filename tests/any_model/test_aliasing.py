@@ -194,8 +194,7 @@ EXPERTS_X = normal(12, 8)
 
 def routed(m: Any, x: Tensor) -> Tensor:
     """The expert of each token: never the last one, which stays empty."""
-    route: Tensor = m.gate(x)[:, :2].argmax(-1)
-    return route
+    return m.gate(x)[:, :2].argmax(-1)
 
 
 def added_by_index(m: Any, x: Tensor) -> Tensor:

@@ -191,8 +191,7 @@ class Block(nn.Module):
                 h = self.run(h)
             return h.float()
         if self.kind == "vmapped":
-            mapped: Tensor = torch.vmap(self.run)(h[None])[0]
-            return mapped
+            return torch.vmap(self.run)(h[None])[0]
         if self.kind == "early":
             for part in self.steps:
                 h = like(h, part(h))

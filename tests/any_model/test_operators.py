@@ -220,7 +220,6 @@ def test_errors_of_complex_outputs_are_attributed() -> None:
     audit = auditor.audit(model_of("complex output"), (normal(4, 8),), device="cpu")
     (layer,) = (report for report in audit.nodes if "linear" in report.node.op)
     plan = audit.plans["autocast_bf16"]
-    assert plan.measured_error is not None
     assert layer.contributions["bf16"].isolated == pytest.approx(plan.measured_error, rel=0.3)
 
 
@@ -324,8 +323,7 @@ def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 
 def attended(m: Any, x: Tensor, **options: Any) -> Tensor:
-    result: Tensor = flex_attention(*m.first(x).chunk(3, -1), **options)
-    return result
+    return flex_attention(*m.first(x).chunk(3, -1), **options)
 
 
 ATTENTION: dict[str, Callable[[Any, Tensor], Tensor]] = {

@@ -25,8 +25,7 @@ class Blend(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(4):
             x = 1.1 * torch.sin(x)
-        result: Tensor = x + self.out(x)
-        return result
+        return x + self.out(x)
 
 
 @pytest.mark.parametrize("module", [nn.Softmax(-1), nn.LayerNorm(16), nn.GELU()], ids=["softmax", "norm", "gelu"])
@@ -76,7 +75,6 @@ def test_fp32_where_what_may_be_low_costs_more_in_casts_than_it_saves() -> None:
 def test_what_holds_without_a_plan_is_handed_out_where_the_curve_has_nothing() -> None:
     """One layer is low or FP32, and low takes up nearly all of the budget, where plans leave some room."""
     plain = held(lambda: (linear(16, 16), ((X.clone(),), {}))).baselines["autocast_bf16"].measured_error
-    assert plain is not None
     audit = held(lambda: (linear(16, 16), ((X.clone(),), {})), max_error=1.1 * plain, formats=("bf16",))
     plan = audit.plans["autocast_bf16"]
     assert (plan.is_verified, plan.low_precision_flops, plan.measured_error) == (True, 1.0, pytest.approx(plain))
@@ -108,8 +106,7 @@ def test_what_is_unsafe_is_not_handed_out_because_one_run_holds() -> None:
 
 def differences(m: Model, x: Tensor) -> Tensor:
     h = m.first(x)
-    result: Tensor = (h[:, None] - h[None]).square().sum(-1).neg().softmax(-1) @ h
-    return result
+    return (h[:, None] - h[None]).square().sum(-1).neg().softmax(-1) @ h
 
 
 def test_two_views_of_one_value_are_rounded_together() -> None:
@@ -123,15 +120,9 @@ def test_two_views_of_one_value_are_rounded_together() -> None:
 # Errors are stated as they are by hand: per gradient mode, since kernels differ, and no finer than FP32 repeats itself.
 
 
-class Ends(nn.Module):
+def projected(ends: Callable[[Tensor], Tensor]) -> nn.Module:
     """A projection, and what a function makes of it."""
-
-    def __init__(self, ends: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.projection, self.ends = nn.Linear(16, 16), ends
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.ends(self.projection(x))
+    return Model(lambda m, x: m.ends(m.projection(x)), projection=nn.Linear(16, 16), ends=ends)
 
 
 @pytest.mark.parametrize(
@@ -145,15 +136,11 @@ class Ends(nn.Module):
     ids=["svdvals", "eigvalsh", "nuclear", "cond"],
 )
 def test_kernels_that_differ_with_gradients_have_an_error_each(ends: Callable[[Tensor], Tensor]) -> None:
-    audit = held(drawn(lambda: Ends(ends), 8, 16))
+    audit = held(drawn(lambda: projected(ends), 8, 16))
     for plan in audit.plans.values():
-        assert plan.verification is not None
         assert plan.verification.with_gradients != plan.measured_error
         assert plan.verification.with_gradients == pytest.approx(plan.measured_error, rel=0.05)
 
 
 def test_what_rounds_as_its_memory_lies_states_how_far_fp32_is_from_itself() -> None:
-    def solved(h: Tensor) -> Tensor:
-        return torch.linalg.lstsq(h.T, h.T[:, :3] + 1).solution
-
-    held(drawn(lambda: Ends(solved), 8, 16), in_fp32=1e-6)
+    held(drawn(lambda: projected(lambda h: torch.linalg.lstsq(h.T, h.T[:, :3] + 1).solution), 8, 16), in_fp32=1e-6)

@@ -1,12 +1,8 @@
 """The reports that tests open in a browser, and how they act on them."""
 
-AUDITS = {
-    "usual": {},
-    "hostile": {"nodes": 60, "hostile": True, "synthetic": True},
-    "empty": {"empty": True},
-    "one-format": {"nodes": 30, "formats": ("bf16",), "recommended": None},
-    "large": {"nodes": 3000},
-}
+from tests.unit.report.factory import AUDITS as KINDS
+
+AUDITS = {**KINDS, "large": {"nodes": 3000}}
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 

@@ -23,7 +23,7 @@ from tests.docs.options import DOCS, HEADS, STUB, stub, written
 from tests.rules.examples import example
 from tests.support.capturing import captured
 from tests.support.structure import ORDER, PACKAGE
-from tests.unit.report.factory import make_audit
+from tests.unit.report.factory import AUDITS, make_audit
 
 
 def text(name: str) -> str:
@@ -212,13 +212,6 @@ def test_confidence_follows_from_how_often_the_measurement_agrees(rows: dict[str
 # docs/model-explorer.schema.json against what is written, and overlays against the graph they are laid over.
 
 jsonschema = pytest.importorskip("jsonschema")
-
-AUDITS = {
-    "usual": {},
-    "hostile": {"nodes": 60, "hostile": True},
-    "empty": {"empty": True},
-    "one format": {"nodes": 30, "formats": ("bf16",), "recommended": None},
-}
 
 
 @pytest.fixture(scope="module")

@@ -11,16 +11,10 @@ from torch import nn
 from auditor.api import audit
 from auditor.document.codec import texts
 from auditor.document.reference import json_schema, with_tables
-from tests.unit.report.factory import make_audit
+from tests.support.replaying import Model
+from tests.unit.report.factory import AUDITS, make_audit
 
 jsonschema = pytest.importorskip("jsonschema")
-
-AUDITS = {
-    "usual": {},
-    "hostile": {"nodes": 60, "hostile": True, "synthetic": True},
-    "empty": {"empty": True},
-    "one format": {"nodes": 30, "formats": ("bf16",), "recommended": None},
-}
 
 SCHEMAS = ("plan", "measurements")
 
@@ -48,17 +42,12 @@ def strict(schemas):
 def real() -> dict:
     """An audit of a model with an overflow, a discrete output and a rule that fires, as it would be read from disk."""
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(8, 4)
-
-        def forward(self, x):
-            scores = self.layer(x).masked_fill(x[:, :4] > 0, -1e9).softmax(-1)
-            return scores, scores.argmax(-1)
+    def forward(m, x):
+        scores = m.layer(x).masked_fill(x[:, :4] > 0, -1e9).softmax(-1)
+        return scores, scores.argmax(-1)
 
     torch.manual_seed(0)
-    return both(audit(Net(), torch.randn(16, 8)))
+    return both(audit(Model(forward, layer=nn.Linear(8, 4)), torch.randn(16, 8)))
 
 
 def both(found) -> dict:
@@ -98,6 +87,7 @@ def test_what_is_wrong_is_noticed(path, value, strict, real):
         place = place[part]
     place[path[-1]] = value
     assert not strict[path[0]].is_valid(changed[path[0]])
+    assert not strict["plan"].is_valid({key: value for key, value in real["plan"].items() if key != "plans"})
 
 
 def test_every_field_is_described_and_none_is_stale(root, schemas):

@@ -20,17 +20,12 @@ MODEL = """
 import atexit, ctypes, logging, os, signal, subprocess, sys, threading, time
 import torch
 
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.lin = torch.nn.Linear(4, 4)
-
+class Net(torch.nn.Linear):
     def forward(self, x):
         act()
-        return self.lin(x)
+        return super().forward(x)
 
-def get_model(): return Net()
+def get_model(): torch.manual_seed(0); return Net(4, 4)
 def get_inputs(): return torch.ones(2, 4)
 """
 LOUD = """
@@ -133,10 +128,8 @@ def test_little_memory_is_one_line_or_enough(mib: int, tmp_path: Path, root: Pat
 @pytest.mark.slow
 def test_a_stdout_that_is_closed_full_or_no_longer_read(tmp_path: Path, root: Path) -> None:
     process = command(tmp_path, root, "def act(): pass", "--dry-run")
-    assert process.stdout is not None
     process.stdout.close()
     assert process.wait(timeout=300) == 0
-    assert process.stderr is not None
     assert "error:" not in process.stderr.read().decode()
     full = Path("/dev/full")
     if full.exists():
@@ -186,9 +179,7 @@ def test_kills_at_any_moment_leave_nothing(kills: Sequence[int], tmp_path: Path,
         assert mine(tmp_path / "tmp") == []
         assert list((tmp_path / "tmp").iterdir()) == []
         written = (tmp_path / "out").iterdir() if (tmp_path / "out").exists() else ()
-        out = {
-            path.name for path in written if not path.name.startswith(".auditor-")
-        }  # a kill hides what it was writing
+        out = {path.name for path in written if not path.name.startswith(".auditor-")}  # a kill hides what it wrote
         assert out in (set(), {"plan.json", "measurements.json", "report.html", "patched_model.py", "findings.sarif"})
 
 

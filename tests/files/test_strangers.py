@@ -68,8 +68,7 @@ def document() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(make_audit(6).to_measurements()))
-    return found
+    return json.loads(json.dumps(make_audit(6).to_measurements()))
 
 
 STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn")
@@ -91,13 +90,12 @@ def hook() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: None) -> Iterator[Path]:
-    (tmp_path / "model.py").write_text(MODEL)
-    monkeypatch.chdir(tmp_path)
+def folder(here: Path, hook: None) -> Iterator[Path]:
+    (here / "model.py").write_text(MODEL)
     RUN.clear()
-    yield tmp_path
+    yield here
     assert RUN == []
-    assert not (tmp_path / "canary").exists()
+    assert not (here / "canary").exists()
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -30,8 +30,7 @@ def get_inputs(): return torch.ones(4, 8)
 
 @pytest.fixture(scope="module")
 def action(root: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((root / "action.yml").read_text(encoding="utf-8"))
-    return found
+    return yaml.safe_load((root / "action.yml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")

@@ -66,9 +66,7 @@ def _facts(op: Any) -> _Facts:
         packet=schema.name.partition("::")[2],
         view=any(x.alias_info is not None and not x.alias_info.is_write for x in schema.returns),
         outs=tuple(a.name for a, write in zip(arguments, writes, strict=True) if write and a.kwarg_only),
-        written=tuple(
-            i for i, (a, write) in enumerate(zip(arguments, writes, strict=True)) if write and not a.kwarg_only
-        ),
+        written=tuple(i for i, (a, w) in enumerate(zip(arguments, writes, strict=True)) if w and not a.kwarg_only),
         inplace=bool(schema.returns) and all(x.alias_info is not None for x in schema.returns),
         device=any(a.name == "device" for a in arguments),
     )
@@ -129,9 +127,7 @@ def _computed(op: Any, packet: str, args: Any, kwargs: Any, low: Format | None) 
         return run_op(known, args, kwargs)
     except UnsupportedInFormat as error:
         if "kernel on CUDA" in str(error) and low is not None and half(packet, low.name):
-            return computed_in_float32(
-                known, args, kwargs, low
-            )  # which kernels the auditor's tables lack counts for nothing
+            return computed_in_float32(known, args, kwargs, low)  # whatever kernels the auditor's tables lack
         if "overflow" not in str(error) and "does not fit" not in str(error):
             raise RuntimeError(str(error)) from None  # the class is the auditor's own; a GPU has torch's
         raise RuntimeError(f"value cannot be converted to type at::Half without overflow ({error})") from None

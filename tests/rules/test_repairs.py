@@ -18,6 +18,7 @@ from auditor.report.words import SEVERITIES
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Rule
 from tests.rules.examples import example
+from tests.support.replaying import Model
 
 RULES = [rule for rule in load_rules() if rule.example and rule.example.fixed and rule.family != "settings"]
 BUDGET = 0.01
@@ -43,7 +44,6 @@ def outputs(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 def low(model: nn.Module, inputs: tuple[Tensor, ...], fmt: str, use: str) -> list[Tensor] | str:
     """The model's outputs as a GPU would give them, under autocast or cast as a whole; or why there are none."""
     dtype = dtype_of(fmt)
-    assert dtype is not None
     model = copy.deepcopy(model)
     try:
         with auditor.emulate("cuda"):
@@ -98,7 +98,6 @@ def test_the_repair_holds_where_the_original_fails(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_in_fp32_the_repair_is_the_same_function_or_says_what_it_changes(rule: Rule) -> None:
-    assert rule.example is not None
     (broken, inputs), (fixed, _) = example(rule), example(rule, fixed=True)
     found = error(outputs(broken, inputs), outputs(fixed, inputs))
     assert (found > 1e-3) == bool(rule.example.changes), found
@@ -144,7 +143,6 @@ OUTSIDE = {"NRM005": "its advice is a cast of the whole model, which a test belo
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if code_of(rule.advice)], ids=lambda rule: rule.code)
 def test_the_repaired_example_is_the_advice_applied(rule: Rule) -> None:
-    assert rule.example is not None
     code, lines = code_of(rule.advice), rule.example.fixed.splitlines()
     indents = {len(line) - len(line.lstrip()) for line in lines}
     applied = [[" " * by + line for line in code] for by in indents]
@@ -202,15 +200,10 @@ def test_the_advice_of_measured_rules_keeps_any_module(code: str, use: str) -> N
 # What an audit says, before the advice is followed and after.
 
 
-class Trained(nn.Module):
+def trained(model: nn.Module) -> nn.Module:
     """A model with a weight before it, whose gradient goes through all of it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.weight = model, nn.Parameter(torch.ones(()))
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.model(*(self.weight * x for x in inputs))
+    weight = nn.Parameter(torch.ones(()))
+    return Model(lambda m, *inputs: m.model(*(m.weight * x for x in inputs)), model=model, weight=weight)
 
 
 def says(model: nn.Module, inputs: tuple[Tensor, ...], **asked: Any) -> list[tuple[int, str]]:
@@ -221,9 +214,7 @@ def says(model: nn.Module, inputs: tuple[Tensor, ...], **asked: Any) -> list[tup
 def assert_less(code: str, before: list[tuple[int, str]], after: list[tuple[int, str]]) -> None:
     """The rule is silent, fewer findings are as severe as its own was, and no severity has more than before."""
     own = min(severity for severity, rule in before if rule == code)
-    counts = [
-        [sum(severity <= most for severity, _ in said) for most in range(len(SEVERITIES))] for said in (before, after)
-    ]
+    counts = [[sum(s <= most for s, _ in said) for most in range(len(SEVERITIES))] for said in (before, after)]
     assert code not in {rule for _, rule in after}, after
     assert counts[1][own] < counts[0][own], (before, after)
     assert all(now <= then for then, now in zip(*counts, strict=True)), (before, after)
@@ -244,7 +235,7 @@ def test_the_audit_of_a_repaired_example_has_less_to_say(rule: Rule, use: str) -
     (broken, inputs), (fixed, _) = example(rule), example(rule, fixed=True)
     asked: dict[str, Any] = {"formats": formats(rule) or ("fp16", "bf16"), "strategies": use}
     if rule.family == "training":
-        broken, fixed = Trained(broken), Trained(fixed)
+        broken, fixed = trained(broken), trained(fixed)
         asked |= {"mode": "training", "loss_fn": lambda outputs: outputs.float().sum()}
     before, after = (says(model, inputs, **asked) for model in (broken, fixed))
     assert_less(rule.code, before, after)

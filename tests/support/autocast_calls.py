@@ -1,8 +1,4 @@
-"""One valid call of the operations that CUDA autocast registers: arguments of `torch.ops.aten`, made by `t(*shape)`.
-
-Left out, since fake tensors cannot run them without CUDA or cuDNN, or since they refuse half even under autocast: the
-fused cells and gru_cell, cudnn_convolution*, _scaled_dot_product_flash_attention, grid_sampler, linalg_matrix_norm.
-"""
+"""One valid call of the operations that CUDA autocast registers: arguments of `torch.ops.aten`, made by `t(*shape)`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,20 +27,7 @@ def _cell(t: Make) -> tuple[Any, ...]:
 
 LOWER: dict[str, Arguments] = {
     "_convolution": lambda t: (t(1, 2, 8), t(2, 2, 3), None, [1], [0], [1], False, [0], 1, False, False, True, True),
-    "_convolution.deprecated": lambda t: (
-        t(1, 2, 8),
-        t(2, 2, 3),
-        None,
-        [1],
-        [0],
-        [1],
-        False,
-        [0],
-        1,
-        False,
-        False,
-        True,
-    ),
+    "_convolution.deprecated": lambda t: LOWER["_convolution"](t)[:-1],
     "convolution": lambda t: (t(1, 2, 8), t(2, 2, 3), None, [1], [0], [1], False, [0], 1),
     **{f"conv{n}d": lambda t, n=n: (t(1, 2, *n * [8]), t(2, 2, *n * [3])) for n in (1, 2, 3)},
     **{
@@ -158,7 +141,7 @@ NONE: dict[str, Arguments] = {
     "adaptive_avg_pool2d": lambda t: (t(1, 1, 4, 4), [1, 1]),
     "embedding": lambda t: (t(5, 3), index(2)),
     "_softmax": lambda t: (t(2, 3), 1, False),
-    "masked_fill.Scalar": lambda t: (t(2, 3), torch.ones(2, 3, dtype=torch.bool, device="cuda"), 0.0),
+    "masked_fill.Scalar": lambda t: (t(2, 3), index(2, 3).bool(), 0.0),
     "pixel_shuffle": lambda t: (t(1, 4, 2, 2), 2),
     "exp_": _one,
 }

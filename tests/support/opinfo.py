@@ -31,8 +31,7 @@ def infos() -> Known:
         command = [sys.executable, "-m", "tests.support.opinfo"]
         done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=True)
         os.environ["OPINFO"] = done.stdout
-    known: Known = json.loads(os.environ["OPINFO"])
-    return known
+    return json.loads(os.environ["OPINFO"])
 
 
 def has_half(packet: str, fmt: str, device: str = "cuda") -> bool | None:

@@ -19,8 +19,7 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = x * self.w
-        result: Tensor = self.after(y) if callable(self.after) else y
-        return result
+        return self.after(y) if callable(self.after) else y
 
 
 def weighted(outputs: Tensor, targets: Tensor) -> Tensor:

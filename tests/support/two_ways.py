@@ -3,17 +3,17 @@
 import copy
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from auditor.artefact.applying import apply_plan
+from auditor.artefact.base import plan_table
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
-from auditor.records import Batch, Capture
+from auditor.records import Batch, Capture, Plan, ScopeChoice
 from auditor.verify import run_patched
 from tests.support.problems import owners_of, tied_owners
 
@@ -35,16 +35,21 @@ def drawn(capture: Capture, strategy: str, fmt: str, rnd: random.Random) -> Labe
     return labels
 
 
+def plan_of(capture: Capture, strategy: str, fmt: str, labels: Labels) -> Plan:
+    """The plan that gives every owner its precision, with the scopes that have to be listed."""
+    wrapped = Policy(capture, strategy, lambda owner: labels.get(owner, "fp32"), fmt).wrapped
+    scopes = {
+        path: ScopeChoice(boundary.precision, output="keep" if boundary.keeps else "cast")
+        for path, boundary in wrapped.items()
+    }
+    return Plan(f"{strategy}_{fmt}", strategy, fmt, scopes, 0.0, 1.0, 1.0)
+
+
 def emulated_answer(
     model: nn.Module, capture: Capture, batch: Batch, strategy: str, fmt: str, labels: Labels
 ) -> Answer:
     """What the model says that follows the plan, run as a GPU would run it."""
-    wrapped = Policy(capture, strategy, lambda owner: labels.get(owner, "fp32"), fmt).wrapped
-    scopes: dict[str, Any] = {
-        path: {"precision": boundary.precision, "output": "keep" if boundary.keeps else "cast"}
-        for path, boundary in wrapped.items()
-    }
-    patched = apply_plan(copy.deepcopy(model), {"strategy": strategy, "format": fmt, "scopes": scopes})
+    patched = apply_plan(copy.deepcopy(model), plan_table(plan_of(capture, strategy, fmt, labels)))
     try:
         return run_patched(patched, [batch], "cpu")[0]
     except Exception as error:

@@ -1,10 +1,10 @@
 """What an audit rests on, each held here once; docs/architecture.md says them in words."""
 
 import ast
-import copy
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -14,27 +14,38 @@ import torch
 from torch import Tensor, fx, nn
 
 import auditor
-from auditor.artefact.applying import apply_plan
 from auditor.artefact.strategies import SHIPPED
 from auditor.capture.emulation import Emulation
 from auditor.errors import PlanError
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy
 from auditor.execution.resolve import resolve
+from auditor.loading import placement
+from auditor.measure.attribute import estimate
+from auditor.measure.measure import measure
+from auditor.measure.probes import inner_products
+from auditor.measure.probes import signs as drawn_signs
+from auditor.numerics.formats import FORMATS as KNOWN
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.nodes import tensors_in
 from auditor.numerics.operations import operation
+from auditor.offload.files import OffloadMode, is_offloaded
 from auditor.plan import plans
 from auditor.plan.energy import timed_in
 from auditor.plan.workbench import Workbench
 from auditor.records import Audit, Capture, Contribution, Plan
-from auditor.verify import run_patched
+from auditor.training.backward import backward_errors
+from auditor.training.objective import in_training, training_subject
+from auditor.training.replay import bind_step, run_step
+from auditor.training.step import capture_step, step_batches
 from tests.support.fake_cuda import NAMES
 from tests.support.problems import Branches
+from tests.support.replaying import Model
 from tests.support.small_models import MODELS as SMALL
+from tests.support.small_models import Deep
 from tests.support.structure import modules
-from tests.support.subjects import FORMATS, capture_of, normal, seeded
-from tests.support.two_ways import Labels, drawn, everything
+from tests.support.subjects import FORMATS, capture_of, normal, seeded, subject_of
+from tests.support.two_ways import Labels, drawn, emulated_answer, everything
 
 # Every model run starts from the same state.
 
@@ -148,13 +159,7 @@ def of_the_runtime(
         return result
 
     monkeypatch.setattr(Emulation, "whole", noted)
-    wrapped = Policy(captured, strategy, labels.__getitem__, fmt).wrapped
-    scopes: dict[str, Any] = {
-        path: {"precision": boundary.precision, "output": "keep" if boundary.keeps else "cast"}
-        for path, boundary in wrapped.items()
-    }
-    table = {"strategy": strategy, "format": fmt, "scopes": scopes}
-    run_patched(apply_plan(copy.deepcopy(model), table), [(SOME[name][1], {})], "cpu")
+    emulated_answer(model, captured, (SOME[name][1], {}), strategy, fmt, labels)
     return found
 
 
@@ -172,6 +177,7 @@ def test_executor_dtype_algebra_costs_and_runtime_agree_on_the_dtype_of_every_op
         except UnsupportedInFormat:
             assert foretold.conflicts
             continue
+        assert not foretold.conflicts
         assert {node: foretold.dtypes[node] for node in executed} == executed
         assert {node: timed_in(foretold, node) for node in executed} == {
             node: (typed.kernel if typed.kernel != typed.dtype else dtype) or "fp32"
@@ -184,19 +190,6 @@ def test_executor_dtype_algebra_costs_and_runtime_agree_on_the_dtype_of_every_op
 
 
 # Predictions propose, runs dispose; and only a run of the artefact in a fresh process makes a plan verified.
-
-
-class Wide(nn.Module):
-    """Layers whose errors add up, so that not all of them can be low."""
-
-    def __init__(self, layers: int = 12) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return x
 
 
 def test_a_plan_that_is_predicted_to_hold_and_misses_is_never_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +212,7 @@ def test_a_plan_that_is_predicted_to_hold_and_misses_is_never_recommended(monkey
     monkeypatch.setattr(Workbench, "replay", lambda self, batches, how: 0.0)
     monkeypatch.setattr(plans, "verify", noted)
     budget = 3.5e-3  # missed where everything is low
-    found = auditor.audit(seeded(Wide), normal(32, 64), formats="bf16", max_error=budget)
+    found = auditor.audit(seeded(lambda: Deep(12, 64)), normal(32, 64), formats="bf16", max_error=budget)
     missed = [plan for plan in tried if plan.predicted_error < budget < (plan.measured_error or 0.0)]
     assert {plan.strategy for plan in missed} == {"autocast", "cast"}
     assert not any(plan.is_verified for plan in missed)
@@ -233,13 +226,11 @@ def audited_without_runs(monkeypatch: pytest.MonkeyPatch, why: str) -> Audit:
 
     monkeypatch.setattr(Workbench, "ask", lambda bench, plans, *rest: dict.fromkeys(plans, why))
     return auditor.audit(
-        seeded(lambda: Wide(3)), normal(32, 64), formats="bf16", strategies=(*SHIPPED, "graph"), max_error=0.5
+        seeded(lambda: Deep(3, 64)), normal(32, 64), formats="bf16", strategies=(*SHIPPED, "graph"), max_error=0.5
     )
 
 
-def test_without_the_run_of_its_artefact_no_plan_is_verified_and_none_recommended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_run_of_its_artefact_no_plan_is_verified_or_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     found = audited_without_runs(monkeypatch, "RuntimeError: as this test has it")
     assert found.plans.keys() == {"autocast_bf16", "cast_bf16", "graph_bf16"}
     assert [plan.name for plan in found.plans.values() if plan.is_verified or plan.measured_error is not None] == []
@@ -262,3 +253,104 @@ def test_one_function_says_that_a_plan_is_verified_and_it_is_given_the_answer() 
         if keyword.arg == "verification"
     }
     assert said == {("plan.verified", "replace(ran, holds=holds)"), ("document.live", "None")}
+
+
+# Nothing the auditor computes writes into what it was given: all that calls operations in place is run on every dtype.
+
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+LOW = ("fp16", "bf16")
+
+
+@contextmanager
+def unchanged(*tensors: Tensor) -> Iterator[None]:
+    """The tensors' values, and whether they want a gradient, are after the body what they were before it."""
+    before = [(x.detach().clone(), x.requires_grad) for x in tensors]
+    yield
+    for x, (value, wanted) in zip(tensors, before, strict=True):
+        torch.testing.assert_close(x.detach(), value, rtol=0, atol=0, equal_nan=True)
+        assert x.requires_grad is wanted
+        assert x.grad is None
+
+
+def scaled(m: Any, x: Tensor) -> Tensor:
+    """Reads its input, a weight and a buffer, and adds positions, which depend on no floating-point input."""
+    y = m.linear(x.float()) * m.table
+    return torch.softmax(y + torch.arange(4).to(x.dtype), -1) * y
+
+
+def net(dtype: torch.dtype) -> tuple[nn.Module, Tensor, list[Tensor]]:
+    """A model, its input, and every tensor that its owner holds."""
+    model = seeded(lambda: Model(scaled, linear=nn.Linear(6, 4), table=normal(4, seed=2).to(dtype)))
+    x = normal(3, 6).to(dtype)
+    return model, x, [x, *model.parameters(), *model.buffers()]
+
+
+def awkward(numbers: int, dtype: torch.dtype, seed: int = 1) -> Tensor:
+    """Normal deviates with a zero, a subnormal number, and others that are not finite."""
+    x = normal(numbers, seed=seed)
+    x[:5] = torch.tensor([0.0, 1e-40, torch.inf, torch.nan, -torch.inf])
+    return x.to(dtype)
+
+
+def inner(dtype: torch.dtype) -> None:
+    for other in (torch.float32, dtype):
+        for error_of in (None, *(KNOWN[name] for name in LOW), KNOWN["fp32"]):
+            for gradient, value in (
+                (normal(2, 30).to(other), normal(2, 30).to(dtype)),
+                (normal(1, 20_000).to(other), normal(1, 20_000).to(dtype)),
+                (awkward(60, other), awkward(60, dtype)),
+            ):
+                with unchanged(gradient, value):
+                    inner_products(gradient, value, 1, [error_of])
+
+
+def signs(dtype: torch.dtype) -> None:
+    x = awkward(40, dtype)
+    with unchanged(x):
+        drawn_signs(x, torch.Generator().manual_seed(0))
+
+
+def measured(dtype: torch.dtype) -> None:
+    model, x, held = net(dtype)
+    with unchanged(*held):
+        captured = capture_of(model, x)
+        found = measure(captured, model, ((x,), {}), LOW)
+        kept = [value for value in found.values.values() if isinstance(value, Tensor)]
+        with unchanged(*kept):
+            estimate(found, 0)
+
+
+def trained(dtype: torch.dtype) -> None:
+    model, x, held = net(dtype)
+    target = normal(3, 4, seed=5).to(dtype)
+    subject = training_subject(model, [(x, target)], {}, lambda output, target: (output - target).square().mean())
+    with unchanged(target, *held), in_training(model):
+        step = run_step(bind_step(capture_step(subject, LOW), subject, step_batches(subject)[0], 0))
+        backward_errors(step, LOW)
+
+
+def moved(dtype: torch.dtype) -> None:
+    model, x, tensors = net(dtype)
+    model.shift = normal(4).to(dtype)
+    with unchanged(*tensors, model.shift):
+        placement.move_subject(subject_of(model, x), "meta")
+        placement.move_subject(subject_of(model, x.clone().requires_grad_()), "meta")
+
+
+def spilt(dtype: torch.dtype) -> None:
+    for x in (normal(600, 4000).to(dtype), normal(4000, 600).to(dtype).t()):
+        with unchanged(x), OffloadMode():
+            made = [x * 2, x.t().contiguous(), x.float(), x.contiguous(), x[1:, ::2] + 1]
+        assert is_offloaded(made[0]) and is_offloaded(made[-1])
+
+
+Case = Callable[[torch.dtype], None]
+
+CASES: tuple[Case, ...] = (signs, measured, inner, moved, trained, spilt)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_what_was_given_is_as_it_was(case: Case, dtype: torch.dtype) -> None:
+    case(dtype)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.runtime import KeepFunctions, KeptFunctions
 from auditor.numerics.functions import function_name
+from tests.support.capturing import Function
 from tests.support.flat_models import LARGE, FlatBlock, Stack
 from tests.support.patching import plan
 from tests.support.subjects import normal, seeded
@@ -76,19 +77,10 @@ def test_a_kept_product_is_not_lowered_by_autocast(strategy: str) -> None:
     assert watch.seen["matmul"] == {torch.bfloat16}
 
 
-class Spellings(nn.Module):
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
 @pytest.mark.parametrize("spelled", [lambda x: x**2, lambda x: x.pow(2), lambda x: torch.pow(x, 2)])
 def test_a_function_is_kept_however_it_is_called(spelled: Any) -> None:
     scopes: Scopes = {"": {"precision": "fp16", "keep": ["pow"]}}
-    found = apply_plan(Spellings(spelled), plan("cast", scopes, "fp16"))(torch.full((2,), 400.0))
+    found = apply_plan(Function(spelled), plan("cast", scopes, "fp16"))(torch.full((2,), 400.0))
     assert torch.equal(found, torch.full((2,), 160000.0))
 
 
@@ -102,7 +94,7 @@ def test_calls_that_write_to_what_they_are_given_are_left_alone() -> None:
 
     scopes: Scopes = {"": {"precision": "fp16", "keep": ["relu", "mul"]}}
     x = normal(8)
-    found = apply_plan(Spellings(written), plan("autocast", scopes, "fp16"))(x)
+    found = apply_plan(Function(written), plan("autocast", scopes, "fp16"))(x)
     assert found.dtype is torch.float16
     assert torch.equal(found, x.half().relu() * x.half().relu())
 
@@ -147,7 +139,6 @@ def test_what_a_checkpoint_computes_again_keeps_the_same_functions() -> None:
         found.float().sum().backward()
     assert torch.equal(found, expected)
     for parameter, reference in zip(around.parameters(), plain.parameters(), strict=True):
-        assert parameter.grad is not None and reference.grad is not None
         assert torch.equal(parameter.grad, reference.grad)
     assert set(zip(watch.low[::2], watch.low[1::2], strict=True)) == {(False, True)}
 

@@ -7,11 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.capture import literals
 from auditor.capture.capture import capture
+from auditor.capture.functional import shape_from
+from auditor.capture.literals import translate
 from auditor.capture.paths import usable
-from auditor.records import Subject
+from auditor.numerics.formats import Format
+from auditor.records import Capture, Literals, Subject
 from tests.support.capturing import Function
-from tests.support.subjects import capture_of, only
+from tests.support.subjects import capture_of, nodes_by_op, only
 
 X = torch.tensor([[1.0, -1.0]])
 
@@ -106,3 +110,211 @@ def test_a_branch_that_fails_is_another_path() -> None:
     batches = tuple(((x,), {}) for x in (UP, DOWN))
     subject = Subject(Function(forward).eval(), batches, "toy", "toy.py", "toy", "toy")
     assert usable(capture(subject), subject, batches) == [batches[0]]
+
+
+# Literals that Python derived from a dtype, in the dtype of the run.
+
+
+ROWS = torch.tensor([[1.0, -1.0]])
+
+
+def arguments(found: Capture, fmt: str) -> dict[str, Any]:
+    """{node: {argument: literal}} of those that change with the format."""
+    return {name: node.literals[fmt].arguments for name, node in found.nodes.items() if fmt in node.literals}
+
+
+def masked(x: Tensor) -> Tensor:
+    return x.masked_fill(x > 0, torch.finfo(x.dtype).min).softmax(-1)
+
+
+def test_the_smallest_number_of_the_dtype() -> None:
+    found = capture_of(Function(masked), ROWS)
+    name = only(found, "masked_fill").name
+    assert arguments(found, "fp16") == {name: {2: -65504.0}}
+    assert arguments(found, "bf16") == {name: {2: torch.finfo(torch.bfloat16).min}}
+
+
+def test_epsilon_and_tiny() -> None:
+    found = capture_of(
+        Function(lambda x: x / (x.abs() + torch.finfo(x.dtype).eps).clamp(min=torch.finfo(x.dtype).tiny)), ROWS
+    )
+    assert arguments(found, "fp16") == {
+        only(found, "add").name: {1: 2.0**-10},
+        only(found, "clamp").name: {1: 2.0**-14},
+    }
+
+
+def test_a_cast_back_to_the_dtype_of_the_input() -> None:
+    found = capture_of(Function(lambda x: x.float().exp().to(x.dtype)), ROWS)
+    up, down = nodes_by_op(found, "to")
+    assert arguments(found, "fp16") == {down.name: {1: torch.float16}}
+    assert arguments(found, "bf16") == {down.name: {1: torch.bfloat16}}
+    assert not up.literals
+
+
+EPS = {torch.float32: 1e-8, torch.float16: 1e-4, torch.bfloat16: 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "fp16", "bf16"),
+    [
+        (lambda x: x.abs() + EPS[x.dtype], 1e-4, 1e-3),
+        (lambda x: x.abs() + (1e-4 if x.dtype == torch.float16 else 1e-8), 1e-4, None),
+        (lambda x: x.abs() + (1e-8 if x.itemsize > 2 else 1e-4), 1e-4, 1e-4),
+        (lambda x: x - 1e9 if x.dtype != torch.float16 else x - 1e4, 1e4, None),
+        (lambda x: x.abs() + (1e-3 if x.dtype != torch.float16 else 1e-2), 1e-2, None),
+        (lambda x: x.clamp(max=88.0 if x.dtype != torch.float16 else 11.0).exp(), 11.0, None),
+    ],
+    ids=["table", "comparison", "size", "large", "less small", "limit of exp"],
+)
+def test_numbers_chosen_by_the_dtype(chosen: Callable[[Tensor], Tensor], fp16: float, bf16: float | None) -> None:
+    found = capture_of(Function(chosen), ROWS)
+    assert found.compared
+    for name, number in (("fp16", fp16), ("bf16", bf16)):
+        assert [list(each.values()) for each in arguments(found, name).values()] == ([[number]] if number else [])
+
+
+def test_ordinary_numbers_are_not_looked_up(monkeypatch: Any) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("recorded again")
+
+    monkeypatch.setattr(literals, "record", refused)
+    asked = Function(lambda x: torch.pow(x * 0.044715, 3) / 8.0 if x.dtype.is_floating_point else x)
+    assert not capture_of(asked, ROWS).compared
+
+
+E6M9 = Format.ieee("e6m9", 6, 9)
+LARGEST = (2 - 2.0**-9) * 2.0**31
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (65504.0, LARGEST),
+        (-65504.0, -LARGEST),
+        (2.0**-14, 2.0**-30),  # the smallest normal numbers: 1 less the bias, 15 and 31
+        (2.0**-10, 2.0**-9),  # epsilon
+        (1e-3, 1e-2),  # decimal digits: 10 and 9 bits are 3.01 and 2.7 of them
+        (1 - 2.0**-10, 1 - 2.0**-9),
+    ],
+)
+def test_limits_of_fp16_become_those_of_the_format(ours: float, theirs: float) -> None:
+    assert translate(Literals({1: ours}), E6M9).arguments == {1: theirs}
+
+
+def test_other_values_stay_as_the_fp32_model_has_them() -> None:
+    assert translate(Literals({"value": 0.125}), E6M9).arguments == {}
+
+
+def test_its_dtype_becomes_the_format() -> None:
+    found = translate(Literals({"dtype": torch.float16}, torch.float16), E6M9)
+    assert (found.arguments, found.result) == ({"dtype": E6M9}, E6M9)
+    assert translate(Literals({}, torch.float32), E6M9).result is torch.float32
+
+
+# Casts the author wrote stay in the graph, and take nobody else's readers.
+
+
+def recorded(function: Any, *inputs: Tensor) -> Capture:
+    return capture_of(Function(function), *inputs)
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [
+        lambda x, y: x.to(torch.float32),
+        lambda x, y: x.to(dtype=torch.float32),
+        lambda x, y: x.to("cpu", torch.float32),
+        lambda x, y: x.to(y),
+        lambda x, y: x.type_as(y),
+        lambda x, y: x.type(torch.float32),
+    ],
+    ids=["dtype", "keyword", "device", "other", "type_as", "type"],
+)
+def test_every_way_to_write_a_cast(cast: Any) -> None:
+    found = capture_of(Function(lambda x, y: cast(x, y).exp() + y), torch.ones(2), torch.ones(2))
+    assert only(found, "exp").inputs == (only(found, "to").name,)
+
+
+def test_a_cast_down_stays_and_computes_low() -> None:
+    found = recorded(lambda x: x.half().exp().float(), torch.ones(2))
+    assert [node.dtype for node in nodes_by_op(found, "to")] == ["float16", "float32"]
+    assert only(found, "exp").dtype == "float16"
+
+
+def residual(x: Tensor) -> Tensor:
+    """An RMSNorm that raises its input, and a residual that does not."""
+    y = x * 2
+    raised = y.float()
+    normed = raised * raised.pow(2).mean(-1, keepdim=True).rsqrt()
+    return y + normed.to(y.dtype)
+
+
+def test_the_residual_still_reads_the_value_and_not_its_cast() -> None:
+    found = recorded(residual, torch.ones(2, 3))
+    product, casts = nodes_by_op(found, "mul")[0].name, [node.name for node in nodes_by_op(found, "to")]
+    add = only(found, "add")
+    assert product in add.inputs
+    assert casts[0] not in add.inputs
+    assert only(found, "pow").inputs == (casts[0],)
+
+
+@pytest.mark.parametrize("move", [lambda x: x.to(x.device), lambda x: x.to("cpu"), lambda x: x.cpu()])
+def test_a_move_to_where_a_value_is_already_is_no_cast(move: Any) -> None:
+    """Nobody wrote the dtype that torch hands on, so nothing has to be looked up in low runs."""
+    found = recorded(lambda x: move(x).exp() + 1.0, torch.ones(2))
+    assert not nodes_by_op(found, "to")
+    assert not found.compared
+
+
+def test_a_copy_in_place_is_no_move() -> None:
+    def copied(x: Tensor) -> Tensor:
+        y = (x + 1).to("cpu", copy=True)
+        y += 1
+        return y * x
+
+    assert len(nodes_by_op(recorded(copied, torch.ones(2)), "to")) == 1
+
+
+# Operations whose results take their shape from values: which argument's, if any.
+
+aten = torch.ops.aten
+ONES, MASK, COUNTS = torch.ones(2, 2), torch.tensor([True, False]), torch.tensor([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "chooser"),
+    [
+        (aten.nonzero.default, (ONES,), ONES),
+        (aten.argwhere.default, (ONES,), ONES),
+        (aten.where.default, (ONES,), ONES),
+        (aten.unique_dim.default, (ONES, 0), ONES),
+        (aten.masked_select.default, (ONES, MASK), MASK),
+        (aten.repeat_interleave.self_Tensor, (ONES, COUNTS, 0), COUNTS),
+        (aten.repeat_interleave.Tensor, (COUNTS,), COUNTS),
+        (aten.index.Tensor, (ONES, [MASK]), MASK),
+        (aten.index.Tensor, (ONES, [None, MASK]), MASK),
+        (aten.index_put_.default, (ONES, [MASK], torch.ones(1, 2)), MASK),
+        (aten.one_hot.default, (COUNTS,), COUNTS),
+        (aten.one_hot.default, (COUNTS, -1), COUNTS),
+    ],
+)
+def test_the_argument_that_chooses(op: Any, args: tuple[Any, ...], chooser: torch.Tensor) -> None:
+    (found,) = shape_from(op, args)
+    assert found is chooser
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        (aten.add.Tensor, (ONES, ONES)),
+        (aten.where.self, (MASK, ONES, ONES)),
+        (aten.index.Tensor, (ONES, [COUNTS])),  # as many entries as there are indices
+        (aten.index_put_.default, (ONES, [MASK], torch.tensor(3.0))),  # one number fits any choice
+        (aten.one_hot.default, (COUNTS, 5)),
+        (aten.repeat_interleave.self_int, (ONES, 2)),
+        (aten.masked_fill.Scalar, (ONES, MASK, 0.0)),
+    ],
+)
+def test_shapes_that_are_given(op: Any, args: tuple[Any, ...]) -> None:
+    assert shape_from(op, args) == []

@@ -143,8 +143,7 @@ def grows(m: Any, x: Tensor) -> Tensor:
 
 def carries(m: Any, x: Tensor) -> Tensor:
     m.past = m.first(x) + (0 if m.past is None else m.past)
-    result: Tensor = m.past
-    return result
+    return m.past
 
 
 def attends(m: Any, x: Tensor) -> Tensor:
@@ -157,44 +156,37 @@ def refuses_a_second_call(m: Any, x: Tensor) -> Tensor:
     if m.past is not None:
         raise ValueError("reset me first")
     m.past = x
-    result: Tensor = m.first(x)
-    return result
+    return m.first(x)
 
 
 def counts(m: Any, x: Tensor) -> Tensor:
     m.seen.add_(1)
-    result: Tensor = m.first(x) / m.seen
-    return result
+    return m.first(x) / m.seen
 
 
 def remembers_a_table(m: Any, x: Tensor) -> Tensor:
     if m.past is None:
         m.past = torch.arange(4.0).cos()
-    result: Tensor = m.first(x) * m.past
-    return result
+    return m.first(x) * m.past
 
 
 def only_counts(m: Any, x: Tensor) -> Tensor:
     m.seen.add_(1)
-    result: Tensor = m.first(x)
-    return result
+    return m.first(x)
 
 
 def draws(m: Any, x: Tensor) -> Tensor:
-    result: Tensor = m.first(x) + torch.randn(4)
-    return result
+    return m.first(x) + torch.randn(4)
 
 
 def writes_into_its_input(m: Any, x: Tensor) -> Tensor:
-    result: Tensor = m.first(x.mul_(2))
-    return result
+    return m.first(x.mul_(2))
 
 
 def drifts(m: Any, x: Tensor) -> Tensor:
     """Scales by 1 + d in the third call, which is the one compared."""
     m.seen.add_(1)
-    result: Tensor = m.first(x) * (1 + m.drift * (m.seen - 1) / 2)
-    return result
+    return m.first(x) * (1 + m.drift * (m.seen - 1) / 2)
 
 
 def warnings_of(function: Any, drift: float = 0.0) -> tuple[str, ...]:

@@ -20,35 +20,22 @@ from auditor.records.training import Training
 from auditor.records.written import plain
 from auditor.report.reporters import REPORTERS
 from tests.support.documents import records
-from tests.unit.report.factory import make_audit
-
-KINDS: dict[str, dict[str, Any]] = {
-    "usual": {},
-    "hostile": {"nodes": 60, "hostile": True, "synthetic": True},
-    "empty": {"empty": True},
-    "one format": {"nodes": 30, "formats": ("bf16",), "recommended": None},
-}
+from tests.support.replaying import Model
+from tests.unit.report.factory import AUDITS, make_audit
 
 
-class Net(nn.Module):
+def forward(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    x = m.second(m.first(x).relu() * 1e6) / 1e6
+    scores = m.by_name["a/b~c"](x).masked_fill(x[:, :4] > 9, -1e9).softmax(-1)
+    return scores, scores.argmax(-1)
+
+
+def seeded() -> nn.Module:
     """An overflow in FP16, a discrete output, two names of one weight, a path with a slash."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 8)
-        self.second = nn.Linear(8, 8)
-        self.second.weight = self.first.weight
-        self.by_name = nn.ModuleDict({"a/b~c": nn.Linear(8, 4)})
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.second(self.first(x).relu() * 1e6) / 1e6
-        scores = self.by_name["a/b~c"](x).masked_fill(x[:, :4] > 9, -1e9).softmax(-1)
-        return scores, scores.argmax(-1)
-
-
-def seeded() -> Net:
     torch.manual_seed(0)
-    return Net()
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    second.weight = first.weight
+    return Model(forward, first=first, second=second, by_name=nn.ModuleDict({"a/b~c": nn.Linear(8, 4)}))
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +111,9 @@ def test_a_plan_alone_or_beside_other_measurements_says_what_is_not_there(real: 
     assert ALONE in " ".join(told(found)["md"].split())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", AUDITS)
 def test_made_up_audits_come_back_and_each_file_has_its_share(kind: str, tmp_path: Path) -> None:
-    audit = check(make_audit(**KINDS[kind]), tmp_path)
+    audit = check(make_audit(**AUDITS[kind]), tmp_path)
     plan, beside, whole = to_plan(audit), to_measurements(audit), to_document(audit)
     assert not plan.keys() & {"nodes", "weights", "regions"}
     assert all("note" not in one for one in plan["plans"].values())

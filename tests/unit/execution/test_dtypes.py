@@ -20,12 +20,12 @@ from auditor.execution.execute import Executor, Run, Semantics, SomeLow
 from auditor.execution.policy import Policy
 from auditor.measure.alone import rounder
 from auditor.numerics.nodes import tensors_in
-from auditor.records import Batch, Capture, Dtypes, Plan, ScopeChoice
+from auditor.records import Batch, Capture, Dtypes, Plan
 from tests.support.capturing import Function
 from tests.support.replaying import Model
-from tests.support.small_models import MODELS, Transformer
+from tests.support.small_models import MODELS
 from tests.support.subjects import FORMATS, capture_of, normal, seeded, subject_of
-from tests.support.two_ways import drawn, everything
+from tests.support.two_ways import drawn, everything, plan_of
 
 Seen = list[tuple[str, tuple[str, ...], str]]
 """(operation, dtypes of what it reads, dtype of its result), in execution order."""
@@ -62,16 +62,6 @@ class Calls(TorchFunctionMode):
         if name not in ("get", "set") and tensors_in(result):
             self.seen.append(row(CALLS.get(name, name), args, kwargs or {}, result))
         return result
-
-
-def plan_of(capture: Capture, strategy: str, fmt: str, labels: dict[str, str]) -> Plan:
-    """The plan that gives every owner its precision, with the scopes that have to be listed."""
-    wrapped = Policy(capture, strategy, lambda owner: labels.get(owner, "fp32"), fmt).wrapped
-    scopes = {
-        path: ScopeChoice(boundary.precision, output="keep" if boundary.keeps else "cast")
-        for path, boundary in wrapped.items()
-    }
-    return Plan(f"{strategy}_{fmt}", strategy, fmt, scopes, 0.0, 1.0, 1.0)
 
 
 @contextmanager
@@ -144,7 +134,7 @@ def test_a_tensor_without_dimensions_gives_way_and_a_truth_does_not_compute() ->
 
 
 def test_an_audit_holds_them_for_the_recommended_plan() -> None:
-    model, tokens = seeded(Transformer), MODELS["transformer"][1][0]
+    model, (tokens,) = seeded(MODELS["transformer"][0]), MODELS["transformer"][1]
     found = auditor.audit(model, tokens, formats=("bf16",), strategies=("cast",), max_error=0.2, device="cpu")
     assert found.recommended == "cast_bf16"
     plan = found.plans["cast_bf16"]
@@ -158,13 +148,9 @@ def test_an_audit_holds_them_for_the_recommended_plan() -> None:
 # A run that begins from another one gives what it gives from the start, to the bit, and runs what differs alone.
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.softmax(self.up(self.norm(x)), -1))
+def block() -> nn.Module:
+    parts = {"norm": nn.LayerNorm(8), "up": nn.Linear(8, 16), "down": nn.Linear(16, 8)}
+    return Model(lambda m, x: x + m.down(torch.softmax(m.up(m.norm(x)), -1)), **parts)
 
 
 class Asking(nn.Module):
@@ -187,7 +173,7 @@ def net() -> nn.Module:
 
     return Model(
         forward,
-        blocks=nn.ModuleList(Block() for _ in range(4)),
+        blocks=nn.ModuleList(block() for _ in range(4)),
         side=nn.Linear(8, 8),
         head=nn.Linear(8, 4),
         asking=Asking(),

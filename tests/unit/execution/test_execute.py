@@ -17,6 +17,7 @@ from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.nodes import tensors_in
 from auditor.records import Capture, Literals
 from tests.support.capturing import Function
+from tests.support.replaying import Model
 from tests.support.subjects import capture_of, normal, only
 
 HALF, FLOAT = torch.ones(2).half(), torch.ones(2)
@@ -146,21 +147,15 @@ Binary = Callable[[Tensor, Tensor], Tensor]
 INDEX = torch.tensor([0, 1, 1, 2])
 
 
-class Low(nn.Module):
+def low(function: Binary) -> nn.Module:
     """A function of a product, which autocast makes low, and of the FP32 input."""
-
-    def __init__(self, function: Binary) -> None:
-        super().__init__()
-        self.product, self.function = nn.Linear(4, 4), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.product(x), x)
+    return Model(lambda m, x: function(m.product(x), x), product=nn.Linear(4, 4))
 
 
 def captured(function: Binary) -> Capture:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return capture_of(Low(function), normal(4, 4))
+        return capture_of(low(function), normal(4, 4))
 
 
 def dtypes(capture: Capture) -> dict[str, torch.dtype]:
@@ -174,7 +169,7 @@ def dtypes(capture: Capture) -> dict[str, torch.dtype]:
     how = Policy(capture, "autocast", plain("fp16"), "fp16")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Low(lambda y, _: y).eval()
+        model = low(lambda y, _: y).eval()
     interpreter = Executor(capture.graph_module, how, observe)
     with torch.no_grad():
         interpreter.run(*capture.bind(model, ((normal(4, 4),), {})))

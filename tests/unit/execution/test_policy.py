@@ -16,29 +16,18 @@ from tests.support.replaying import Model
 from tests.support.subjects import capture_of, normal, only
 
 
-class Inner(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.exp()
-
-
 def outer() -> nn.Module:
-    return Model(lambda m, x: m.inner(x.sin()).cos(), inner=Inner())
+    return Model(lambda m, x: m.inner(x.sin()).cos(), inner=Function(lambda x: x.exp()))
 
 
-class Net(nn.Module):
+def make_net() -> nn.Module:
     """x -> sin -> exp -> cos -> tanh: root, outer and inner in one line."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.outer = outer()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.outer(x).tanh()
+    return Model(lambda m, x: m.outer(x).tanh(), outer=outer())
 
 
 @pytest.fixture(scope="module")
 def net() -> Capture:
-    return capture_of(Net(), torch.ones(2))
+    return capture_of(make_net(), torch.ones(2))
 
 
 def choice(**precisions: str) -> Callable[[str], str]:

@@ -16,6 +16,7 @@ from auditor.generation.compare import CacheRounding, Decoding, ReferenceTokens,
 from auditor.generation.decode import Prompts, prompts_of
 from tests.files.test_strangers import run
 from tests.support.refusing import refused
+from tests.support.replaying import Model
 from tests.support.thinned import thinned
 
 transformers = pytest.importorskip("transformers")
@@ -121,19 +122,14 @@ def test_nothing_counts_behind_the_end_of_a_text(tmp_path: Path) -> None:
     assert counts[2].tolist() == [step <= first for step in range(10)]
 
 
-class Plain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x)
+def plain() -> nn.Module:
+    return Model(lambda m, x: m.linear(x), linear=nn.Linear(4, 4))
 
 
 @pytest.mark.parametrize(
     ("make", "given", "said"),
     [
-        (Plain, (torch.ones(2, 4),), "no step"),
+        (plain, (torch.ones(2, 4),), "no step"),
         (llama, {"input_ids": IDS[:, :1]}, "fewer than 2 tokens"),
         (Steps, (torch.ones(2, dtype=torch.long),), "contain no prompts"),
     ],
@@ -145,7 +141,7 @@ def test_what_cannot_be_continued_is_said_in_one_line(make, given, said) -> None
 
 def test_a_temperature_is_for_tokens() -> None:
     with pytest.raises(AuditorError, match="temperature"):
-        auditor.audit(Plain(), torch.ones(2, 4), temperature=1.0)
+        auditor.audit(plain(), torch.ones(2, 4), temperature=1.0)
 
 
 def test_figures_by_hand() -> None:
@@ -177,13 +173,11 @@ def test_flips_are_predicted_and_are_where_the_plan_leaves_fp32s_text(temperatur
     model, ids = llama(), torch.randint(5, WORDS, (48, 12), generator=torch.Generator().manual_seed(2))
     asked = {"generate": 48, "temperature": temperature, "formats": "bf16", "max_error": 0.2}
     audit = auditor.audit(model, {"input_ids": ids}, strategies=strategies, **asked)
-    assert audit.generation is not None
     assert (audit.generation.prompts, audit.generation.tokens) == (48, 48 * 48)
     assert audit.criteria == ("logits: top1 >= 0.8",)
     for plan in audit.plans.values():
         found = plan.generated
         assert plan.is_verified
-        assert found is not None
         assert 1 / 1.5 <= found.predicted_flips / found.flips <= 1.5
         assert found.flips_low <= found.flips <= found.flips_high
         assert sum(part.share for part in found.parts) == pytest.approx(1.0)
@@ -277,25 +271,22 @@ def test_what_a_step_function_hands_on_is_its_cache(kind: type[nn.Module], store
     assert [(one.fixed_bytes, one.bytes_per_token) for one in caches] == [(64 * n, 0) for n in (2, 1, 1)[:stored]]
 
 
-def test_the_command_takes_text_and_verifies_in_a_fresh_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_takes_text_and_verifies_in_a_fresh_process(here: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     vocabulary = {f"w{i}": i for i in range(WORDS)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "w0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w0").save_pretrained(tmp_path / "model")
-    llama().save_pretrained(tmp_path / "model")
-    (tmp_path / "prompts.txt").write_text("w7 w8 w9 w10\n\nw20 w21\n")
-    monkeypatch.chdir(tmp_path)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w0").save_pretrained(here / "model")
+    llama().save_pretrained(here / "model")
+    (here / "prompts.txt").write_text("w7 w8 w9 w10\n\nw20 w21\n")
     words = ["--inputs", "prompts.txt", "--generate", "16", "--max-error", "0.3", "--out", "found"]
-    code, said, errors = run(f"hf:{tmp_path / 'model'}", *words, "--formats", "bf16", "--strategies", "autocast")
+    code, said, errors = run(f"hf:{here / 'model'}", *words, "--formats", "bf16", "--strategies", "autocast")
     assert code in (0, 1), errors
-    plan = json.loads((tmp_path / "found" / "plan.json").read_text())
+    plan = json.loads((here / "found" / "plan.json").read_text())
     assert len(plan["generation"].pop("caches")) == 3
     assert plan["generation"] == {"prompts": 2, "steps": 16, "tokens": 32, "temperature": 0.0}
     found = plan["plans"]["autocast_bf16"]["generated"]
     assert found["failure"] is None
     assert found["kl"] > 0
     assert "FP32 continued 2 prompts by 16 tokens each" in said
-    assert "Divergence by position" in (tmp_path / "found" / "report.html").read_text()
+    assert "Divergence by position" in (here / "found" / "report.html").read_text()

@@ -1,17 +1,28 @@
 """What the solver is told of a graph: who reads what, what may run low, and why not."""
 
+import io
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, fx, nn
 
+import auditor
 from auditor.capture.capture import capture
 from auditor.execution.policy import plain
-from auditor.graphs.exported import ExportedModel, export_model
+from auditor.graphs.exported import ExportedModel, export_model, save_program
 from auditor.graphs.operations import Table, align_nodes, owner_of, table_of
-from auditor.graphs.stage import lower_operations, memory_needed
+from auditor.graphs.stage import OperationRefused, Trial, lower_operations, memory_needed
+from auditor.numerics.metrics import output_error
 from auditor.plan.workbench import Workbench
-from auditor.records import MemoryUse
+from auditor.records import Audit, MemoryUse, Plan
+from auditor.verify import Answers, NotHandedOver, Runs, Verifier
 from tests.support.planning import bench_of
+from tests.support.replaying import Model
+from tests.support.small_models import narrowing
 from tests.support.subjects import subject_of
 
 
@@ -22,7 +33,6 @@ def test_what_is_unsafe_is_kept_and_the_products_are_not(bench: Workbench, table
     assert len(products) == 2
     assert not any(each.kept for each in products)
     for each in products:
-        assert each.captured is not None
         assert each.flops == bench.costs[each.captured].flops > 0
         assert each.error == bench.contributions["fp16"][each.captured].own ** 2
         assert each.low < each.high
@@ -39,21 +49,15 @@ def test_values_know_who_makes_them_and_what_rounding_them_costs(bench: Workbenc
     assert [value.made_by for value in returned] == ["linear_1", "softmax"]
 
 
-class Odd(nn.Module):
+def odd(m: Any, x: torch.Tensor) -> torch.Tensor:
     """Operations that cannot run low, or give FP32 whatever they read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = self.layer(x).double().exp().float()
-        return wide * torch.linalg.inv(self.layer.weight).sum() + torch.bincount(x[:, 0].abs().long(), x[:, 1]).mean()
+    wide = m.layer(x).double().exp().float()
+    return wide * torch.linalg.inv(m.layer.weight).sum() + torch.bincount(x[:, 0].abs().long(), x[:, 1]).mean()
 
 
 def test_what_cannot_run_low_says_so() -> None:
     torch.manual_seed(0)
-    model, x = Odd().eval(), torch.randn(5, 4)
+    model, x = Model(odd, layer=nn.Linear(4, 4)).eval(), torch.randn(5, 4)
     bench = bench_of(model, x, formats=("bf16",))
     graph = export_model(model, ((x,), {}))
     table = table_of(graph.graph_module.graph, "bf16", bench)
@@ -81,33 +85,15 @@ def test_every_operation_of_a_flat_model_is_found(bench: Workbench, graph: Expor
 
 
 def test_a_module_that_is_called_twice_keeps_its_calls_apart() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    def twice() -> nn.Module:
+        return Model(lambda m, x: m.one(m.one(x)), one=nn.Sequential(nn.Linear(8, 8), nn.GELU()))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.one(self.one(x))
-            return y
-
-    model, x = Twice().eval(), torch.randn(2, 8)
+    model, x = twice().eval(), torch.randn(2, 8)
     graph = export_model(model, ((x,), {})).graph_module
     captured = capture(subject_of(model, x))
     found = align_nodes(graph.graph, captured)
     names = [found[node.name] for node in graph.graph.nodes if node.op == "call_function"]
     assert names == list(captured.nodes)
-
-
-class Chain(nn.Module):
-    """x [8, 16] -> [8, 64] -> a view of it -> relu -> [8, 4]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(16, 64, bias=False), nn.Linear(64, 4, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.narrow(self.wide(x).reshape(8, 64).relu())
-        return y
 
 
 @pytest.mark.parametrize(
@@ -122,7 +108,7 @@ class Chain(nn.Module):
 )
 def test_needed_as_counted_by_hand(high: tuple[str, ...], weights: int, activations: int) -> None:
     torch.manual_seed(0)
-    bench = bench_of(Chain(), torch.randn(8, 16), formats=("fp16",))
+    bench = bench_of(narrowing(), torch.randn(8, 16), formats=("fp16",))
     graph = export_model(bench.subject.model, bench.subject.batches[0])
     table = table_of(graph.graph_module.graph, "fp16", bench)
     low = table.free - set(high)
@@ -140,9 +126,7 @@ def casts(module: fx.GraphModule) -> list[tuple[str, torch.dtype]]:
     return [(str(n.args[0]), n.args[1]) for n in module.graph.nodes if n.target is to]
 
 
-def test_casts_stand_where_precisions_meet_each_value_once(
-    graph: ExportedModel, table: Table, model: nn.Module
-) -> None:
+def test_casts_stand_where_precisions_meet_once_a_value(graph: ExportedModel, table: Table, model: nn.Module) -> None:
     low, half, full = frozenset({"linear", "relu", "linear_1"}), torch.float16, torch.float32
     module, x = lower_operations(graph, table, low), torch.randn(3, 16)
     assert casts(module) == [("x", half), ("relu", full), ("div_1", half), ("linear_1", full)]
@@ -164,3 +148,143 @@ def test_a_weight_that_something_reads_in_fp32_stays_so(graph: ExportedModel, ta
     module = lower_operations(graph, table, frozenset({"linear"}))
     assert module.get_parameter("model.first.weight").dtype is torch.float16
     assert module.get_parameter("model.second.weight").dtype is torch.float32
+
+
+# Programs and the user's own score: what a run of the file by hand gives, in the process of its own and in this one.
+
+
+INPUTS = torch.linspace(-2, 2, 64 * 8).reshape(64, 8).sin()
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+    hidden: Tensor
+
+
+class Classed(nn.Module):
+    """Returns a class of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Answer:
+        hidden = torch.nn.functional.gelu(self.wide(x))
+        return Answer(self.narrow(hidden), hidden)
+
+    @classmethod
+    def made(cls) -> nn.Module:
+        torch.manual_seed(3)
+        return cls().eval()
+
+
+def near(net: nn.Module) -> Iterator[Tensor]:
+    """Which samples are answered to within a thousandth of their size."""
+    net.eval()
+    assert next(net.parameters()).device.type == "cpu"
+    with torch.no_grad():
+        expected = Classed.made()(INPUTS).logits
+    for x, y in zip(INPUTS.split(16), expected.split(16), strict=True):
+        yield (net(x).logits.float() - y).norm(dim=1) <= 1e-3 * y.norm(dim=1)
+
+
+def by_hand(audit: Audit, name: str) -> float:
+    program = torch.export.load(io.BytesIO(audit.programs[f"{name}.pt2"])).module()
+    expected = Classed.made()(INPUTS).logits
+    with auditor.emulate("cuda"), torch.no_grad():
+        return statistics.fmean(
+            float(x)
+            for i in range(4)
+            for x in _within(program(INPUTS[16 * i :][:16])["logits"], expected[16 * i :][:16])
+        )
+
+
+def _within(found: Tensor, y: Tensor) -> Tensor:
+    return (found.float() - y).norm(dim=1) <= 1e-3 * y.norm(dim=1)
+
+
+@pytest.fixture(scope="module")
+def audit() -> Audit:
+    return auditor.audit(
+        Classed.made(), INPUTS[:8], strategies=("autocast", "graph"), evaluate=near, max_drop=0.05, device="cpu"
+    )
+
+
+def test_the_score_is_what_a_run_by_hand_gives(audit: Audit) -> None:
+    for name in ("graph_fp16", "graph_bf16"):
+        plan = audit.plans[name]
+        assert plan.is_verified
+        assert plan.score.failure is None
+        assert plan.score.value == by_hand(audit, name)
+    assert audit.plans["graph_fp16"].score.passed
+    assert not audit.plans["graph_bf16"].score.passed
+    assert not audit.plans["graph_bf16"].holds
+
+
+# Choices tried: what a run gives is what the same arithmetic written out gives, and what raises has its name.
+
+
+def test_the_error_of_a_choice_is_that_of_the_arithmetic_written_out(
+    bench: Workbench, graph: ExportedModel, table: Table, model: nn.Module
+) -> None:
+    trial = Trial(graph, bench)
+    x, low = bench.subject.batches[0][0][0], frozenset({"linear"})
+    first: Any = model.first
+    with torch.no_grad():
+        product = first.weight.half().float() @ x.half().float().T
+        wide = torch.relu((product.T + first.bias.half().float()).half().float())
+        size = ((1000 * wide) ** 2).mean(-1, keepdim=True).sqrt() / 1000
+        scores = model.second(wide / (size + 0.1))
+        expected = [scores, scores.softmax(-1)]
+    assert trial.error(table, low) == pytest.approx(output_error(bench.reference(((x,), {})), expected), rel=0.05)
+    assert trial.error(table, frozenset()) < 1e-6
+
+
+def test_what_raises_in_a_run_has_its_name(bench: Workbench, graph: ExportedModel, table: Table) -> None:
+    operation = table.operations["linear"]
+    broken = replace(operation, literals=None, reads=("x",))
+    odd = replace(table, operations={**table.operations, "linear": broken}, values={**table.values})
+    values = {name: value for name, value in odd.values.items() if name != "model_first_weight"}
+    with pytest.raises(OperationRefused) as caught:
+        Trial(graph, bench).error(replace(odd, format="bf16", values=values), frozenset({"linear"}))
+    assert caught.value.name == "linear"
+
+
+def test_batches_that_the_graph_answers_otherwise_are_left_out(bench: Workbench, graph: ExportedModel) -> None:
+    good = bench.subject.batches[0]
+    odd = ((torch.randn(4, 17),), {})
+    trial = Trial(graph, bench)
+    assert trial.agrees(good)
+    bench.noise.known[id(odd)] = bench.reference(good)
+    assert not trial.agrees(odd)
+    del bench.noise.known[id(odd)]
+
+
+@pytest.mark.slow
+def test_a_saved_program_answers_as_its_graph_for_any_batch(
+    bench: Workbench, graph: ExportedModel, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = lower_operations(graph, table, frozenset({"linear", "linear_1"}))
+    made = save_program(module, graph)
+    assert made.fixed == ""
+    x = torch.randn(6, 16)
+    read: Any = torch.export.load(io.BytesIO(made.content)).module()
+    assert all(torch.equal(read(x)[name], module(x)[name]) for name in ("scores", "likely"))
+
+    def answered() -> Answers | str:
+        return bench.ask({"mine": Plan("mine", "graph", "fp16", {})}, Runs.answers, files={"mine.pt2": made.content})[
+            "mine"
+        ]
+
+    fresh = answered()
+
+    def refused(*given: object, **named: object) -> None:
+        raise NotHandedOver("no")
+
+    monkeypatch.setattr(Verifier, "ask", refused)
+    here = answered()
+    assert isinstance(fresh, Answers)
+    assert isinstance(here, Answers)
+    assert all(torch.equal(a, b) for a, b in zip(fresh.outputs[0], here.outputs[0], strict=True))
+    bench.held.close()

@@ -1,35 +1,39 @@
 """Plans that are programs: verified in a fresh process, and what is said of them true of the files."""
 
 import io
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import auditor
 from auditor.document.live import read_plans
 from auditor.errors import PlanError
 from auditor.graphs import stage
+from auditor.graphs.exported import export_model
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.metrics import output_error
+from auditor.numerics.nodes import mutates
 from auditor.plan import verified
 from auditor.plan.search import choose
 from auditor.plan.verified import judge_answers
-from auditor.records import Plan, Verification
+from auditor.records import Batch, Plan, Verification
 from auditor.records.audit import Audit
 from auditor.report.kept import explain_layer
 from auditor.verify import run_patched
+from tests.support.capturing import Function
 from tests.support.refusing import refused
-from tests.unit.graphs.models import flat
+from tests.support.replaying import Model
+from tests.unit.graphs.conftest import flat
 
 
 def program(audit: Audit, name: str) -> nn.Module:
     plan = audit.plans[name]
-    loaded: nn.Module = torch.export.load(io.BytesIO(audit.programs[plan.program.file])).module()
-    return loaded
+    return torch.export.load(io.BytesIO(audit.programs[plan.program.file])).module()
 
 
 @pytest.mark.parametrize("name", ["graph_fp16", "graph_bf16"])
@@ -80,37 +84,24 @@ def test_a_program_beyond_the_budget_is_made_again_with_less_error(monkeypatch: 
     assert targets[1] <= 0.5 * targets[0]
 
 
-class Sparse(nn.Module):
+def of_a_sparse_matrix(m: Any, x: Tensor) -> Tensor:
     """Exported, and in no way to be saved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(16, 16)
-        self.edges = nn.Buffer(torch.eye(8).to_sparse())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sparse.mm(self.edges, self.layer(x))
+    return torch.sparse.mm(m.edges, m.layer(x))
 
 
-class Chooses(nn.Module):
+def chooses(m: Any, x: Tensor) -> Tensor:
     """Python looks at a value: nothing that torch.export takes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(16, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.layer(x)
-        return y if y.sum() > -1e9 else -y
+    y = m.layer(x)
+    return y if y.sum() > -1e9 else -y
 
 
 @pytest.mark.parametrize(
-    ("model", "said"), [(Chooses, "cannot be exported as a graph"), (Sparse, "cannot be saved as a program")]
+    ("forward", "said"),
+    [(chooses, "cannot be exported as a graph"), (of_a_sparse_matrix, "cannot be saved as a program")],
 )
-def test_what_cannot_be_exported_is_a_line_and_the_others_go_on(
-    model: type[nn.Module], said: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    found = auditor.audit(model(), torch.randn(8, 16), strategies=("autocast", "graph"), formats="bf16", device="cpu")
+def test_what_cannot_be_exported_costs_one_line(forward: Any, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    model = Model(forward, layer=nn.Linear(16, 16), edges=torch.eye(8).to_sparse())
+    found = auditor.audit(model, torch.randn(8, 16), strategies=("autocast", "graph"), formats="bf16", device="cpu")
     assert list(found.plans) == ["autocast_bf16"]
     assert found.plans["autocast_bf16"].is_verified
     (line,) = [text for text in found.warnings if "There is no plan of strategy graph" in text]
@@ -135,3 +126,104 @@ def test_what_takes_plans_knows_programs(audit: Audit, tmp_path: Path) -> None:
     said = explain_layer(audit, "pow_1")
     assert "graph_fp16: FP32: unsafe: overflow" in said
     assert "pow_1 FP32: unsafe" in explain_layer(audit, "")
+
+
+# Exporting: the graph answers as the model does, for batches of any size where the model allows it.
+
+
+class Written(nn.Module):
+    """Writes in place, norms by statistics, drops out, casts to what is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4), nn.Dropout()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu_(self.norm(self.conv(x)))
+        y[:, 0] = 2 * y[:, 0]
+        return self.drop(y).to(x.dtype)
+
+
+def fixed() -> nn.Module:
+    return Function(lambda x: x.softmax(1) * torch.arange(4.0)[:, None])
+
+
+@dataclass
+class Pair:
+    left: Tensor
+    right: Tensor
+
+
+class Classed(nn.Module):
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Pair:
+        return Pair(x.exp(), x.sin() * scale)
+
+
+def leaves(found: Any) -> list[Tensor]:
+    return torch.utils._pytree.tree_leaves(found)
+
+
+@pytest.mark.parametrize("made", [Written, flat])
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_graph_answers_as_the_model_for_any_size(made: Callable[[], nn.Module], size: int) -> None:
+    torch.manual_seed(0)
+    model, shape = made().eval(), (4, 16)
+    trailing = shape if made is Written else shape[1:]
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    found = export_model(model, ((torch.randn(size, *trailing),), {}))
+    assert found.fixed == ""
+    for other in (1, 2, 5):
+        x = torch.randn(other, *trailing)
+        with torch.no_grad():
+            ours, theirs = leaves(found.graph_module(x)), leaves(model(x.clone()))
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(ours, theirs, strict=True))
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_nothing_is_written_in_place_and_no_cast_changes_nothing() -> None:
+    nodes = export_model(Written().eval(), ((torch.randn(2, 4, 16),), {})).graph_module.graph.nodes
+    called = [node for node in nodes if node.op == "call_function"]
+    assert not any(mutates(node.target) for node in called)
+    names = {str(node.target) for node in called}
+    assert "aten.batch_norm.default" in names
+    assert not names & {"aten.to.dtype", "aten.dropout.default"}
+
+
+def test_a_size_that_the_model_fixes_is_said() -> None:
+    batch: Batch = ((torch.randn(4, 6),), {})
+    found = export_model(fixed(), batch)
+    assert found.fixed
+    torch.testing.assert_close(found.graph_module(batch[0][0]), fixed()(batch[0][0]))
+
+
+def test_inputs_of_several_sizes_keep_them() -> None:
+    found = export_model(Function(lambda x, y: x.sum() + y), ((torch.randn(2), torch.randn(3)), {}))
+    assert found.fixed == "the inputs do not share a first dimension"
+
+
+class Named(nn.Module):
+    def forward(self, x: Tensor, *rest: Tensor, scale: float = 1.0, **others: Tensor) -> Tensor:
+        return x * others["by"] * scale + sum(rest)
+
+
+def test_sizes_are_open_whatever_the_arguments_are_called() -> None:
+    found = export_model(Named(), ((torch.randn(3, 4), torch.randn(3, 4)), {"by": torch.randn(3, 4), "scale": 2.0}))
+    assert found.fixed == ""
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(found.graph_module(x, x, by=x, scale=2.0), 2 * x * x + x)
+
+
+def test_what_takes_nothing_is_said_to() -> None:
+    assert export_model(Function(lambda: torch.ones(3).exp()), ((), {})).fixed == "the model takes no tensors"
+
+
+def test_classes_of_the_users_own_become_names() -> None:
+    x = torch.randn(3, 4)
+    found = export_model(Classed(), ((x,), {"scale": 2.0})).graph_module(x, scale=2.0)
+    assert list(found) == ["left", "right"]
+    torch.testing.assert_close(found["right"], 2 * x.sin())
+
+
+def test_what_torch_does_not_export_is_one_line() -> None:
+    with refused(PlanError, "cannot-export", match="cannot be exported as a graph"):
+        export_model(Function(lambda x: x.exp() if x.sum() > 0 else x.sin()), ((torch.randn(3),), {}))

@@ -14,6 +14,7 @@ from auditor.loading import from_object, in_eval, load
 from auditor.loading.placement import copy_to_device, move_subject, place_subject
 from auditor.loading.state import in_fp32, upcast_model
 from auditor.training.objective import training_subject
+from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.support.replaying import Model
 from tests.support.subjects import normal, subject_of
@@ -24,10 +25,6 @@ BF16 = torch.bfloat16
 def hard(model: Model, x: Tensor) -> Tensor:
     """Casts to BF16, whatever the weights are stored in."""
     return model.low(x.bfloat16()).float()
-
-
-def follows(model: Model, x: Tensor) -> Tensor:
-    return model.low(x.to(model.low.weight.dtype))
 
 
 def looks_up(model: Model, x: Tensor) -> Tensor:
@@ -46,7 +43,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], torch.dtype, str]] = {
     "its inputs are, and it does not": (lambda: nn.Linear(4, 4), BF16, "inputs"),
     "all of it": (low, BF16, "weights"),
     "a part": (
-        lambda: Model(lambda m, x: m.last(follows(m, x).float()), low=low(), last=nn.Linear(4, 4)),
+        lambda: Model(lambda m, x: m.last(m.low(x.to(m.low.weight.dtype)).float()), low=low(), last=nn.Linear(4, 4)),
         BF16,
         "weights",
     ),
@@ -132,15 +129,10 @@ def test_name_of_a_model_in_hand():
     assert from_object(nn.Linear(3, 4), torch.ones(2, 3)).name == "Linear"
 
 
-class Nan(nn.Module):
-    def forward(self, x):
-        return {"y": x.log()}
-
-
 @pytest.mark.parametrize(
     ("model", "value", "slug", "words"),
     [
-        (Nan(), -torch.ones(2), "nan-output", "returns NaN in FP32"),
+        (Function(lambda x: {"y": x.log()}), -torch.ones(2), "nan-output", "returns NaN in FP32"),
         (nn.Linear(3, 4), torch.ones(2, 5), "forward-raises", "on inputs float32[2, 5] from example_inputs"),
         (nn.Linear(3, 4), torch.ones(2, 3, dtype=torch.float64), "forward-raises", "float64[2, 3]"),
         (nn.Linear(3, 4, device="meta"), torch.ones(2, 3), "meta-weights", "meta device"),

@@ -256,8 +256,7 @@ class Normed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.norm.train(self.by_batch)
-        result: Tensor = self.norm(self.conv(x)).relu().mean((2, 3))
-        return result
+        return self.norm(self.conv(x)).relu().mean((2, 3))
 
 
 @pytest.mark.parametrize("by_batch", [True, False])

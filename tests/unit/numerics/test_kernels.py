@@ -308,5 +308,4 @@ def test_gradients_that_cuda_sums_in_fp32_are_summed_so(kind: str) -> None:
     }[kind]()
     assert out.dtype is torch.bfloat16
     out.backward(torch.ones_like(out))
-    assert weight.grad is not None
     assert weight.grad[0, 0] == 4096

@@ -20,18 +20,11 @@ from auditor.offload.limit import EACH, HELD, ROOM, free, resident, words
 from auditor.records import Audit
 from auditor.settings import Settings
 from tests.support.refusing import refused
+from tests.support.small_models import tied
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(50, 32), nn.Linear(32, 50, bias=False)
-        self.block = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.block(self.embed(tokens)))
-        return logits
+def transformer() -> nn.Module:
+    return tied(50, 32, block=nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True))
 
 
 class Flat(nn.Module):
@@ -50,7 +43,7 @@ class Flat(nn.Module):
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
-    "tied weights": (Tied, lambda: torch.randint(0, 50, (2, 7))),
+    "tied weights": (transformer, lambda: torch.randint(0, 50, (2, 7))),
     "flat": (Flat, lambda: torch.randn(6, 32)),
     "layers": (lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), lambda: torch.randn(2, 8)),
 }
@@ -131,35 +124,31 @@ def get_inputs():
 
 
 def test_a_command_under_a_limit_makes_the_model_in_files_and_says_what_it_came_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], written: list[int]
+    here: Path, capsys: pytest.CaptureFixture[str], written: list[int]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(SOURCE, encoding="utf-8")
     asked = ["model.py", "-q", "--device", "cpu", "--fail-on", "never", "--formats", "fp16", "--strategies", "cast"]
     assert main([*asked, "--out", "without"]) == 0 and not written
     capsys.readouterr()
     size = resident() + (400 << 20)
     assert main([*asked, "--out", "within", f"--memory={size}"]) == 0
-    without, within = (json.loads((tmp_path / name / "plan.json").read_text()) for name in ("without", "within"))
+    without, within = (json.loads((here / name / "plan.json").read_text()) for name in ("without", "within"))
     assert told(without) == told(within)
     assert sum(written) > 4 * 1024 * 1024
     assert 0 < float(within["environment"]["held"].split()[0]) * 1e9 < size + (64 << 20)
     shown = " ".join(capsys.readouterr().out.split())
     assert f"Memory {within['environment']['held'][:30]}" in shown
     assert within["environment"]["memory"][0].startswith("large tensors in memory-mapped files, with a limit of ")
-    assert within["environment"]["held"] in (tmp_path / "within" / "report.html").read_text(encoding="utf-8")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.py", "within", "without"]
+    assert within["environment"]["held"] in (here / "within" / "report.html").read_text(encoding="utf-8")
+    assert sorted(p.name for p in here.iterdir()) == ["model.py", "within", "without"]
 
 
-def test_too_small_a_limit_is_one_line_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_small_a_limit_is_one_line_before_any_measurement(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Linear(2_000, 5_000)
     with refused(AuditorError, "memory-too-small", match=r"is too little for this audit: give \S+ or more") as error:
         auditor.audit(model, torch.randn(1, 2_000), device="cpu", memory=resident() + ROOM + (100 << 20))
     least = str(error.value).split("give ")[1].split()[0]
     assert auditor.audit(model, torch.randn(1, 2_000), device="cpu", memory=least, formats="fp16").plans
-    monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(SOURCE, encoding="utf-8")
     assert main(["model.py", "-q", "--memory", "1MB"]) == 2
     assert "--memory 10MB is too little" in capsys.readouterr().err

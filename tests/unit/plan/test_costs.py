@@ -14,6 +14,7 @@ from auditor.plan.problem import Problem
 from auditor.records import Capture, Contribution, MemoryUse, Verdict
 from tests.support.capturing import Function
 from tests.support.problems import captured, problem_of
+from tests.support.small_models import narrowing
 from tests.support.subjects import capture_of, normal, only
 
 
@@ -35,17 +36,6 @@ def test_a_reshape_is_free_unless_it_has_to_copy(function: Callable[[Tensor], Te
     assert cost.free is free
     assert (seconds(cost, "fp32", "A100") == 0) is free
     assert cost.elements == 2 * 24  # read and written
-
-
-class Chain(nn.Module):
-    """x [8, 16] -> [8, 64] -> a view of it -> relu -> [8, 4]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(16, 64, bias=False), nn.Linear(64, 4, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.narrow(self.wide(x).reshape(8, 64).relu())
 
 
 WEIGHTS = 16 * 64 + 64 * 4  # numbers
@@ -72,7 +62,7 @@ LOW = {"": "fp16", "wide": "fp16", "narrow": "fp16"}
     ],
 )
 def test_weights_and_the_peak_by_hand(strategy: str, labels: dict[str, str], weights: int, activations: int) -> None:
-    assert memory_under(capture_of(Chain(), normal(8, 16)), strategy, labels) == MemoryUse(weights, activations)
+    assert memory_under(capture_of(narrowing(), normal(8, 16)), strategy, labels) == MemoryUse(weights, activations)
 
 
 COST = Cost(10**9, 10**4, False)

@@ -15,27 +15,25 @@ from auditor.plan.costs import Cost
 from auditor.plan.problem import Problem, find_lowest
 from auditor.records import Audit, Contribution
 from auditor.verify import run_patched
+from tests.support.capturing import Function
 from tests.support.flat_models import LARGE, FlatBlock
 from tests.support.patching import plan as planned
 from tests.support.planning import bench_of
 from tests.support.problems import captured, problem_of
+from tests.support.replaying import Model
 from tests.support.small_models import MODELS
 from tests.support.subjects import capture_of, normal, seeded
 from tests.support.unet import UNet
 
 
-class Norm(nn.Module):
+def norm() -> nn.Module:
     """A module of its own for what is unsafe: an island does, and there is no product in it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return Function(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
-class Unsafe(nn.Module):
+def unsafe() -> nn.Module:
     """Its only product is what overflows."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x @ x.transpose(-1, -2)).softmax(-1).cumsum(-1)
+    return Function(lambda x: (x @ x.transpose(-1, -2)).softmax(-1).cumsum(-1))
 
 
 @pytest.mark.parametrize(
@@ -44,8 +42,8 @@ class Unsafe(nn.Module):
         (FlatBlock, LARGE, "cast", {"": {"pow", "mean", "add", "rsqrt"}}),
         (FlatBlock, LARGE, "autocast", {}),  # which raises them by itself
         (*MODELS["mlp"], "cast", {}),  # nothing is unsafe
-        (lambda: nn.Sequential(Norm(), nn.Linear(32, 4)), LARGE, "cast", {}),
-        (Unsafe, (400 * normal(2, 8, 32),), "cast", {}),
+        (lambda: nn.Sequential(norm(), nn.Linear(32, 4)), LARGE, "cast", {}),
+        (unsafe, (400 * normal(2, 8, 32),), "cast", {}),
     ],
 )
 def test_unsafe_functions_beside_products_are_offered(
@@ -91,20 +89,17 @@ def test_products_that_are_dear_run_low_beside_functions_that_are_unsafe() -> No
     assert error_by_hand(Distances, inputs, audit, "autocast_bf16") == pytest.approx(plan.measured_error, rel=1e-6)
 
 
-class Dear(nn.Module):
+def dear() -> nn.Module:
     """Two layers in one forward, dear in BF16 as most are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix = nn.Parameter(torch.randn(32, 32) / 6)
-        self.out = nn.Parameter(torch.randn(32, 32) / 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(F.silu(x @ self.mix), self.out)
+    return Model(
+        lambda m, x: F.linear(F.silu(x @ m.mix), m.out),
+        mix=nn.Parameter(torch.randn(32, 32) / 6),
+        out=nn.Parameter(torch.randn(32, 32) / 6),
+    )
 
 
 def test_nothing_is_offered_where_products_are_dear_and_nothing_is_unsafe() -> None:
-    problem = bench_of(seeded(Dear), normal(8, 32), formats=("bf16",)).problem("autocast", "bf16")
+    problem = bench_of(seeded(dear), normal(8, 32), formats=("bf16",)).problem("autocast", "bf16")
     verdicts = {name: problem.verdicts[name].verdict for name in ("matmul", "linear")}
     assert set(verdicts.values()) == {"sensitive"}
     assert problem.exceptions == {}
@@ -164,17 +159,6 @@ def test_the_scope_says_why_it_keeps_each_function(audited: Audit) -> None:
 COST = Cost(10**9, 10**4, False)
 
 
-class Late(nn.Module):
-    """The root makes an FP32 value, and two layers meet it one behind the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.third(self.second(self.first(x) + torch.arange(4).float().sin()))
-
-
 def priced(model: nn.Module | None, *inputs: Tensor, strategy: str = "cast") -> Problem:
     capture = captured("chain") if model is None else capture_of(model, *inputs)
     return problem_of(capture, strategy, each=Contribution(1e-3, 1e-3, 1e-3), cost=COST)
@@ -195,28 +179,31 @@ def test_the_maker_of_an_fp32_value_is_raised_and_what_lies_behind_is_low() -> N
 
 
 def test_its_readers_are_raised_where_that_leaves_less_time() -> None:
+    """The root makes an FP32 value, and two layers meet it one behind the other."""
+    late = Model(
+        lambda m, x: m.third(m.second(m.first(x) + torch.arange(4).float().sin())),
+        **{name: nn.Linear(4, 4) for name in ("first", "second", "third")},
+    )
     # with the root in FP32 the sine, the sum and the three layers' casts are all that is not low
-    found = find_lowest(priced(Late(), normal(2, 4)))
+    found = find_lowest(priced(late, normal(2, 4)))
     assert not found.resolution.conflicts
     assert len(found.raised) == 1
 
 
-class Turned(nn.Module):
+def turned(m: Any, x: Tensor) -> Tensor:
     """Attention by hand that turns its queries and keys by angles of its own making, in FP32."""
+    q, k, v = m.qkv(x).chunk(3, -1)
+    angles = torch.arange(x.shape[1])[:, None] * (1.5 ** -torch.arange(x.shape[2]))
+    scores = (q * angles.cos()) @ (k * angles.sin()).transpose(1, 2)
+    return x + m.out(torch.softmax(scores / 4, -1) @ v)
 
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        angles = torch.arange(x.shape[1])[:, None] * (1.5 ** -torch.arange(x.shape[2]))
-        scores = (q * angles.cos()) @ (k * angles.sin()).transpose(1, 2)
-        return x + self.out(torch.softmax(scores / 4, -1) @ v)
+def both_turned() -> nn.Module:
+    return nn.Sequential(*(Model(turned, qkv=nn.Linear(16, 48), out=nn.Linear(16, 16)) for _ in range(2)))
 
 
 def test_a_function_that_gives_fp32_anyhow_is_kept_where_that_leaves_its_products_low() -> None:
-    found = find_lowest(priced(nn.Sequential(Turned(), Turned()), normal(2, 6, 16)))
+    found = find_lowest(priced(both_turned(), normal(2, 6, 16)))
     assert not found.resolution.conflicts
     assert sorted(path.partition("..")[0] for path in found.raised) == ["0", "1"]
     assert all(".." in path for path in found.raised)
@@ -225,34 +212,19 @@ def test_a_function_that_gives_fp32_anyhow_is_kept_where_that_leaves_its_product
     assert all(found.resolution.low(name) for name in products)
 
 
-class Given(nn.Module):
+def given() -> nn.Module:
     """Reads angles that it is given, and raises what it multiplies with them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        return self.last(self.first(x).float() * angles)
-
-
-class Giving(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Given()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x, torch.arange(8) * 0.5)
+    return Model(lambda m, x, angles: m.last(m.first(x).float() * angles), first=nn.Linear(8, 8), last=nn.Linear(8, 8))
 
 
 def test_it_is_one_of_the_innermost_module_that_calls_some_and_no_cast_of_the_authors() -> None:
-    found = find_lowest(priced(Giving(), normal(2, 8)))
+    found = find_lowest(priced(Model(lambda m, x: m.inner(x, torch.arange(8) * 0.5), inner=given()), normal(2, 8)))
     assert not found.resolution.conflicts
     assert sorted(found.raised) == ["inner..mul"]
 
 
 def test_what_a_plan_says_of_such_a_function_is_so() -> None:
-    model, x = seeded(lambda: nn.Sequential(Turned(), Turned())), normal(2, 6, 16)
+    model, x = seeded(both_turned), normal(2, 6, 16)
     audit = auditor.audit(model, (x,), formats=("bf16",), strategies=("cast",))
     plan = audit.plans["cast_bf16"]
     assert plan.is_verified
@@ -266,6 +238,6 @@ def test_what_a_plan_says_of_such_a_function_is_so() -> None:
         assert reason.words.endswith(f" in {path}.out would get tensors of two dtypes, which raises an error")
     assert len([reason for reason in plan.reasons if reason.kind == "conflict"]) == 2
     scopes = {"": {"precision": "bf16"}, **{path: {"precision": "bf16"} for path in kept}}
-    without = apply_plan(nn.Sequential(Turned(), Turned()), {"strategy": "cast", "scopes": scopes})
+    without = apply_plan(both_turned(), {"strategy": "cast", "scopes": scopes})
     with pytest.raises(RuntimeError, match="dtype"):
         without(x.bfloat16())

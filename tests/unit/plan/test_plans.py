@@ -1,35 +1,37 @@
 """All plans of an audit: everything low first, then what is searched, exchanged and improved."""
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 import auditor
-from auditor.execution.policy import Policy
+from auditor.execution.policy import Policy, choice_from_scopes
 from auditor.plan import plans as module
 from auditor.plan.plans import Planner
+from auditor.plan.problem import Problem
+from auditor.plan.reasons import merge_alike
 from auditor.plan.workbench import Workbench
-from auditor.records import Plan, Verification
-from tests.support.planning import Foretold, bench_of
+from auditor.records import Plan, Reason, Verification
+from tests.support.capturing import Function
+from tests.support.planning import Foretold, bench_of, kept, lowered
+from tests.support.replaying import Model
 from tests.support.small_models import Deep
 from tests.support.subjects import normal, seeded
+from tests.support.unet import UNet
 
 
 def mlp() -> nn.Module:
     return seeded(lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)))
 
 
-class Overflowing(nn.Module):
+def overflowing() -> nn.Module:
     """Squares of large numbers: too large for FP16, no trouble in BF16."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lin(x / 1e3) + (x * 1e3).square().mean(-1, keepdim=True).sqrt()
+    return Model(lambda m, x: m.lin(x / 1e3) + (x * 1e3).square().mean(-1, keepdim=True).sqrt(), lin=nn.Linear(16, 16))
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_a_budget_that_everything_low_breaks_is_searched_for(replays: list[Polic
 
 
 def test_what_is_unsafe_is_no_plan_and_a_baseline_all_the_same() -> None:
-    bench = bench_of(seeded(Overflowing), normal(4, 16) * 100, strategies=("cast",))
+    bench = bench_of(seeded(overflowing), normal(4, 16) * 100, strategies=("cast",))
     assert "unsafe" in {verdict.verdict for verdict in bench.verdicts["fp16"].values()}
     planner = Planner(bench)
     baselines = planner.baselines()
@@ -121,9 +123,7 @@ def test_a_plan_that_holds_and_is_further_off_than_the_model_without_one_gives_w
     assert {choice.precision for choice in plan.scopes.values()} == {"bf16", "fp32"}
 
 
-def test_what_another_strategy_chose_is_taken_over_where_it_is_better_and_holds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_another_strategy_chose_is_taken_where_it_is_better_and_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_of(seeded(Deep), normal(64, 256), formats=("bf16",), max_error=0.5)
     planner = Planner(bench)
     spaces = {name: Foretold(space.problem, 0.5) for name, space in planner.spaces.items()}
@@ -158,15 +158,152 @@ def test_bf16_autocast_may_lower_a_recurrent_layer_that_bf16_itself_would_spoil(
 def test_a_product_whose_bias_is_added_apart_rounds_twice(fmt: str) -> None:
     """torch adds the bias of a linear layer apart where the rows are not contiguous, as those of a GRU are, batch first."""
 
-    class Channels(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mix = nn.Linear(64, 64)
-            self.mix.bias.data *= 8
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.mix(x.transpose(1, 2))
-
-    audit = auditor.audit(seeded(Channels), normal(8, 64, 32), strategies=["cast"], formats=[fmt])
+    model = seeded(lambda: Model(lambda m, x: m.mix(x.transpose(1, 2)), mix=nn.Linear(64, 64)))
+    model.mix.bias.data *= 8
+    audit = auditor.audit(model, normal(8, 64, 32), strategies=["cast"], formats=[fmt])
     (plan,) = audit.plans.values()
     assert plan.predicted_error == pytest.approx(plan.measured_error, rel=0.05)
+
+
+# Reasons add up: what is called affordable is lowered and the budget holds, what is called over the budget breaks it.
+
+
+Planned = tuple[Workbench, dict[str, Plan]]
+FORMATS = ("fp16", "bf16")
+MOST = 8
+"""Modules of a kind that are lowered, a plan."""
+
+FEW = 3
+"""Modules of one reason that are lowered."""
+
+
+def squared() -> nn.Module:
+    """A norm by hand whose squares leave FP16's range, between two layers."""
+    return Model(
+        lambda m, x: m.last(m.norm(m.first(x) * 500)),
+        first=nn.Linear(16, 32),
+        norm=Function(lambda x: x / x.pow(2).mean(-1, keepdim=True).sqrt()),
+        last=nn.Linear(32, 8),
+    )
+
+
+def shared() -> nn.Module:
+    """The head has the weight of a table; what it gives is scaled beyond FP16's range."""
+    table, mix, head = nn.Embedding(20, 32), nn.Linear(32, 32), nn.Linear(32, 20, bias=False)
+    head.weight = table.weight
+    parts = {"table": table, "mix": mix, "head": head}
+    return Model(lambda m, ids: m.head(m.mix(m.table(ids)) * 8000).abs().log1p(), **parts)
+
+
+MODELS = {
+    "unet": (UNet, (normal(1, 3, 16, 16), torch.tensor([17])), 0.008),
+    "squared": (squared, (normal(4, 16),), 0.01),
+    "shared": (shared, (torch.arange(12).reshape(2, 6),), 0.003),
+    "deep": (Deep, (normal(64, 256),), 0.0025),
+}
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.slow if name == "unet" else ()) for name in MODELS]
+)
+def planned_of(request: pytest.FixtureRequest) -> Planned:
+    model, inputs, budget = MODELS[request.param]
+    bench = bench_of(seeded(model), *inputs, formats=FORMATS, max_error=budget)
+    planner = Planner(bench)
+    return bench, planner.plans(planner.baselines())
+
+
+def problems(bench: Workbench, plans: dict[str, Plan]) -> Iterator[tuple[Plan, Problem]]:
+    for plan in plans.values():
+        yield plan, bench.problem(plan.strategy, plan.format)
+
+
+def by_kind(plan: Plan, *kinds: str) -> list[str]:
+    return [path for reason in plan.reasons if reason.kind in kinds for path in reason.modules]
+
+
+def test_every_module_and_operation_that_is_not_low_has_one_reason(planned_of: Planned) -> None:
+    bench, plans = planned_of
+    for plan, problem in problems(bench, plans):
+        resolution = problem.resolve(choice_from_scopes(plan.scopes))
+        named = [path for reason in plan.reasons for path in reason.modules]
+        assert len(named) == len(set(named))
+        operations = [name for reason in plan.reasons for name in reason.operations]
+        assert len(operations) == len(set(operations))
+        for name, node in bench.capture.nodes.items():
+            low = resolution.low(name) or (not node.floating and resolution.touches_low(name))
+            assert low == (name not in operations and node.owner not in named), (plan.name, name)
+        assert all(reason.words for reason in plan.reasons)
+
+
+def test_what_is_affordable_holds_the_budget_and_what_is_over_it_breaks_it(planned_of: Planned) -> None:
+    bench, plans = planned_of
+    for plan, problem in problems(bench, plans):
+        if not plan.is_verified:
+            continue
+        for path in by_kind(plan, "no-gain", "margin")[:MOST]:
+            found = lowered(bench, problem, plan, [path])
+            assert found.is_verified, (plan.name, path, found.measured_error, found.verification)
+        for path in by_kind(plan, "budget"):
+            found = lowered(bench, problem, plan, [path])
+            assert not found.is_verified, (plan.name, path, found.measured_error)
+
+
+def test_what_they_add_is_what_a_run_adds(planned_of: Planned) -> None:
+    bench, plans = planned_of
+    for plan, problem in problems(bench, plans):
+        for reason in plan.reasons if plan.is_verified else ():
+            if not reason.ran or reason.adds is None:
+                continue
+            runs = [lowered(bench, problem, plan, [path]) for path in reason.modules[:FEW]]
+            added = max(found.measured_error - plan.measured_error for found in runs)
+            if len(reason.modules) <= FEW:
+                assert added == pytest.approx(reason.adds, abs=2e-5)
+            assert added <= reason.adds + 2e-5
+            assert reason.left == pytest.approx(bench.max_error - plan.measured_error, abs=2e-5)
+
+
+def test_what_must_stay_at_least_runs_and_holds(planned_of: Planned) -> None:
+    bench, plans = planned_of
+    for plan, problem in problems(bench, plans):
+        assert set(plan.least) <= set(plan.kept_modules)
+        if plan.is_verified:
+            found = kept(bench, problem, plan, plan.least)
+            assert found.is_verified, (plan.name, plan.least, found.measured_error, found.verification)
+
+
+def test_those_alike_stand_together() -> None:
+    one = Reason("no-gain", "running it in low precision saves no time", ("a",))
+    two = Reason("no-gain", "running it in low precision saves no time", ("b",))
+    other = Reason("no-gain", "running only this in low precision saves no time", ("c",))
+    assert merge_alike([one, two, other]) == (
+        Reason("no-gain", "running it in low precision saves no time", ("a", "b")),
+        other,
+    )
+
+
+OF_EACH = {
+    "unet": {"margin", "no-gain", "not-floating", "strategy", "author", "inherited"},
+    "squared": {"unsafe", "inherited"},
+    "shared": {"unsafe", "tied"},
+    "deep": {"budget"},
+}
+
+
+def test_the_kinds_are_met(planned_of: Planned, request: pytest.FixtureRequest) -> None:
+    found = {reason.kind for plan in planned_of[1].values() for reason in plan.reasons}
+    assert OF_EACH[request.node.callspec.params["planned_of"]] <= found, found
+
+
+def test_modules_that_gain_nothing_share_one_reason_with_the_largest_numbers() -> None:
+    idle = [
+        Reason("no-gain", "w", modules=(f"blocks.{i}",), adds=adds, left=0.01, saves=saves)
+        for i, (adds, saves) in enumerate([(1e-6, 0.0), (3e-6, 1e-5), (-2e-6, 0.0)])
+    ]
+    ran = [replace(reason, ran=True) for reason in idle]
+    for all_ran, reasons in ((True, ran), (False, [*ran[:2], idle[2]])):
+        (one,) = merge_alike(reasons)
+        assert (one.modules, one.adds, one.saves) == (("blocks.0", "blocks.1", "blocks.2"), 3e-6, 1e-5)
+        assert one.ran == all_ran
+    over = [replace(reason, kind="budget", words=f"to {reason.adds}") for reason in idle]
+    assert merge_alike(over) == tuple(over)  # whose figures are in the words

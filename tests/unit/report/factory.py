@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -275,6 +276,15 @@ def make_audit(
         warnings=("Inputs were synthesised.",) if synthetic else (),
         command="python -m auditor model.py --max-error 0.01",
     )
+
+
+AUDITS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "hostile": {"nodes": 60, "hostile": True, "synthetic": True},
+    "empty": {"empty": True},
+    "one-format": {"nodes": 30, "formats": ("bf16",), "recommended": None},
+}
+"""What is asked of `make_audit` for one of each kind."""
 
 
 def with_reasons(audit: Audit) -> Audit:

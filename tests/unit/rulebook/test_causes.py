@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from auditor.measure.calibrate import Calibration
 from auditor.records import Contribution, Finding, Node, NodeError, Plan, ScopeChoice, Verdict, Verification
@@ -14,6 +15,7 @@ from auditor.rulebook.load import load_rules
 from tests.support.capturing import captured
 from tests.support.findings import finding as found
 from tests.support.findings import finding as made
+from tests.support.replaying import Model
 
 RULES = load_rules()
 REFUSED = NodeError(unsupported="a literal does not fit float16", cause="unsupported")
@@ -100,9 +102,7 @@ def test_where_no_rule_foresaw_it_what_lies_together_has_one_cause_at_its_strong
 def amplified(nodes: list[Node], effects: dict[str, float], softmax: float = 1e-4) -> FlowGraph:
     """Of effects each is that of its own rounding, but at the softmax, whose result is as little as that."""
     of = graph(nodes, {}, effects)
-    parts = {
-        name: softmax if of.nodes[name].op == "aten.softmax.default" else effect for name, effect in effects.items()
-    }
+    parts = {n: softmax if of.nodes[n].op == "aten.softmax.default" else effect for n, effect in effects.items()}
     moved = {name: dict.fromkeys(FORMATS, Contribution(effects[name], part, part)) for name, part in parts.items()}
     return replace(of, measured=replace(of.measured, contributions=moved))
 
@@ -153,19 +153,9 @@ def test_how_fast_a_line_runs_is_no_part_of_what_breaks_on_it() -> None:
 # Severities for the plan that is followed: a model of three lines, plans written by hand, what runs low resolved.
 
 
-class Model(nn.Module):
-    """Products, which plain autocast runs low; a power of one, which it does not, and what it meets nothing low in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        twice = x * 2
-        return self.down(self.up(twice).pow(3)) + x
-
-
-TOY = captured(Model(), torch.ones(2, 4))
+# Products, which plain autocast runs low; a power of one, which it does not, and what it meets nothing low in.
+LAYERS = {"up": nn.Linear(4, 4), "down": nn.Linear(4, 4)}
+TOY = captured(Model(lambda m, x: m.down(m.up(x * 2).pow(3)) + x, **LAYERS), torch.ones(2, 4))
 TWICE, UP, POW, DOWN, ADD = TOY.capture.nodes
 
 
@@ -174,9 +164,7 @@ def plan(strategy: str, fmt: str, verified: bool = True, speedup: float = 1.5, *
     return Plan(f"{strategy}_{fmt}", strategy, fmt, choices, 0.001, 0.9, speedup, Verification(0.001, verified))
 
 
-def severity_finding(
-    name: str, severity: str = "error", formats: tuple[str, ...] = ("fp16",), **more: object
-) -> Finding:
+def severity_finding(name: str, severity: str = "error", formats: tuple[str, ...] = ("fp16",), **more: Any) -> Finding:
     node = TOY.capture.nodes[name]
     about = {"owner": node.owner, "op": node.op, "source": node.source, "severity": severity, "formats": formats}
     return found("R", name, **{**about, **more})

@@ -1,6 +1,7 @@
 """Conditions over facts, findings in their order and words, and what measurements and users make of them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from auditor.rulebook.facts import NodeFacts
 from auditor.rulebook.findings import apply_selection, classify, compare_with_verdicts
 from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
-from tests.support.capturing import captured, facts_of
+from tests.support.capturing import Function, captured, facts_of
 from tests.support.findings import finding as made
+from tests.support.replaying import Model
 
 RULES = load_rules()
 UNSAFE, SAFE, UNTESTED = Verdict("unsafe", "overflow"), Verdict("safe", "fine"), Verdict("untested", "not reached")
@@ -26,10 +28,6 @@ def finding(
     rule: str, node: str, owner: str = "", severity: str = "warning", formats: tuple[str, ...] = ("fp16",)
 ) -> Finding:
     return made(rule, node, owner=owner, severity=severity, formats=formats)
-
-
-def unmeasurable(rule: str, node: str, owner: str) -> Finding:
-    return replace(finding(rule, node, owner), measurable=False)
 
 
 def codes(findings: tuple[Finding, ...]) -> list[tuple[str, str]]:
@@ -65,7 +63,7 @@ def test_an_unsafe_node_that_no_rule_foresaw_is_reported() -> None:
 
 
 def test_speed_gradients_and_ranks_are_neither_borne_out_nor_refuted_and_explain_nothing() -> None:
-    rules = [unmeasurable(code, "a", "head") for code in ("TRN001", "COL001", "HWR001")]
+    rules = [replace(finding(code, "a", "head"), measurable=False) for code in ("TRN001", "COL001", "HWR001")]
     rules.append(finding("MSR001", "a", "head"))
     assert [(item.rule, item.agrees) for item in compare_with_verdicts(rules, {"a": {"fp16": UNSAFE}})] == [
         ("TRN001", None),
@@ -84,13 +82,8 @@ def test_one_format_does_not_explain_the_other() -> None:
     assert codes(found) == [("NRM001", "a"), ("MSR002", "a")]
 
 
-class Toy(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.tanh().cos()
-
-
 def test_facts_of_the_measurement_fire_their_rules() -> None:
-    toy = captured(Toy(), torch.ones(2, 4))
+    toy = captured(Function(lambda x: x.tanh().cos()), torch.ones(2, 4))
     verdicts = {"tanh": {"fp16": UNSAFE, "bf16": SAFE}, "cos": {"fp16": SAFE, "bf16": UNSAFE}}
     facts = gather(toy.capture, toy.ranges, verdicts)
     found = compare_with_verdicts(classify(toy.capture, facts, RULES), verdicts)
@@ -131,17 +124,12 @@ def test_a_used_ignore_is_none_and_the_finding_itself_can_be_ignored() -> None:
 # Findings: their order, their words, and that nothing is run to make them.
 
 
-class ClassifyToy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.head(x).masked_fill(x > 0, -1e9)
-        return torch.log(torch.softmax(x, dim=-1))
+def classify_toy(m: Any, x: Tensor) -> Tensor:
+    x = m.head(x).masked_fill(x > 0, -1e9)
+    return torch.log(torch.softmax(x, dim=-1))
 
 
-TOY = captured(ClassifyToy(), torch.ones(2, 4))
+TOY = captured(Model(classify_toy, head=nn.Linear(4, 4)), torch.ones(2, 4))
 
 
 def test_findings_come_in_graph_order_then_by_code() -> None:
@@ -170,18 +158,17 @@ def test_a_finding_speaks_in_the_users_terms() -> None:
     assert "masked_fill" in finding.advice
 
 
-class Scores(nn.Module):
-    def forward(self, q: Tensor) -> Tensor:
-        return torch.softmax(q @ q.transpose(-1, -2) / 8.0, -1)
+def scores() -> nn.Module:
+    return Function(lambda q: torch.softmax(q @ q.transpose(-1, -2) / 8.0, -1))
 
 
 def test_the_most_specific_rule_speaks_with_the_severity_of_those_it_supersedes() -> None:
-    toy = captured(Scores(), torch.full((1, 2, 4), 300.0))  # 4 * 300 * 300 = 360000 > 65504
+    toy = captured(scores(), torch.full((1, 2, 4), 300.0))  # 4 * 300 * 300 = 360000 > 65504
     (found,) = (item for item in classify(toy.capture, toy.facts, RULES) if item.node == "matmul")
     assert (found.rule, found.severity, found.confidence, found.declared) == ("ATT001", "error", "high", "warning")
     alone = [rule for rule in RULES if rule.code != "ATT001"]
     assert [item.rule for item in classify(toy.capture, toy.facts, alone) if item.node == "matmul"] == ["ATT002"]
-    small = captured(Scores(), torch.ones(1, 2, 4))
+    small = captured(scores(), torch.ones(1, 2, 4))
     (found,) = (item for item in classify(small.capture, small.facts, RULES) if item.node == "matmul")
     assert (found.rule, found.severity, found.confidence) == ("ATT001", "warning", "low")
 

@@ -15,8 +15,9 @@ from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import magnitudes_of, underflow_share
 from auditor.training.objective import training_subject
 from auditor.training.stage import conclude, prepare
-from tests.rehearsal.cases import Gate
+from tests.rehearsal.cases import Detour, Gate
 from tests.support.refusing import refused
+from tests.support.replaying import Model
 from tests.unit.training.conftest import Trained, loss_fn, made
 
 
@@ -40,9 +41,7 @@ def reference_gradients(trained: Trained) -> dict[str, torch.Tensor]:
 def test_parameter_histograms_are_those_of_autograd(trained: Trained) -> None:
     training = trained.audit.training
     expected = reference_gradients(trained)
-    assert [p.name for p in training.parameters if p.gradient.nonzero] == [
-        n for n, g in expected.items() if bool(g.any())
-    ]
+    assert [p.name for p in training.parameters if p.gradient.nonzero] == [n for n, g in expected.items() if g.any()]
     for parameter in training.parameters:
         ours, theirs = parameter.gradient, magnitudes_of(expected[parameter.name])
         assert ours.max_abs == pytest.approx(theirs.max_abs, rel=1e-4)
@@ -153,7 +152,6 @@ def test_a_batch_that_breaks_counts_wherever_it_stands(rare: int) -> None:
     batches = [(x, y), (x, y)]
     batches[rare] = (torch.cat([torch.nn.functional.pad(torch.tensor([[14.0]]), (0, 15)), x[1:]]), y)
     found = audit(Gate(), batches, mode="training", loss_fn=nn.CrossEntropyLoss()).training
-    assert found is not None
     broken = {node.op: node.reasons for node in found.nodes if node.reasons}
     assert list(broken) == ["aten.div.Tensor"]
     assert broken["aten.div.Tensor"]["fp16"].endswith("(batch 2)") == bool(rare)
@@ -163,33 +161,14 @@ def test_a_batch_that_breaks_counts_wherever_it_stands(rare: int) -> None:
 def test_where_a_step_overflows_at_the_scale_the_window_ends_below_it() -> None:
     """Inside its backward pass a function of the model's own is 4096 times larger than the gradients that are recorded."""
 
-    class Detour(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return (gradient * 4096) / 4096
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.b(Detour.apply(self.a(x)))
-
     x, y = torch.randn(32, 16), torch.randint(4, (32,))
-    found = audit(Model(), (x, y), mode="training", loss_fn=nn.CrossEntropyLoss(), formats=["fp16"]).training
-    assert found is not None and found.fp16 is not None
+    found = audit(Detour(), (x, y), mode="training", loss_fn=nn.CrossEntropyLoss(), formats=["fp16"]).training
     assert found.format == "fp16"
     assert found.fp16.init == max(found.fp16.minimum, found.fp16.maximum / 16)
     with emulate("cuda"):
         finite = {}
         for scale in (found.fp16.maximum, 64 * found.fp16.maximum):
-            model = Model()
+            model = Detour()
             with torch.autocast("cuda", dtype=torch.float16):
                 loss = nn.functional.cross_entropy(model(x), y)
             (loss * scale).backward()
@@ -200,17 +179,11 @@ def test_where_a_step_overflows_at_the_scale_the_window_ends_below_it() -> None:
 def test_noise_is_that_of_one_batch() -> None:
     """Of 2,000 numbers drawn with deviation 1 around 1 the mean is off by 1 / sqrt(2000) = 0.022."""
 
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(256))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * self.weight
+    def scaled() -> nn.Module:
+        return Model(lambda m, x: x * m.weight, weight=nn.Parameter(torch.ones(256)))
 
     x = torch.randn(2000, 256, generator=torch.Generator().manual_seed(0)) + 1
-    found = audit(Scaled(), (x,), mode="training", loss_fn=lambda y: y.mean(0).sum()).training
-    assert found is not None
+    found = audit(scaled(), (x,), mode="training", loss_fn=lambda y: y.mean(0).sum()).training
     assert found.noise == pytest.approx(2000**-0.5, rel=0.1)
-    alone = audit(Scaled(), (x[:1],), mode="training", loss_fn=lambda y: y.mean(0).sum()).training
+    alone = audit(scaled(), (x[:1],), mode="training", loss_fn=lambda y: y.mean(0).sum()).training
     assert alone is not None and alone.noise is None
