@@ -93,7 +93,10 @@ def test_every_reporter_takes_it_and_the_page_says_that_its_plans_are_not_run(au
     for name, report in REPORTERS.items():
         assert name in ("sarif", "github") or "e6m9" in report(audit).lower()
     page = REPORTERS["html"](audit)
-    assert "torch cannot compute in E6M9: results were rounded to it, and its plans were not run." in page
+    assert (
+        "torch cannot compute in E6M9: results were rounded to the format, and plans in the format were not run."
+        in page
+    )
     assert ">not run<" in page and "E6M9" in audit._repr_html_()
     assert any("e6m9" in file for file in model_explorer.files(audit))
 

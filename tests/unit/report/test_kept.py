@@ -15,7 +15,7 @@ from auditor.cli.program import main
 from auditor.errors import AuditorError
 from auditor.records import Dtypes, NodeReport, Reason, ScopeChoice
 from auditor.records.audit import Audit
-from auditor.report.kept import Island, computed_in, dtype_label, explain_layer, islands, keep_alone, tally, why_raised
+from auditor.report.kept import computed_in, dtype_label, explain_layer, islands, keep_alone, tally, why_raised
 from auditor.report.plans import snippets
 from auditor.report.reporters import text
 from tests.support.capturing import Function
@@ -43,8 +43,11 @@ def keeping(*paths, rules=("BND002",)):
 def test_the_clause_comes_before_the_rules():
     (found,) = islands(keeping("head").plans["autocast_fp16"])
     assert found.why == "running it in low precision saves no time (BND002)"
-    assert Island(("a",), "", ("NRM001", "SFT001")).why == "NRM001, SFT001"
-    assert Island(("a",), "").why == ""
+    for rules, why in ((("NRM001", "SFT001"), "NRM001, SFT001"), ((), "")):
+        wordless = replace(
+            make_audit(6).plans["autocast_fp16"], reasons=(Reason("budget", "", ("head",), rules=rules),)
+        )
+        assert [island.why for island in islands(wordless)] == [why]
 
 
 def test_modules_of_one_shape_have_one_name():
@@ -97,7 +100,9 @@ def test_a_module_that_stays_fp32_says_why_under_each_plan(audit: Audit) -> None
 def test_an_operation_says_why_too(audit: Audit) -> None:
     (softmax,) = (r.node.name for r in audit.nodes if "softmax" in r.node.op)
     text = explain_layer(audit, softmax)
-    assert "  autocast_fp16: not low: autocast runs softmax in FP32 by itself" in text.replace(" (recommended)", "")
+    assert "  autocast_fp16: not in low precision: autocast runs softmax in FP32 by itself" in text.replace(
+        " (recommended)", ""
+    )
     inside = next(r.node.name for r in audit.nodes if r.node.owner == "norm")
     assert "FP32 with norm: " in explain_layer(audit, inside)
 

@@ -77,7 +77,7 @@ def test_a_step_that_trains_is_under_autocast_where_no_plan_for_it_was_asked_for
 def test_the_headline_says_that_training_stays_in_fp32(cancelling: tuple[Audit, Training]) -> None:
     found, training = cancelling
     seen = ReportView(found)
-    assert seen.headline == "Keep it in FP32 to train it; plans within the budget for inference are below."
+    assert seen.headline == "Keep the model in FP32 to train it; plans within the budget for inference are below."
     assert seen.proof == f"{training.recommendation}."
     named = re.search(r"For inference, (\w+) meets the error budget\.", found.recommendation)
     plan = found.plans[named[1]]
