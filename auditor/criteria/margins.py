@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
+from numpy.polynomial.hermite_e import hermegauss
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..numerics.entries import entries, finite, is_number, is_plain
@@ -30,9 +31,12 @@ two."""
 WINDOW = 8
 """Number of entries on either side of the boundary between chosen and other entries that may change places."""
 
-FAR, POINTS, ROWS, ROUNDS = 6.0, 8, 4096, 20
-"""Number of standard errors beyond which a margin never flips; points of the quadrature; rows that are processed
-together; iterations that select the margins near their own change."""
+FAR, ROWS, ROUNDS = 6.0, 4096, 20
+"""Number of standard errors beyond which a margin never flips; rows that are processed together; iterations that select
+the margins near their own change."""
+
+POINTS, WEIGHTS = map(torch.from_numpy, hermegauss(8))
+"""Points and weights of the Gauss-Hermite quadrature over exp(-x^2 / 2)."""
 
 
 @dataclass(frozen=True)
@@ -187,12 +191,12 @@ def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -
     """
     if not change > 0:
         return 0.0
-    change, total, (points, weights) = min(change, 1e100), 0.0, _quadrature_points()  # infinities have no differences
+    change, total, weights = min(change, 1e100), 0.0, WEIGHTS / WEIGHTS.sum()  # infinities have no differences
     near = inside[:, -1] - outside[:, 0] < FAR * change
     for chosen, others in zip(*(torch.split(x[near], ROWS) for x in (inside, outside)), strict=True):
         both, count = torch.cat([chosen, others], 1), chosen.shape[1]
         # [rows, a, points]: the position of each chosen entry after its error; [rows, a, points, a + b]: the probability that another entry is above
-        moved = chosen[..., None] + points.to(chosen) * change / math.sqrt(2)
+        moved = chosen[..., None] + POINTS.to(chosen) * change / math.sqrt(2)
         above = torch.special.ndtr((both[:, None, None] - moved[..., None]) * math.sqrt(2) / change)
         above = above * (1 - torch.eye(count, both.shape[1], dtype=above.dtype, device=above.device))[:, None]
         chances = [torch.ones_like(moved), *[torch.zeros_like(moved)] * (count - 1)]
@@ -211,14 +215,6 @@ def _threshold_variance(low: torch.Tensor) -> float:
     least, most = float(above.min()), -float(below.max())
     on_grid = int((above == least).sum()) > 1 and int((below == -most).sum()) > 1
     return math.pi / 2 * ((least - most) / 2) ** 2 - (least + most) ** 2 / 12 if on_grid else 0.0
-
-
-@cache
-def _quadrature_points() -> tuple[torch.Tensor, torch.Tensor]:
-    """Points and weights of the quadrature over a standard normal, from its Jacobi matrix (Golub and Welsch, 1969)."""
-    beside = torch.arange(1, POINTS, dtype=torch.float64).sqrt()
-    points, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
-    return points, vectors[0].square()
 
 
 Form = Callable[[torch.Tensor], torch.Tensor]

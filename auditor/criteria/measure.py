@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ..errors import AuditorError, suggest
+from ..errors import suggest
 from ..isolation.outputs import NamedTensors
 from ..numerics.metrics import output_error
 from ..records import CriterionValue, Distance
-from .criterion import Criterion, name_of
+from .criterion import Criterion, bad_criterion, name_of
 from .margins import margins_of
 from .values import unfit, value
 
@@ -51,9 +52,8 @@ class Criteria:
     @property
     def rest_criterion(self) -> Criterion:
         """The error budget of outputs without a criterion, as one criterion."""
-        if self.joint is output_error:
-            return Criterion(OTHERS, "rel_l2", self.max_error)
-        return Criterion(OTHERS, name_of(self.joint), self.max_error, function=self.joint)
+        own = None if self.joint is output_error else self.joint
+        return Criterion(OTHERS, name_of(own) if own else "rel_l2", self.max_error, function=own)
 
     def all(self, names: Sequence[str] | None = None) -> tuple[Criterion, ...]:
         """The criteria, and the error budget if some of these outputs have no criterion."""
@@ -86,15 +86,14 @@ class Criteria:
         A criterion without a value in any run does not hold. predicted: the share of the limit by the first-order
         estimate, which gives the expected flips of decisions.
         """
-        worst = dict[Criterion, CriterionResult]()
+        found = defaultdict[Criterion, list[CriterionResult]](list)
         for one in (one for run in runs for one in self.evaluate(*run)):
-            known = worst.get(one.criterion)
-            if known is None or known.value is None or (one.value is not None and not one.share <= known.share):
-                worst[one.criterion] = one
+            found[one.criterion].append(one)
         failed = {one.criterion for run in others for one in self.evaluate(*run) if not one.holds}
         result, references = [], [reference for reference, _ in runs]
-        for criterion in dict.fromkeys((*self.each, *worst)):
-            held = worst.get(criterion) or CriterionResult(criterion, None, 0.0)
+        for criterion in dict.fromkeys((*self.each, *found)):
+            absent = CriterionResult(criterion, None, 0.0)
+            held = max(found[criterion], key=lambda one: (one.value is not None, one.share), default=absent)
             outputs = [[x[i] for i in self.output_indices(criterion, names_of(x, self.names))] for x in references]
             decisions = [margins_of(criterion, one[0]) for one in outputs if len(one) == 1]
             flips = [one.flips(predicted * one.allowed_change) for one in decisions if one is not None]
@@ -105,7 +104,7 @@ class Criteria:
                 sign=criterion.how.sign,
                 limit=criterion.limit,
                 value=None if held.value is None or math.isnan(held.value) else held.value,
-                share=held.share if worst and math.isfinite(held.share) else None,
+                share=held.share if runs and math.isfinite(held.share) else None,
                 holds=held.value is not None and held.holds and criterion not in failed,
                 predicted=(max(flips) if criterion.how.sign == "<=" else 1 - max(flips)) if predictable else None,
             )
@@ -153,12 +152,9 @@ def criteria_for(
             names, more = reference.names[:20], len(reference.names) - 20
             listed = ", ".join(dict.fromkeys(names)) + (f", and {more} more" if more > 0 else "")
             hint = f": {close}" if (close := suggest(criterion.output, reference.names)) else "."
-            raise AuditorError(
-                f"the model has no output {criterion.output!r}, which '{criterion}' names{hint} It returns "
-                f"{listed or 'no tensor'}",
-                slug="bad-criterion",
-            )
+            wrong = f"the model has no output {criterion.output!r}, which '{criterion}' names{hint}"
+            raise bad_criterion(f"{wrong} It returns {listed or 'no tensor'}")
         for i in meant:
             if (why := unfit(criterion, reference.names[i], reference[i])) is not None:
-                raise AuditorError(f"'{criterion}': {why}", slug="bad-criterion")
+                raise bad_criterion(f"'{criterion}': {why}")
     return Criteria(tuple(criteria), max_error, reference.names, joint or output_error)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..criteria.margins import WINDOW, count_replaced
+from ..criteria.values import divergence
 from ..isolation.answer import Around, answer
 from ..numerics.casting import in_format, plain
 from ..numerics.formats import FORMATS
@@ -112,13 +113,11 @@ class Decoding:
 
     def _row(self, step: int, expected: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """[4, prompts]: KL, whether the chosen and the likeliest token differ, change of P(FP32's token)."""
-        p, q = expected.double().log_softmax(-1), logits.double().log_softmax(-1)
-        gap = torch.where(p > -math.inf, p - q, torch.zeros_like(p))
-        kl = (p.exp() * (torch.expm1(-gap) + gap)).sum(-1)  # the formula of criteria/values.py
+        kl, _ = divergence(expected.double(), logits.double())
         chosen = self._scores(step, logits).argmax(-1) != tokens
-        change = (q.exp() - p.exp()).gather(-1, tokens[:, None])[:, 0]
+        ours, theirs = (x.double().softmax(-1).gather(-1, tokens[:, None])[:, 0] for x in (expected, logits))
         top = logits.argmax(-1) != expected.argmax(-1)
-        return torch.stack([kl, chosen.double(), top.double(), change])
+        return torch.stack([kl, chosen.double(), top.double(), theirs - ours])
 
 
 def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
