@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..criteria.criterion import Criterion
 from ..criteria.margins import WINDOW, count_replaced
 from ..criteria.values import divergence
 from ..isolation.answer import Around, answer
@@ -194,6 +195,22 @@ def stored_caches(
         beyond = sum(one.saturated_share for one in rounding) / len(rounding)
         result.append(StoredCache(stored, fixed, each, beyond, found))
     return tuple(result)
+
+
+def recommend_cache(
+    caches: Sequence[StoredCache], limits: Sequence[Criterion], plan: TokenComparison | None
+) -> str | None:
+    """The smallest cache that meets the limits of KL and of top tokens beside a plan; None without such limits.
+
+    Losses of cache and plan add up: exact to first order for KL if they are independent, and too much for flips.
+    """
+    for one in sorted(caches, key=lambda one: (one.fixed_bytes + one.bytes_per_token, one.generated.kl)):
+        both = [one.generated] if plan is None else [one.generated, plan]
+        values = {"kl": math.fsum(math.inf if x.kl is None else x.kl for x in both)}
+        values["top1"] = 1 - math.fsum(1 - (x.same_top or 0.0) for x in both)
+        if limits and all(limit.holds(values[limit.kind]) for limit in limits):
+            return one.stored
+    return None
 
 
 def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> TokenComparison:

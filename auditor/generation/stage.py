@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from ..criteria import criteria_of
+from ..criteria import Criterion, criteria_of
 from ..criteria.margins import margins_of
 from ..criteria.measure import Criteria, names_of
 from ..execution.policy import choice_from_scopes
@@ -29,7 +29,7 @@ from ..records.generation import Generation, PartShare, StoredCache
 from ..settings import Settings
 from ..stages import Stages
 from ..verify import Runs
-from .compare import Decoding, ReferenceTokens, expected_flips, figures, stored_caches
+from .compare import Decoding, ReferenceTokens, expected_flips, figures, recommend_cache, stored_caches
 from .decode import cannot_generate, prompts_of
 
 WEIGHTS = "weights, rounded"
@@ -39,7 +39,8 @@ WEIGHTS = "weights, rounded"
 class GenerationReference:
     """FP32's tokens for the calibration inputs, and for held-out inputs if there are any. folder: for their logits.
 
-    caches: comparisons of the FP32 model with itself with its cache in fewer bits.
+    caches: comparisons of the FP32 model with itself with its cache in fewer bits. limits: of the logits' KL and top
+    tokens.
     """
 
     folder: tempfile.TemporaryDirectory[str]
@@ -47,17 +48,18 @@ class GenerationReference:
     batches: Sequence[ReferenceTokens]
     held_out: Sequence[ReferenceTokens]
     caches: tuple[StoredCache, ...]
+    limits: tuple[Criterion, ...]
 
     @property
     def checks(self) -> Sequence[ReferenceTokens]:
         """The batches on which plans decode."""
         return self.held_out or self.batches
 
-    @property
-    def reference(self) -> Generation:
-        """The record of the tokens that FP32 generated."""
+    def record(self, plan: Plan | None) -> Generation:
+        """The tokens that FP32 generated, and the recommended cache. plan: the recommended one."""
+        cache = recommend_cache(self.caches, self.limits, plan.generated if plan is not None else None)
         texts, counted = sum(len(one.tokens) for one in self.checks), sum(int(one.counts.sum()) for one in self.checks)
-        return Generation(texts, self.decoding.steps, counted, self.decoding.temperature, caches=self.caches)
+        return Generation(texts, self.decoding.steps, counted, self.decoding.temperature, self.caches, cache)
 
     def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
         """The plans, with decoding results for those that meet the error budget."""
@@ -112,7 +114,8 @@ def generate_reference(
         raise cannot_generate(f"the first output of {subject.name} must be logits [prompts, tokens, vocabulary]")
     if not options.limits and options.metric is None:
         options = options.with_values(limits=tuple(criteria_of(f"{names[0]}: top1 >= {1 - options.max_error:.12g}")))
-    return subject, options, GenerationReference(folder, decoding, batches, held_out, caches)
+    limits = tuple(one for one in options.limits if one.speaks_of(names[0]) and one.measure_text in ("kl", "top1"))
+    return subject, options, GenerationReference(folder, decoding, batches, held_out, caches, limits)
 
 
 def parts_of(capture: Capture) -> dict[str, str]:

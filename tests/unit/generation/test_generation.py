@@ -11,9 +11,19 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.criteria import criteria_of
 from auditor.errors import AuditorError
-from auditor.generation.compare import CacheRounding, Decoding, ReferenceTokens, cached_tensors, expected_flips, figures
+from auditor.generation.compare import (
+    CacheRounding,
+    Decoding,
+    ReferenceTokens,
+    cached_tensors,
+    expected_flips,
+    figures,
+    recommend_cache,
+)
 from auditor.generation.decode import Prompts, prompts_of
+from auditor.records.generation import StoredCache, TokenComparison
 from tests.files.test_strangers import run
 from tests.support.refusing import refused
 from tests.support.thinned import thinned
@@ -248,6 +258,23 @@ def test_a_cache_in_fewer_bits_gives_what_a_loop_by_hand_gives() -> None:
     assert caches["bf16"].saturated == 0 < caches["int8"].saturated
 
 
+def test_the_recommended_cache_is_the_smallest_that_meets_the_limits_beside_the_plan() -> None:
+    plan = TokenComparison(0.004, same_top=0.98)
+    found = {"bf16": (2, 0.0, 1.0), "fp8_e4m3": (1, 0.003, 0.99), "int8": (1, 0.002, 0.985)}
+    caches = [StoredCache(x, 0.0, size, 0.0, TokenComparison(kl, same_top=top)) for x, (size, kl, top) in found.items()]
+    for text, alone, beside in [
+        ("kl <= 0.1", "int8", "int8"),  # of two of one size, the more accurate
+        ("kl <= 0.0055", "int8", "bf16"),  # 0.004 + 0.002 exceeds the limit
+        ("kl <= 0.001", "bf16", None),
+        ("top1 >= 0.97", "int8", "fp8_e4m3"),  # 1 - 0.02 - 0.015 violates the limit, 1 - 0.02 - 0.01 does not
+        ("kl <= 0.0055; top1 >= 0.99", "fp8_e4m3", None),
+    ]:
+        limits = criteria_of({"logits": text})
+        assert (recommend_cache(caches, limits, None), recommend_cache(caches, limits, plan)) == (alone, beside)
+        assert recommend_cache(caches, limits, TokenComparison(None, failure="no")) is None
+    assert recommend_cache(caches, (), plan) is None
+
+
 class Odd:
     """A cache of layers of which one has no keys, as the linear attention of hybrid models."""
 
@@ -293,9 +320,13 @@ def test_the_command_takes_text_and_verifies_in_a_fresh_process(
     assert code in (0, 1), errors
     plan = json.loads((tmp_path / "found" / "plan.json").read_text())
     assert len(plan["generation"].pop("caches")) == 3
+    assert plan["generation"].pop("recommended_cache") in ("fp8_e4m3", "int8")
     assert plan["generation"] == {"prompts": 2, "steps": 16, "tokens": 32, "temperature": 0.0}
     found = plan["plans"]["autocast_bf16"]["generated"]
     assert found["failure"] is None
     assert found["kl"] > 0
-    assert "FP32 continued 2 prompts by 16 tokens each" in said
-    assert "Divergence by position" in (tmp_path / "found" / "report.html").read_text()
+    assert "BF16 under autocast: KL" in said
+    page = (tmp_path / "found" / "report.html").read_text()
+    assert "FP32 continued 2 prompts by 16 tokens each" in page
+    assert "is the smallest within the limits beside BF16 under autocast. It adds" in page
+    assert "Divergence by position" in page
