@@ -1,7 +1,7 @@
 """Predicted token flips, and the parts they come from, against what is counted: `python -m benchmarks.tokens`.
 
 Three language models of characters, trained on Python's help topics: the transformer of examples/language, and a Llama and
-a GRU that are trained here in a minute each. Each plan decodes 64 held-out prompts x 160 tokens. Half of the prompts are
+a GRU that are trained here in a minute each. Each plan decodes 32 held-out prompts x 160 tokens. Half of the prompts are
 expected to flip within ln 2 / (predicted flips per token), as if flips were independent. Parts are then tried one by one in
 a run over FP32's text: only this part low, and all parts low but this one.
 """
@@ -32,7 +32,7 @@ from auditor.numerics.nodes import tensors_in
 from benchmarks.harness import Row, report
 from tests.support.subjects import measurement_of
 
-PROMPTS, LENGTH, STEPS = 64, 24, 160
+PROMPTS, LENGTH, STEPS = 32, 24, 160
 HERE = Path(__file__).resolve().parents[1]
 KL, TOP = Criterion("", "kl", 0.0), Criterion("", "top1", 1.0)
 BUDGETS = {"nothing kept": 0.1, "few flips": 0.002}
@@ -88,7 +88,7 @@ def text() -> tuple[Tensor, int]:
 
 
 def trained(make: Callable[[int], nn.Module], steps: int = 500) -> tuple[nn.Module, Tensor]:
-    """The model after some steps of Adam on nine tenths of the text, and prompts [64, 24] from the rest."""
+    """The model after some steps of Adam on nine tenths of the text, and prompts [32, 24] from the rest."""
     torch.manual_seed(0)
     ids, vocabulary = text()
     learned, held_out = ids[: -len(ids) // 10], ids[-len(ids) // 10 :]

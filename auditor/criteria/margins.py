@@ -9,6 +9,7 @@ e, since E<A e, d>^2 = d' A A' d.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,9 +25,8 @@ from .values import peak_of, rows
 
 KINDS = ("top1", "topk", "flips")
 
-TRIES, EXACT = 60, 1e-4
-"""Maximum number of steps in the search for the allowed change of the margins, and the precision of its exponent of
-two."""
+OCTAVE = 10_000
+"""Number of allowed changes of the margins, between a value and its double, that are told apart."""
 
 WINDOW = 8
 """Number of entries on either side of the boundary between chosen and other entries that may change places."""
@@ -68,24 +68,15 @@ class Margins:
 
     @cached_property
     def allowed_change(self) -> float:
-        """The change of the margins at which as many decisions flip as the limit allows.
+        """The largest change of the margins at which no more decisions flip than the limit allows.
 
-        Each step assumes that flips are proportional to the change; if a step does not converge, the interval is
-        halved. The result for only the nearest pair of each row is cheap to compute and too large, so it is the upper
-        end of the interval.
+        The result for only the nearest pair of each row is cheap to compute and too large, so the search ends there.
         """
         pair = replace(self, inside=None, outside=None)
-        low, high = -64.0, math.log2(pair.allowed_change) if self.inside is not None else 64.0
-        tried, last = high if self.inside is not None else 0.0, math.inf
-        for _ in range(TRIES):
-            flips = self.flips(2.0**tried)
-            low, high = (tried, high) if flips <= self.limit else (low, tried)
-            step = math.log2(self.limit / flips) if flips > 0 else math.inf
-            if abs(step) < EXACT or high - low < EXACT:
-                break
-            nears = low < tried + step < high and abs(step) < last / 2
-            tried, last = tried + step if nears else (low + high) / 2, abs(step) if nears else math.inf
-        return float(2.0**tried)
+        most = math.log2(pair.allowed_change) if self.inside is not None else 64.0
+        tried = range(-64 * OCTAVE, math.ceil(most * OCTAVE))
+        allowed = bisect_right(tried, self.limit, key=lambda n: self.flips(2.0 ** (n / OCTAVE)))
+        return float(2.0 ** (allowed / OCTAVE - 64))
 
     @cached_property
     def weights(self) -> torch.Tensor:
