@@ -113,7 +113,7 @@ def characters() -> tuple[nn.Module, Tensor]:
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "transformer": characters,
-    "Llama": lambda: trained(llama),
+    "Llama": lambda: trained(llama, steps=150),
     "GRU": lambda: trained(Gru),
 }
 
@@ -152,23 +152,23 @@ class Tried:
         return tensors_in(outputs)[0].detach()[:, LENGTH - 1 :]
 
 
-def plans_of(name: str, model: nn.Module, ids: Tensor) -> tuple[list[Row], dict[str, dict[str, float]]]:
-    """Every plan's flips, predicted and counted; {format: {part: share}} of the cast that keeps nothing."""
+def plans_of(name: str, model: nn.Module, ids: Tensor, budget: str) -> tuple[list[Row], dict[str, dict[str, float]]]:
+    """Every plan's flips, predicted and counted; {format: {part: share}} of casts."""
     rows, shares = list[Row](), dict[str, dict[str, float]]()
-    for budget, most in BUDGETS.items():
-        audit = auditor.audit(model, {"input_ids": ids} if name == "Llama" else ids, generate=STEPS, max_error=most)
-        assert audit.generation is not None
-        for plan in audit.plans.values():
-            if (found := plan.generated) is None or found.flips is None or plan.name == "fp32":
-                continue
-            inside = found.flips_low <= (found.predicted_flips or 0.0) <= found.flips_high  # type: ignore[operator]
-            flips = {"flips": found.flips, "low": found.flips_low, "high": found.flips_high}
-            row = {"model": name, "plan": f"{plan.name}, {budget}", "tokens": audit.generation.tokens, "kl": found.kl}
-            row |= flips | {"predicted": found.predicted_flips, "inside": "yes" if inside else "no"}
-            expected = 1000 * math.log(2) / (found.predicted_flips or math.inf)
-            rows.append(row | {"first": found.first_flip or "none", "expected": expected})
-            if plan.strategy == "cast" and budget in list(BUDGETS)[:1]:
-                shares[plan.format] = {one.part: one.share for one in found.parts}
+    inputs = {"input_ids": ids} if name == "Llama" else ids
+    audit = auditor.audit(model, inputs, generate=STEPS, max_error=BUDGETS[budget])
+    assert audit.generation is not None
+    for plan in audit.plans.values():
+        if (found := plan.generated) is None or found.flips is None or plan.name == "fp32":
+            continue
+        inside = found.flips_low <= (found.predicted_flips or 0.0) <= found.flips_high  # type: ignore[operator]
+        flips = {"flips": found.flips, "low": found.flips_low, "high": found.flips_high}
+        row = {"model": name, "plan": f"{plan.name}, {budget}", "tokens": audit.generation.tokens, "kl": found.kl}
+        row |= flips | {"predicted": found.predicted_flips, "inside": "yes" if inside else "no"}
+        expected = 1000 * math.log(2) / (found.predicted_flips or math.inf)
+        rows.append(row | {"first": found.first_flip or "none", "expected": expected})
+        if plan.strategy == "cast":
+            shares[plan.format] = {one.part: one.share for one in found.parts}
     return rows, shares
 
 
@@ -195,14 +195,14 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL", help=f"of {', '.join(MODELS)}")
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    plans, parts = list[Row](), list[Row]()
     for name in parser.parse_args().models:
-        model, ids = MODELS[name]()
-        found, shares = plans_of(name, model, ids)
-        plans += found
-        report("tokens_plans", plans, PLANS)
-        parts += parts_tried(name, model, ids, shares)
-        report("tokens_parts", parts, PARTS)
+        plans, (model, ids) = list[Row](), MODELS[name]()
+        for budget in BUDGETS:
+            found, shares = plans_of(name, model, ids, budget)
+            plans += found
+            report(f"tokens_{name.lower()}_plans", plans, PLANS)
+            if budget == "nothing kept":
+                report(f"tokens_{name.lower()}_parts", parts_tried(name, model, ids, shares), PARTS)
 
 
 if __name__ == "__main__":
