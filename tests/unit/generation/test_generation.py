@@ -2,7 +2,8 @@
 
 import json
 import math
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,8 @@ from auditor.generation.compare import (
     recommend_cache,
 )
 from auditor.generation.decode import Prompts, prompts_of
+from auditor.isolation.answer import Around
+from auditor.isolation.tensors import plain_torch
 from auditor.records.generation import StoredCache, TokenComparison
 from tests.files.test_strangers import run
 from tests.support.refusing import refused
@@ -273,6 +276,32 @@ def test_the_recommended_cache_is_the_smallest_that_meets_the_limits_beside_the_
         assert (recommend_cache(caches, limits, None), recommend_cache(caches, limits, plan)) == (alone, beside)
         assert recommend_cache(caches, limits, TokenComparison(None, failure="no")) is None
     assert recommend_cache(caches, (), plan) is None
+
+
+def test_the_losses_of_a_plan_and_of_a_cache_add_up(tmp_path: Path) -> None:
+    ids = torch.randint(5, WORDS, (24, 12), generator=torch.Generator().manual_seed(2))
+    model, decoding = llama(), Decoding(24, 0.0, 0)
+    one = decoding.reference(model, prompts_of(model, ((), {"input_ids": ids})), tmp_path / "logits.pt", nullcontext)
+
+    @contextmanager
+    def in_bf16() -> Iterator[None]:
+        with auditor.emulate("cuda"), torch.autocast("cuda", torch.bfloat16):
+            yield
+
+    class Plainly(CacheRounding):
+        def __call__(self, state: object) -> None:
+            with plain_torch():
+                super().__call__(state)
+
+    def compared(around: Around, stored: str | None) -> TokenComparison:
+        store = Plainly(stored, len(ids)) if stored else lambda _: None
+        return figures([one], {"cached": decoding.compare(model, [one], around, store)["cached"]})
+
+    plan = compared(in_bf16, None)
+    for stored in ("fp8_e4m3", "int8"):
+        cache, both = compared(nullcontext, stored), compared(in_bf16, stored)
+        assert both.kl == pytest.approx(plan.kl + cache.kl, rel=0.15)
+        assert both.flips <= plan.flips + cache.flips
 
 
 class Odd:
