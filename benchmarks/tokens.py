@@ -14,6 +14,7 @@ import os
 import pydoc_data.topics
 import runpy
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +59,15 @@ class Gru(nn.Module):
         return self.head(hidden), state
 
 
-def llama(vocabulary: int) -> nn.Module:
+def llama(vocabulary: int, width: int = 128, layers: int = 4) -> nn.Module:
     import transformers
 
     return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=vocabulary,
-            hidden_size=128,
-            intermediate_size=352,
-            num_hidden_layers=4,
+            hidden_size=width,
+            intermediate_size=11 * width // 4,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             max_position_embeddings=256,
             bos_token_id=None,
@@ -113,7 +114,7 @@ def characters() -> tuple[nn.Module, Tensor]:
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "transformer": characters,
-    "Llama": lambda: trained(llama, steps=150),
+    "Llama": lambda: trained(partial(llama, width=64, layers=2), steps=300),
     "GRU": lambda: trained(Gru),
 }
 
