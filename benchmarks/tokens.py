@@ -25,7 +25,7 @@ import auditor
 from auditor.criteria.criterion import Criterion
 from auditor.criteria.values import value
 from auditor.execution.execute import Executor, Run, SomeLow
-from auditor.generation.stage import WEIGHTS, parts_of
+from auditor.generation.stage import parts_of
 from auditor.measure.alone import rounder
 from auditor.measure.measure import Measurement
 from auditor.numerics.casting import widen
@@ -180,7 +180,7 @@ def parts_tried(name: str, model: nn.Module, ids: Tensor, shares: dict[str, dict
     rows = list[Row]()
     for format, stated in shares.items():
         tried = Tried(measured, format)
-        every = set(tried.of.values()) - {WEIGHTS}
+        every = {tried.of[name] for name in measured.capture.nodes}
         kl, flips = tried(every)
         about = {"model": name, "format": format}
         rows.append(about | dict(zip(PARTS, (name, format, "all", 1.0, kl, flips, 0.0, 0.0), strict=True)))

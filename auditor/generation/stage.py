@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -15,13 +15,14 @@ from pathlib import Path
 import torch
 from torch import fx
 
+from ..capture.paths import reach
 from ..criteria import Criterion, criteria_of
 from ..criteria.margins import margins_of
 from ..criteria.measure import Criteria, names_of
 from ..execution.policy import choice_from_scopes
 from ..folder import OWN
 from ..isolation.answer import answer
-from ..numerics.nodes import row_of, tensors_in
+from ..numerics.nodes import readers, row_of, tensors_in
 from ..plan.problem import Problem
 from ..plan.workbench import Workbench
 from ..records import Batch, Capture, Plan, Subject
@@ -32,7 +33,7 @@ from ..verify import Runs
 from .compare import Decoding, ReferenceTokens, expected_flips, figures, recommend_cache, stored_caches
 from .decode import cannot_generate, prompts_of
 
-WEIGHTS = "weights, rounded"
+REST = "activations and the rest"
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,19 @@ def generate_reference(
 
 
 def parts_of(capture: Capture) -> dict[str, str]:
-    """{node or placeholder: its part}: by its row in the table of operations, and by the operations that read it."""
+    """{node or placeholder: its part}: by its row in the table of operations, and by the operations that read it; a
+    weight belongs to the last part that reads it."""
     nodes = list(capture.graph_module.graph.nodes)
-    rotary, cached, routed = set[fx.Node](), set[fx.Node](), set[fx.Node]()
+    varying = {placeholder.name for placeholder in capture.placeholders if placeholder.kind in ("input", "parameter")}
+    rotary, angles, cached, routed = set[fx.Node](), set[fx.Node](), set[fx.Node](), set[fx.Node]()
     for node in nodes:
         row = row_of(node)
         if row.wave or (not (row.product or row.attention) and rotary & set(node.all_input_nodes)):
             rotary.add(node)
+        if row.wave and node not in angles:
+            upstream = reach([node], lambda at: at.all_input_nodes)
+            floats = (x for at in upstream if at.name in varying for x in tensors_in(at.meta.get("val")))
+            angles.update([] if any(x.is_floating_point() for x in floats) else upstream)  # of positions alone
         if row.attention:
             for source in node.all_input_nodes[1:3]:
                 cached.update(_through(source))
@@ -137,20 +144,21 @@ def parts_of(capture: Capture) -> dict[str, str]:
                     routed.update(_of_product(source))
     head = set(_through(next((n for n in nodes if n.name == capture.outputs[0]), nodes[-1])))
     result = {}
-    for node in nodes:
+    for node in (node for node in nodes if node.op == "call_function"):
         row, owner = row_of(node), capture.nodes.get(node.name)
         parts = {
-            WEIGHTS: node.op != "call_function",
             "head": node in head,
             "router": node in routed,
             "keys and values": node in cached,
             "norms": row.normalizes or (owner is not None and "norm" in owner.owner_type.lower()),
             "softmax and attention": row.attention or row.distribution,
-            "linear layers": row.product or row.embedding or row.recurrent,
-            "rotary tables": node in rotary,
+            "linear layers": (row.product or row.embedding or row.recurrent) and node not in angles,
+            "rotary tables": node in rotary or node in angles,
             "residual sums": row.sum,
         }
-        result[node.name] = next((part for part, is_one in parts.items() if is_one), "activations and the rest")
+        result[node.name] = next((part for part, is_one in parts.items() if is_one), REST)
+    for node in (node for node in nodes if node.name not in result):
+        result[node.name] = next((result[one.name] for one in reversed([*readers(node)])), REST)
     return result
 
 
@@ -175,13 +183,13 @@ def _of_product(node: fx.Node) -> list[fx.Node]:
 def shares(problem: Problem, plan: Plan, flips: Callable[[float], float | None]) -> tuple[float, tuple[PartShare, ...]]:
     """A plan's first-order error, and each part's share of its square. flips: converts an error to expected flips."""
     resolution = problem.resolve(choice_from_scopes(plan.scopes))
-    of, squares, counts = parts_of(problem.capture), defaultdict[str, float](float), defaultdict[str, int](int)
+    of, squares, counts = parts_of(problem.capture), defaultdict[str, float](float), Counter[str]()
     each = [(name, problem.node_square(resolution, name)) for name in problem.capture.nodes]
+    counts.update(of[name] for name, square in each if 0 < square < math.inf)
     each += [(name, problem.cast_square(resolution, name)) for name in problem.rounded_values(resolution)]
     for name, square in each:
-        if square > 0 and math.isfinite(square):
+        if 0 < square < math.inf:
             squares[of[name]] += square
-            counts[of[name]] += 1
     total = sum(squares.values())
     found = [
         PartShare(part, square / total, counts[part], flips(math.sqrt(max(total - square, 0.0))))

@@ -24,11 +24,13 @@ from auditor.generation.compare import (
     recommend_cache,
 )
 from auditor.generation.decode import Prompts, prompts_of
+from auditor.generation.stage import parts_of
 from auditor.isolation.answer import Around
 from auditor.isolation.tensors import plain_torch
 from auditor.records.generation import StoredCache, TokenComparison
 from tests.files.test_strangers import run
 from tests.support.refusing import refused
+from tests.support.subjects import capture_of
 from tests.support.thinned import thinned
 
 transformers = pytest.importorskip("transformers")
@@ -202,6 +204,35 @@ def test_flips_are_predicted_and_are_where_the_plan_leaves_fp32s_text(temperatur
         assert sum(part.share for part in found.parts) == pytest.approx(1.0)
         assert {"head", "norms", "linear layers"} <= {part.part for part in found.parts}
         assert found.one_pass_kl == pytest.approx(found.kl, rel=0.05)  # a CPU that emulates: sums in another order
+
+
+class Waves(nn.Module):
+    """Sines of a linear layer, which are no tables of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).sin())
+
+
+def test_a_weight_belongs_to_the_part_that_reads_it_and_frequencies_to_the_tables() -> None:
+    def parts(model: nn.Module, x: Tensor, **given: bool) -> dict[str, str]:
+        capture = capture_of(model, x, **given)
+        of = parts_of(capture)
+        return {one.fqn: of[one.name] for one in capture.placeholders}
+
+    model = llama()
+    found, block = parts(model, IDS, use_cache=False), "model.layers.0"
+    assert found["model.rotary_emb.inv_freq"] == "rotary tables"
+    assert found[f"{block}.self_attn.v_proj.weight"] == "keys and values"
+    assert found[f"{block}.self_attn.q_proj.weight"] == found[f"{block}.mlp.up_proj.weight"] == "linear layers"
+    assert found[f"{block}.input_layernorm.weight"] == "norms"
+    assert (found["lm_head.weight"], found["model.embed_tokens.weight"]) == ("head", "linear layers")
+    model.lm_head.weight = model.model.embed_tokens.weight
+    assert parts(model, IDS, use_cache=False)["model.embed_tokens.weight"] == "head"
+    assert parts(Waves(), torch.randn(2, 4))["up.weight"] == "linear layers"
 
 
 @pytest.mark.slow
