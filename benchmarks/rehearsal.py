@@ -33,8 +33,8 @@ from tests.rehearsal.cases import CASES, Case, Way, plain
 ORDERS, SKIPPED, MARGIN = 3, 0.02, 0.02
 """Other orders of the batches; share of the steps that may be skipped; share of FP32's progress, and of its weights' norm,
 that is added to how far apart the orders are."""
-SLOW = {"accumulation_over_many": (20, 4)}
-"""{case: steps by hand, and rehearsed}, where a step has hundreds of passes."""
+SLOW = {"accumulation_over_many": (20, 4), "minilm_l6": (60, 30)}
+"""{case: steps by hand, and rehearsed}, where a step has hundreds of passes, or millions of parameters."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _processor_time() -> float:
 
 
 def real() -> dict[str, Case]:
-    """Examples that learn from real data."""
+    """Models that learn from real data: three from scratch, the last from the weights that a package has."""
 
     def maker(name: str) -> Callable[..., Any]:
         def make(way: Way | None = None) -> Any:
@@ -159,7 +159,7 @@ def real() -> dict[str, Case]:
 
         return make
 
-    names = ("01_digits_attention", "04_digits_resnet", "03_handwritten_transformer")
+    names = ("01_digits_attention", "04_digits_resnet", "03_handwritten_transformer", "minilm_l6")
     return {name: Case(maker(name), "") for name in names}
 
 
