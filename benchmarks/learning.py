@@ -24,7 +24,19 @@ from benchmarks.trained_models import sentence_encoder
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 BATCH, LENGTH = 32, 64
-MODULES = ("argparse", "ast", "asyncio", "inspect", "logging", "math", "shutil", "ssl", "statistics", "tarfile", "typing")
+MODULES = (
+    "argparse",
+    "ast",
+    "asyncio",
+    "inspect",
+    "logging",
+    "math",
+    "shutil",
+    "ssl",
+    "statistics",
+    "tarfile",
+    "typing",
+)
 """Modules of Python whose docstrings are told apart."""
 
 Batch = tuple[Tensor, Tensor]

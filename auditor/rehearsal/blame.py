@@ -48,7 +48,7 @@ class Trail(Handler):
         number = len(self.operations)
         place = written_at(self._outermost)
         name = str(getattr(op, "_opname", None) or getattr(op, "__name__", op))
-        self.operations.append((name, [LOSS, *self._modules][-1], line_of(place.place) if place else ""))
+        self.operations.append((name, (self._modules or [LOSS])[-1], line_of(place.place) if place else ""))
         for x in tensors_in((args, kwargs)):
             if (source := getattr(x, "_made_by", None)) is not None:
                 self.readers[source].append(number)

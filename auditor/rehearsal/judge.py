@@ -10,6 +10,7 @@ from typing import Any
 
 from ..numerics.formats import label
 from ..training.step import LOSS
+from .remedies import title_of
 from .result import NonFiniteStep, Recipe, RecipeProblem, RecipeRun
 
 Runs = Mapping[str, RecipeRun]
@@ -75,7 +76,7 @@ def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
         said = f"its gradients differ from FP32's by {whole:.1%} after {run.backward_passes} backward passes, and"
         said += f" by {wide.late(wide.errors) or 0.0:.1%} where they are summed in FP32"
         yield RecipeProblem(name, "sums-rounded", said)
-    error, noise = run.late(run.errors), fp32.late(fp32.noise) or 0.0
+    error, noise = run.late(run.errors), fp32.late(fp32.errors) or 0.0
     if error is not None and error > max(OFF, noise / 4):
         worst = max(run.parameters, key=lambda p: run.late(run.parameters[p].error) or 0.0)
         said = f"its gradients differ from FP32's by {error:.0%}, most in {worst}; those of two batches differ by {noise:.0%}"
@@ -126,33 +127,30 @@ def _variants(run: RecipeRun, problems: Mapping[str, RecipeProblem]) -> Iterator
     def variant(suffix: str, title: str, **how: Any) -> Recipe:
         return replace(own, name=f"{own.name}_{suffix}", title=title, repairs=own.name, **how)
 
-    if own.stored and problems and not ("not-finite" in problems and own.format == "bf16"):
-        titles = {"fp32_master_weights": f"{low} with FP32 master weights"}
-        if own.format == "bf16":
-            titles |= {"stochastic_rounding": "BF16 with stochastic rounding", "kahan_sums": "BF16 with Kahan sums"}
-        for remedy, title in titles.items():
-            yield variant(remedy, title, remedies=(remedy,))
-    if own.stored and run.backward_passes >= PASSES:
-        title = f"{own.title}, gradients summed in FP32"
-        yield variant("fp32_accumulation", title, remedies=("fp32_accumulation",))
+    remedies = ["fp32_accumulation"] if run.backward_passes >= PASSES else []
+    if own.format == "fp16" and problems:
+        remedies += ["fp32_master_weights"]
+    elif problems and "not-finite" not in problems:
+        remedies += ["fp32_master_weights", "stochastic_rounding", "kahan_sums"]
+    for remedy in remedies if own.stored else ():
+        yield variant(remedy, f"{low} with {title_of(remedy)}", remedies=(remedy,))
     if own.stored and own.format == "fp16" and problems:
         yield variant("eps", f"{own.title}, eps = 1e-4", eps=1e-4)
     kinds = ("steps-skipped", "not-finite", "gradients-off")
     places = [place for kind in kinds if kind in problems and (place := problems[kind].module)]
+    whole = {"": {"precision": own.format}, **own.scopes}
     if not own.stored and LOSS in places:
-        yield variant("loss_in_fp32", f"{own.title}, the loss in FP32", loss_in_fp32=True)
-    islands = dict.fromkeys((place for place in places if place != LOSS), "fp32")
+        yield variant("loss_in_fp32", f"{own.title}, the loss in FP32", loss_in_fp32=True, scopes=whole)
+    islands = {place: {"precision": "fp32"} for place in places if place != LOSS}
     if not own.stored and islands:
-        yield variant("islands", f"{own.title}, {', '.join(islands)} in FP32", scopes={**own.scopes, **islands})
+        yield variant("islands", f"{own.title}, {', '.join(islands)} in FP32", scopes={**whole, **islands})
 
 
 def recommend(runs: Runs, problems: Sequence[RecipeProblem]) -> tuple[str, str]:
     """The name of the recommended recipe, with the reason in a sentence or two."""
     broken = {problem.recipe for problem in problems}
     holding = [name for name in runs if name not in broken and name != "fp32"]
-    ordered = [name for name in PREFERRED if name in holding]
-    ordered += [n for n in holding if n not in ordered and not runs[n].recipe.stored]
-    ordered += [n for n in holding if n not in ordered]
+    ordered = sorted(holding, key=lambda name: ([*PREFERRED, name].index(name), runs[name].recipe.stored))
     fp32 = runs["fp32"]
     if not ordered:
         return "fp32", f"Train in FP32: every other recipe has a problem. The final loss is {fp32.last_loss():.4g}."

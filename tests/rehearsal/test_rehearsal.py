@@ -1,5 +1,6 @@
 """A rehearsal finds what was planted, repairs it, says nothing of steps without a fault, and leaves everything as it was."""
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 import auditor
 from auditor.errors import AuditorError
+from auditor.records import ScopeChoice
 from auditor.rehearsal.remedies import REMEDIES, code_of, repair
 from tests.rehearsal.cases import CASES, Made, classes, mlp, plain
 from tests.support.refusing import refused
@@ -131,6 +133,43 @@ def test_a_step_with_regions_and_a_scaler_of_its_own_is_rehearsed_where_they_are
     assert torch.allclose(losses["fp16_autocast"], losses["fp32"], rtol=5e-3)
     assert not torch.equal(losses["bf16_autocast"], losses["fp32"])
     assert torch.allclose(losses["bf16_autocast"], losses["fp32"], rtol=5e-2)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_plan_is_rehearsed_with_its_own_scopes_against_fp32(precision: str) -> None:
+    model = mlp(16, 32, 4)
+    plan = auditor.audit(model, torch.randn(8, 16), formats=["bf16"]).plans["autocast_bf16"]
+    plan = dataclasses.replace(plan, scopes={"": ScopeChoice(precision)})
+    step = plain(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    run = auditor.rehearse(step, classes(4), 3, plan=plan, remedies=False).runs["plan"]
+    assert all(error == 0 if precision == "fp32" else error > 1e-3 for error in run.errors)
+    assert (len(run.errors), run.failure) == (3, None)
+
+
+def test_sparse_gradients_and_a_gradient_penalty_are_unscaled_once() -> None:
+    torch.manual_seed(0)
+    table, head = nn.Embedding(50, 16, sparse=True), mlp(16, 4)
+    head[0].bias.requires_grad_(False)
+    optimizer = torch.optim.SGD([*table.parameters(), *head.parameters()], lr=0.1)
+
+    def step(ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        x = table(ids)
+        loss = F.cross_entropy(head(x), y)
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + 10 * gradient.square().sum()).backward()
+        optimizer.step()
+        head[0].bias.requires_grad_(True)
+        return loss
+
+    found = auditor.rehearse(step, [(torch.randint(50, (32,)), torch.randint(4, (32,)))], 4, remedies=False)
+    run = found.runs["fp16_autocast"]
+    assert (run.failure, run.skipped, set(run.parameters)) == (
+        None,
+        [],
+        {"Embedding.weight", "Sequential.0.weight", "Sequential.0.bias"},
+    )
+    assert all(error is not None and error < 5e-3 for error in run.errors)
 
 
 def test_everything_comes_back_as_it_was() -> None:
