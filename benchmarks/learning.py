@@ -101,11 +101,15 @@ def _text(module: ModuleType) -> Callable[[int], Iterator[Batch]]:
 
 
 class Topics(nn.Module):
-    """A sentence encoder with a new layer that says which module a docstring is from; token ids [n, t] -> [n, modules]."""
+    """A sentence encoder, its table of words frozen, with a new layer that says which module a docstring is from.
+
+    Token ids [n, t] -> [n, modules].
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.encoder, _ = sentence_encoder()
+        self.encoder.embeddings.word_embeddings.requires_grad_(False)
         self.head = nn.Linear(384, len(MODULES))
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -122,7 +126,7 @@ def _docstrings(seed: int) -> Iterator[Batch]:
     ]
     generator = torch.Generator().manual_seed(seed)
     while True:
-        rows = [known[i] for i in torch.randint(len(known), (BATCH // 4,), generator=generator).tolist()]
+        rows = [known[i] for i in torch.randint(len(known), (BATCH // 8,), generator=generator).tolist()]
         ids, _ = tokens(*(text for text, _ in rows))
         yield ids, torch.tensor([label for _, label in rows])
 

@@ -33,7 +33,7 @@ from tests.rehearsal.cases import CASES, Case, Way, plain
 ORDERS, SKIPPED, MARGIN = 3, 0.02, 0.02
 """Other orders of the batches; share of the steps that may be skipped; share of FP32's progress, and of its weights' norm,
 that is added to how far apart the orders are."""
-SLOW = {"accumulation_over_many": (20, 4), "minilm_l6": (60, 30)}
+SLOW = {"accumulation_over_many": (20, 4), "minilm_l6": (24, 12)}
 """{case: steps by hand, and rehearsed}, where a step has hundreds of passes, or millions of parameters."""
 
 

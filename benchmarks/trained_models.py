@@ -90,7 +90,7 @@ def sentence_encoder() -> tuple[nn.Module, Callable[..., Args]]:
     tokenizer = BertTokenizerFast.from_pretrained(place)
 
     def tokens(*sentences: str) -> Args:
-        found = tokenizer(list(sentences), padding=True, truncation=True, max_length=32, return_tensors="pt")
+        found = tokenizer(list(sentences), padding=True, truncation=True, max_length=24, return_tensors="pt")
         return found["input_ids"], found["attention_mask"]
 
     return BertModel.from_pretrained(place, attn_implementation="sdpa"), tokens

@@ -61,7 +61,7 @@ class ParameterSeries:
 
     error: relative L2 error of the gradient against FP32's at the same weights and batch; in an FP32 run the difference
     between the gradients of two batches, over sqrt(2). Shares of entries: zero_gradient: the gradient is zero;
-    unchanged: it is not zero, but the update changes nothing; decay_lost: weight decay changes nothing;
+    updates_lost: it is not zero, but the update changes nothing; decay_lost: weight decay changes nothing;
     second_moment_stuck: Adam's second moment should change by over a hundredth, but does not; second_moment_zero: the
     second moment is zero although the gradient is not.
     """
@@ -70,7 +70,7 @@ class ParameterSeries:
     group: int
     error: Series = field(default_factory=list)
     zero_gradient: Series = field(default_factory=list)
-    unchanged: Series = field(default_factory=list)
+    updates_lost: Series = field(default_factory=list)
     decay_lost: Series = field(default_factory=list)
     second_moment_stuck: Series = field(default_factory=list)
     second_moment_zero: Series = field(default_factory=list)
@@ -100,6 +100,11 @@ class RecipeRun:
         """The mean over the last third of a series."""
         known = [x for x in series[-max(len(series) // 3, 1) :] if x is not None]
         return sum(known) / len(known) if known else None
+
+    @property
+    def error(self) -> float:
+        """The gradient error late in the run; 0 if not measured."""
+        return self.late(self.errors) or 0.0
 
     def share(self, what: str) -> float | None:
         """The share `what` of the entries of all parameters, late in the run."""

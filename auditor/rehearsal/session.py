@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +101,7 @@ class Session:
         self._names: dict[int, str] = {}
         self._calls: list[str] = []
         self._used = set[int]()
-        self._unscaled, self._accumulates = set[nn.Parameter](), False
+        self._unscaled, self._pass = set[nn.Parameter](), ""
         self._stored: torch.dtype | None = None
         self._losses: list[float] = []
         self._broken: list[torch.Tensor] | None = None  # after a non-finite step: the weights before it, to search it
@@ -226,7 +226,7 @@ class Session:
             enter = vars(_Autocast)["__enter__"]
 
             def enter_region(region: Any) -> Any:
-                if not self._calls and getattr(region, "_meant", region._enabled):
+                if not self._calls and not self._pass and getattr(region, "_meant", region._enabled):
                     self.scene.own_regions = True
                     region._enabled = region._meant = regional
                     region.fast_dtype = dtype if regional else region.fast_dtype
@@ -248,24 +248,35 @@ class Session:
         return widen(result) if outermost and self.recipe.loss_in_fp32 else result
 
     def _backward(self, original: Callable[..., None], tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if self._pass:  # a checkpoint's, inside another
+            return original(tensors, *args, **kwargs)
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         self.scene.backward_passes += 1
         self._losses += [float(x.detach()) for x in roots if x.numel() == 1]
         for p in self.parameters.values() if self.scale is not None else ():
             if p.requires_grad and p not in self._unscaled:
                 self._unscaled.add(p)
-                p.register_hook(lambda g: g / self._factor if self._accumulates else g)  # type: ignore[no-untyped-call]
-        self._accumulates = True
-        with _outside():
-            original([x * self._factor for x in roots] if self.scale is not None else roots, *args, **kwargs)
-        self._accumulates = False
+                p.register_hook(self._unscale)  # type: ignore[no-untyped-call]
+        with self._in_pass("backward"):
+            return original([x * self._factor for x in roots] if self.scale is not None else roots, *args, **kwargs)
 
     def _grad(self, original: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        with _outside():
+        with self._in_pass("grad"):
             if self.scale is None:
                 return original(outputs, *args, **kwargs)
             scaled = over_tensors(lambda x: x * self._factor, outputs)
             return over_tensors(lambda g: g / self._factor, original(scaled, *args, **kwargs))
+
+    @contextmanager
+    def _in_pass(self, kind: str) -> Iterator[None]:
+        """Context for a backward pass: outside autocast. kind: backward | grad."""
+        before, self._pass = self._pass, kind
+        with torch.autocast("cuda", enabled=False):
+            yield
+        self._pass = before
+
+    def _unscale(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient / self._factor if self._pass == "backward" else gradient
 
     @property
     def _factor(self) -> torch.Tensor:
@@ -282,8 +293,8 @@ class Session:
                 f"{kind}.step gets a closure, which may run the model repeatedly: rehearse another optimizer"
             )
         self._used.add(id(optimizer))
-        self._region = _outside()
-        self._region.__enter__()
+        self._region = torch.autocast("cuda", enabled=False)
+        self._region.__enter__()  # type: ignore[no-untyped-call]
         own = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         with plain_torch():
             if all(bool(p.grad.to_dense().isfinite().all()) for p in own):
@@ -345,8 +356,3 @@ class Session:
         recipe, self.recipe, self.scale = self.recipe, FP32, None
         if recipe.stored:
             self._store(torch.float32)
-
-
-def _outside() -> AbstractContextManager[Any]:
-    """A context outside autocast, for backward passes and optimizers."""
-    return torch.autocast("cuda", enabled=False)

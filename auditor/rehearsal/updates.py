@@ -49,7 +49,7 @@ class Updates:
             wide = bool({*self.result.recipe.remedies} - {"fp32_accumulation"})
             moved, now = grad != 0, _second_moment(optimizer, p)
             row.zero_gradient.append(_share(~moved))
-            row.unchanged.append(None if wide else _share((p == before)[moved]))
+            row.updates_lost.append(None if wide else _share((p == before)[moved]))
             row.decay_lost.append(_decay_lost(before.float() if wide else before, grad, group, type(optimizer)))
             stuck = None
             if moment is not None and now is not None:

@@ -14,7 +14,7 @@ from .words import count, or_blank, percent, ratio
 POINTS, WORST = 120, 12
 """Points of a curve, and parameters in a table."""
 SHARES = (
-    ("unchanged", "Updates lost"),
+    ("updates_lost", "Updates lost"),
     ("decay_lost", "Decay lost"),
     ("second_moment_stuck", "2nd moment stuck"),
 )
@@ -37,8 +37,8 @@ def overview(result: Rehearsal) -> list[Block]:
     if zero := [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}]:
         said = f"{', '.join(zero[:4])}{f' and {len(zero) - 4} more' if zero[4:] else ''}"
         page.append(Prose("Gradients", (f"Gradients that were zero in every sampled step: {said}.",)))
-    if (noise := fp32.late(fp32.errors)) is not None:
-        text = f"FP32's own gradients differ by {percent(noise)} between batches; much smaller errors matter less."
+    if fp32.error:
+        text = f"FP32's own gradients differ by {percent(fp32.error)} between batches; much smaller errors matter less."
         page.append(Prose("Noise", (text,)))
     emulated = f"A CPU emulated a GPU. Problems that appear after {count(result.steps, 'step')} are not detected."
     return [*page, Prose("Caution", (emulated,), "warning")]
