@@ -1,6 +1,7 @@
 """What a rehearsal says of planted problems, clean steps and real models, held against training by hand for many more steps.
 
 python -m benchmarks.rehearsal [--steps 500] [--rehearsed 80] [CASE ...]
+python -m benchmarks.rehearsal --cost
 
 Training by hand uses nothing of the rehearsal: the step is written for each recipe with torch's own autocast and GradScaler
 (`tests/rehearsal/cases.py`, Way) and runs under `auditor.emulate("cuda")`. A recipe trains as well as FP32 where its last
@@ -22,12 +23,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 import auditor
 from auditor.numerics.formats import dtype_of
 from auditor.rehearsal.remedies import code_of
 from auditor.rehearsal.result import Recipe
-from benchmarks.learning import fresh, task
+from benchmarks.learning import fresh, next_character, task
 from tests.rehearsal.cases import CASES, Case, Way, plain
 
 ORDERS, SKIPPED, MARGIN = 3, 0.02, 0.02
@@ -167,13 +169,41 @@ def real() -> dict[str, Case]:
     return {name: Case(maker(name), "") for name in names}
 
 
+def cost(steps: int = 100) -> None:
+    """Processor seconds of every recipe of a transformer with ten million parameters, and as a multiple of the FP32 steps alone."""
+    torch.manual_seed(0)
+    layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 8, batch_first=True), 3)
+    model = nn.Sequential(nn.Embedding(1024, 512), layers, nn.Linear(512, 1024))
+    ids = [torch.randint(1024, (8, 33)) for _ in range(8)]
+    step = plain(model, torch.optim.AdamW(model.parameters(), lr=1e-4), next_character)
+    batches, began = [(x[:, :-1], x[:, 1:]) for x in ids], dict[str, float]()
+
+    def note(stage: str, title: str, done: int, total: int) -> None:
+        began.setdefault(title, _processor_time())  # of the recipes before: a process counts once it has ended
+
+    auditor.rehearse(step, batches, steps, remedies=False, progress=note)
+    times = [*began.values(), _processor_time()]
+    for batch in itertools.islice(itertools.cycle(batches), steps):
+        step(*batch)
+    alone = _processor_time() - times[-1]
+    print(
+        f"{steps} steps in FP32, not rehearsed: {alone:.0f} s\n\n| recipe | seconds | times the steps |\n|---|---|---|"
+    )
+    for title, (start, end) in zip(began, itertools.pairwise(times), strict=True):
+        print(f"| {title} | {end - start:.0f} | {(end - start) / alone:.1f} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--rehearsed", type=int, default=80)
+    parser.add_argument("--cost", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.cost:
+        cost()
+        return
     print(
         "| step | recommended | trains as FP32 | planted shows | remedy repairs | missed | feared | seconds: rehearsed, trained |"
     )

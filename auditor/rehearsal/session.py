@@ -98,6 +98,7 @@ class Session:
         self.recipe, self.scene, self.step = recipe, scene, step
         self.result, self.scale, self._good = RecipeRun(recipe), recipe.scale, 0
         self.parameters: dict[str, nn.Parameter] = {}
+        self._roots: dict[str, nn.Module] = {}
         self._names: dict[int, str] = {}
         self._calls: list[str] = []
         self._used = set[int]()
@@ -161,8 +162,8 @@ class Session:
         """Convert the model and the optimizers as the recipe requires."""
         self._patch()
         recipe, trained = self.recipe, self.scene.group_numbers
-        self.result.backward_passes = self.scene.backward_passes
-        for prefix, root in self.scene.roots().items():
+        self.result.backward_passes, self._roots = self.scene.backward_passes, self.scene.roots()
+        for prefix, root in self._roots.items():
             for path, module in root.named_modules():
                 self._names.setdefault(id(module), prefix + without_wrappers(path))
             for name, p in (
@@ -183,14 +184,14 @@ class Session:
         if all(p.dtype is dtype for p in self.parameters.values()):
             return
         self._stored = dtype
-        for root in self.scene.roots().values():
+        for root in self._roots.values():
             root.to(dtype)
         for optimizer in self.scene.optimizers.values():
             optimizer.load_state_dict(optimizer.state_dict())  # which casts the state to the dtypes of the weights
 
     def _apply(self, scopes: Mapping[str, Any]) -> None:
         """Apply the scopes of a plan, if any, each to the root whose prefix it has."""
-        for prefix, root in self.scene.roots().items() if scopes else ():
+        for prefix, root in self._roots.items() if scopes else ():
             own = {
                 path.removeprefix(prefix): how for path, how in scopes.items() if not path or path.startswith(prefix)
             }
