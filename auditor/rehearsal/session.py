@@ -25,6 +25,7 @@ from ..isolation.process import disable_compilers, ieee, process_state, swap_att
 from ..isolation.tensors import plain_torch
 from ..loading.target import blame, required_arguments
 from ..numerics.casting import widen
+from ..numerics.entries import all_finite
 from ..numerics.formats import dtype_of
 from ..training.step import LOSS
 from ..trees import over_tensors
@@ -66,11 +67,8 @@ class Scene:
             if own := left & {id(p) for p in module.parameters()}:
                 found.append(module)
                 left -= own
-        names = [type(one).__name__ for one in found]
-        if len(found) == 1:
-            return {"": found[0]}
-        numbers = [i if names.count(name) > 1 else "" for i, name in enumerate(names)]
-        return {f"{name}{i}.": module for name, i, module in zip(names, numbers, found, strict=True)}
+        several = len(found) > 1
+        return {f"{type(one).__name__}{i}." if several else "": one for i, one in enumerate(found)}
 
 
 def bad_step(message: str) -> LoadError:
@@ -141,7 +139,7 @@ class Session:
                 fp32 = self._updates.gradients
             self._end_step(value)
             tell(step + 1)
-        result.finite_weights = all(bool(p.isfinite().all()) for p in self.parameters.values())
+        result.finite_weights = all(map(all_finite, self.parameters.values()))
         result.scale = self.scale
         return result
 
@@ -286,9 +284,8 @@ class Session:
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         kind = type(optimizer).__name__
         if id(optimizer) not in self.scene.optimizers:
-            raise bad_step(
-                f"the step creates its own {kind}: create model and optimizers before, so that every run can start from them"
-            )
+            advice = "create model and optimizers before, and call every optimizer in the first step"
+            raise bad_step(f"the step creates its own {kind}, or calls it only in later steps: {advice}")
         if any(callable(one) for one in (*args, *kwargs.values())):
             raise bad_step(
                 f"{kind}.step gets a closure, which may run the model repeatedly: rehearse another optimizer"
@@ -298,7 +295,7 @@ class Session:
         self._region.__enter__()  # type: ignore[no-untyped-call]
         own = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         with plain_torch():
-            if all(bool(p.grad.to_dense().isfinite().all()) for p in own):
+            if all(all_finite(p.grad) for p in own):
                 if self._updates is not None:
                     self._updates.begin(optimizer)
                 return
@@ -313,7 +310,7 @@ class Session:
         with plain_torch():
             if self._updates is not None:
                 self._updates.end(optimizer)
-            finite = all(bool(p.isfinite().all()) for p in self.parameters.values())
+            finite = all(map(all_finite, self.parameters.values()))
         if not finite and self._broken is None and not self.result.skipped:
             self._broken, self._culprit = [], f"the update of {type(optimizer).__name__}, from finite gradients"
 

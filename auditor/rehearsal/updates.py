@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..numerics.entries import all_finite, dense
 from .result import FP32, RecipeRun
 
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
@@ -36,7 +37,7 @@ class Updates:
                 name = self._names.get(id(p))
                 if p.grad is None or name is None or name in self.gradients:
                     continue
-                self.gradients[name], moment = p.grad.detach().to_dense().clone(), _second_moment(optimizer, p)
+                self.gradients[name], moment = dense(p.grad.detach()).clone(), _second_moment(optimizer, p)
                 if self.result is not None:
                     kept = None if moment is None else moment.clone()
                     self._before.append((name, p, group, p.detach().clone(), kept))
@@ -67,7 +68,7 @@ class Updates:
         size = apart = 0.0
         for name, gradient in self.gradients.items():
             error, other = None, others.get(name)
-            if other is not None and bool(other.isfinite().all()):
+            if other is not None and all_finite(other):
                 own = float(other.square().sum()), float((gradient.float() - other).square().sum()) / halved
                 size, apart = size + own[0], apart + own[1]
                 error = math.sqrt(own[1] / own[0]) if own[0] else None

@@ -168,7 +168,7 @@ def test_sparse_gradients_and_a_gradient_penalty_are_unscaled_once() -> None:
     assert (run.failure, run.skipped, set(run.parameters)) == (
         None,
         [],
-        {"Embedding.weight", "Sequential.0.weight", "Sequential.0.bias"},
+        {"Embedding0.weight", "Sequential1.0.weight", "Sequential1.0.bias"},
     )
     assert all(error is not None and error < 5e-3 for error in run.errors)
 
