@@ -168,7 +168,7 @@ def test_sparse_gradients_and_a_gradient_penalty_are_unscaled_once() -> None:
     assert (run.failure, run.skipped, set(run.parameters)) == (
         None,
         [],
-        {"Embedding0.weight", "Sequential1.0.weight", "Sequential1.0.bias"},
+        {"Embedding1.weight", "Sequential0.0.weight", "Sequential0.0.bias"},
     )
     assert all(error is not None and error < 5e-3 for error in run.errors)
 
