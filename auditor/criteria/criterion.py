@@ -1,5 +1,5 @@
-"""A criterion: an output, an error measure and its limit; the table of measures, the noise floor of FP32, and the
-parser."""
+"""Defines criteria (an output, an error measure and its limit), the table of measures and the noise floor of FP32; parses
+criteria."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..errors import AuditorError, LoadError, suggest
 AT_MOST, AT_LEAST = "<=", ">="
 
 NOTHING = 2.0
-"""Share of a limit that allows no error and is exceeded; the error is added, so that larger errors rank as worse."""
+"""Share of an exceeded limit that allows no error. The error is added to it, so that larger errors rank as worse."""
 
 Options = tuple[tuple[str, "int | float | str"], ...]
-"""Arguments of a kind in brackets: names and values, in the order of its row."""
+"""Arguments of a kind, in brackets: (name, value) pairs in the order of `Kind.takes`."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """An error measure that a criterion can limit. Units: `unit`; a limit lies between `best`, the value for equal
+    """An error measure that a criterion can limit, in units of `unit`. A limit lies between `best`, the value for equal
     outputs, and `worst`.
 
-    says: its description. takes: {argument in brackets: its type, or its allowed words}. squares: the measure grows
+    says: a description. takes: {argument in brackets: its type, or its allowed words}. squares: the measure grows
     with the square of an error, so that independent errors add up. discrete: whether it suits discrete outputs too.
     """
 
@@ -42,7 +42,7 @@ class Kind:
 
     @property
     def sign(self) -> str:
-        """Whether values must stay below or above the limit."""
+        """`<=` if values above the limit violate it, `>=` if values below do."""
         return AT_MOST if self.best < self.worst else AT_LEAST
 
 
@@ -106,10 +106,10 @@ FLOOR = 3.0
 
 
 def floor_of(error: float, joint: float) -> float:
-    """The noise floor: errors up to this size are ignored, since repeated FP32 runs differ by as much.
+    """The noise floor: errors up to this size are ignored, since repeated FP32 runs differ by a third of it.
 
-    error: of repeated runs, by the budget's measure; joint: their relative L2 over all outputs. 0 if repeated runs have
-    so little in common that every plan would pass.
+    error: between repeated runs, by the budget's measure; joint: their relative L2 error over all outputs. The result
+    is 0 if repeated runs differ so much that every plan would pass.
     """
     return FLOOR * error if FLOOR * joint < 1 and math.isfinite(error) else 0.0
 
@@ -124,14 +124,14 @@ def name_of(function: object) -> str:
 
 
 def strict(written: str) -> bool:
-    """Whether a criterion, as text, allows no error at all."""
+    """Whether the criterion with this text allows no error at all."""
     return written.endswith(" <= 0") or (written.endswith(" >= 1") and ": psnr" not in written)
 
 
 @dataclass(frozen=True)
 class Criterion:
     """An error measure with a limit for one output. output: a name in the model's return value; the name of a container
-    or a pattern with `*` covers several, of which the worst counts. kind: of KINDS, or `function`'s name."""
+    or a pattern with `*` covers several, and the worst counts. kind: a name in KINDS, or that of `function`."""
 
     output: str
     kind: str
@@ -141,7 +141,7 @@ class Criterion:
 
     @property
     def how(self) -> Kind:
-        """The criterion's row of KINDS."""
+        """The criterion's row of KINDS, or FUNCTION."""
         return FUNCTION if self.function is not None else KINDS[self.kind]
 
     @property
@@ -156,7 +156,7 @@ class Criterion:
         return self.limit == self.how.best
 
     def option(self, name: str, default: Any) -> Any:
-        """The value of a named argument in brackets."""
+        """The value of an argument in brackets, or the default."""
         return dict(self.options).get(name, default)
 
     def speaks_of(self, name: str) -> bool:
@@ -169,10 +169,10 @@ class Criterion:
         return value <= self.limit if self.how.sign == AT_MOST else value >= self.limit
 
     def share(self, value: float) -> float:
-        """The value divided by the limit, proportional to the size of the error; at most 1 if the limit holds.
+        """The error divided by the largest allowed error; at most 1 if the limit holds, else above 1.
 
-        A measure that grows with the square of the error gives the square root of the quotient. NOTHING is for limits
-        that allow no error.
+        If the measure grows with the square of the error, this is the square root of the quotient. If the limit allows
+        no error, a violation gives NOTHING plus the error.
         """
         if math.isnan(value):
             return math.inf
@@ -204,7 +204,7 @@ _LINE = re.compile(r"(?P<kind>[^<>=(]+?)\s*(?:\((?P<said>[^()]*)\))?\s*(?P<sign>
 def criteria_of(given: Any) -> tuple[Criterion, ...]:
     """Criteria from strings `OUTPUT: KIND <= X`, or from {output: `KIND <= X`, (function, limit), or a list of these}.
 
-    A string may hold several, separated by `;`. A kind may be a function, as `f.py:name`. Raises:
+    A string may contain several criteria, separated by `;`. KIND may be a function, such as `f.py:name`. Raises:
     AuditorError(slug="bad-criterion").
     """
     result = () if given is None else tuple(_each(given))
@@ -271,7 +271,7 @@ def make_criterion(
     said: str | None = None,
     function: Function | None = None,
 ) -> Criterion:
-    """A criterion, once its measure, direction, limit and arguments have been checked together."""
+    """Build a criterion. Raises: AuditorError(slug="bad-criterion") for a bad measure, direction, limit or argument."""
     if function is None and kind not in KINDS:
         hint = f": {close}" if (close := suggest(kind, KINDS)) else "."
         raise bad_criterion(f"{kind!r} is not a criterion{hint} Available: {', '.join(KINDS)}")
@@ -299,7 +299,7 @@ def _number(value: Any, what: str) -> float:
 
 
 def _options(kind: Kind, said: str | None) -> Options:
-    """Parse the arguments in brackets: values in order, words by their meaning, or `name=value`."""
+    """Parse the arguments in brackets: values by position, words by the argument that allows them, or `name=value`."""
     result: dict[str, int | float | str] = {}
     for part in filter(None, (part.strip() for part in (said or "").split(","))):
         name, equals, text = (side.strip() for side in part.partition("="))

@@ -41,7 +41,7 @@ class CriterionResult:
 class Criteria:
     """A distance between outputs: the largest share of any criterion, or of `max_error` for outputs without one.
 
-    names: of the outputs, if a reference carries none. joint: the distance for all outputs without a criterion.
+    names: the outputs' names, if a reference has none. joint: the error measure of all outputs without a criterion.
     """
 
     each: tuple[Criterion, ...]
@@ -67,7 +67,7 @@ class Criteria:
     def evaluate(self, reference: Tensors, candidate: Tensors, expected: bool = False) -> list[CriterionResult]:
         """The value of every criterion, and of the error budget if some outputs have no criterion.
 
-        expected: whether decisions count as the flips to be expected from their margins, not as the flips that
+        expected: whether the share of decisions is computed from the changes of their margins, not from the flips that
         occurred. Raises: MeasureError(slug="shape-mismatch").
         """
         if len(reference) != len(candidate):
@@ -81,10 +81,10 @@ class Criteria:
         others: Iterable[tuple[Tensors, Tensors]] = (),
         predicted: float = math.nan,
     ) -> tuple[CriterionValue, ...]:
-        """Each criterion's worst value over these runs; it holds if its limit is met in all of them, and in `others`.
+        """Each criterion's worst value over these runs; it holds if its limit is met in these runs and in `others`.
 
-        A criterion without a value in any run does not hold. predicted: the share of the limit by the first-order
-        estimate, which gives the expected flips of decisions.
+        A criterion that has no value in `runs` does not hold. predicted: the first-order estimate of the share of the
+        limit, from which the expected flips of decisions are computed.
         """
         found = defaultdict[Criterion, list[CriterionResult]](list)
         for one in (one for run in runs for one in self.evaluate(*run)):
@@ -112,7 +112,7 @@ class Criteria:
         return tuple(result)
 
     def output_indices(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
-        """Indices of the outputs that a criterion covers; for `rest`, of outputs that no other criterion covers."""
+        """Indices of the outputs that a criterion covers; for `rest_criterion`, outputs that no other one covers."""
         if criterion.output == OTHERS:
             return tuple(i for i, name in enumerate(names) if not any(one.speaks_of(name) for one in self.each))
         return tuple(i for i, name in enumerate(names) if criterion.speaks_of(name))
@@ -134,14 +134,14 @@ class Criteria:
 
 
 def names_of(reference: Tensors, otherwise: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The names that outputs carry, or the given default."""
+    """The names of the outputs, or `otherwise` if they have none."""
     return reference.names if isinstance(reference, NamedTensors) else otherwise
 
 
 def criteria_for(
     criteria: Sequence[Criterion], max_error: float, reference: NamedTensors, joint: Distance | None = None
 ) -> Criteria:
-    """Check criteria against the first batch's outputs; return the distance. joint: the user's measure for the rest.
+    """Check criteria against the first batch's outputs; return the distance. joint: the user's measure, if any.
 
     Raises: AuditorError(slug="bad-criterion") for a criterion that matches no output, or does not suit the output's
     type.

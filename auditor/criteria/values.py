@@ -16,9 +16,9 @@ Value = Callable[[torch.Tensor, torch.Tensor, Criterion], float]
 
 
 def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor) -> float:
-    """The criterion's error between two tensors; NaN if a finite reference entry became non-finite in the candidate.
+    """The criterion's value for two tensors; NaN if a finite reference entry became non-finite in the candidate.
 
-    Entries where the reference is NaN are ignored; if the reference is infinite, the candidate must be equal, or the
+    Entries where the reference is NaN are ignored; if the reference is infinite and the candidate not equal, the
     value is NaN. Raises: MeasureError(slug="shape-mismatch"), CallbackError(slug="bad-criterion") if a user's function
     raises.
     """
@@ -57,7 +57,7 @@ def rel_max(r: torch.Tensor, c: torch.Tensor, _: Criterion) -> float:
 
 
 def rows(x: torch.Tensor, criterion: Criterion) -> torch.Tensor:
-    """Reshape [*] to [rows, entries of a row]."""
+    """Reshape to [rows, entries of a row]; rows lie along the criterion's `dim`, by default the last dimension."""
     dim = criterion.option("dim", -1)
     return x.movedim(dim, -1).reshape(-1, x.shape[dim])
 
@@ -66,7 +66,7 @@ def divergence(r: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     """KL divergence of the softmax of every row [rows, n], in nats [rows]; and the differences of the log_softmax."""
     p, q = (torch.log_softmax(x, -1) for x in (r, c))
     gap = torch.where(p > -math.inf, p - q, torch.zeros_like(p))
-    # For close distributions, the sum of p (p - q) cancels larger terms; that of p (e^(q-p) - 1 - (q-p)) does not.
+    # For log-probabilities p near q, the sum of e^p (p - q) cancels larger terms; e^p (e^(q-p) - 1 - (q-p)) does not.
     return (p.exp() * (torch.expm1(-gap) + gap)).sum(-1), gap
 
 
@@ -116,7 +116,7 @@ def psnr(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
 
 
 def peak_of(r: torch.Tensor, criterion: Criterion) -> float:
-    """The peak value that a PSNR refers to."""
+    """The peak value that a PSNR refers to, by default the range of the finite reference entries."""
     said = criterion.option("peak", None)
     known = r[torch.isfinite(r)]
     return float(said) if said is not None else (float(known.max() - known.min()) if known.numel() else 0.0)

@@ -109,7 +109,7 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
 
 @contextmanager
 def upcast_model(subject: Subject) -> Iterator[None]:
-    """In the body, the model has its offloaded weights, and is FP32 as `settle_precision` decided; then it is restored."""
+    """In the body, the model has offloaded weights, and is FP32 as `settle_precision` decided; then it is restored."""
     with present(subject.model), in_fp32(subject.model, subject.raised):
         yield
 
@@ -247,7 +247,7 @@ def _put_back(store: dict[str, Any], content: dict[str, Any]) -> None:
 
 @contextmanager
 def watch_weights() -> Iterator[set[str]]:
-    """In the body, record what sets weights: "restored" (a state dict), "read" (a weight file), "trained" (an optimizer)."""
+    """In the body, record events: a state dict was "restored", a file "read", the model "trained" by an optimizer."""
     seen = set[str]()
 
     def record_calls(function: Callable[..., Any], event: str) -> Callable[..., Any]:
