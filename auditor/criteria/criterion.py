@@ -1,5 +1,5 @@
-"""Defines criteria (an output, an error measure and its limit), the table of measures and the noise floor of FP32; parses
-criteria."""
+"""Criteria: an output, an error measure and its limit. Also the table of measures, the noise floor of FP32, and the
+parser of criteria."""
 
 from __future__ import annotations
 

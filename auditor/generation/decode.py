@@ -25,14 +25,14 @@ Choose = Callable[[int, torch.Tensor], torch.Tensor]
 """(step, logits [prompts, vocabulary]) -> the next tokens [prompts]."""
 
 Store = Callable[[Any], None]
-"""Writes to the cache that one step passes to the next."""
+"""Changes, in place, the cache that one step passes to the next."""
 
 
 @dataclass(frozen=True)
 class Prompts:
     """One batch of prompts. ids, mask: [prompts, tokens], shorter prompts padded on the left.
 
-    kind: how the model decodes. rest: inputs of an encoder, by name. ends: end-of-text tokens.
+    kind: how the model decodes. rest: an encoder's inputs, by name. ends: end-of-text tokens.
     """
 
     kind: Literal["step", "causal", "encoder-decoder"]
@@ -122,7 +122,7 @@ def _accepted_arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str,
 
 @contextmanager
 def _call_step(model: nn.Module) -> Iterator[nn.Module]:
-    """In the body, a call of the model calls its `step`, inside any wrapper around its forward."""
+    """In the body, a call of the model runs its `step` in place of its forward, inside all wrappers and hooks."""
     kind: Any = type(model)
 
     def forward(self: Any, *given: Any) -> Any:
@@ -173,7 +173,7 @@ def decode(
     around: Around,
     store: Store | None = None,
 ) -> None:
-    """Continue the prompts for `steps` tokens, which `choose` selects; the model is unchanged afterwards.
+    """Continue the prompts for `steps` tokens, which `choose` selects; the model is then restored.
 
     store: rounds the cache after each step.
     """

@@ -1,5 +1,5 @@
-"""The generation stage of an audit: FP32 generates the tokens that become inputs, and plans are compared on them,
-by parts of the model too."""
+"""The generation stage of an audit: FP32 generates tokens that become inputs, and plans are compared on these tokens,
+with the share of every part of the model in the error."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ REST = "activations and the rest"
 
 @dataclass(frozen=True)
 class GenerationReference:
-    """FP32's tokens for the calibration inputs, and for held-out inputs if there are any. folder: for their logits.
+    """FP32's tokens for the calibration inputs, and for held-out inputs if there are any. folder: holds the logits.
 
-    caches: comparisons of the FP32 model with itself with its cache in fewer bits. limits: of the logits' KL and top
-    tokens.
+    caches: the result of `stored_caches`. limits: the criteria of the logits whose measure is kl or top1.
     """
 
     folder: tempfile.TemporaryDirectory[str]
@@ -57,13 +56,13 @@ class GenerationReference:
         return self.held_out or self.batches
 
     def record(self, plan: Plan | None) -> Generation:
-        """The tokens that FP32 generated, and the recommended cache. plan: the recommended one."""
+        """The record of the generation, with the recommended cache. plan: the recommended plan."""
         cache = recommend_cache(self.caches, self.limits, plan.generated if plan is not None else None)
         texts, counted = sum(len(one.tokens) for one in self.checks), sum(int(one.counts.sum()) for one in self.checks)
         return Generation(texts, self.decoding.steps, counted, self.decoding.temperature, self.caches, cache)
 
     def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
-        """The plans, with decoding results for those that meet the error budget."""
+        """The plans, with decoding results for patched models that meet the error budget."""
         wanted = {name: plan for name, plan in plans.items() if plan.is_verified and plan.program is None}
         question = partial(Runs.generate, compare=partial(self.decoding.compare, batches=self.checks))
         with self.folder:
@@ -88,8 +87,8 @@ class GenerationReference:
 def generate_reference(
     subject: Subject, options: Settings, stages: Stages
 ) -> tuple[Subject, Settings, GenerationReference | None]:
-    """The subject with FP32's generated tokens appended to its prompts, and a default criterion `top1` on them;
-    unchanged if no tokens are requested.
+    """Append FP32's generated tokens to the subject's prompts, and add the default criterion `top1` for the logits;
+    nothing changes if no tokens are requested.
 
     Raises: LoadError(slug="cannot-generate") if the model cannot generate from its inputs, or its first output is not
     logits.
@@ -120,8 +119,8 @@ def generate_reference(
 
 
 def parts_of(capture: Capture) -> dict[str, str]:
-    """{node or placeholder: its part}: by its row in the table of operations, and by the operations that read it; a
-    weight belongs to the last part that reads it."""
+    """{node or placeholder: its part}: by its row in the table of operations, and by the operations that read its
+    result; a weight belongs to the part of the last operation that reads it."""
     nodes = list(capture.graph_module.graph.nodes)
     varying = {placeholder.name for placeholder in capture.placeholders if placeholder.kind in ("input", "parameter")}
     rotary, angles, cached, routed = set[fx.Node](), set[fx.Node](), set[fx.Node](), set[fx.Node]()
@@ -132,7 +131,7 @@ def parts_of(capture: Capture) -> dict[str, str]:
         if row.wave and node not in angles:
             upstream = reach([node], lambda at: at.all_input_nodes)
             floats = (x for at in upstream if at.name in varying for x in tensors_in(at.meta.get("val")))
-            angles.update([] if any(x.is_floating_point() for x in floats) else upstream)  # of positions alone
+            angles.update([] if any(x.is_floating_point() for x in floats) else upstream)  # only positions are upstream
         if row.attention:
             for source in node.all_input_nodes[1:3]:
                 cached.update(_through(source))
@@ -163,14 +162,14 @@ def parts_of(capture: Capture) -> dict[str, str]:
 
 
 def _through(node: fx.Node | None) -> Iterator[fx.Node]:
-    """A node and its inputs, through reshapes and casts, up to the operation that computes the value."""
+    """A node and its inputs, back through reshapes and casts, to the operation that computes the value."""
     while node is not None:
         yield node
         node = next(iter(node.all_input_nodes), None) if row_of(node).transparent else None
 
 
 def _of_product(node: fx.Node) -> list[fx.Node]:
-    """A node and its inputs up to the first matrix product, which computes the logits or scores."""
+    """A node and its first inputs, back to the nearest matrix product; [] if there is none."""
     result = [node]
     while not row_of(result[-1]).product and len(result) < len(node.graph.nodes):
         before = [source for source in result[-1].all_input_nodes if source.op == "call_function"]

@@ -1,4 +1,4 @@
-"""Locates the first operation that returns Inf or NaN, forwards or backwards, where FP32 is finite."""
+"""Locates the first operation whose result or gradient is Inf or NaN although it is finite in FP32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Trail(Handler):
     """Runs operations through another handler, and records whether each result and its gradient are finite."""
 
     def __init__(self, handler: Handler, modules: list[str], outermost: CodeType) -> None:
-        """modules: names of the modules being called. outermost: the code whose frame calls the user's code."""
+        """modules: names of the modules being called, innermost last. outermost: code whose frame calls the user's."""
         self._handler, self._modules, self._outermost = handler, modules, outermost
         self.enter = handler.enter  # type: ignore[method-assign]
         self.operations: list[tuple[str, str, str]] = []
@@ -70,11 +70,10 @@ class Trail(Handler):
 
 
 def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str]:
-    """A phrase for the operation to blame, and the operation's module; "" for both if FP32 is not finite there
-    either."""
+    """The operation to blame, as a phrase, and its module; "" for both if FP32's result is not finite either."""
     stages: tuple[tuple[str, list[int], list[int], Mapping[int, list[int]]], ...] = (
         ("", low.forward, fp32.forward, {}),
-        ("the backward pass of ", low.backward, fp32.backward, low.readers),  # the gradient is that of the result
+        ("the backward pass of ", low.backward, fp32.backward, low.readers),  # computed by the result's reader
         ("the weight's gradient in ", low.weights, fp32.weights, {}),
     )
     for how, broken, expected, readers in stages:

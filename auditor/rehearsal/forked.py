@@ -1,4 +1,4 @@
-"""Runs a function in a forked process, so that nothing it changes is to be restored."""
+"""Runs a function in a forked process, so that its changes need not be undone."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ T = TypeVar("T")
 def call_forked(
     work: Callable[[Callable[[int], None]], T], hear: Callable[[int], object] = int
 ) -> tuple[T | None, str]:
-    """Call `work(send)` in a forked process without output: its value, or None and the reason. hear: called with every
-    number that is sent."""
+    """Call `work(send)` in a forked process without output: (its value, ""), or (None, reason of the failure). hear:
+    called with every number that `work` sends."""
 
     def answer() -> None:
         null = os.open(os.devnull, os.O_RDWR)

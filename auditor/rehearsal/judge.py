@@ -17,17 +17,17 @@ from .result import NonFiniteStep, Recipe, RecipeProblem, RecipeRun
 Runs = Mapping[str, RecipeRun]
 
 LOST, ALL = 0.2, 0.9
-"""Share of affected entries that makes a problem: of all parameters together, or of one parameter."""
+"""Share of affected entries, above FP32's share, that is a problem: of all parameters together, or of one."""
 SKIPS = 0.02
 """Share of steps in the second half that may be skipped, since GradScaler sometimes tries a larger scale."""
 BEHIND = 0.05
 """Share of FP32's loss reduction by which a recipe may fall behind."""
 OFF = 0.25
-"""Relative gradient error, late in a run, that makes a problem, unless gradients of two batches differ by four times
-the error or more."""
+"""Relative gradient error, late in a run, that is a problem, unless the gradients of two batches differ by four times
+this error or more."""
 ROUNDED, PASSES = 0.01, 8
 """Smallest relative error of accumulated gradients worth reporting, if FP32 sums halve it; and the number of
-backward passes per step from which FP32 sums are tried."""
+backward passes per step that is enough to try FP32 sums."""
 PREFERRED = ("bf16_autocast", "fp16_autocast", "plan")
 HARM = {
     "updates_lost": "of the updates with a gradient change no weight: they are below half a spacing of {}",
@@ -35,7 +35,7 @@ HARM = {
     "second_moment_stuck": "of Adam's second moments should change, but stay constant",
     "second_moment_zero": "of Adam's second moments are zero although the gradient is not",
 }
-"""{share of RecipeRun, whose name is the kind of problem: sentence about it}."""
+"""{share in ParameterSeries, which names the kind of problem: sentence about it}."""
 
 
 def problems_of(runs: Runs) -> tuple[RecipeProblem, ...]:
@@ -83,7 +83,7 @@ def _module(skipped: Sequence[NonFiniteStep]) -> str | None:
 
 
 def _behind(run: RecipeRun, fp32: RecipeRun) -> str:
-    """A sentence if the final loss exceeds FP32's by a share of FP32's progress, and by more than the scatter; else
+    """A sentence if the final loss exceeds FP32's by more than BEHIND of FP32's progress and than the scatter; else
     ""."""
     count = max(len(fp32.losses) // 10, 1)
     own, whole = run.losses[-count:], fp32.losses[-count:]
@@ -97,8 +97,7 @@ def _behind(run: RecipeRun, fp32: RecipeRun) -> str:
 
 
 def _harm(run: RecipeRun, fp32: RecipeRun, what: str) -> tuple[float, str]:
-    """A share of entries that exceeds FP32's: over all parameters, or of one parameter, which the text names; else
-    0."""
+    """The share of entries if it far exceeds FP32's: of all parameters, or of one, which the text names; else 0."""
     if (share := run.share(what) or 0.0) - (fp32.share(what) or 0.0) > LOST:
         return share, ""
     for name, row in run.parameters.items():
@@ -109,7 +108,7 @@ def _harm(run: RecipeRun, fp32: RecipeRun, what: str) -> tuple[float, str]:
 
 
 def remedies_for(runs: Runs) -> Iterator[Recipe]:
-    """Repaired variants of every recipe with a problem."""
+    """Repaired variants of recipes with a problem; also FP32 sums for low precision with many backward passes."""
     for name, run in list(runs.items()):
         yield from _variants(run, {p.kind: p for p in _problems(name, runs)}) if name != "fp32" else ()
 

@@ -40,14 +40,14 @@ def rehearse(
     progress: Progress | None = None,
     target: str = "",
 ) -> Rehearsal:
-    """Run a training step `steps` times in each recipe and in FP32, emulating a GPU on a CPU; all state is restored.
+    """Run a training step `steps` times in each recipe and in FP32, emulating a GPU on a CPU; no state changes.
 
-    step: called as `step(batch)`, or `step(*batch)` if it takes several arguments, or `step()`. It runs forward,
-    `backward()` and the optimizers' `step()` once, in FP32, or with autocast regions and a GradScaler of its own; these
-    regions are then used. Model and optimizers must already exist. batches: an iterable, repeated if too short. plan:
-    an audit, or one of its plans, to rehearse too. remedies: whether recipes with a problem are repaired and run again.
-    progress: called as progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that cannot
-    be rehearsed, or fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
+    step: called as `step(batch)`, or `step(*batch)` if it takes several arguments, or `step()`. The step runs
+    forward, `backward()` and the optimizers' `step()`, in FP32 or with its own autocast regions and GradScaler; recipes
+    then set the regions' dtype. Model and optimizers must already exist. batches: an iterable, repeated if too short.
+    plan: an audit, or one of its plans, to rehearse too. remedies: whether recipes with a problem are repaired and run
+    again. progress: called as progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that
+    cannot be rehearsed, or fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
     """
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise bad_step("rehearse(step, batches, steps) needs a function that runs one step, and a number of steps")
@@ -76,7 +76,7 @@ def rehearse(
 
 
 def _look(step: Callable[..., Any], batches: Iterable[Any] | None, seed: int) -> Scene:
-    """Detect the optimizers that a step uses, in one step in FP32. Raises: LoadError(slug="bad-step")."""
+    """Run one step in FP32 to find its optimizers, regions and backward passes. Raises: LoadError(slug="bad-step")."""
     scene = known_scene()
 
     def work(send: Any) -> tuple[set[int], bool, int] | None:
@@ -100,7 +100,7 @@ def _look(step: Callable[..., Any], batches: Iterable[Any] | None, seed: int) ->
 
 
 def _recipes(scene: Scene, plan: Audit | Plan | None) -> Iterator[Recipe]:
-    """The standard recipes, the model's own precision if it is stored in low precision, and the recipe of a plan."""
+    """The standard recipes, the unchanged model if it is stored in low precision, and the recipe of a plan."""
     yield from RECIPES
     dtypes = {p.dtype for p in scene.group_numbers}
     if (low := next((fmt for fmt in ("fp16", "bf16") if dtype_of(fmt) in dtypes), None)) is not None:
@@ -117,8 +117,8 @@ def _recipes(scene: Scene, plan: Audit | Plan | None) -> Iterator[Recipe]:
 
 
 def _number_batches(batches: Iterable[Any] | None) -> Iterator[tuple[int, Any]]:
-    """(number, batch) of the batches, repeated endlessly; ends if they are empty, or an iterator that cannot be
-    repeated."""
+    """Yield (number, batch), and repeat the batches endlessly; an iterator ends after one pass, an empty iterable at
+    once."""
     if batches is None:
         while True:
             yield 0, None

@@ -20,9 +20,9 @@ class Recipe:
     """One way to run a training step.
 
     format: of autocast regions; or of weights, gradients and optimizer state if `stored`. remedies: names in
-    `remedies.REMEDIES`. scale: initial loss scale of a GradScaler; None for no scaler. scopes: those of a plan, or of
-    modules that stay FP32. loss_in_fp32: the region covers only the model, and its outputs become FP32.
-    repairs: the recipe that this one repairs.
+    `remedies.REMEDIES`. scale: initial loss scale of a GradScaler; None for no scaler. scopes: of a plan, or of modules
+    kept in FP32. loss_in_fp32: autocast covers only the model, whose outputs are cast to FP32. eps: of the optimizers,
+    if changed. repairs: the name of the recipe that this one repairs.
     """
 
     name: str
@@ -60,8 +60,8 @@ class ParameterSeries:
     """Measurements of one parameter, one for each sampled step; None if undefined.
 
     error: relative L2 error of the gradient against FP32's at the same weights and batch; in an FP32 run the difference
-    between the gradients of two batches, over sqrt(2). Shares of entries: zero_gradient: the gradient is zero;
-    updates_lost: it is not zero, but the update changes nothing; decay_lost: weight decay changes nothing;
+    between gradients of two sampled steps, over sqrt(2). Shares of entries: zero_gradient: the gradient is zero;
+    updates_lost: it is not zero, but the update leaves the weight equal; decay_lost: weight decay leaves it equal;
     second_moment_stuck: Adam's second moment should change by over a hundredth, but does not; second_moment_zero: the
     second moment is zero although the gradient is not.
     """
@@ -78,10 +78,10 @@ class ParameterSeries:
 
 @dataclass
 class RecipeRun:
-    """Results of one recipe. losses: one per step, NaN if a step has no loss. steps: those with parameter measurements.
+    """Results of one recipe. losses: one per step, NaN if a step has no loss. steps: numbers of the sampled steps.
 
-    errors: of all parameters together, at these steps. batches: number of different batches. failure: why the recipe
-    did not run, or ended early.
+    errors: gradient errors of all parameters together, at these steps. batches: number of different batches. failure:
+    why the recipe did not run, or ended early.
     """
 
     recipe: Recipe
@@ -97,7 +97,7 @@ class RecipeRun:
     failure: str | None = None
 
     def late(self, series: Series) -> float | None:
-        """The mean over the last third of a series."""
+        """The mean over the last third of a series; None if nothing is defined there."""
         known = [x for x in series[-max(len(series) // 3, 1) :] if x is not None]
         return sum(known) / len(known) if known else None
 
@@ -107,7 +107,7 @@ class RecipeRun:
         return self.late(self.errors) or 0.0
 
     def share(self, what: str) -> float | None:
-        """The share `what` of the entries of all parameters, late in the run."""
+        """The share `what`, see ParameterSeries, of the entries of all parameters, late in the run."""
         rows = [(p.entries, self.late(getattr(p, what))) for p in self.parameters.values()]
         known = [(n, x) for n, x in rows if x is not None]
         return sum(n * x for n, x in known) / sum(n for n, _ in known) if known else None
@@ -120,8 +120,8 @@ class RecipeRun:
 
 @dataclass(frozen=True)
 class RecipeProblem:
-    """A problem of a recipe, with evidence. kind: such as "loss-behind", see judge.py; module: its place, if it can be
-    located."""
+    """A problem of a recipe, with evidence. kind: such as "loss-behind", see judge.py; module: the module to blame, if
+    known."""
 
     recipe: str
     kind: str

@@ -1,4 +1,4 @@
-"""Runs one recipe in a forked process; its patches of torch and of the user's model are never undone."""
+"""Runs one recipe in a forked process, where patches of torch and of the user's model need not be undone."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from .result import FP32, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
 from .updates import Updates
 
 LOOKS = 24
-"""Number of sampled steps, in which gradients and updates are compared with FP32's."""
+"""Minimum number of sampled steps in a long run; in these, gradients are compared with FP32's and updates measured."""
 BLAMED = 4
-"""Maximum number of steps that are run again to locate the operation to blame."""
+"""Maximum number of non-finite steps that are run again to locate the operation to blame."""
 GROWTH, INTERVAL = 2.0, 2000
 """GradScaler's defaults: the scale is halved after a non-finite step, and doubled after this many finite ones."""
 _Autocast = torch.amp.autocast_mode.autocast
@@ -46,8 +46,8 @@ _Autocast = torch.amp.autocast_mode.autocast
 
 @dataclass
 class Scene:
-    """All modules of the process, and the optimizers of which a step calls some. own_regions: whether the step opens
-    autocast regions."""
+    """All modules of the process, and its optimizers: first all, then those that the step calls. own_regions: whether
+    the step opens autocast regions."""
 
     modules: list[nn.Module]
     optimizers: dict[int, Optimizer]
@@ -90,7 +90,7 @@ def call_step(step: Callable[..., Any], batch: Any) -> Any:
 
 
 class Session:
-    """The user's step under one recipe; `look` or `run` may be called once."""
+    """The user's step under one recipe; either `look` or `run` may be called, once."""
 
     def __init__(self, recipe: Recipe, scene: Scene, step: Callable[..., Any]) -> None:
         self.recipe, self.scene, self.step = recipe, scene, step
@@ -103,7 +103,7 @@ class Session:
         self._unscaled, self._pass = set[nn.Parameter](), ""
         self._stored: torch.dtype | None = None
         self._losses: list[float] = []
-        self._broken: list[torch.Tensor] | None = None  # after a non-finite step: the weights before it, to search it
+        self._broken: list[torch.Tensor] | None = None  # in a non-finite step: the weights before, to search it
         self._culprit = ""
         self._updates: Updates | None = None
 
@@ -178,7 +178,7 @@ class Session:
         self._apply(recipe.scopes)
 
     def _store(self, dtype: torch.dtype) -> None:
-        """Convert weights, buffers and optimizer state to a dtype, and from now on the inputs of modules."""
+        """Convert weights, buffers and optimizer state to a dtype, and from now on the inputs of outermost modules."""
         if all(p.dtype is dtype for p in self.parameters.values()):
             return
         self._stored = dtype
@@ -188,7 +188,7 @@ class Session:
             optimizer.load_state_dict(optimizer.state_dict())  # which casts the state to the dtypes of the weights
 
     def _apply(self, scopes: Mapping[str, Any]) -> None:
-        """Apply the scopes of a plan, if any, each to the root whose prefix it has."""
+        """Apply the scopes of a plan, if any, each to the root whose prefix its path has."""
         for prefix, root in self._roots.items() if scopes else ():
             own = {
                 path.removeprefix(prefix): how for path, how in scopes.items() if not path or path.startswith(prefix)
@@ -212,7 +212,7 @@ class Session:
 
     @contextmanager
     def _around(self, handler: Handler | None = None) -> Iterator[None]:
-        """Context for one step: FP32, or emulated CUDA; regions that the step opens get the recipe's dtype."""
+        """Context for one step: FP32, or emulated CUDA; autocast regions of the step get the recipe's dtype."""
         low, dtype = self.recipe.format != "fp32", dtype_of(self.recipe.format)
         regional = low and not self.recipe.stored and not self.recipe.loss_in_fp32
         with ExitStack() as stack:
@@ -247,7 +247,7 @@ class Session:
         return widen(result) if outermost and self.recipe.loss_in_fp32 else result
 
     def _backward(self, original: Callable[..., None], tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if self._pass:  # a checkpoint's, inside another
+        if self._pass:  # of an activation checkpoint, inside another pass
             return original(tensors, *args, **kwargs)
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         self.scene.backward_passes += 1
@@ -268,7 +268,7 @@ class Session:
 
     @contextmanager
     def _in_pass(self, kind: str) -> Iterator[None]:
-        """Context for a backward pass: outside autocast. kind: backward | grad."""
+        """Context for a backward pass, which runs outside autocast. kind: backward | grad."""
         before, self._pass = self._pass, kind
         with torch.autocast("cuda", enabled=False):
             yield
@@ -302,7 +302,7 @@ class Session:
             if self._broken is None:
                 searched = len(self.result.skipped) < BLAMED
                 self._broken = [p.detach().clone() for p in self.parameters.values()] if searched else []
-            for p in own if self.scale is not None else ():  # skipped, as by GradScaler
+            for p in own if self.scale is not None else ():  # the update is skipped, as GradScaler does
                 p.grad = None
 
     def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

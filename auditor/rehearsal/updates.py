@@ -1,4 +1,4 @@
-"""Compares one optimizer update with the update that FP32 would make."""
+"""Measures lost parts of optimizer updates, and compares gradients with FP32's."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .result import FP32, RecipeRun
 
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 DECOUPLED = ("Adafactor", "Muon")
-"""Optimizers of torch whose weight decay multiplies the weights, although their parameter groups lack the flag for
-that."""
+"""Optimizers of torch whose weight decay multiplies the weights, although their parameter groups lack the flag
+`decoupled_weight_decay`."""
 STUCK = 0.01
 """Relative distance to the squared gradient below which a second moment need not change."""
 
 
 class Updates:
-    """The first update of every parameter in one step; the measurements go into `result`, if there is one."""
+    """Measures the first update of every parameter in one step, for `result` if there is one."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], result: RecipeRun | None) -> None:
         self.result = result
