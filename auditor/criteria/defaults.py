@@ -61,7 +61,7 @@ def _suggestion(node: fx.Node) -> tuple[str, str] | None:
     columns = shape(given)[-1:]
     if row_of(given).distribution == "logarithms":
         dim, rank = arguments(given).get("dim"), len(shape(given))
-        other = f"(dim={dim})" if isinstance(dim, int) and dim % rank != rank - 1 else ""  # not the last one
+        other = f"(dim={dim})" if isinstance(dim, int) and dim % rank != rank - 1 else ""  # not the last dimension
         return f"nats{other} <= {NATS:g}", "its last operation is a log_softmax"
     if (
         row_of(given).gemm == "linear"

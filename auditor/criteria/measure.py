@@ -39,7 +39,7 @@ class CriterionResult:
 
 @dataclass(frozen=True)
 class Criteria:
-    """A distance between outputs: the largest share of any criterion, or of `max_error` for outputs without one.
+    """A distance between outputs: the largest share of a limit, of a criterion's or of `max_error` for other outputs.
 
     names: the outputs' names, if a reference has none. joint: the error measure of all outputs without a criterion.
     """

@@ -19,7 +19,7 @@ from ..records import Batch
 
 MASKS = ("attention_mask", "decoder_attention_mask")
 LEAST = 2
-"""Minimum tokens of a prompt: a single one does not test the attention to earlier tokens."""
+"""Minimum tokens of a prompt: a single token does not test the attention to earlier tokens."""
 
 Choose = Callable[[int, torch.Tensor], torch.Tensor]
 """(step, logits [prompts, vocabulary]) -> the next tokens [prompts]."""

@@ -92,7 +92,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
         what = f"{symbol}() in {target.label} returned a {type(made).__name__}"
         raise LoadError(f"{what}: return only the nn.Module", "not-a-model")
     file = Path(target.path or getattr(module, "__file__", None) or "")
-    # an installed module is found by its name wherever it is installed
+    # an installed module is imported by its name: its path differs between machines
     path = file if file.suffix == ".py" and not is_installed(str(file)) else None
     where, digest = (str(path), digest_of(path)) if path else (None, None)
     here = str(Path.cwd())
@@ -213,7 +213,7 @@ def _hugging_face(target: Target) -> BuiltModel:
     arguments = {"dtype": "float32", "local_files_only": True}
     asked = {**arguments, "output_loading_info": True, "ignore_mismatched_sizes": True}
     symbol = f"{kind}.from_pretrained"
-    transformers.utils.logging.set_verbosity_error()  # the notes say what its table of names says
+    transformers.utils.logging.set_verbosity_error()  # the notes list missing and ignored weights instead
     transformers.utils.logging.disable_progress_bar()
     model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **asked)
     onto(model)

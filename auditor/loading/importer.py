@@ -70,7 +70,7 @@ def import_source(name: str, path: Path | None) -> ModuleType:
 
 
 def root_of(name: str, path: Path) -> str:
-    """The folder that contains a module, or contains the outermost package around the module."""
+    """The folder that contains the module's outermost package, or the module itself if it is in no package."""
     return str(path.parents[name.count(".") + (path.name == "__init__.py")])
 
 

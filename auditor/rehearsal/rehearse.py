@@ -40,7 +40,7 @@ def rehearse(
     progress: Progress | None = None,
     target: str = "",
 ) -> Rehearsal:
-    """Run a training step `steps` times in each recipe and in FP32, emulating a GPU on a CPU; no state changes.
+    """Run a training step `steps` times in each recipe and in FP32, emulating a GPU on a CPU, in forked processes.
 
     step: called as `step(batch)`, or `step(*batch)` if it takes several arguments, or `step()`. The step runs
     forward, `backward()` and the optimizers' `step()`, in FP32 or with its own autocast regions and GradScaler; recipes

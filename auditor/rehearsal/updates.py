@@ -22,7 +22,7 @@ STUCK = 0.01
 
 
 class Updates:
-    """Measures the first update of every parameter in one step, for `result` if there is one."""
+    """Measures the first update of every parameter in one step, and adds the values to `result`, if given."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], result: RecipeRun | None) -> None:
         self.result = result
@@ -61,7 +61,7 @@ class Updates:
         self._before.clear()
 
     def compare(self, step: int, others: Mapping[str, torch.Tensor]) -> None:
-        """Compare the gradients with FP32's of the same step; in an FP32 run, with those of the last sampled step."""
+        """Compare the gradients with FP32's of the same step; in an FP32 run, with the last sampled step's."""
         if self.result is None or not self.gradients:
             return
         halved = 2.0 if self.result.recipe == FP32 else 1.0
