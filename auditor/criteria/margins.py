@@ -96,7 +96,7 @@ class Margins:
         on a grid of spacing h, rounding has the variance h^2 / 12. It moves the threshold by d, to the middle of its
         neighbors: as many decisions flip as under an error of variance pi d^2 / 2. If all entries of the candidate lie
         on the grid of FP16 or BF16, two entries closer than its spacing h are often equal. Half of these decisions
-        flip, as under an error uniform in [-h, h]. Its variance h^2 / 3 exceeds the variance of two roundings by h^2 / 6.
+        flip, as under an error uniform in [-h, h]. Its variance h^2 / 3 exceeds that of two roundings by h^2 / 6.
         """
         ours, theirs = (self._candidates(x) for x in (reference, candidate))
         moved = theirs[0] - theirs[1] - ours[0] + ours[1]
