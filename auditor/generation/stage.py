@@ -33,15 +33,12 @@ from ..verify import Runs
 from .compare import Decoding, ReferenceTokens, expected_flips, figures, recommend_cache, stored_caches
 from .decode import cannot_generate, prompts_of
 
-REST = "activations and the rest"
-
 
 @dataclass(frozen=True)
 class GenerationReference:
     """FP32's tokens for the calibration inputs, and for held-out inputs if there are any. folder: for their logits.
 
-    caches: comparisons of the FP32 model with itself with its cache in fewer bits. limits: of the logits' KL and top
-    tokens.
+    caches: the FP32 model with its cache in fewer bits. limits: of the logits' KL and top tokens.
     """
 
     folder: tempfile.TemporaryDirectory[str]
@@ -58,7 +55,8 @@ class GenerationReference:
 
     def record(self, plan: Plan | None) -> Generation:
         """The tokens that FP32 generated, and the recommended cache. plan: the recommended one."""
-        cache = recommend_cache(self.caches, self.limits, plan.generated if plan is not None else None)
+        beside = () if plan is None or plan.generated is None else (plan.generated,)
+        cache = recommend_cache(self.caches, self.limits, *beside)
         texts, counted = sum(len(one.tokens) for one in self.checks), sum(int(one.counts.sum()) for one in self.checks)
         return Generation(texts, self.decoding.steps, counted, self.decoding.temperature, self.caches, cache)
 
@@ -156,9 +154,9 @@ def parts_of(capture: Capture) -> dict[str, str]:
             "rotary tables": node in rotary or node in angles,
             "residual sums": row.sum,
         }
-        result[node.name] = next((part for part, is_one in parts.items() if is_one), REST)
+        result[node.name] = next((part for part, is_one in parts.items() if is_one), "activations and the rest")
     for node in (node for node in nodes if node.name not in result):
-        result[node.name] = next((result[one.name] for one in reversed([*readers(node)])), REST)
+        result[node.name] = next((result[one.name] for one in reversed([*readers(node)])), "unread")
     return result
 
 
