@@ -153,11 +153,13 @@ class Tried:
         return tensors_in(outputs)[0].detach()[:, LENGTH - 1 :]
 
 
-def plans_of(name: str, model: nn.Module, ids: Tensor, budget: str) -> tuple[list[Row], dict[str, dict[str, float]]]:
+def plans_of(
+    name: str, model: nn.Module, ids: Tensor, budget: str, options: dict[str, str]
+) -> tuple[list[Row], dict[str, dict[str, float]]]:
     """Every plan's flips, predicted and counted; {format: {part: share}} of casts."""
     rows, shares = list[Row](), dict[str, dict[str, float]]()
     inputs = {"input_ids": ids} if name == "Llama" else ids
-    audit = auditor.audit(model, inputs, generate=STEPS, max_error=BUDGETS[budget])
+    audit = auditor.audit(model, inputs, generate=STEPS, max_error=BUDGETS[budget], **options)
     assert audit.generation is not None
     for plan in audit.plans.values():
         if (found := plan.generated) is None or found.flips is None or plan.name == "fp32":
@@ -194,12 +196,15 @@ def parts_tried(name: str, model: nn.Module, ids: Tensor, shares: dict[str, dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--quick", action="store_true", help="only BF16 with cast weights, and nothing kept in FP32")
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    for name in parser.parse_args().models:
+    given = parser.parse_args()
+    options = {"formats": "bf16", "strategies": "cast"} if given.quick else {}
+    for name in given.models:
         plans, (model, ids) = list[Row](), MODELS[name]()
-        for budget in BUDGETS:
-            found, shares = plans_of(name, model, ids, budget)
+        for budget in [*BUDGETS][: 1 if given.quick else None]:
+            found, shares = plans_of(name, model, ids, budget, options)
             plans += found
             report(f"tokens_{name.lower()}_plans", plans, PLANS)
             if budget == "nothing kept":

@@ -197,15 +197,13 @@ def stored_caches(
     return tuple(result)
 
 
-def recommend_cache(
-    caches: Sequence[StoredCache], limits: Sequence[Criterion], plan: TokenComparison | None
-) -> str | None:
-    """The smallest cache that, together with a plan, meets the limits on KL and top tokens; None without limits.
+def recommend_cache(caches: Sequence[StoredCache], limits: Sequence[Criterion], *plan: TokenComparison) -> str | None:
+    """The smallest cache that, with the plan if given, meets the limits on KL and top tokens; None without limits.
 
     Losses of cache and plan are added: exact to leading order for KL if independent, an overestimate for flips.
     """
     for one in sorted(caches, key=lambda one: (one.fixed_bytes + one.bytes_per_token, one.generated.kl)):
-        both = [one.generated] if plan is None else [one.generated, plan]
+        both = (one.generated, *plan)
         values = {"kl": math.fsum(math.inf if x.kl is None else x.kl for x in both)}
         values["top1"] = 1 - math.fsum(1 - (x.same_top or 0.0) for x in both)
         if limits and all(limit.holds(values[limit.kind]) for limit in limits):

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,6 +21,9 @@ from ..records import Batch
 MASKS = ("attention_mask", "decoder_attention_mask")
 LEAST = 2
 """Minimum tokens of a prompt: a single token does not test the attention to earlier tokens."""
+
+cannot_generate = partial(LoadError, slug="cannot-generate")
+"""The error for a model or inputs that generation does not support."""
 
 Choose = Callable[[int, torch.Tensor], torch.Tensor]
 """(step, logits [prompts, vocabulary]) -> the next tokens [prompts]."""
@@ -85,11 +89,6 @@ def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
     if int(result.mask.sum(1).min()) < LEAST:
         raise cannot_generate(f"a prompt has fewer than {LEAST} tokens: give longer prompts for --generate")
     return result
-
-
-def cannot_generate(message: str) -> LoadError:
-    """The error for a model or inputs that generation does not support."""
-    return LoadError(message, slug="cannot-generate")
 
 
 def _check_ids(model: nn.Module, ids: Any) -> torch.Tensor:

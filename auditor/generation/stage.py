@@ -33,8 +33,6 @@ from ..verify import Runs
 from .compare import Decoding, ReferenceTokens, expected_flips, figures, recommend_cache, stored_caches
 from .decode import cannot_generate, prompts_of
 
-REST = "activations and the rest"
-
 
 @dataclass(frozen=True)
 class GenerationReference:
@@ -57,7 +55,8 @@ class GenerationReference:
 
     def record(self, plan: Plan | None) -> Generation:
         """The record of the generation, with the recommended cache. plan: the recommended plan."""
-        cache = recommend_cache(self.caches, self.limits, plan.generated if plan is not None else None)
+        beside = () if plan is None or plan.generated is None else (plan.generated,)
+        cache = recommend_cache(self.caches, self.limits, *beside)
         texts, counted = sum(len(one.tokens) for one in self.checks), sum(int(one.counts.sum()) for one in self.checks)
         return Generation(texts, self.decoding.steps, counted, self.decoding.temperature, self.caches, cache)
 
@@ -155,9 +154,9 @@ def parts_of(capture: Capture) -> dict[str, str]:
             "rotary tables": node in rotary or node in angles,
             "residual sums": row.sum,
         }
-        result[node.name] = next((part for part, is_one in parts.items() if is_one), REST)
+        result[node.name] = next((part for part, is_one in parts.items() if is_one), "activations and the rest")
     for node in (node for node in nodes if node.name not in result):
-        result[node.name] = next((result[one.name] for one in reversed([*readers(node)])), REST)
+        result[node.name] = next((result[one.name] for one in reversed([*readers(node)])), "unread")
     return result
 
 

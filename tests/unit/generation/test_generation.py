@@ -304,7 +304,7 @@ def test_the_recommended_cache_is_the_smallest_that_meets_the_limits_beside_the_
         ("kl <= 0.0055; top1 >= 0.99", "fp8_e4m3", None),
     ]:
         limits = criteria_of({"logits": text})
-        assert (recommend_cache(caches, limits, None), recommend_cache(caches, limits, plan)) == (alone, beside)
+        assert (recommend_cache(caches, limits), recommend_cache(caches, limits, plan)) == (alone, beside)
         assert recommend_cache(caches, limits, TokenComparison(None, failure="no")) is None
     assert recommend_cache(caches, (), plan) is None
 
