@@ -105,20 +105,13 @@ def lift_words(audit: Audit) -> Iterator[str]:
 
 
 def _cache_words(audit: Audit) -> Iterator[str]:
-    """A sentence on the recommended format of the key-value cache, with its memory; nothing without a cache."""
-    made = audit.generation
-    if made is None or not made.caches:
-        return
-    plan = audit.plans.get(audit.recommended or "")
-    beside = f"beside {plan_title(plan)}" if plan is not None else "beside FP32"
-    best = next((one for one in made.caches if one.stored == made.recommended_cache), None)
-    if best is None:
-        formats = ", ".join(label(one.stored) for one in made.caches)
-        yield f"Key-value cache: none of {formats} meets a limit of KL or of top tokens {beside}."
-    else:
+    """A sentence on the recommended format of the key-value cache, with its memory; nothing if none is recommended."""
+    made, plan = audit.generation, audit.plans.get(audit.recommended or "")
+    for best in (one for one in made.caches if one.stored == made.recommended_cache) if made is not None else ():
         yield (
-            f"Key-value cache: {label(best.stored)} is the smallest within the limits {beside}. It adds "
-            f"{best.generated.flips or 0:.3g} flips per 1,000 tokens; {LENGTHS[1]:,} tokens take {_size(best, LENGTHS[1])}."
+            f"Key-value cache: {label(best.stored)} is the smallest within the limits beside "
+            f"{'FP32' if plan is None else plan_title(plan)}. It adds {best.generated.flips or 0:.3g} flips per 1,000 "
+            f"tokens; {LENGTHS[1]:,} tokens take {_size(best, LENGTHS[1])}."
         )
 
 

@@ -52,7 +52,7 @@ BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
     "cli": (1370, "settings"),
-    "criteria": (1160, "criteria"),
+    "criteria": (1120, "criteria"),
     "document": (900, "document"),
     "execution": (1290, "execution"),
     "fleet": (440, "fleet"),
@@ -68,16 +68,16 @@ BUDGET = {
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1240, "rehearsal"),
-    "report": (3280, "report"),
+    "report": (3290, "report"),
     "rulebook": (2400, "rules"),
-    "score": (290, "criteria"),
+    "score": (280, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
     "verify": (900, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33330, 203, 24
+LINES, FILES, ROOMS = 33310, 203, 24
 """Of all of them."""
 
 
