@@ -131,7 +131,7 @@ def strict(written: str) -> bool:
 @dataclass(frozen=True)
 class Criterion:
     """An error measure with a limit for one output. output: a name in the model's return value; the name of a container
-    or a pattern with `*` covers several, and the worst counts. kind: a name in KINDS, or that of `function`."""
+    or a pattern with `*` covers several, and the worst counts. kind: a name in KINDS, or `function`'s name."""
 
     output: str
     kind: str

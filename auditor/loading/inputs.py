@@ -271,7 +271,7 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
 
 
 def _of_hugging_face(model: Any) -> dict[str, Tensor]:
-    """Inputs of a Hugging Face model, by name. Raises: AttributeError or TypeError if its config lacks a value."""
+    """Inputs of a Hugging Face model, by name. Raises: AttributeError or TypeError if its config does not suffice."""
     config = model.config
 
     def tokens() -> Tensor:
