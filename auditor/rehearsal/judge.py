@@ -85,15 +85,14 @@ def _module(skipped: Sequence[NonFiniteStep]) -> str | None:
 def _behind(run: RecipeRun, fp32: RecipeRun) -> str:
     """A sentence if the final loss exceeds FP32's by more than BEHIND of FP32's progress and than the scatter; else
     ""."""
-    count = max(len(fp32.losses) // 10, 1)
-    own, whole = run.losses[-count:], fp32.losses[-count:]
-    if not all(map(math.isfinite, own)):
+    if not all(map(math.isfinite, run.final)):
         return "its final loss is Inf or NaN"
-    gaps = [a - b for a, b in zip(own, whole, strict=True)]
-    gap, progress = statistics.fmean(gaps), statistics.fmean(fp32.losses[:count]) - statistics.fmean(whole)
+    gaps = [a - b for a, b in zip(run.final, fp32.final, strict=True)]
+    last, whole, count = run.last_loss(), fp32.last_loss(), len(gaps)
+    progress = statistics.fmean(fp32.losses[:count]) - whole
     scatter = 2 * statistics.stdev(gaps) / math.sqrt(count) if count > 1 else 0.0
-    behind = gap > max(BEHIND * abs(progress), scatter, 1e-3 * abs(statistics.fmean(whole)))
-    return f"its final loss is {statistics.fmean(own):.4g}, FP32's {statistics.fmean(whole):.4g}" if behind else ""
+    behind = last - whole > max(BEHIND * abs(progress), scatter, 1e-3 * abs(whole))
+    return f"its final loss is {last:.4g}, FP32's {whole:.4g}" if behind else ""
 
 
 def _harm(run: RecipeRun, fp32: RecipeRun, what: str) -> tuple[float, str]:

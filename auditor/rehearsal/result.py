@@ -112,10 +112,15 @@ class RecipeRun:
         known = [(n, x) for n, x in rows if x is not None]
         return sum(n * x for n, x in known) / sum(n for n, _ in known) if known else None
 
+    @property
+    def final(self) -> list[float]:
+        """The losses of the last tenth of the steps; at least eight losses, or half of them in a run of under 16 steps."""
+        count = max(len(self.losses) // 10, min(len(self.losses) // 2, 8), 1)
+        return self.losses[-count:]
+
     def last_loss(self) -> float:
-        """The mean loss over the last tenth of the steps."""
-        last = self.losses[-max(len(self.losses) // 10, 1) :]
-        return sum(last) / len(last) if last else math.nan
+        """The mean of the final losses."""
+        return sum(self.final) / len(self.final) if self.final else math.nan
 
 
 @dataclass(frozen=True)
