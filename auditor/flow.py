@@ -120,7 +120,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         regions=of_verdicts(relative.regions, captured, judged.verdicts),
         planned=planned,
         evaluation=score.evaluation if score else None,
-        generation=generating.reference if generating else None,
+        generation=generating.record(planned.plans.get(recommended or "")) if generating else None,
         recommended=recommended,
         recommendation=reason,
         followed=followed,

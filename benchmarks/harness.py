@@ -76,6 +76,7 @@ def machine() -> dict[str, Any]:
     """What the numbers depend on, and nothing that names an owner."""
     return {
         "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 1),

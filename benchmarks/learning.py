@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import pydoc_data.topics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,9 +20,24 @@ from auditor.artefact.runtime import DTYPES
 from auditor.capture.emulation import emulate
 from auditor.numerics.casting import round_to
 from auditor.records import Objective, Subject
+from benchmarks.trained_models import sentence_encoder
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 BATCH, LENGTH = 32, 64
+MODULES = (
+    "argparse",
+    "ast",
+    "asyncio",
+    "inspect",
+    "logging",
+    "math",
+    "shutil",
+    "ssl",
+    "statistics",
+    "tarfile",
+    "typing",
+)
+"""Modules of Python whose docstrings are told apart."""
 
 Batch = tuple[Tensor, Tensor]
 
@@ -38,7 +54,9 @@ class Task:
 
 
 def task(name: str) -> Task:
-    """01_digits_attention, 03_handwritten_transformer or 04_digits_resnet, from scratch."""
+    """01_digits_attention, 03_handwritten_transformer or 04_digits_resnet, from scratch; minilm_l6, from its package's weights."""
+    if name == "minilm_l6":
+        return Task(name, Topics, nn.functional.cross_entropy, _docstrings, 5e-5)
     module = _module(name)
     if name.startswith("03"):
         return Task(name, lambda: module.CharacterLM(depth=2), next_character, _text(module), 2e-3)
@@ -80,6 +98,37 @@ def _text(module: ModuleType) -> Callable[[int], Iterator[Batch]]:
             yield windows[:, :-1], windows[:, 1:]
 
     return batches
+
+
+class Topics(nn.Module):
+    """A sentence encoder, its table of words frozen, with a new layer that says which module a docstring is from.
+
+    Token ids [n, t] -> [n, modules].
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, _ = sentence_encoder()
+        self.encoder.embeddings.word_embeddings.requires_grad_(False)
+        self.head = nn.Linear(384, len(MODULES))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.encoder(ids, (ids != 0).long()).pooler_output)
+
+
+def _docstrings(seed: int) -> Iterator[Batch]:
+    _, tokens = sentence_encoder()
+    known = [
+        (text, label)
+        for label, name in enumerate(MODULES)
+        for one in vars(importlib.import_module(name)).values()
+        if callable(one) and str(getattr(one, "__module__", "")).startswith(name) and (text := inspect.getdoc(one))
+    ]
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        rows = [known[i] for i in torch.randint(len(known), (BATCH // 8,), generator=generator).tolist()]
+        ids, _ = tokens(*(text for text, _ in rows))
+        yield ids, torch.tensor([label for _, label in rows])
 
 
 def fresh(learning: Task, seed: int) -> nn.Module:

@@ -1,17 +1,20 @@
 """Predicted token flips, and the parts they come from, against what is counted: `python -m benchmarks.tokens`.
 
 Three language models of characters, trained on Python's help topics: the transformer of examples/language, and a Llama and
-a GRU that are trained here in a minute each. Each plan decodes 64 held-out prompts x 80 tokens. Parts are then tried one by
-one in a run over FP32's text: only this part low, and all parts low but this one.
+a GRU that are trained here in a minute each. Each plan decodes 32 held-out prompts x 160 tokens. Half of the prompts are
+expected to flip within ln 2 / (predicted flips per token), as if flips were independent. Parts are then tried one by one in
+a run over FP32's text: only this part low, and all parts low but this one.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import pydoc_data.topics
 import runpy
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ import auditor
 from auditor.criteria.criterion import Criterion
 from auditor.criteria.values import value
 from auditor.execution.execute import Executor, Run, SomeLow
-from auditor.generation.stage import WEIGHTS, parts_of
+from auditor.generation.stage import parts_of
 from auditor.measure.alone import rounder
 from auditor.measure.measure import Measurement
 from auditor.numerics.casting import widen
@@ -30,12 +33,12 @@ from auditor.numerics.nodes import tensors_in
 from benchmarks.harness import Row, report
 from tests.support.subjects import measurement_of
 
-PROMPTS, LENGTH, STEPS = 64, 24, 80
+PROMPTS, LENGTH, STEPS = 32, 24, 160
 HERE = Path(__file__).resolve().parents[1]
 KL, TOP = Criterion("", "kl", 0.0), Criterion("", "top1", 1.0)
 BUDGETS = {"nothing kept": 0.1, "few flips": 0.002}
 PLANS = {"model": "", "plan": "", "tokens": "", "kl": ".1e", "flips": ".2f", "low": ".2f", "high": ".2f"}
-PLANS |= {"predicted": ".2f", "inside": ""}
+PLANS |= {"predicted": ".2f", "inside": "", "first": "", "expected": ".0f"}
 PARTS = {"model": "", "format": "", "part": "", "share": ".2f", "kl alone": ".1e", "flips alone": ".1f"}
 PARTS |= {"kl without": ".1e", "flips without": ".1f"}
 
@@ -56,15 +59,15 @@ class Gru(nn.Module):
         return self.head(hidden), state
 
 
-def llama(vocabulary: int) -> nn.Module:
+def llama(vocabulary: int, width: int = 128, layers: int = 4) -> nn.Module:
     import transformers
 
     return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=vocabulary,
-            hidden_size=128,
-            intermediate_size=352,
-            num_hidden_layers=4,
+            hidden_size=width,
+            intermediate_size=11 * width // 4,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             max_position_embeddings=256,
             bos_token_id=None,
@@ -86,7 +89,7 @@ def text() -> tuple[Tensor, int]:
 
 
 def trained(make: Callable[[int], nn.Module], steps: int = 500) -> tuple[nn.Module, Tensor]:
-    """The model after some steps of Adam on nine tenths of the text, and prompts [64, 24] from the rest."""
+    """The model after some steps of Adam on nine tenths of the text, and prompts [32, 24] from the rest."""
     torch.manual_seed(0)
     ids, vocabulary = text()
     learned, held_out = ids[: -len(ids) // 10], ids[-len(ids) // 10 :]
@@ -111,7 +114,7 @@ def characters() -> tuple[nn.Module, Tensor]:
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "transformer": characters,
-    "Llama": lambda: trained(llama),
+    "Llama": lambda: trained(partial(llama, width=64, layers=2), steps=300),
     "GRU": lambda: trained(Gru),
 }
 
@@ -150,21 +153,25 @@ class Tried:
         return tensors_in(outputs)[0].detach()[:, LENGTH - 1 :]
 
 
-def plans_of(name: str, model: nn.Module, ids: Tensor) -> tuple[list[Row], dict[str, dict[str, float]]]:
-    """Every plan's flips, predicted and counted; {format: {part: share}} of the cast that keeps nothing."""
+def plans_of(
+    name: str, model: nn.Module, ids: Tensor, budget: str, options: dict[str, str]
+) -> tuple[list[Row], dict[str, dict[str, float]]]:
+    """Every plan's flips, predicted and counted; {format: {part: share}} of casts."""
     rows, shares = list[Row](), dict[str, dict[str, float]]()
-    for budget, most in BUDGETS.items():
-        audit = auditor.audit(model, {"input_ids": ids} if name == "Llama" else ids, generate=STEPS, max_error=most)
-        assert audit.generation is not None
-        for plan in audit.plans.values():
-            if (found := plan.generated) is None or found.flips is None or plan.name == "fp32":
-                continue
-            inside = found.flips_low <= (found.predicted_flips or 0.0) <= found.flips_high  # type: ignore[operator]
-            flips = {"flips": found.flips, "low": found.flips_low, "high": found.flips_high}
-            row = {"model": name, "plan": f"{plan.name}, {budget}", "tokens": audit.generation.tokens, "kl": found.kl}
-            rows.append(row | flips | {"predicted": found.predicted_flips, "inside": "yes" if inside else "no"})
-            if plan.strategy == "cast" and budget in list(BUDGETS)[:1]:
-                shares[plan.format] = {one.part: one.share for one in found.parts}
+    inputs = {"input_ids": ids} if name == "Llama" else ids
+    audit = auditor.audit(model, inputs, generate=STEPS, max_error=BUDGETS[budget], **options)
+    assert audit.generation is not None
+    for plan in audit.plans.values():
+        if (found := plan.generated) is None or found.flips is None or plan.name == "fp32":
+            continue
+        inside = found.flips_low <= (found.predicted_flips or 0.0) <= found.flips_high  # type: ignore[operator]
+        flips = {"flips": found.flips, "low": found.flips_low, "high": found.flips_high}
+        row = {"model": name, "plan": f"{plan.name}, {budget}", "tokens": audit.generation.tokens, "kl": found.kl}
+        row |= flips | {"predicted": found.predicted_flips, "inside": "yes" if inside else "no"}
+        expected = 1000 * math.log(2) / (found.predicted_flips or math.inf)
+        rows.append(row | {"first": found.first_flip or "none", "expected": expected})
+        if plan.strategy == "cast":
+            shares[plan.format] = {one.part: one.share for one in found.parts}
     return rows, shares
 
 
@@ -175,7 +182,7 @@ def parts_tried(name: str, model: nn.Module, ids: Tensor, shares: dict[str, dict
     rows = list[Row]()
     for format, stated in shares.items():
         tried = Tried(measured, format)
-        every = set(tried.of.values()) - {WEIGHTS}
+        every = {tried.of[name] for name in measured.capture.nodes}
         kl, flips = tried(every)
         about = {"model": name, "format": format}
         rows.append(about | dict(zip(PARTS, (name, format, "all", 1.0, kl, flips, 0.0, 0.0), strict=True)))
@@ -189,16 +196,19 @@ def parts_tried(name: str, model: nn.Module, ids: Tensor, shares: dict[str, dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--quick", action="store_true", help="only BF16 with cast weights, and nothing kept in FP32")
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    plans, parts = list[Row](), list[Row]()
-    for name in parser.parse_args().models:
-        model, ids = MODELS[name]()
-        found, shares = plans_of(name, model, ids)
-        plans += found
-        report("tokens_plans", plans, PLANS)
-        parts += parts_tried(name, model, ids, shares)
-        report("tokens_parts", parts, PARTS)
+    given = parser.parse_args()
+    options = {"formats": "bf16", "strategies": "cast"} if given.quick else {}
+    for name in given.models:
+        plans, (model, ids) = list[Row](), MODELS[name]()
+        for budget in [*BUDGETS][: 1 if given.quick else None]:
+            found, shares = plans_of(name, model, ids, budget, options)
+            plans += found
+            report(f"tokens_{name.lower()}_plans", plans, PLANS)
+            if budget == "nothing kept":
+                report(f"tokens_{name.lower()}_parts", parts_tried(name, model, ids, shares), PARTS)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,16 @@ def speech(start: float, seconds: float) -> Tensor:
 
 
 def minilm_l6() -> Trained:
+    model, tokens = sentence_encoder()
+    return (
+        model,
+        tokens("Mixed precision halves the memory traffic of a network, and may overflow.", "A short one."),
+        tokens("Her bicycle had stood in the rain for weeks and still worked.", "Nobody had asked."),
+    )
+
+
+def sentence_encoder() -> tuple[nn.Module, Callable[..., Args]]:
+    """MiniLM-L6, and a function that turns sentences into its arguments: token ids, 0 behind the end, and their mask."""
     absent("torchaudio")
     from transformers import BertModel, BertTokenizerFast
 
@@ -80,14 +90,10 @@ def minilm_l6() -> Trained:
     tokenizer = BertTokenizerFast.from_pretrained(place)
 
     def tokens(*sentences: str) -> Args:
-        found = tokenizer(list(sentences), padding=True, return_tensors="pt")
+        found = tokenizer(list(sentences), padding=True, truncation=True, max_length=24, return_tensors="pt")
         return found["input_ids"], found["attention_mask"]
 
-    return (
-        BertModel.from_pretrained(place, attn_implementation="sdpa"),
-        tokens("Mixed precision halves the memory traffic of a network, and may overflow.", "A short one."),
-        tokens("Her bicycle had stood in the rain for weeks and still worked.", "Nobody had asked."),
-    )
+    return BertModel.from_pretrained(place, attn_implementation="sdpa"), tokens
 
 
 def efficientnet_lite0() -> Trained:

@@ -1,4 +1,4 @@
-"""Criteria: limits that the user sets on the error of one output. Importing this needs no torch."""
+"""Criteria: limits that the user sets on the error of one output. Importing this package needs no torch."""
 
 from .criterion import KINDS, Criterion, criteria_of
 

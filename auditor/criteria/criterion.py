@@ -1,5 +1,5 @@
-"""A criterion: an output, an error measure and its limit; the table of measures, the noise floor of FP32, and the
-parser."""
+"""Criteria: an output, an error measure and its limit. Also the table of measures, the noise floor of FP32, and the
+parser of criteria."""
 
 from __future__ import annotations
 
@@ -16,112 +16,81 @@ from ..errors import AuditorError, LoadError, suggest
 AT_MOST, AT_LEAST = "<=", ">="
 
 NOTHING = 2.0
-"""Share of a limit that allows no error and is exceeded; the error is added, so that larger errors rank as worse."""
+"""Share of an exceeded limit that allows no error. The error is added to it, so that larger errors rank as worse."""
 
 Options = tuple[tuple[str, "int | float | str"], ...]
-"""Arguments of a kind in brackets: names and values, in the order of its row."""
+"""Arguments of a kind, in brackets: (name, value) pairs in the order of `Kind.takes`."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """An error measure that a criterion can limit. Units: `unit`; a limit lies within [least, most].
+    """An error measure that a criterion can limit, in units of `unit`. A limit lies between `best`, the value for equal
+    outputs, and `worst`.
 
-    sign: whether values must stay below or above the limit. says: its description. takes: {argument in brackets: its
-    type, or its allowed words}. squares: the measure grows with the square of an error, so that independent errors add
-    up. floating, discrete: the outputs it is defined for. best: its value for equal outputs.
+    says: a description. takes: {argument in brackets: its type, or its allowed words}. squares: the measure grows
+    with the square of an error, so that independent errors add up. discrete: whether it suits discrete outputs too.
     """
 
     name: str
     unit: str
     says: str
-    sign: str = AT_MOST
     takes: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
     squares: bool = False
-    floating: bool = True
     discrete: bool = False
-    least: float = 0.0
-    most: float = math.inf
     best: float = 0.0
+    worst: float = math.inf
 
-    def holds(self, value: float, limit: float) -> bool:
-        """Whether a value meets a limit; NaN does not."""
-        return value <= limit if self.sign == AT_MOST else value >= limit
-
-    def share(self, value: float, limit: float) -> float:
-        """The value divided by its limit, proportional to the size of the error; at most 1 if the limit holds.
-
-        A measure that grows with the square of the error gives the square root of the quotient. NOTHING is for limits
-        that allow no error.
-        """
-        if math.isnan(value):
-            return math.inf
-        lost, allowed = self._loss(value), self._loss(limit)
-        if allowed <= 0:
-            return 0.0 if self.holds(value, limit) else NOTHING + lost
-        result = lost / allowed
-        result = math.sqrt(max(result, 0.0)) if self.squares else max(result, 0.0)
-        return min(result, 1.0) if self.holds(value, limit) else max(result, math.nextafter(1, 2))
-
-    def _loss(self, value: float) -> float:
-        if self.sign == AT_MOST:
-            return value
-        return 10 ** (-value / 20) if math.isinf(self.best) else self.best - value
+    @property
+    def sign(self) -> str:
+        """`<=` if values above the limit violate it, `>=` if values below do."""
+        return AT_MOST if self.best < self.worst else AT_LEAST
 
 
 _DIM: Mapping[str, type | tuple[str, ...]] = {"dim": int}
+_IOU: Mapping[str, type | tuple[str, ...]] = {"form": ("xyxy", "xywh", "cxcywh"), "over": ("min", "mean")}
+_of_one = partial(Kind, best=1.0, worst=0.0)
 
-_AT_MOST = (
+_KINDS = (
     Kind("rel_l2", "1", "L2 norm of the difference over the L2 norm of the reference, over all entries"),
     Kind("max_abs", "of the output", "largest difference of any entry"),
     Kind("mean_abs", "of the output", "mean difference of all entries"),
     Kind("rel_max", "1", "largest difference of any entry over the largest magnitude of the reference"),
-    Kind(
-        "kl", "nats", "Kullback-Leibler divergence of the softmax of each row, mean over rows", takes=_DIM, squares=True
-    ),
-    Kind("nats", "nats", "largest difference of any entry of the log_softmax of a row", takes=_DIM),
+    Kind("kl", "nats", "Kullback-Leibler divergence of the softmax of each row, mean over rows", _DIM, squares=True),
+    Kind("nats", "nats", "largest difference of any entry of the log_softmax of a row", _DIM),
     Kind(
         "flips",
         "1",
         "share of entries that differ; for floats, of entries whose sign, or side of `threshold`, differs",
-        takes={"threshold": float},
+        {"threshold": float},
         discrete=True,
-        most=1.0,
+        worst=1.0,
     ),
-)
-_of_one = partial(Kind, sign=AT_LEAST, most=1.0, best=1.0)
-_AT_LEAST = (
-    _of_one("top1", "1", "share of rows whose largest entry is at the same position", takes=_DIM),
+    _of_one("top1", "1", "share of rows whose largest entry is at the same position", _DIM),
     _of_one(
         "topk",
         "1",
         "share of a row's `k` largest entries that remain among its `k` largest, mean over rows",
-        takes={"k": int, **_DIM},
+        {"k": int, **_DIM},
     ),
     _of_one(
-        "cosine",
-        "1",
-        "cosine of the angle between a row and its reference, mean over rows",
-        takes=_DIM,
-        squares=True,
-        least=-1.0,
+        "cosine", "1", "cosine of the angle between a row and its reference, mean over rows", _DIM, True, worst=-1.0
     ),
     _of_one(
         "iou",
         "1",
         "intersection over union of each box (the last dimension, by default `xyxy`): the smallest, or their `mean`",
-        takes={"form": ("xyxy", "xywh", "cxcywh"), "over": ("min", "mean")},
+        _IOU,
     ),
     Kind(
         "psnr",
         "dB",
         "10 log10(peak^2 / mean squared difference); `peak` is by default the range of the reference",
-        sign=AT_LEAST,
-        takes={"peak": float},
-        least=-math.inf,
+        {"peak": float},
         best=math.inf,
+        worst=-math.inf,
     ),
 )
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_AT_MOST, *_AT_LEAST)}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 """{name: kind}."""
 
 FUNCTION = Kind(
@@ -137,10 +106,10 @@ FLOOR = 3.0
 
 
 def floor_of(error: float, joint: float) -> float:
-    """The noise floor: errors up to this size are ignored, since repeated FP32 runs differ by as much.
+    """The noise floor: errors up to this size are ignored, since repeated FP32 runs differ by a third of it.
 
-    error: of repeated runs, by the budget's measure; joint: their relative L2 over all outputs. 0 if repeated runs have
-    so little in common that every plan would pass.
+    error: between repeated runs, by the budget's measure; joint: their relative L2 error over all outputs. The result
+    is 0 if repeated runs differ so much that every plan would pass.
     """
     return FLOOR * error if FLOOR * joint < 1 and math.isfinite(error) else 0.0
 
@@ -155,14 +124,14 @@ def name_of(function: object) -> str:
 
 
 def strict(written: str) -> bool:
-    """Whether a criterion, as text, allows no error at all."""
+    """Whether the criterion with this text allows no error at all."""
     return written.endswith(" <= 0") or (written.endswith(" >= 1") and ": psnr" not in written)
 
 
 @dataclass(frozen=True)
 class Criterion:
     """An error measure with a limit for one output. output: a name in the model's return value; the name of a container
-    or a pattern with `*` covers several, of which the worst counts. kind: of KINDS, or `function`'s name."""
+    or a pattern with `*` covers several, and the worst counts. kind: a name in KINDS, or `function`'s name."""
 
     output: str
     kind: str
@@ -172,7 +141,7 @@ class Criterion:
 
     @property
     def how(self) -> Kind:
-        """The criterion's row of KINDS."""
+        """The criterion's row of KINDS, or FUNCTION."""
         return FUNCTION if self.function is not None else KINDS[self.kind]
 
     @property
@@ -184,10 +153,10 @@ class Criterion:
     @property
     def allows_nothing(self) -> bool:
         """Whether the limit allows no difference at all."""
-        return self.limit == (0.0 if self.how.sign == AT_MOST else self.how.best)
+        return self.limit == self.how.best
 
     def option(self, name: str, default: Any) -> Any:
-        """The value of a named argument in brackets."""
+        """The value of an argument in brackets, or the default."""
         return dict(self.options).get(name, default)
 
     def speaks_of(self, name: str) -> bool:
@@ -196,12 +165,29 @@ class Criterion:
         return name == wanted or name.startswith(f"{wanted}.") or ("*" in wanted and fnmatchcase(name, wanted))
 
     def holds(self, value: float) -> bool:
-        """Whether a value meets the limit."""
-        return self.how.holds(value, self.limit)
+        """Whether a value meets the limit; NaN does not."""
+        return value <= self.limit if self.how.sign == AT_MOST else value >= self.limit
 
     def share(self, value: float) -> float:
-        """The value divided by the limit, see Kind.share."""
-        return self.how.share(value, self.limit)
+        """The error divided by the largest allowed error; at most 1 if the limit holds, else above 1.
+
+        If the measure grows with the square of the error, this is the square root of the quotient. If the limit allows
+        no error, a violation gives NOTHING plus the error.
+        """
+        if math.isnan(value):
+            return math.inf
+        lost, allowed = self._loss(value), self._loss(self.limit)
+        if allowed <= 0:
+            return 0.0 if self.holds(value) else NOTHING + lost
+        result = max(lost / allowed, 0.0)
+        result = math.sqrt(result) if self.how.squares else result
+        return min(result, 1.0) if self.holds(value) else max(result, math.nextafter(1, 2))
+
+    def _loss(self, value: float) -> float:
+        best = self.how.best
+        if math.isinf(best):
+            return float(10 ** (-value / 20))
+        return value - best if self.how.sign == AT_MOST else best - value
 
     def __str__(self) -> str:
         return f"{self.output}: {self.measure_text} {self.how.sign} {self.limit:.12g}"
@@ -209,6 +195,7 @@ class Criterion:
 
 GRAMMAR = "write 'OUTPUT: KIND <= X', such as 'logits: kl <= 0.01'"
 SLUG = "bad-criterion"
+bad_criterion = partial(AuditorError, slug=SLUG)
 WANTED = "criteria of {!r} are strings such as 'max_abs <= 0.5', or (function, limit), not"
 
 _LINE = re.compile(r"(?P<kind>[^<>=(]+?)\s*(?:\((?P<said>[^()]*)\))?\s*(?P<sign><=|>=)\s*(?P<limit>\S+)", re.DOTALL)
@@ -217,16 +204,14 @@ _LINE = re.compile(r"(?P<kind>[^<>=(]+?)\s*(?:\((?P<said>[^()]*)\))?\s*(?P<sign>
 def criteria_of(given: Any) -> tuple[Criterion, ...]:
     """Criteria from strings `OUTPUT: KIND <= X`, or from {output: `KIND <= X`, (function, limit), or a list of these}.
 
-    A string may hold several, separated by `;`. A kind may be a function, as `f.py:name`. Raises:
+    A string may contain several criteria, separated by `;`. KIND may be a function, such as `f.py:name`. Raises:
     AuditorError(slug="bad-criterion").
     """
     result = () if given is None else tuple(_each(given))
     seen: dict[tuple[str, str], Criterion] = {}
     for one in result:
         if (key := (one.output, one.measure_text)) in seen:
-            raise AuditorError(
-                f"two criteria set {one.output}: {one.measure_text}: '{seen[key]}' and '{one}'", slug=SLUG
-            )
+            raise bad_criterion(f"two criteria set {one.output}: {one.measure_text}: '{seen[key]}' and '{one}'")
         seen[key] = one
     return result
 
@@ -240,13 +225,12 @@ def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
         for text in texts or [given]:  # an empty text would set no limit
             name, colon, rest = (output, ":", text) if output else text.partition(":")
             if not (texts and colon and name.strip()):
-                raise AuditorError(f"cannot parse the criterion {text!r}: {GRAMMAR}", slug=SLUG)
+                raise bad_criterion(f"cannot parse the criterion {text!r}: {GRAMMAR}")
             yield _parse_criterion(name.strip(), rest.strip())
     elif isinstance(given, Mapping) and output is None:
         for name, said in given.items():
             if type(name) not in (str, int):
-                wrong = f"an output is named by a string or a position, not by {name!r}: {GRAMMAR}"
-                raise AuditorError(wrong, slug=SLUG)
+                raise bad_criterion(f"an output is named by a string or a position, not by {name!r}: {GRAMMAR}")
             yield from _each(said, str(name))
     elif output is not None and isinstance(given, tuple) and len(given) == 2 and callable(given[0]):
         function, limit = given
@@ -256,7 +240,7 @@ def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
             yield from _each(one, output)
     else:
         what = "criteria are strings or a dict by output, not" if output is None else WANTED.format(output)
-        raise AuditorError(f"{what} {given!r:.80}" + (f": {GRAMMAR}" if output is None else ""), slug=SLUG)
+        raise bad_criterion(f"{what} {given!r:.80}" + (f": {GRAMMAR}" if output is None else ""))
 
 
 def _parse_criterion(output: str, text: str) -> Criterion:
@@ -267,7 +251,7 @@ def _parse_criterion(output: str, text: str) -> Criterion:
     """
     match = _LINE.fullmatch(text)
     if match is None:
-        raise AuditorError(f"cannot parse the criterion {f'{output}: {text}'!r}: {GRAMMAR}", slug=SLUG)
+        raise bad_criterion(f"cannot parse the criterion {f'{output}: {text}'!r}: {GRAMMAR}")
     kind, function = match["kind"].strip(), None
     if ":" in kind:
         from ..loading.target import named_in, parse
@@ -287,38 +271,35 @@ def make_criterion(
     said: str | None = None,
     function: Function | None = None,
 ) -> Criterion:
-    """A criterion, once its measure, direction, limit and arguments have been checked together."""
+    """Build a criterion. Raises: AuditorError(slug="bad-criterion") for a bad measure, direction, limit or argument."""
     if function is None and kind not in KINDS:
         hint = f": {close}" if (close := suggest(kind, KINDS)) else "."
-        raise AuditorError(f"{kind!r} is not a criterion{hint} Available: {', '.join(KINDS)}", slug=SLUG)
+        raise bad_criterion(f"{kind!r} is not a criterion{hint} Available: {', '.join(KINDS)}")
     criterion = Criterion(output, kind, math.nan, () if function else _options(KINDS[kind], said), function)
     limit = _number(limit, f"the limit of '{output}: {criterion.measure_text}'")
     criterion, how = replace(criterion, limit=limit), criterion.how
     if sign is not None and sign != how.sign:
         more = "higher" if how.sign == ">=" else "lower"
-        raise AuditorError(
-            f"{more} values of {kind} are better: write '{criterion}'. {kind}: {how.says}"[:400], slug=SLUG
-        )
-    if not how.least <= criterion.limit <= how.most or math.isinf(criterion.limit):
-        within = f"from {how.least:g} to {how.most:g}" if math.isfinite(how.most) else "0 or more, and finite"
-        raise AuditorError(f"the limit of {kind} must be {within}, not {criterion.limit:g}", slug=SLUG)
+        raise bad_criterion(f"{more} values of {kind} are better: write '{criterion}'. {kind}: {how.says}"[:400])
+    least, most = sorted((how.best, how.worst))
+    if not least <= limit <= most or math.isinf(limit):
+        within = f"from {least:g} to {most:g}" if math.isfinite(most) else "0 or more, and finite"
+        raise bad_criterion(f"the limit of {kind} must be {within}, not {limit:g}")
     return criterion
 
 
 def _number(value: Any, what: str) -> float:
     try:
-        if isinstance(value, bool):
-            raise ValueError
-        result = float(value)
+        result = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         result = math.nan
     if math.isnan(result):
-        raise AuditorError(f"{what} must be a number, not {value!r}"[:300], slug=SLUG)
+        raise bad_criterion(f"{what} must be a number, not {value!r}"[:300])
     return result
 
 
 def _options(kind: Kind, said: str | None) -> Options:
-    """Parse the arguments in brackets: values in order, words by their meaning, or `name=value`."""
+    """Parse the arguments in brackets: values by position, words by the argument that allows them, or `name=value`."""
     result: dict[str, int | float | str] = {}
     for part in filter(None, (part.strip() for part in (said or "").split(","))):
         name, equals, text = (side.strip() for side in part.partition("="))
@@ -328,10 +309,10 @@ def _options(kind: Kind, said: str | None) -> Options:
             name, text = next(fitting, ""), name
         if name not in kind.takes or name in result:
             takes = ", ".join(kind.takes) or "nothing"
-            raise AuditorError(f"{kind.name} takes {takes} in brackets, not {part!r}", slug=SLUG)
+            raise bad_criterion(f"{kind.name} takes {takes} in brackets, not {part!r}")
         result[name] = _option(kind, name, text)
     if kind.name == "topk" and "k" not in result:
-        raise AuditorError("topk needs a number in brackets: write topk(5)", slug=SLUG)
+        raise bad_criterion("topk needs a number in brackets: write topk(5)")
     return tuple((name, result[name]) for name in kind.takes if name in result)
 
 
@@ -340,10 +321,10 @@ def _option(kind: Kind, name: str, text: str) -> int | float | str:
     if isinstance(takes, tuple):
         if text in takes:
             return text
-        raise AuditorError(f"{what} must be {' or '.join(takes)}, not {text!r}", slug=SLUG)
+        raise bad_criterion(f"{what} must be {' or '.join(takes)}, not {text!r}")
     result = _number(text, what)
     whole, counted = takes is int, name in ("k", "peak")
     if math.isinf(result) or (whole and result != int(result)) or (counted and result <= 0):
         words = f"a{' whole' if whole else ''} number{' above 0' if counted else ''}"
-        raise AuditorError(f"{what} must be {words}, not {text}", slug=SLUG)
+        raise bad_criterion(f"{what} must be {words}, not {text}")
     return int(result) if whole else result

@@ -1,4 +1,4 @@
-"""Default criteria for outputs without one, and suggestions based on the recorded operations, never on names."""
+"""Adds default criteria to outputs without one; suggests others from the recorded operations, never from names."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..records import Capture, Proposal
 from .criterion import Criterion
 
 NATS, KL, UNITS = 0.02, 0.001, 0.5
-"""Suggested limits: two percent of any probability; a thousandth of a nat between distributions; half a unit."""
+"""Suggested limits: 2 % change of any probability; 0.001 nats of KL divergence; half a unit, such as half a pixel."""
 
 APART = 10.0
-"""An output is named if its own error is this multiple of the joint error."""
+"""A criterion is suggested for an output whose own error exceeds this multiple of the joint error."""
 
 
 def by_default(criteria: Sequence[Criterion], outputs: NamedTensors, capture: Capture) -> tuple[Criterion, ...]:
-    """Add `flips <= 0` for every discrete output that is computed from floating-point values and has no criterion."""
+    """`flips <= 0` for each discrete output without a criterion, unless it is known to read no floating-point value."""
     nodes = _output_nodes(capture)
     told_apart = len(nodes) == len(outputs)
     return tuple(
@@ -47,7 +47,7 @@ def describe_defaults(criteria: Iterable[Criterion]) -> list[Proposal]:
 
 
 def suggest_criteria(criteria: Sequence[Criterion], names: Sequence[str], capture: Capture) -> Iterator[Proposal]:
-    """Suggest criteria for log-probabilities and probable logits, by the operations that compute these outputs."""
+    """Suggest criteria for log-probabilities, probable logits and positions, by the operations that compute them."""
     nodes = _output_nodes(capture)
     if len(nodes) == len(names):
         for name, node in zip(names, nodes, strict=True):
@@ -56,12 +56,12 @@ def suggest_criteria(criteria: Sequence[Criterion], names: Sequence[str], captur
 
 
 def _suggestion(node: fx.Node) -> tuple[str, str] | None:
-    """The criterion that suits an output, by the operation that computes the output, with the evidence."""
+    """(criterion, evidence) for an output, from the operations that compute it; None if none suits."""
     given = source(node)
     columns = shape(given)[-1:]
     if row_of(given).distribution == "logarithms":
         dim, rank = arguments(given).get("dim"), len(shape(given))
-        other = f"(dim={dim})" if isinstance(dim, int) and dim % rank != rank - 1 else ""  # than the last dimension
+        other = f"(dim={dim})" if isinstance(dim, int) and dim % rank != rank - 1 else ""  # not the last dimension
         return f"nats{other} <= {NATS:g}", "its last operation is a log_softmax"
     if (
         row_of(given).gemm == "linear"
@@ -77,9 +77,9 @@ def _suggestion(node: fx.Node) -> tuple[str, str] | None:
 
 
 def measure_outliers(runs: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]) -> dict[str, float]:
-    """Relative L2 error of each floating-point output whose worst run far exceeds the error of all outputs together.
+    """{output: relative L2 error in its worst run}, if this error far exceeds that of all outputs together.
 
-    runs: (reference, candidate); without names in a reference the result is empty.
+    runs: pairs (reference, candidate); references without names are ignored.
     """
     worst: dict[str, float] = {}
     joint = 0.0
@@ -126,7 +126,7 @@ def _reads_floating(node: fx.Node) -> bool:
 
 
 def _counts(node: fx.Node) -> bool:
-    """Whether a node only sums, scales or rearranges integers."""
+    """Whether integers are added to a node's value, which is afterwards only summed, scaled or rearranged."""
 
     def upstream(item: tuple[fx.Node, bool]) -> list[tuple[fx.Node, bool]]:
         (at, added), row = item, row_of(item[0])

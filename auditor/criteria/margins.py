@@ -1,19 +1,20 @@
-"""Margins of decisions: the gap between the two best candidates, and how many flip under an error of a given size; and
-the quadratic form of a criterion, of decisions too: how its value depends, to second order, on an error's direction and
-size.
+"""Margins of decisions: the gap between the two best candidates, and how many decisions flip under errors of a given
+size. Also the quadratic form of a criterion: how its value depends, to second order, on an error's direction and size.
 
-To second order the squared share of the limit is d' A A' d for an output error d. The matrix A multiplies random signs
+To second order, the squared share of the limit is d' A A' d for an output error d. The matrix A multiplies random signs
 e, since E<A e, d>^2 = d' A A' d.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
+from numpy.polynomial.hermite_e import hermegauss
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..numerics.entries import entries, finite, is_number, is_plain
@@ -23,28 +24,30 @@ from .values import peak_of, rows
 
 KINDS = ("top1", "topk", "flips")
 
-TRIES, EXACT = 60, 1e-4
-"""Maximum number of steps in the search for the allowed change of the margins, and the precision of its exponent of
-two."""
+OCTAVE = 10_000
+"""Steps per factor of 2 with which the allowed change of the margins is computed."""
 
 WINDOW = 8
-"""Number of entries on either side of the boundary between chosen and other entries that may change places."""
+"""Number of entries on either side of the boundary between chosen and other entries that can change places."""
 
-FAR, POINTS, ROWS, ROUNDS = 6.0, 8, 4096, 20
-"""Number of standard errors beyond which a margin never flips; points of the quadrature; rows that are processed
-together; iterations that select the margins near their own change."""
+FAR, ROWS, ROUNDS = 6.0, 4096, 20
+"""Number of standard errors beyond which a margin never flips; rows that are processed together; iterations of
+`Margins.change` with `near`."""
+
+POINTS, WEIGHTS = map(torch.from_numpy, hermegauss(8))
+"""Points and weights of the Gauss-Hermite quadrature over exp(-x^2 / 2)."""
 
 
 @dataclass(frozen=True)
 class Margins:
-    """The decisions of one output: the largest entry of a row, the k-th against the next, or an entry against a
+    """The decisions of one output: the k-th largest entry of a row against the next one, or an entry against a
     threshold.
 
-    first, second: [decisions], indices of the candidates among the output's entries; no second: the threshold. signs:
-    which candidate is larger. size: the distance of the candidates, float64. lost: factor from the mean number of flips
-    per decision to the share that the criterion counts. limit: share of flips that the criterion allows. inside,
-    outside: [decisions, WINDOW at most], float64: the smallest chosen and the largest other entries of each row, for
-    criteria that choose several entries of a row.
+    first, second: [decisions], indices of the candidates among the output's entries; second is None for a threshold.
+    signs: 1 if the first is larger, else -1. size: the distance of the candidates, float64. lost: factor from the mean
+    number of flips per decision to the share that the criterion counts. limit: share of flips that it allows. inside,
+    outside: [decisions, WINDOW at most], float64: the smallest chosen and the largest other entries of each row; None
+    for a threshold.
     """
 
     first: torch.Tensor
@@ -64,31 +67,22 @@ class Margins:
 
     @cached_property
     def allowed_change(self) -> float:
-        """The change of the margins at which as many decisions flip as the limit allows.
+        """The largest change of the margins at which no more decisions flip than the limit allows.
 
-        Each step assumes that flips are proportional to the change; if a step does not converge, the interval is
-        halved. The result for only the nearest pair of each row is cheap to compute and too large, so it is the upper
-        end of the interval.
+        The allowed change of only the nearest pair of each row is larger and cheap to compute: the search ends there.
         """
         pair = replace(self, inside=None, outside=None)
-        low, high = -64.0, math.log2(pair.allowed_change) if self.inside is not None else 64.0
-        tried, last = high if self.inside is not None else 0.0, math.inf
-        for _ in range(TRIES):
-            flips = self.flips(2.0**tried)
-            low, high = (tried, high) if flips <= self.limit else (low, tried)
-            step = math.log2(self.limit / flips) if flips > 0 else math.inf
-            if abs(step) < EXACT or high - low < EXACT:
-                break
-            nears = low < tried + step < high and abs(step) < last / 2
-            tried, last = tried + step if nears else (low + high) / 2, abs(step) if nears else math.inf
-        return float(2.0**tried)
+        most = math.log2(pair.allowed_change) if self.inside is not None else 64.0
+        tried = range(-64 * OCTAVE, math.ceil(most * OCTAVE))
+        allowed = bisect_right(tried, self.limit, key=lambda n: self.flips(2.0 ** (n / OCTAVE)))
+        return float(2.0 ** (allowed / OCTAVE - 64))
 
     @cached_property
     def weights(self) -> torch.Tensor:
-        """[decisions], of sum 1: exp(-(margin / allowed change)^2 / 2), since errors of clear decisions are mostly
-        larger and flip none.
+        """[decisions], of sum 1: exp(-(margin / allowed change)^2 / 2), since clear decisions mostly have
+        larger errors, which flip none of them.
 
-        Equal weights for a threshold, since too few entries lie near a threshold for a few probes.
+        Equal weights for a threshold: too few entries lie near it to be measured by a few random probes.
         """
         near = torch.ones_like(self.size)
         if self.second is not None:
@@ -98,11 +92,11 @@ class Margins:
     def change(self, reference: torch.Tensor, candidate: torch.Tensor, near: bool = False) -> float:
         """Root mean square of the changes of the margins, with the weights of the decisions.
 
-        near: weights from this change itself, not from the allowed change. If the margins of a threshold also lie on a
-        grid of spacing h, rounding has the variance h^2 / 12, but moves the threshold by d, to the middle of its two
-        neighbors: as many decisions flip as by an error of variance pi d^2 / 2. If all entries of the candidate lie on
-        a half format's grid, two entries closer than the grid's spacing h are often equal, and half of these decisions
-        flip: as by an error uniform in [-h, h], whose variance h^2 / 3 exceeds that of two roundings by h^2 / 6.
+        near: take the weights from this change itself, not from the allowed change. If margins to a threshold then lie
+        on a grid of spacing h, rounding has the variance h^2 / 12. It moves the threshold by d, to the middle of its
+        neighbors: as many decisions flip as under an error of variance pi d^2 / 2. If all entries of the candidate lie
+        on the grid of FP16 or BF16, two entries closer than its spacing h are often equal. Half of these decisions
+        flip, as under an error uniform in [-h, h]. Its variance h^2 / 3 exceeds that of two roundings by h^2 / 6.
         """
         ours, theirs = (self._candidates(x) for x in (reference, candidate))
         moved = theirs[0] - theirs[1] - ours[0] + ours[1]
@@ -137,7 +131,7 @@ _KNOWN: MutableMapping[torch.Tensor, dict[Criterion, Margins | None]] = WeakTens
 
 
 def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
-    """The decisions that a criterion counts, if it allows some to flip; None for other kinds, and if none can flip."""
+    """The decisions that a criterion counts, if it allows some to flip; else None, also if no error can flip more."""
     numbers = is_number(reference) and is_plain(reference) and not reference.is_complex()
     if criterion.kind not in KINDS or criterion.function is not None or criterion.allows_nothing or not numbers:
         return None
@@ -181,18 +175,18 @@ def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -
     """Expected number of chosen entries that are replaced if the margin of any two entries changes by a normal error.
 
     inside: [rows, a], the smallest that are chosen, in falling order; outside: [rows, b], the largest that are not.
-    Entries err independently. An entry with error e remains chosen if fewer than `a` others end above it. Their number
-    is a sum of independent trials, whose distribution is built up trial by trial. The mean over e is a Gauss-Hermite
-    quadrature.
+    Errors are independent. An entry with error e remains chosen if fewer than `a` others end above it. The number of
+    others above is a sum of independent trials, whose distribution is built up trial by trial. The mean over e is a
+    Gauss-Hermite quadrature. change: the standard deviation of margins.
     """
     if not change > 0:
         return 0.0
-    change, total, (points, weights) = min(change, 1e100), 0.0, _quadrature_points()  # infinities have no differences
+    change, total, weights = min(change, 1e100), 0.0, WEIGHTS / WEIGHTS.sum()  # infinite changes have no differences
     near = inside[:, -1] - outside[:, 0] < FAR * change
     for chosen, others in zip(*(torch.split(x[near], ROWS) for x in (inside, outside)), strict=True):
         both, count = torch.cat([chosen, others], 1), chosen.shape[1]
         # [rows, a, points]: the position of each chosen entry after its error; [rows, a, points, a + b]: the probability that another entry is above
-        moved = chosen[..., None] + points.to(chosen) * change / math.sqrt(2)
+        moved = chosen[..., None] + POINTS.to(chosen) * change / math.sqrt(2)
         above = torch.special.ndtr((both[:, None, None] - moved[..., None]) * math.sqrt(2) / change)
         above = above * (1 - torch.eye(count, both.shape[1], dtype=above.dtype, device=above.device))[:, None]
         chances = [torch.ones_like(moved), *[torch.zeros_like(moved)] * (count - 1)]
@@ -213,17 +207,9 @@ def _threshold_variance(low: torch.Tensor) -> float:
     return math.pi / 2 * ((least - most) / 2) ** 2 - (least + most) ** 2 / 12 if on_grid else 0.0
 
 
-@cache
-def _quadrature_points() -> tuple[torch.Tensor, torch.Tensor]:
-    """Points and weights of the quadrature over a standard normal, from its Jacobi matrix (Golub and Welsch, 1969)."""
-    beside = torch.arange(1, POINTS, dtype=torch.float64).sqrt()
-    points, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
-    return points, vectors[0].square()
-
-
 Form = Callable[[torch.Tensor], torch.Tensor]
-"""A function that multiplies random signs e, of the output's shape, by A, so that E<A e, d>^2 is the squared share
-of d."""
+"""A function that multiplies random signs e, of the output's shape, by A. E<A e, d>^2 is then the squared share of the
+limit for an error d."""
 
 
 def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
@@ -246,7 +232,7 @@ def across(criterion: Criterion, reference: torch.Tensor) -> bool:
 
 
 def relative_form(references: Sequence[torch.Tensor], limit: float) -> Form | None:
-    """The quadratic form of a limit of the relative L2 error of all these outputs together."""
+    """The quadratic form of a limit on the relative L2 error of all these outputs together; None if all are zero."""
     size = math.hypot(*(float(finite(entries(x.detach())).double().norm()) for x in references))
     return (lambda signs: signs / (size * limit)) if size else None
 
@@ -316,4 +302,4 @@ FORMS: dict[str, Callable[[Criterion, torch.Tensor], Form | None]] = {
     "cosine": _cosine,
     **dict.fromkeys(("top1", "topk", "flips"), _decisions),
 }
-"""Kinds that are monotonic in a quadratic form of the error."""
+"""{kind: function that makes its form}, of kinds that are monotonic in a quadratic form of the error."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ..errors import AuditorError, suggest
+from ..errors import suggest
 from ..isolation.outputs import NamedTensors
 from ..numerics.metrics import output_error
 from ..records import CriterionValue, Distance
-from .criterion import Criterion, name_of
+from .criterion import Criterion, bad_criterion, name_of
 from .margins import margins_of
 from .values import unfit, value
 
@@ -38,9 +39,9 @@ class CriterionResult:
 
 @dataclass(frozen=True)
 class Criteria:
-    """A distance between outputs: the largest share of any criterion, or of `max_error` for outputs without one.
+    """A distance between outputs: the largest share of a limit, of a criterion's or of `max_error` for other outputs.
 
-    names: of the outputs, if a reference carries none. joint: the distance for all outputs without a criterion.
+    names: the outputs' names, if a reference has none. joint: the error measure of all outputs without a criterion.
     """
 
     each: tuple[Criterion, ...]
@@ -51,9 +52,8 @@ class Criteria:
     @property
     def rest_criterion(self) -> Criterion:
         """The error budget of outputs without a criterion, as one criterion."""
-        if self.joint is output_error:
-            return Criterion(OTHERS, "rel_l2", self.max_error)
-        return Criterion(OTHERS, name_of(self.joint), self.max_error, function=self.joint)
+        own = None if self.joint is output_error else self.joint
+        return Criterion(OTHERS, name_of(own) if own else "rel_l2", self.max_error, function=own)
 
     def all(self, names: Sequence[str] | None = None) -> tuple[Criterion, ...]:
         """The criteria, and the error budget if some of these outputs have no criterion."""
@@ -67,7 +67,7 @@ class Criteria:
     def evaluate(self, reference: Tensors, candidate: Tensors, expected: bool = False) -> list[CriterionResult]:
         """The value of every criterion, and of the error budget if some outputs have no criterion.
 
-        expected: whether decisions count as the flips to be expected from their margins, not as the flips that
+        expected: whether the share of decisions is computed from the changes of their margins, not from the flips that
         occurred. Raises: MeasureError(slug="shape-mismatch").
         """
         if len(reference) != len(candidate):
@@ -81,20 +81,19 @@ class Criteria:
         others: Iterable[tuple[Tensors, Tensors]] = (),
         predicted: float = math.nan,
     ) -> tuple[CriterionValue, ...]:
-        """Each criterion's worst value over these runs; it holds if its limit is met in all of them, and in `others`.
+        """Each criterion's worst value over these runs; it holds if its limit is met in these runs and in `others`.
 
-        A criterion without a value in any run does not hold. predicted: the share of the limit by the first-order
-        estimate, which gives the expected flips of decisions.
+        A criterion that has no value in `runs` does not hold. predicted: the first-order estimate of the share of the
+        limit, from which the expected flips of decisions are computed.
         """
-        worst = dict[Criterion, CriterionResult]()
+        found = defaultdict[Criterion, list[CriterionResult]](list)
         for one in (one for run in runs for one in self.evaluate(*run)):
-            known = worst.get(one.criterion)
-            if known is None or known.value is None or (one.value is not None and not one.share <= known.share):
-                worst[one.criterion] = one
+            found[one.criterion].append(one)
         failed = {one.criterion for run in others for one in self.evaluate(*run) if not one.holds}
         result, references = [], [reference for reference, _ in runs]
-        for criterion in dict.fromkeys((*self.each, *worst)):
-            held = worst.get(criterion) or CriterionResult(criterion, None, 0.0)
+        for criterion in dict.fromkeys((*self.each, *found)):
+            absent = CriterionResult(criterion, None, 0.0)
+            held = max(found[criterion], key=lambda one: (one.value is not None, one.share), default=absent)
             outputs = [[x[i] for i in self.output_indices(criterion, names_of(x, self.names))] for x in references]
             decisions = [margins_of(criterion, one[0]) for one in outputs if len(one) == 1]
             flips = [one.flips(predicted * one.allowed_change) for one in decisions if one is not None]
@@ -105,7 +104,7 @@ class Criteria:
                 sign=criterion.how.sign,
                 limit=criterion.limit,
                 value=None if held.value is None or math.isnan(held.value) else held.value,
-                share=held.share if worst and math.isfinite(held.share) else None,
+                share=held.share if runs and math.isfinite(held.share) else None,
                 holds=held.value is not None and held.holds and criterion not in failed,
                 predicted=(max(flips) if criterion.how.sign == "<=" else 1 - max(flips)) if predictable else None,
             )
@@ -113,7 +112,7 @@ class Criteria:
         return tuple(result)
 
     def output_indices(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
-        """Indices of the outputs that a criterion covers; for `rest`, of outputs that no other criterion covers."""
+        """Indices of the outputs that a criterion covers; for `rest_criterion`, outputs that no other one covers."""
         if criterion.output == OTHERS:
             return tuple(i for i, name in enumerate(names) if not any(one.speaks_of(name) for one in self.each))
         return tuple(i for i, name in enumerate(names) if criterion.speaks_of(name))
@@ -135,14 +134,14 @@ class Criteria:
 
 
 def names_of(reference: Tensors, otherwise: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The names that outputs carry, or the given default."""
+    """The names of the outputs, or `otherwise` if they have none."""
     return reference.names if isinstance(reference, NamedTensors) else otherwise
 
 
 def criteria_for(
     criteria: Sequence[Criterion], max_error: float, reference: NamedTensors, joint: Distance | None = None
 ) -> Criteria:
-    """Check criteria against the first batch's outputs; return the distance. joint: the user's measure for the rest.
+    """Check criteria against the first batch's outputs; return the distance. joint: the user's measure, if any.
 
     Raises: AuditorError(slug="bad-criterion") for a criterion that matches no output, or does not suit the output's
     type.
@@ -153,12 +152,9 @@ def criteria_for(
             names, more = reference.names[:20], len(reference.names) - 20
             listed = ", ".join(dict.fromkeys(names)) + (f", and {more} more" if more > 0 else "")
             hint = f": {close}" if (close := suggest(criterion.output, reference.names)) else "."
-            raise AuditorError(
-                f"the model has no output {criterion.output!r}, which '{criterion}' names{hint} It returns "
-                f"{listed or 'no tensor'}",
-                slug="bad-criterion",
-            )
+            wrong = f"the model has no output {criterion.output!r}, which '{criterion}' names{hint}"
+            raise bad_criterion(f"{wrong} It returns {listed or 'no tensor'}")
         for i in meant:
             if (why := unfit(criterion, reference.names[i], reference[i])) is not None:
-                raise AuditorError(f"'{criterion}': {why}", slug="bad-criterion")
+                raise bad_criterion(f"'{criterion}': {why}")
     return Criteria(tuple(criteria), max_error, reference.names, joint or output_error)

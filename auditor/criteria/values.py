@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ..errors import CallbackError, describe, let_through
-from ..numerics.entries import dense, extent, is_number
+from ..numerics.entries import dense, entries, extent, finite, is_number
 from ..numerics.metrics import comparable_pairs, relative_l2
 from .criterion import Criterion
 
@@ -16,9 +16,9 @@ Value = Callable[[torch.Tensor, torch.Tensor, Criterion], float]
 
 
 def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor) -> float:
-    """The criterion's error between two tensors; NaN if a finite reference entry became non-finite in the candidate.
+    """The criterion's value for two tensors; NaN if a finite reference entry became non-finite in the candidate.
 
-    Entries where the reference is NaN are ignored; if the reference is infinite, the candidate must be equal, or the
+    Entries where the reference is NaN are ignored; if the reference is infinite and the candidate not equal, the
     value is NaN. Raises: MeasureError(slug="shape-mismatch"), CallbackError(slug="bad-criterion") if a user's function
     raises.
     """
@@ -33,23 +33,17 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
     worst = criterion.how.best
     for r, c in comparable_pairs([dense(reference)], [dense(candidate)]):
         if is_number(r):
-            r64, c64 = _plain(r), _plain(c)
-            known, finite = ~torch.isnan(r64), torch.isfinite(r64)
-            odd = known & ~finite
-            if not torch.equal(torch.isfinite(c64) & known, finite) or not torch.equal(r64[odd], c64[odd]):
+            r, c = (entries(x).double() for x in (r, c))
+            infinite, known = torch.isinf(r), ~torch.isnan(r)
+            if not torch.equal(torch.isfinite(c) & known, torch.isfinite(r)) or not torch.equal(
+                r[infinite], c[infinite]
+            ):
                 return math.nan
-        else:
-            r64, c64 = r, c
-        result = VALUES[criterion.kind](r64, c64, criterion) if r64.numel() else criterion.how.best
+        result = VALUES[criterion.kind](r, c, criterion) if r.numel() else criterion.how.best
         if math.isnan(result):
             return math.nan
         worst = min(worst, result) if criterion.how.sign == ">=" else max(worst, result)
     return worst
-
-
-def _plain(x: torch.Tensor) -> torch.Tensor:
-    x = x.detach()
-    return torch.view_as_real(x.resolve_conj()).double() if x.is_complex() else x.double()
 
 
 def _gap(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -58,28 +52,30 @@ def _gap(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 
 def rel_max(r: torch.Tensor, c: torch.Tensor, _: Criterion) -> float:
-    off, size = float(_gap(r, c).abs().max()), float(torch.where(torch.isfinite(r), r, torch.zeros_like(r)).abs().max())
+    off, size = float(_gap(r, c).abs().max()), float(finite(r).abs().max())
     return off / size if size else (0.0 if off == 0 else math.inf)
 
 
 def rows(x: torch.Tensor, criterion: Criterion) -> torch.Tensor:
-    """Reshape [*] to [rows, entries of a row]."""
+    """Reshape to [rows, entries of a row]; rows lie along the criterion's `dim`, by default the last dimension."""
     dim = criterion.option("dim", -1)
     return x.movedim(dim, -1).reshape(-1, x.shape[dim])
 
 
+def divergence(r: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """KL divergence of the softmax of every row [rows, n], in nats [rows]; and the differences of the log_softmax."""
+    p, q = (torch.log_softmax(x, -1) for x in (r, c))
+    gap = torch.where(p > -math.inf, p - q, torch.zeros_like(p))
+    # For log-probabilities p near q, the sum of e^p (p - q) cancels larger terms; e^p (e^(q-p) - 1 - (q-p)) does not.
+    return (p.exp() * (torch.expm1(-gap) + gap)).sum(-1), gap
+
+
 def kl(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
-    p, q = (torch.log_softmax(rows(x, criterion), -1) for x in (r, c))
-    there = p > -math.inf
-    gap = torch.where(there, p - q, torch.zeros_like(p))
-    # For close distributions, the sum of p (p - q) cancels larger terms; that of p (e^(q-p) - 1 - (q-p)) does not.
-    terms = p.exp() * (torch.expm1(-gap) + gap)
-    return max(float(terms.sum(-1).mean()), 0.0)
+    return max(float(divergence(rows(r, criterion), rows(c, criterion))[0].mean()), 0.0)
 
 
 def nats(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
-    p, q = (torch.log_softmax(rows(x, criterion), -1) for x in (r, c))
-    return float(torch.where(p > -math.inf, p - q, torch.zeros_like(p)).abs().max())
+    return float(divergence(rows(r, criterion), rows(c, criterion))[1].abs().max())
 
 
 def top1(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
@@ -120,10 +116,10 @@ def psnr(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
 
 
 def peak_of(r: torch.Tensor, criterion: Criterion) -> float:
-    """The peak value that a PSNR refers to."""
+    """The peak value that a PSNR refers to, by default the range of the finite reference entries."""
     said = criterion.option("peak", None)
-    finite = r[torch.isfinite(r)]
-    return float(said) if said is not None else (float(finite.max() - finite.min()) if finite.numel() else 0.0)
+    known = r[torch.isfinite(r)]
+    return float(said) if said is not None else (float(known.max() - known.min()) if known.numel() else 0.0)
 
 
 def iou(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
@@ -175,11 +171,9 @@ def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | Non
             return f"{kind} compares the entries of dimension {dim}, and {name}, {shape}, has one there"
         if kind == "topk" and reference.shape[dim] < criterion.option("k", 1):
             return f"{criterion.measure_text} needs more entries than dimension {dim} of {name} has: {shape}"
-    own_value = value(criterion, reference, reference)
-    if not how.holds(own_value, criterion.limit) and not (math.isnan(own_value) and criterion.function is None):
-        return (
-            f"{criterion.measure_text} of {name} is {own_value:g} for equal outputs, which violates {criterion.limit:g}"
-        )
-    if math.isnan(own_value):
+    own = value(criterion, reference, reference)
+    if math.isnan(own) and criterion.function is None:
         return f"{criterion.measure_text} cannot be computed for {name}: its FP32 values are not finite there"
+    if not criterion.holds(own):
+        return f"{criterion.measure_text} of {name} is {own:g} for equal outputs, which violates {criterion.limit:g}"
     return None

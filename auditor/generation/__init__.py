@@ -1,1 +1,1 @@
-"""Text generation: continues prompts token by token, in FP32 and under every plan, each with its own cache."""
+"""Text generation: continues prompts token by token, in FP32 and under every verified plan, each with its own cache."""

@@ -1,4 +1,4 @@
-"""Compares every decoding step of a plan, or with a rounded cache, with FP32's, and summarizes the differences."""
+"""Compares decoding steps of plans, and of FP32 with a rounded cache, with FP32's; summarizes the differences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..criteria.criterion import Criterion
 from ..criteria.margins import WINDOW, count_replaced
+from ..criteria.values import divergence
 from ..isolation.answer import Around, answer
 from ..numerics.casting import in_format, plain
 from ..numerics.formats import FORMATS
@@ -21,7 +23,7 @@ from ..records.generation import StoredCache, TokenComparison
 from .decode import Prompts, Store, decode
 
 RUNS = 32
-"""Maximum number of equal intervals of steps in the divergence by position."""
+"""Maximum number of equal intervals into which `kl_by_position` divides the steps."""
 
 INT8 = 127.0
 STORED: dict[str, int] = {"bf16": 2, "fp8_e4m3": 1, "int8": 1}
@@ -37,7 +39,7 @@ class ReferenceTokens:
     """FP32's continuation of a batch of prompts. tokens: [prompts, steps]. best: [prompts, steps, k], the k largest
     scores.
 
-    counts: mask of tokens up to the end of a text. logits: a file with FP32's logits, [steps, prompts, vocabulary].
+    counts: mask of tokens up to the first end token. logits: a file with FP32's logits, [steps, prompts, vocabulary].
     """
 
     prompts: Prompts
@@ -74,10 +76,10 @@ class Decoding:
     def compare(
         self, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around, store: Store | None = None
     ) -> dict[str, Any]:
-        """{`cached`, `one_pass`: by batch, [4, steps, prompts]: KL, whether the chosen token and whether the likeliest
-        token differs, change of P(FP32's token)}.
+        """Feed FP32's tokens to a model, one by one ("cached") and all at once ("one_pass"). Returns, by these keys,
+        [4, steps, prompts] for each batch, see `_row`.
 
-        store: rounds the cache after each step. The pass over all tokens has no cache and is then omitted.
+        store: rounds the cache after each step; the pass over all tokens, which has no cache, is then omitted.
         """
         one_pass = [self._in_one_pass(model, one, around) for one in batches] if store is None else []
         return {"cached": [self._cached_replay(model, one, around, store) for one in batches], "one_pass": one_pass}
@@ -103,7 +105,7 @@ class Decoding:
 
     def _scores(self, step: int, logits: torch.Tensor) -> torch.Tensor:
         """Scores of which the largest is chosen: logits, with Gumbel noise at a temperature above 0. The noise depends
-        only on seed and step, so that every model samples alike. Unit: that of logits."""
+        only on seed and step, so it is the same for every model. The unit is that of the logits."""
         if not self.temperature:
             return logits
         generator = torch.Generator().manual_seed(self.seed + step)
@@ -111,14 +113,12 @@ class Decoding:
         return logits.double() - self.temperature * (-uniform.log()).log()
 
     def _row(self, step: int, expected: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """[4, prompts]: KL, whether the chosen and the likeliest token differ, change of P(FP32's token)."""
-        p, q = expected.double().log_softmax(-1), logits.double().log_softmax(-1)
-        gap = torch.where(p > -math.inf, p - q, torch.zeros_like(p))
-        kl = (p.exp() * (torch.expm1(-gap) + gap)).sum(-1)  # the formula of criteria/values.py
+        """[4, prompts]: KL from FP32, 1 if the chosen and if the likeliest token differ, change of P(FP32's token)."""
+        kl, _ = divergence(expected.double(), logits.double())
         chosen = self._scores(step, logits).argmax(-1) != tokens
-        change = (q.exp() - p.exp()).gather(-1, tokens[:, None])[:, 0]
+        ours, theirs = (x.double().softmax(-1).gather(-1, tokens[:, None])[:, 0] for x in (expected, logits))
         top = logits.argmax(-1) != expected.argmax(-1)
-        return torch.stack([kl, chosen.double(), top.double(), change])
+        return torch.stack([kl, chosen.double(), top.double(), theirs - ours])
 
 
 def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
@@ -141,8 +141,8 @@ def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
 class CacheRounding:
     """Rounds all tensors of a cache after each step, in place.
 
-    The prompt sets each tensor's scale, by the tensor's largest entry. Entries of later tokens that exceed this range
-    saturate. sizes: entries per text after each step.
+    In one-byte formats, each tensor's scale is fitted to its largest entry after the prompt; larger entries of later
+    tokens saturate. sizes: entries per text after each step.
     """
 
     def __init__(self, stored: str, texts: int) -> None:
@@ -169,7 +169,7 @@ class CacheRounding:
 
     @property
     def saturated_share(self) -> float:
-        """Share of the entries that exceeded the scale, over all steps."""
+        """Share of the entries that saturated, over all steps."""
         return self._beyond / max(self._entries, 1)
 
     def bytes_of(self, first: int) -> tuple[float, float]:
@@ -183,7 +183,7 @@ class CacheRounding:
 def stored_caches(
     decoding: Decoding, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around
 ) -> tuple[StoredCache, ...]:
-    """Compare the FP32 model with its cache stored in fewer bits against itself; () if the model has no cache."""
+    """Compare FP32 with a cache in each format of STORED to FP32 with an FP32 cache; () if the model has no cache."""
     result = []
     for stored in STORED:
         rounding = [CacheRounding(stored, len(one.tokens)) for one in batches]
@@ -197,8 +197,22 @@ def stored_caches(
     return tuple(result)
 
 
+def recommend_cache(caches: Sequence[StoredCache], limits: Sequence[Criterion], *plan: TokenComparison) -> str | None:
+    """The smallest cache that, with the plan if given, meets the limits on KL and top tokens; None without limits.
+
+    Losses of cache and plan are added: exact to leading order for KL if independent, an overestimate for flips.
+    """
+    for one in sorted(caches, key=lambda one: (one.fixed_bytes + one.bytes_per_token, one.generated.kl)):
+        both = (one.generated, *plan)
+        values = {"kl": math.fsum(math.inf if x.kl is None else x.kl for x in both)}
+        values["top1"] = 1 - math.fsum(1 - (x.same_top or 0.0) for x in both)
+        if limits and all(limit.holds(values[limit.kind]) for limit in limits):
+            return one.stored
+    return None
+
+
 def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> TokenComparison:
-    """Summarize the steps of all batches; only tokens up to the end of a text count."""
+    """Summarize results of `Decoding.compare`, or why it failed; tokens after the first end token do not count."""
     if isinstance(found, str):
         return TokenComparison(None, failure=found)
     counts = torch.cat([one.counts.cpu() for one in batches]).T  # [steps, prompts]
@@ -229,7 +243,7 @@ def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> 
 
 
 def expected_flips(batches: Sequence[ReferenceTokens], change: float) -> float:
-    """Flips expected per 1,000 tokens if margins change by a normal error with the standard deviation `change`."""
+    """Flips expected per 1,000 tokens if margins change by a normal error of standard deviation `change`."""
     best = torch.cat([one.best[one.counts] for one in batches])
     return 1000 * count_replaced(best[:, :1], best[:, 1:], change) / max(len(best), 1)
 

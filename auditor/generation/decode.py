@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,20 +20,23 @@ from ..records import Batch
 
 MASKS = ("attention_mask", "decoder_attention_mask")
 LEAST = 2
-"""Minimum tokens of a prompt: a single one does not test the attention to earlier tokens."""
+"""Minimum tokens of a prompt: a single token does not test the attention to earlier tokens."""
+
+cannot_generate = partial(LoadError, slug="cannot-generate")
+"""The error for a model or inputs that generation does not support."""
 
 Choose = Callable[[int, torch.Tensor], torch.Tensor]
 """(step, logits [prompts, vocabulary]) -> the next tokens [prompts]."""
 
 Store = Callable[[Any], None]
-"""Writes to the cache that one step passes to the next."""
+"""Changes, in place, the cache that one step passes to the next."""
 
 
 @dataclass(frozen=True)
 class Prompts:
     """One batch of prompts. ids, mask: [prompts, tokens], shorter prompts padded on the left.
 
-    kind: how the model decodes. rest: inputs of an encoder, by name. ends: end-of-text tokens.
+    kind: how the model decodes. rest: an encoder's inputs, by name. ends: end-of-text tokens.
     """
 
     kind: Literal["step", "causal", "encoder-decoder"]
@@ -87,11 +91,6 @@ def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
     return result
 
 
-def cannot_generate(message: str) -> LoadError:
-    """The error for a model or inputs that generation does not support."""
-    return LoadError(message, slug="cannot-generate")
-
-
 def _check_ids(model: nn.Module, ids: Any) -> torch.Tensor:
     if isinstance(ids, torch.Tensor) and ids.dim() == 2 and not ids.is_floating_point():
         return ids
@@ -122,7 +121,7 @@ def _accepted_arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str,
 
 @contextmanager
 def _call_step(model: nn.Module) -> Iterator[nn.Module]:
-    """In the body, a call of the model calls its `step`, inside any wrapper around its forward."""
+    """In the body, a call of the model runs its `step` in place of its forward, inside all wrappers and hooks."""
     kind: Any = type(model)
 
     def forward(self: Any, *given: Any) -> Any:
@@ -173,7 +172,7 @@ def decode(
     around: Around,
     store: Store | None = None,
 ) -> None:
-    """Continue the prompts for `steps` tokens, which `choose` selects; the model is unchanged afterwards.
+    """Continue the prompts for `steps` tokens, which `choose` selects; the model is then restored.
 
     store: rounds the cache after each step.
     """

@@ -1,5 +1,5 @@
-"""The generation stage of an audit: FP32 generates the tokens that become inputs, and plans are compared on them,
-by parts of the model too."""
+"""The generation stage of an audit: FP32 generates tokens that become inputs, and plans are compared on these tokens,
+with the share of every part of the model in the error."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from ..criteria import criteria_of
+from ..capture.paths import reach
+from ..criteria import Criterion, criteria_of
 from ..criteria.margins import margins_of
 from ..criteria.measure import Criteria, names_of
 from ..execution.policy import choice_from_scopes
 from ..folder import OWN
 from ..isolation.answer import answer
-from ..numerics.nodes import row_of, tensors_in
+from ..numerics.nodes import readers, row_of, tensors_in
 from ..plan.problem import Problem
 from ..plan.workbench import Workbench
 from ..records import Batch, Capture, Plan, Subject
@@ -29,17 +30,15 @@ from ..records.generation import Generation, PartShare, StoredCache
 from ..settings import Settings
 from ..stages import Stages
 from ..verify import Runs
-from .compare import Decoding, ReferenceTokens, expected_flips, figures, stored_caches
+from .compare import Decoding, ReferenceTokens, expected_flips, figures, recommend_cache, stored_caches
 from .decode import cannot_generate, prompts_of
-
-WEIGHTS = "weights, rounded"
 
 
 @dataclass(frozen=True)
 class GenerationReference:
-    """FP32's tokens for the calibration inputs, and for held-out inputs if there are any. folder: for their logits.
+    """FP32's tokens for the calibration inputs, and for held-out inputs if there are any. folder: holds the logits.
 
-    caches: comparisons of the FP32 model with itself with its cache in fewer bits.
+    caches: the result of `stored_caches`. limits: the criteria of the logits whose measure is kl or top1.
     """
 
     folder: tempfile.TemporaryDirectory[str]
@@ -47,20 +46,22 @@ class GenerationReference:
     batches: Sequence[ReferenceTokens]
     held_out: Sequence[ReferenceTokens]
     caches: tuple[StoredCache, ...]
+    limits: tuple[Criterion, ...]
 
     @property
     def checks(self) -> Sequence[ReferenceTokens]:
         """The batches on which plans decode."""
         return self.held_out or self.batches
 
-    @property
-    def reference(self) -> Generation:
-        """The record of the tokens that FP32 generated."""
+    def record(self, plan: Plan | None) -> Generation:
+        """The record of the generation, with the recommended cache. plan: the recommended plan."""
+        beside = () if plan is None or plan.generated is None else (plan.generated,)
+        cache = recommend_cache(self.caches, self.limits, *beside)
         texts, counted = sum(len(one.tokens) for one in self.checks), sum(int(one.counts.sum()) for one in self.checks)
-        return Generation(texts, self.decoding.steps, counted, self.decoding.temperature, caches=self.caches)
+        return Generation(texts, self.decoding.steps, counted, self.decoding.temperature, self.caches, cache)
 
     def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
-        """The plans, with decoding results for those that meet the error budget."""
+        """The plans, with decoding results for patched models that meet the error budget."""
         wanted = {name: plan for name, plan in plans.items() if plan.is_verified and plan.program is None}
         question = partial(Runs.generate, compare=partial(self.decoding.compare, batches=self.checks))
         with self.folder:
@@ -85,8 +86,8 @@ class GenerationReference:
 def generate_reference(
     subject: Subject, options: Settings, stages: Stages
 ) -> tuple[Subject, Settings, GenerationReference | None]:
-    """The subject with FP32's generated tokens appended to its prompts, and a default criterion `top1` on them;
-    unchanged if no tokens are requested.
+    """Append FP32's generated tokens to the subject's prompts, and add the default criterion `top1` for the logits;
+    nothing changes if no tokens are requested.
 
     Raises: LoadError(slug="cannot-generate") if the model cannot generate from its inputs, or its first output is not
     logits.
@@ -112,17 +113,24 @@ def generate_reference(
         raise cannot_generate(f"the first output of {subject.name} must be logits [prompts, tokens, vocabulary]")
     if not options.limits and options.metric is None:
         options = options.with_values(limits=tuple(criteria_of(f"{names[0]}: top1 >= {1 - options.max_error:.12g}")))
-    return subject, options, GenerationReference(folder, decoding, batches, held_out, caches)
+    limits = tuple(one for one in options.limits if one.speaks_of(names[0]) and one.measure_text in ("kl", "top1"))
+    return subject, options, GenerationReference(folder, decoding, batches, held_out, caches, limits)
 
 
 def parts_of(capture: Capture) -> dict[str, str]:
-    """{node or placeholder: its part}: by its row in the table of operations, and by the operations that read it."""
+    """{node or placeholder: its part}: by its row in the table of operations, and by the operations that read its
+    result; a weight belongs to the part of the last operation that reads it."""
     nodes = list(capture.graph_module.graph.nodes)
-    rotary, cached, routed = set[fx.Node](), set[fx.Node](), set[fx.Node]()
+    varying = {placeholder.name for placeholder in capture.placeholders if placeholder.kind in ("input", "parameter")}
+    rotary, angles, cached, routed = set[fx.Node](), set[fx.Node](), set[fx.Node](), set[fx.Node]()
     for node in nodes:
         row = row_of(node)
         if row.wave or (not (row.product or row.attention) and rotary & set(node.all_input_nodes)):
             rotary.add(node)
+        if row.wave and node not in angles:
+            upstream = reach([node], lambda at: at.all_input_nodes)
+            floats = (x for at in upstream if at.name in varying for x in tensors_in(at.meta.get("val")))
+            angles.update([] if any(x.is_floating_point() for x in floats) else upstream)  # only positions are upstream
         if row.attention:
             for source in node.all_input_nodes[1:3]:
                 cached.update(_through(source))
@@ -134,32 +142,33 @@ def parts_of(capture: Capture) -> dict[str, str]:
                     routed.update(_of_product(source))
     head = set(_through(next((n for n in nodes if n.name == capture.outputs[0]), nodes[-1])))
     result = {}
-    for node in nodes:
+    for node in (node for node in nodes if node.op == "call_function"):
         row, owner = row_of(node), capture.nodes.get(node.name)
         parts = {
-            WEIGHTS: node.op != "call_function",
             "head": node in head,
             "router": node in routed,
             "keys and values": node in cached,
             "norms": row.normalizes or (owner is not None and "norm" in owner.owner_type.lower()),
             "softmax and attention": row.attention or row.distribution,
-            "linear layers": row.product or row.embedding or row.recurrent,
-            "rotary tables": node in rotary,
+            "linear layers": (row.product or row.embedding or row.recurrent) and node not in angles,
+            "rotary tables": node in rotary or node in angles,
             "residual sums": row.sum,
         }
         result[node.name] = next((part for part, is_one in parts.items() if is_one), "activations and the rest")
+    for node in (node for node in nodes if node.name not in result):
+        result[node.name] = next((result[one.name] for one in reversed([*readers(node)])), "unread")
     return result
 
 
 def _through(node: fx.Node | None) -> Iterator[fx.Node]:
-    """A node and its inputs, through reshapes and casts, up to the operation that computes the value."""
+    """A node and its inputs, back through reshapes and casts, to the operation that computes the value."""
     while node is not None:
         yield node
         node = next(iter(node.all_input_nodes), None) if row_of(node).transparent else None
 
 
 def _of_product(node: fx.Node) -> list[fx.Node]:
-    """A node and its inputs up to the first matrix product, which computes the logits or scores."""
+    """A node and its first inputs, back to the nearest matrix product; [] if there is none."""
     result = [node]
     while not row_of(result[-1]).product and len(result) < len(node.graph.nodes):
         before = [source for source in result[-1].all_input_nodes if source.op == "call_function"]
@@ -176,7 +185,7 @@ def shares(problem: Problem, plan: Plan, flips: Callable[[float], float | None])
     for name, square in problem.terms(resolution).squares.items():
         if square > 0 and math.isfinite(square):
             squares[of[name]] += square
-            counts[of[name]] += 1
+            counts[of[name]] += name in problem.capture.nodes
     total = sum(squares.values())
     found = [
         PartShare(part, square / total, counts[part], flips(math.sqrt(max(total - square, 0.0))))

@@ -1,4 +1,4 @@
-"""Loads the user's TARGET, or takes a live model, and runs it once; the result is a Subject."""
+"""Builds a Subject from the user's TARGET or a live model, and runs the model in FP32."""
 
 from .state import in_eval
 from .subject import cautions, from_object, load

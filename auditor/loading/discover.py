@@ -45,8 +45,8 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
 class BuiltModel:
     """The model, its origin (None if it cannot be built again), and the result of `audit_spec()`.
 
-    stored_low: see Subject; for FP16 or BF16 weights of a checkpoint that the model stores in FP32. notes: about the
-    model. checkpoint: notes about its weights.
+    stored_low: see Subject; counts FP16 or BF16 weights of the checkpoint, which the model has in FP32. notes: about
+    the model. checkpoint: notes about the checkpoint's weights.
     """
 
     model: nn.Module
@@ -58,7 +58,7 @@ class BuiltModel:
 
 
 def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
-    """Build the target's model; random numbers start from `seed`.
+    """Build the target's model, with the random generators seeded with `seed`.
 
     Raises: LoadError(slug="no-model" | "ambiguous-model" | "no-symbol" | "needs-arguments" | "not-a-model" |
     "model-raises" | "bad-spec").
@@ -92,7 +92,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
         what = f"{symbol}() in {target.label} returned a {type(made).__name__}"
         raise LoadError(f"{what}: return only the nn.Module", "not-a-model")
     file = Path(target.path or getattr(module, "__file__", None) or "")
-    # an installed module is found by its name wherever it is installed
+    # an installed module is imported by its name: its path differs between machines
     path = file if file.suffix == ".py" and not is_installed(str(file)) else None
     where, digest = (str(path), digest_of(path)) if path else (None, None)
     here = str(Path.cwd())
@@ -102,7 +102,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
 
 def _conventional(module: ModuleType, target: Target, seed: int) -> str:
     """The name of the model in the module, by the first convention that matches."""
-    for name in ("audit_spec", *FACTORIES):  # defined in the file, or imported and callable as such
+    for name in ("audit_spec", *FACTORIES):  # defined in the file, or imported and callable without arguments
         value = getattr(module, name, None)
         own = getattr(value, "__module__", None) == module.__name__
         if callable(value) and not isinstance(value, nn.Module) and (own or not required_arguments(value)):
@@ -119,7 +119,7 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
         )
         raise LoadError(f"no model found in {target.label}: {hint}", slug="no-model")
     names = [name for name, kind in classes.items() if not required_arguments(kind)] or list(classes)[-1:]
-    if len(names) > 1:  # take one that no other contains or derives from
+    if len(names) > 1:  # prefer classes that no other model contains or derives from
         built = {name: _build(classes[name], target, name, seed) for name in names}
         parts = {name: {type(part) for part in model.modules()} for name, model in built.items()}
         kinds = {name: set[type]().union(*(parts[other] for other in names if other != name)) for name in names}
@@ -163,7 +163,7 @@ def require(target: Target) -> None:
     for name in PACKAGES[target.hub]:
         try:
             importlib.import_module(name)
-        except Exception as error:  # it is absent, lacks another, or was built for another torch
+        except Exception as error:  # it is absent, lacks a package itself, or was built for another torch
             said = f"{target.text} needs {name}, and importing that raised {blame(error)}"
             raise LoadError(f"{said}: `pip install {name}`, or fix the installation", "missing-package") from error
 
@@ -181,7 +181,7 @@ def from_hub(target: Target, seed: int) -> BuiltModel:
 
 def weights_of(text: str) -> int:
     """Size in bytes, in FP32, of a Hugging Face checkpoint; 0 if it is unknown before the model is built."""
-    with suppress(LoadError, ImportError):  # loading it reports the error
+    with suppress(LoadError, ImportError):  # loading the checkpoint later reports the error
         if (target := parse(text)).hub == "hf":
             return sum(4 * x.numel() for x in _load_checkpoint(_folder(target)).values() if x.is_floating_point())
     return 0
@@ -213,7 +213,7 @@ def _hugging_face(target: Target) -> BuiltModel:
     arguments = {"dtype": "float32", "local_files_only": True}
     asked = {**arguments, "output_loading_info": True, "ignore_mismatched_sizes": True}
     symbol = f"{kind}.from_pretrained"
-    transformers.utils.logging.set_verbosity_error()  # the notes say what its table of names says
+    transformers.utils.logging.set_verbosity_error()  # the notes list missing and ignored weights instead
     transformers.utils.logging.disable_progress_bar()
     model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **asked)
     onto(model)

@@ -1,4 +1,4 @@
-"""Imports a user's module: in the audit, in the verification process and, copied, in `patched_model.py`."""
+"""Imports a user's module in the audit and the verification process; `patched_model.py` contains a copy of the code."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-_digests: dict[str, str] = {}  # {module: digest of its file}, of files imported here
+_digests: dict[str, str] = {}  # {module: digest of its file}, for files that were imported here
 
 
 @contextlib.contextmanager
 def as_script(script: str, folders: Sequence[str]) -> Iterator[None]:
     """Run the body with the `sys.argv` and `sys.path` of the user's own script.
 
-    folders: the first precedes `sys.path`, as a script's folder does; the others follow it. Afterwards all stay at the
-    end of `sys.path`, for imports in a forward.
+    folders: the first precedes `sys.path`, as a script's folder does; the others follow it. Afterwards all are at the
+    end of `sys.path`, since a forward may import modules.
     """
     arguments, sys.argv = sys.argv, [script]
     sys.path[:] = [folders[0], *sys.path, *folders[1:]] if folders else sys.path
@@ -36,9 +36,9 @@ def as_script(script: str, folders: Sequence[str]) -> Iterator[None]:
 def import_source(name: str, path: Path | None) -> ModuleType:
     """Import the user's module once, so that its classes are the same as in the user's program.
 
-    name: as for `import`. path: its file; None for a module located only by name. A file outside packages gets another
-    name if `name` is already a different module in `sys.modules`. Raises: ImportError if a package of this name was
-    imported from elsewhere, and what the module itself raises.
+    name: as in an `import` statement. path: the module's file; None to search for the name. Files outside packages
+    get another name if a loaded or standard module already has it. Raises: ImportError if a package of this name was
+    imported from elsewhere; and the exceptions of the module itself.
     """
     if path is None:
         return importlib.import_module(name)
@@ -53,7 +53,7 @@ def import_source(name: str, path: Path | None) -> ModuleType:
             raise ImportError(f"{name} was imported from {where}, not from {path}: use a fresh Python process")
         return module
     if known is not None:
-        name = known.__name__  # its file has changed since
+        name = known.__name__  # its file has changed since that import
     elif name in sys.modules or name in sys.stdlib_module_names:
         name = f"{name}_{digest[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -70,7 +70,7 @@ def import_source(name: str, path: Path | None) -> ModuleType:
 
 
 def root_of(name: str, path: Path) -> str:
-    """The folder that contains a module, or its outermost package."""
+    """The folder that contains the module's outermost package, or the module itself if it is in no package."""
     return str(path.parents[name.count(".") + (path.name == "__init__.py")])
 
 
@@ -82,8 +82,8 @@ def digest_of(path: Path) -> str:
 def locate(where: str, file: str, digest: str | None = None) -> Path:
     """Locate a file or folder of the user, relative to `file`.
 
-    If it has moved: the nearest path with the same ending, around `file` or around the working directory and its
-    parents. digest: of the audited file, which is preferred; a different file is used with a warning that names it.
+    If it has moved: the same path without ".." in the nearest folder around `file`, or around the working directory.
+    digest: of the audited file, which is preferred; another file is used with a warning.
     Raises: FileNotFoundError.
     """
     here = Path(file).resolve().parent

@@ -1,4 +1,4 @@
-"""Example inputs: collects them from their sources, normalizes each form to batches, and generates missing ones."""
+"""Collects example inputs from their sources, converts every form to batches, and generates missing inputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SIDES = (32, 64, 28, 224, 8, 16, 96, 128, 256)
 
 @dataclass(frozen=True)
 class Inputs:
-    """Batches and their source; `synthetic` if the values were generated."""
+    """Batches and their source. synthetic: whether the values were generated."""
 
     batches: tuple[Batch, ...]
     source: str
@@ -55,8 +55,8 @@ class Inputs:
 def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
     """Inputs from the option `--inputs`.
 
-    Raises: LoadError(slug="missing-inputs" | "bad-inputs" | "missing-weights" | "bad-weights" | "inputs-raise"), and
-    for a Python file as `parse` and `import_target`.
+    Raises: LoadError(slug="missing-inputs" | "bad-inputs" | "missing-weights" | "bad-weights" | "inputs-raise");
+    for a Python file also the errors of `parse` and `import_target`.
     """
     shapes, source, path = [_SHAPE.fullmatch(part) for part in text.split()], f"--inputs {text}", Path(text)
     if shapes and all(shapes):
@@ -146,9 +146,9 @@ def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch,
     """Convert example inputs of any form to batches.
 
     One call: a tensor, a tuple or list of positional arguments, a dict of keyword arguments, or the pair (tuple, dict).
-    Several calls: a list of tuples or dicts, or an iterable of any form of one call. So a list of tensors is one call
-    with several tensors; several calls of one tensor each are written [(a,), (b,)]. arrays: keep NumPy arrays instead
-    of converting them to tensors. Raises: LoadError(slug="bad-inputs").
+    Several calls: a list of tuples or dicts, or the first MOST_BATCHES items of another iterable. A list of tensors is
+    one call with several tensors; several calls of one tensor each are written [(a,), (b,)]. arrays: keep NumPy arrays
+    instead of converting them to tensors. Raises: LoadError(slug="bad-inputs").
     """
     if not arrays:
         value = tree_map_only(np.ndarray, torch.from_numpy, value)
@@ -163,7 +163,7 @@ def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch,
 
 
 def shapes_of(batch: Batch) -> tuple[str, ...]:
-    """Dtype and shape of every input tensor: `float32[2, 3]`."""
+    """Dtype and shape of every input tensor, such as `float32[2, 3]`."""
     shapes = [(x, extent(x) if x.is_nested else x.shape) for x in tensors_in(batch)]
     return tuple(f"{name_of(x.dtype)}{list(shape)}" for x, shape in shapes)
 
@@ -185,7 +185,7 @@ def _one_call(value: Any, source: str) -> Batch:
 
 
 def reject_iterators(arguments: Any, source: str) -> None:
-    """Raises: LoadError(slug="bad-inputs") for an iterator, which the first of several calls would consume."""
+    """Reject an iterator, which the first of several calls would consume. Raises: LoadError(slug="bad-inputs")."""
     if any(isinstance(leaf, Iterator) for leaf in tree_leaves(arguments)):
         raise LoadError(
             f"{source} contains an iterator, which the first of several calls consumes: give a list of its items",
@@ -194,7 +194,7 @@ def reject_iterators(arguments: Any, source: str) -> None:
 
 
 def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Batch:
-    """Match named tensors with arguments of `forward`; a single tensor, or names "0", "1" ..., go by position.
+    """Match named tensors with arguments of `forward`. Tensors "0", "1" ..., or a single other one, are positional.
 
     Raises: LoadError(slug="bad-inputs").
     """
@@ -234,7 +234,7 @@ def _from_shapes(text: str, shapes: list[re.Match[str]], model: nn.Module) -> Ba
 
 
 def _values(match: re.Match[str], model: nn.Module) -> Tensor:
-    """Random values: standard normal floats; integers below the limit or the first embedding's size; masks of ones."""
+    """Generated values: normal floats; integers below the limit or the embedding's size; ones for bools and masks."""
     dtype: Any = getattr(torch, match["dtype"], None)
     if not isinstance(dtype, torch.dtype):
         raise LoadError(f"{match['dtype']!r} is no dtype of torch: write float32, int64, bool ...", slug="bad-inputs")
@@ -248,8 +248,8 @@ def _values(match: re.Match[str], model: nn.Module) -> Tensor:
 
 
 def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
-    """Generated inputs: in shapes that a timm or Hugging Face model declares, its `dummy_inputs`, or one tensor that
-    fits the first layer with weights."""
+    """Inputs to try, with their source: of the sizes that timm or a config declares; `dummy_inputs`; one tensor in each
+    shape that suits the first layer with weights."""
     declared: Mapping[str, Callable[[], Any]] = {
         "generated in the size that timm declares": lambda: torch.randn(BATCH, *model.pretrained_cfg["input_size"]),
         "generated in the sizes of the config": lambda: _of_hugging_face(model),
@@ -265,13 +265,13 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
     for name, layer in layers[:1] if len(required_arguments(model.forward)) < 2 else ():
         rows = layer.num_embeddings if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
         for shape in _shapes(layer):
-            # in FP32, whatever default the user's file has set
+            # in FP32, whatever default dtype the user's file has set
             tensor = torch.randint(rows, shape) if rows else torch.randn(shape, dtype=torch.float32)
             yield ((tensor,), {}), f"synthesised for {name or 'the root'} ({type(layer).__name__})"
 
 
 def _of_hugging_face(model: Any) -> dict[str, Tensor]:
-    """Inputs of a Hugging Face model, by name. Raises: AttributeError or TypeError if its config lacks a size."""
+    """Inputs of a Hugging Face model, by name. Raises: AttributeError or TypeError if its config does not suffice."""
     config = model.config
 
     def tokens() -> Tensor:

@@ -27,9 +27,9 @@ def devices_of(model: nn.Module) -> set[str]:
 
 
 def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
-    """The subject itself if its model is on the device, or stays spread over several; else a copy on the device.
+    """The subject itself if its model is on the device, or is to remain spread over several; else a copy on the device.
 
-    Raises: AuditorError(slug="no-copy") if the model, or its loss, cannot be copied, or does not run there.
+    Raises: AuditorError(slug="no-copy") if the model, or its loss, cannot be copied, or does not run on the device.
     """
     here = devices_of(subject.model)
     if is_spread(device) or here <= {device} or (not is_native(device) and not here):
@@ -88,7 +88,7 @@ def move_subject(subject: Subject, device: str) -> Subject:
 def copy_to_device(value: T, device: str, memo: dict[int, Any] | None = None) -> T:
     """Deep-copy a model or a loss to the device; the copy shares nothing with the original.
 
-    memo: filled as copy.deepcopy fills it. Raises: AuditorError(slug="no-copy").
+    memo: the memo of copy.deepcopy. Raises: AuditorError(slug="no-copy").
     """
     try:
         with _Onto(device):
@@ -108,7 +108,7 @@ def copy_to_device(value: T, device: str, memo: dict[int, Any] | None = None) ->
 
 
 class _Onto(TorchFunctionMode):
-    """In its body, copy.deepcopy copies tensors to a device."""
+    """Context in which copy.deepcopy copies tensors to a device."""
 
     def __init__(self, device: str) -> None:
         super().__init__()

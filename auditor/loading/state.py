@@ -1,4 +1,4 @@
-"""The model's state during an audit: train/eval mode, precision and weights; also loads checkpoints."""
+"""Sets and restores the model's train/eval mode, precision and weights in an audit; also loads checkpoints."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ READERS = (
 
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
-    """In the body, the model is in eval mode; then every module's flag is restored. Other changes are left to
-    `isolate`."""
+    """In the body, the model is in eval mode; then every module's flag is restored. `isolate` restores other
+    changes."""
     flags = [(module, flag) for module in modules_of(model) if (flag := getattr(module, "training", None)) is not None]
     switch(model, training=False)
     try:
@@ -51,7 +51,7 @@ def in_eval(model: nn.Module) -> Iterator[None]:
 
 
 def switch(model: nn.Module, training: bool) -> None:
-    """Call `model.train()` or `model.eval()`; if that raises, as for exported modules, set only the flags."""
+    """Call `model.train()` or `model.eval()`; if that raises, as it does for exported modules, set only the flags."""
     try:
         model.train() if training else model.eval()
     except Exception:
@@ -60,7 +60,7 @@ def switch(model: nn.Module, training: bool) -> None:
 
 
 def _set(module: nn.Module, flag: bool) -> None:
-    """Set `module.training`, even if the module rejects attributes; a frozen module has no flag."""
+    """Set `module.training`, even if the module rejects attributes; a frozen module without the flag is skipped."""
     if getattr(module, "training", flag) is not flag:
         try:
             module.training = flag
@@ -78,11 +78,11 @@ def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
 
 
 def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> Subject:
-    """Decide which low-precision tensors of the subject become FP32 for the audit; `check` tests whether it runs.
+    """Decide which low-precision tensors of the subject become FP32 for the audit; `check` runs the subject.
 
-    First parameters and buffers, with the inputs; if that fails, plain tensor attributes of modules too. If that fails
-    as well, the forward itself casts to a low dtype: everything then stays in low precision, also in the reference.
-    Raises: LoadError(slug="low-precision-model"), and what `check` raises.
+    First parameters, buffers and inputs; if the run then fails, plain tensor attributes of modules too. If it fails
+    again, the forward itself casts to a low dtype: all tensors then keep their dtypes, also in the reference. Raises:
+    LoadError(slug="low-precision-model"), and the errors of `check`.
     """
     refused: LoadError | None = None
     for candidate in _candidates(subject):
@@ -109,16 +109,16 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
 
 @contextmanager
 def upcast_model(subject: Subject) -> Iterator[None]:
-    """In the body, the subject's model has its weights, in FP32 as `settle_precision` decided; then it is restored."""
+    """In the body, the model has offloaded weights, and is FP32 as `settle_precision` decided; then it is restored."""
     with present(subject.model), in_fp32(subject.model, subject.raised):
         yield
 
 
 @contextmanager
 def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
-    """In the body, low-precision tensors of the model are FP32; then it is restored bit for bit, in the same memory.
+    """In the body, low-precision tensors of the model are FP32; then they are restored bit for bit, in the same memory.
 
-    which: as Subject.raised.
+    which: see Subject.raised.
     """
     tensors = stored_low(model, attributes=which == "attributes") if which in ("weights", "attributes") else []
     kept = [(x, x.data, x.grad if x.is_leaf else None) for x in tensors]
@@ -138,8 +138,7 @@ def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
 
 
 def _candidates(subject: Subject) -> Iterator[Subject]:
-    """Variants of the subject to try, each with a note about the tensors that become FP32; in the last variant none
-    do."""
+    """Variants of the subject to try, in order, with notes about the tensors that become FP32 or keep a low dtype."""
     model = subject.model
     low, everything = stored_low(model), stored_low(model, attributes=True)
     if not low and not subject.stored_low:
@@ -149,7 +148,7 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
             note = "inputs in FP16 or BF16, on which the model does not run, were converted to FP32"
             yield _widen(subject, "inputs", note)
         return
-    counts = Counter(subject.stored_low)  # of its checkpoint, converted to FP32 on loading
+    counts = Counter(subject.stored_low)  # weights that the checkpoint stores low, converted to FP32 on loading
     for parameter in model.parameters():
         if is_low(parameter.dtype):
             counts[name_of(parameter.dtype)] += parameter.numel()
@@ -198,7 +197,7 @@ def held_outside(model: nn.Module) -> set[str]:
 def present(model: nn.Module) -> Iterator[None]:
     """In the body, the model has the weights from accelerate's hooks, and skips these hooks; then it is restored.
 
-    Raises: LoadError(slug="meta-weights") if a hook has no value.
+    Raises: LoadError(slug="meta-weights") if a hook cannot load its weights.
     """
     hooked = [module for module in modules_of(model) if _hooks(module)] if held_outside(model) else []
     with ExitStack() as stack:
@@ -231,7 +230,7 @@ def present(model: nn.Module) -> Iterator[None]:
 
 
 def _hooks(module: nn.Module) -> list[Any]:
-    """The accelerate hooks that load a module's weights; none if other hooks are mixed in, or the module is traced."""
+    """The accelerate hooks that load a module's weights; none if it has other hooks too, or is a GraphModule."""
     hook = vars(module).get("_hf_hook")
     if hook is None or isinstance(module, torch.fx.GraphModule):
         return []
@@ -248,7 +247,7 @@ def _put_back(store: dict[str, Any], content: dict[str, Any]) -> None:
 
 @contextmanager
 def watch_weights() -> Iterator[set[str]]:
-    """In the body, record how weights are set: a state dict "restored", a file "read", an optimizer that "trained"."""
+    """In the body, record events: a state dict was "restored", a file "read", the model "trained" by an optimizer."""
     seen = set[str]()
 
     def record_calls(function: Callable[..., Any], event: str) -> Callable[..., Any]:
@@ -260,7 +259,7 @@ def watch_weights() -> Iterator[set[str]]:
         return wrapper
 
     for module in {module for module, _ in READERS if module.startswith("safetensors")}:
-        with suppress(ImportError):  # a library that the body imports gets these functions from it
+        with suppress(ImportError):  # imported now, so that libraries imported in the body get the wrappers
             importlib.import_module(module)
     readers = [(sys.modules.get(module), name, "read") for module, name in READERS]
     with ExitStack() as stack:
@@ -284,7 +283,7 @@ def load_into(model: nn.Module, path: Path) -> list[str]:
 
 
 def _notes(content: Mapping[str, Any], state: Mapping[str, Any], own: Mapping[str, Any], file: str) -> Iterator[str]:
-    """Notes about dtypes that differ from the model's, and weights that only the checkpoint or only the model has."""
+    """Notes about dtypes that differ from the model's, about ignored weights, and about missing extra state."""
     both = [(value, own[name]) for name, value in state.items() if isinstance(value, Tensor) and name in own]
     for given, held in dict.fromkeys((x.dtype, y.dtype) for x, y in both if x.is_floating_point()):
         if given is not held:
@@ -310,8 +309,8 @@ def convert_errors(slug: str) -> Iterator[None]:
 
 
 def reject_non_finite(model: nn.Module) -> None:
-    """Raises: LoadError(slug="nan-weights") for NaN, or for Inf in a parameter. Infinite buffers pass: masks contain
-    them."""
+    """Reject NaN in parameters and buffers, and Inf in parameters; buffers such as masks may contain Inf. Raises:
+    LoadError(slug="nan-weights")."""
     for name, tensor in named_tensors(model):
         if not tensor.is_floating_point() or tensor.is_meta:
             continue

@@ -1,4 +1,4 @@
-"""Reads checkpoints without running code, and loads them. `patched_model.py` contains a copy from PREFIXES on."""
+"""Reads checkpoints without running code, and loads them. `patched_model.py` copies the code from PREFIXES on."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ HARMLESS = (argparse.Namespace, types.SimpleNamespace, io.BytesIO, PosixPath, Pu
 def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Load the result of `read_checkpoint`; tied weights may be stored once. Returns weights by the model's names.
 
-    Prefixes that DDP, torch.compile and training loops add to names are removed; if one was, entries without it, such
-    as a loss's weights, are dropped. Raises: ValueError if the checkpoint does not fit the model.
+    If no name matches, prefixes of DDP, torch.compile or training loops are removed; entries without the prefix, such
+    as a loss's weights, are then dropped. Raises: ValueError if the checkpoint does not fit the model.
     """
     own, state = model.state_dict(keep_vars=True), dict(content)
     while state and state.keys().isdisjoint(own):
@@ -54,7 +54,7 @@ def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read a state dict from safetensors, a torch file, or the index of a sharded checkpoint.
 
-    Raises: FileNotFoundError; ValueError if the file contains no state dict.
+    Raises: FileNotFoundError; ValueError if the file cannot be read, or contains no state dict.
     """
     if path.name.endswith(".index.json") and path.is_file():
         try:
@@ -79,7 +79,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> Any:
-    """The tensors of a .safetensors or torch file on the CPU, memory-mapped if possible; code in it never runs.
+    """The content of a .safetensors or torch file on the CPU, memory-mapped if possible; code in the file never runs.
 
     Raises: FileNotFoundError; ValueError if the file cannot be read without running code.
     """
@@ -112,7 +112,7 @@ def read_tensors(path: Path) -> Any:
 
 
 def harmless() -> list[Any]:
-    """Classes without code that training loops save next to the weights; safe to unpickle."""
+    """Classes and functions that checkpoints of training loops refer to, and that are safe to unpickle."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         return list(HARMLESS)
@@ -124,7 +124,7 @@ def harmless() -> list[Any]:
 
 
 def is_extra(name: Any) -> bool:
-    """Whether a name is a module's extra state, which need not match."""
+    """Whether a name is that of a module's extra state, which a checkpoint may lack or have in addition."""
     return isinstance(name, str) and name.rpartition(".")[2] == "_extra_state"
 
 

@@ -1,4 +1,4 @@
-"""Builds a Subject from a TARGET or a live model, and runs its first FP32 forward."""
+"""Builds a Subject from a TARGET or a live model, and runs the model's first forward in FP32."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ ZEROS = (
 )
 
 Finder = Callable[[ModuleType, Mapping[str, Any], Subject], Subject]
-"""Function of the target's module, the result of `audit_spec()`, and the Subject so far."""
+"""(the target's module, the result of `audit_spec()`, the Subject) -> the Subject with a training step's objective."""
 
 
 def cautions(subject: Subject) -> tuple[str, ...]:
-    """The subject's warnings, plus one for random weights and one for generated inputs."""
+    """The subject's warnings, and one more each if its weights are random or its inputs were generated."""
     random = (RANDOM_WEIGHTS,) if subject.random_weights else ()
     synthetic = (SYNTHETIC_INPUTS,) if subject.synthetic_inputs else ()
     return (*subject.warnings, *random, *synthetic)
@@ -60,12 +60,12 @@ def load(
 ) -> Subject:
     """Build the model that TARGET names, with inputs and weights, and run it once in FP32.
 
-    objective: adds a training step's loss and targets, before anything is run. Raises: LoadError; its slug names the
+    objective: adds a training step's loss and targets, before the run in FP32. Raises: LoadError, whose slug names the
     problem.
     """
     parsed = parse(target)
     if parsed.hub:
-        require(parsed)  # imported first, so that watch_weights sees the package's readers
+        require(parsed)  # imports the package now, so that watch_weights can wrap its readers
     as_set = flags()
     with user_code(parsed, seed):
         with under(as_set):
@@ -74,10 +74,10 @@ def load(
 
 
 def from_object(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | None = None) -> Subject:
-    """A Subject around the caller's model, which is neither moved nor changed.
+    """Build a Subject from the caller's model, which is neither moved nor changed.
 
-    example_inputs: any form that `inputs.as_batches` accepts, or None if `kwargs` suffices; kwargs: keyword arguments
-    of every call.
+    example_inputs: texts, or any form that `inputs.as_batches` accepts; None if `kwargs` suffices. kwargs: keyword
+    arguments of every call.
     """
     if not isinstance(model, nn.Module):
         raise LoadError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
@@ -104,13 +104,13 @@ def from_object(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | 
 
 
 def check(subject: Subject) -> Subject:
-    """Run every batch in FP32 and return the subject; the model, its flags and the generators are restored.
+    """Run every batch in FP32 and return the subject; the model and the random generators are then restored.
 
     Raises: LoadError(slug="bad-surroundings" | "nan-weights" | "forward-raises" | "tensor-class" | "nan-output").
     """
     around = next((f"torch.autocast({name!r})" for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)), "")
     around = around or ("torch.device('meta')" if torch.get_default_device().type == "meta" else "")
-    if around:  # the caller's modes change the run
+    if around:  # these modes would change the run
         raise LoadError(
             f"the audit was called inside {around}: call auditor.audit outside of that context", slug="bad-surroundings"
         )
@@ -121,7 +121,7 @@ def check(subject: Subject) -> Subject:
         for leaf in (x for x in (*leaves, *tensors_in(subject.batches)) if type(x) not in (Tensor, nn.Parameter)):
             try:
                 bool((entries(leaf) if is_number(leaf) else leaf).isnan().any())
-            except Exception as error:  # a class that restricts the operations on it cannot be compared
+            except Exception as error:  # tensors whose class restricts operations cannot be compared
                 let_through(error)
                 raise LoadError(
                     f"{subject.name} takes or returns a {type(leaf).__name__}, a tensor class that rejects operations "
@@ -138,8 +138,8 @@ def check(subject: Subject) -> Subject:
 
 
 def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
-    """The subject with its outputs; inputs are moved to the model's device if the model runs only then. Raises:
-    LoadError."""
+    """The subject and the outputs of its batches; inputs are moved to the model's GPU if the model runs only then.
+    Raises: LoadError."""
     try:
         return subject, [_forward(subject, batch) for batch in subject.batches + subject.held_out]
     except LoadError:
@@ -167,7 +167,7 @@ def _load(
         given, held_out = _find_inputs(module, target, result.spec, model, inputs_text, seed)
     materialise(model, given.batches[0], seed)
     origin = result.origin
-    # reading inputs from files must not count, only reading while the model was built
+    # a file may contain inputs: count only files that are read while the model is built
     read = {"instance": read, "spec": False}.get(origin.kind if origin else "", "read" in seen)
     loaded = read or bool(seen & {"restored", "trained"})
     source = f"random initialization, seed {seed}"
@@ -196,7 +196,7 @@ def _load(
 def _find_inputs(
     module: ModuleType, target: Target, spec: Mapping[str, Any], model: nn.Module, text: str | None, seed: int
 ) -> tuple[inputs.Inputs, tuple[Batch, ...]]:
-    """The calibration and held-out inputs; an explicit `--inputs` replaces only the former."""
+    """The calibration and held-out inputs; an explicit `--inputs` replaces only the calibration inputs."""
     reseed(seed)
     held_out = spec.get("eval_inputs") if spec else getattr(module, "get_eval_inputs", None)
     what = "audit_spec()" if spec else f"get_eval_inputs() in {target.label}"
@@ -235,7 +235,7 @@ def _unwrap(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 def _reject_unfit(model: nn.Module, lazy: bool = False) -> None:
     """Reject models that torch cannot traverse, that are already patched, or that are uninitialized.
 
-    lazy: whether lazy layers are allowed: their first call draws weights, which a live model's caller must do.
+    lazy: whether lazy layers are allowed; in a live model, the caller must initialize them by a first call.
     """
     try:
         list(model.modules())

@@ -1,4 +1,4 @@
-"""Parses TARGET, which names the user's model, and imports it as the user's own code would."""
+"""Parses TARGET, which names the user's model, and imports its module as the user's own code would."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ class Target:
 def parse(text: str) -> Target:
     """Parse `path/to/model.py[:symbol]`, `package.module[:symbol]`, `timm:NAME` or `hf:NAME_OR_PATH`.
 
-    A symbol or a timm name may have literal arguments. Raises: LoadError(slug="missing-target" | "bad-target").
+    A symbol or a timm name may have literal arguments. Raises: LoadError(slug="missing-target" | "bad-target" |
+    "directory-target").
     """
     hub, colon, name = text.partition(":")
     args, kwargs = tuple[Any, ...](), dict[str, Any]()
@@ -126,8 +127,8 @@ def import_target(target: Target) -> ModuleType:
 def user_code(target: Target, seed: int) -> Iterator[None]:
     """Run the body as the user's script would run, see `as_script`, with all generators seeded.
 
-    `torch.autocast("cuda")` as a decorator keeps its settings even without CUDA. Restored afterwards: the flag for
-    writing bytecode, and what `isolate` restores, including `sys.path`.
+    `torch.autocast("cuda")` as a decorator keeps its settings even without CUDA. Afterwards
+    `sys.dont_write_bytecode` is restored, and all state that `isolate` restores, including `sys.path`.
     """
     with (
         swap_attribute(sys, "dont_write_bytecode", True),
@@ -199,7 +200,7 @@ def _imports(path: Path) -> tuple[set[str], int]:
 
 
 def _is_elsewhere(folder: Path) -> bool:
-    """Whether a folder's name is that of a module that Python imports from another place."""
+    """Whether Python imports a module of the folder's name from another place."""
     try:
         spec = importlib.util.find_spec(folder.name)
     except (ImportError, ValueError):
@@ -245,9 +246,9 @@ def required_arguments(function: Callable[..., Any]) -> list[str]:
 
 
 def blame(error: BaseException) -> str:
-    """The error with its location in user code: `TypeError: message (model.py:12)`, the innermost such line.
+    """The error as text, with the innermost line of user code: `TypeError: message (model.py:12)`.
 
-    If the error was raised from another one, such as a library's failed import, the other one follows.
+    If the error was raised from another one, such as a library's failed import, the other error follows.
     """
     first = origin_of(error)
     text = describe(error, None)

@@ -67,3 +67,6 @@ class Generation:
     tokens: Annotated[int, FileField("number of tokens that are compared: up to the end of each text", least=0)]
     temperature: Annotated[float, FileField("sampling temperature; 0: always the likeliest token", least=0)] = 0.0
     caches: Annotated[tuple[StoredCache, ...], FileField("the FP32 model with its key-value cache in fewer bits")] = ()
+    recommended_cache: Annotated[
+        str | None, FileField("smallest of `caches` that meets the limits beside the recommended plan; `null`: none")
+    ] = None

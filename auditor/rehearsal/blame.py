@@ -1,4 +1,4 @@
-"""Locates the first operation that returns Inf or NaN, forwards or backwards, where FP32 is finite."""
+"""Locates the first operation whose result or gradient is Inf or NaN although it is finite in FP32."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..capture.intercept import Handler
 from ..capture.regions import Region
 from ..capture.source import line_of, written_at
 from ..isolation.tensors import plain_torch
+from ..numerics.entries import all_finite
 from ..training.step import LOSS
 from ..trees import tensors_in
 
@@ -22,8 +23,9 @@ class Trail(Handler):
     """Runs operations through another handler, and records whether each result and its gradient are finite."""
 
     def __init__(self, handler: Handler, modules: list[str], outermost: CodeType) -> None:
-        """modules: names of the modules being called. outermost: the code whose frame calls the user's code."""
+        """modules: names of the modules being called, innermost last. outermost: code whose frame calls the user's."""
         self._handler, self._modules, self._outermost = handler, modules, outermost
+        self.enter = handler.enter  # type: ignore[method-assign]
         self.operations: list[tuple[str, str, str]] = []
         """(name, module, line) of each operation."""
         self.forward: list[int] = []
@@ -36,9 +38,6 @@ class Trail(Handler):
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         return self._note(op, args, kwargs, self._handler.whole(op, args, kwargs, region))
 
-    def enter(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        return self._handler.enter(op, args, kwargs, region)
-
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         return self._note(op, args, kwargs, self._handler.part(op, args, kwargs, region))
 
@@ -48,7 +47,7 @@ class Trail(Handler):
         number = len(self.operations)
         place = written_at(self._outermost)
         name = str(getattr(op, "_opname", None) or getattr(op, "__name__", op))
-        self.operations.append((name, [LOSS, *self._modules][-1], line_of(place.place) if place else ""))
+        self.operations.append((name, (self._modules or [LOSS])[-1], line_of(place.place) if place else ""))
         for x in tensors_in((args, kwargs)):
             if (source := getattr(x, "_made_by", None)) is not None:
                 self.readers[source].append(number)
@@ -56,7 +55,7 @@ class Trail(Handler):
                 x.register_hook(partial(self._hear, self.weights, number))  # type: ignore[no-untyped-call]
         for x in tensors_in(result):
             if x.is_floating_point():
-                if not bool(torch.isfinite(x.detach()).all()):
+                if not all_finite(x.detach()):
                     self.forward.append(number)
                 if x.requires_grad:
                     x._made_by = number  # type: ignore[attr-defined]
@@ -65,17 +64,16 @@ class Trail(Handler):
 
     def _hear(self, numbers: list[int], number: int, gradient: torch.Tensor) -> None:
         with plain_torch():
-            finite = bool(torch.isfinite(gradient).all())
+            finite = all_finite(gradient)
         if not finite:
             numbers.append(number)
 
 
 def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str]:
-    """A phrase for the operation to blame, and the operation's module; "" for both if FP32 is not finite there
-    either."""
+    """The operation to blame, as a phrase, and its module; "" for both if FP32's result is not finite either."""
     stages: tuple[tuple[str, list[int], list[int], Mapping[int, list[int]]], ...] = (
         ("", low.forward, fp32.forward, {}),
-        ("the backward pass of ", low.backward, fp32.backward, low.readers),  # the gradient is that of the result
+        ("the backward pass of ", low.backward, fp32.backward, low.readers),  # computed by the result's reader
         ("the weight's gradient in ", low.weights, fp32.weights, {}),
     )
     for how, broken, expected, readers in stages:

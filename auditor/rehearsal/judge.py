@@ -6,40 +6,36 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..numerics.formats import label
 from ..training.step import LOSS
+from .remedies import title_of
 from .result import NonFiniteStep, Recipe, RecipeProblem, RecipeRun
 
 Runs = Mapping[str, RecipeRun]
 
 LOST, ALL = 0.2, 0.9
-"""Share of affected entries that makes a problem: of all parameters together, or of one parameter."""
+"""Share of affected entries, above FP32's share, that is a problem: of all parameters together, or of one."""
 SKIPS = 0.02
 """Share of steps in the second half that may be skipped, since GradScaler sometimes tries a larger scale."""
 BEHIND = 0.05
 """Share of FP32's loss reduction by which a recipe may fall behind."""
 OFF = 0.25
-"""Relative gradient error, late in a run, that makes a problem, unless gradients of two batches differ by four times
-the error or more."""
+"""Relative gradient error, late in a run, that is a problem, unless the gradients of two batches differ by four times
+this error or more."""
 ROUNDED, PASSES = 0.01, 8
 """Smallest relative error of accumulated gradients worth reporting, if FP32 sums halve it; and the number of
-backward passes per step from which FP32 sums are tried."""
+backward passes per step that is enough to try FP32 sums."""
 PREFERRED = ("bf16_autocast", "fp16_autocast", "plan")
 HARM = {
-    "unchanged": (
-        "updates-lost",
-        "of the updates with a gradient change no weight: they are below half a spacing of {fmt}",
-    ),
-    "decay_lost": (
-        "decay-lost",
-        "of the weights are not changed by weight decay: learning rate times decay is below half a spacing of {fmt}",
-    ),
-    "second_moment_stuck": ("second-moment-stuck", "of Adam's second moments should change, but stay constant"),
-    "second_moment_zero": ("second-moment-zero", "of Adam's second moments are zero although the gradient is not"),
+    "updates_lost": "of the updates with a gradient change no weight: they are below half a spacing of {}",
+    "decay_lost": "of the weights are not changed by weight decay: learning rate times decay is below half a spacing of {}",
+    "second_moment_stuck": "of Adam's second moments should change, but stay constant",
+    "second_moment_zero": "of Adam's second moments are zero although the gradient is not",
 }
-"""{share of RecipeRun: (kind of problem, sentence about it)}."""
+"""{share in ParameterSeries, which names the kind of problem: sentence about it}."""
 
 
 def problems_of(runs: Runs) -> tuple[RecipeProblem, ...]:
@@ -48,38 +44,37 @@ def problems_of(runs: Runs) -> tuple[RecipeProblem, ...]:
 
 
 def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
-    run, fp32 = runs[name], runs["fp32"]
+    run, fp32, problem = runs[name], runs["fp32"], partial(RecipeProblem, name)
     if run.failure is not None:
-        yield RecipeProblem(name, "fails", f"the run stopped early: {run.failure}")
+        yield problem("fails", f"the run stopped early: {run.failure}")
         return
     first = next((each for each in run.skipped if each.where), None)
     blamed = f", the first at {first.where}" if first else ""
     if not run.finite_weights or (run.scale is None and run.skipped):
         step = f" from step {run.skipped[0].step} (batch {run.skipped[0].batch})" if run.skipped else ""
-        said = f"gradients and weights turn Inf or NaN{step}{blamed}"
-        yield RecipeProblem(name, "not-finite", said, first.module if first else None)
+        yield problem(
+            "not-finite", f"gradients and weights turn Inf or NaN{step}{blamed}", first.module if first else None
+        )
         return
     late = [each for each in run.skipped if each.step >= len(run.losses) // 2]
     if run.scale is not None and (len(late) > max(SKIPS * len(run.losses) / 2, 1) or run.scale < 1):
         batches = len({each.batch for each in run.skipped})
         said = f"{len(run.skipped)} of {len(run.losses)} steps are skipped, on {batches} of the batches, and the loss scale falls to {run.scale:.3g}"
-        yield RecipeProblem(name, "steps-skipped", said + blamed, _module(late) or _module(run.skipped))
-    if (behind := _behind(run, fp32)) is not None:
-        yield RecipeProblem(name, "loss-behind", behind)
-    for what, (kind, text) in HARM.items():
-        if (harm := _harm(run, fp32, what)) is not None:
-            share, where = harm
-            yield RecipeProblem(name, kind, f"{share:.0%} {text.format(fmt=label(run.recipe.format))}{where}")
+        yield problem("steps-skipped", said + blamed, _module(late) or _module(run.skipped))
+    if behind := _behind(run, fp32):
+        yield problem("loss-behind", behind)
+    for what, text in HARM.items():
+        share, where = _harm(run, fp32, what)
+        if share:
+            yield problem(what.replace("_", "-"), f"{share:.0%} {text.format(label(run.recipe.format))}{where}")
     wide = runs.get(f"{name}_fp32_accumulation")
-    if wide is not None and (whole := run.late(run.errors) or 0.0) > max(2 * (wide.late(wide.errors) or 0.0), ROUNDED):
-        said = f"its gradients differ from FP32's by {whole:.1%} after {run.backward_passes} backward passes, and"
-        said += f" by {wide.late(wide.errors) or 0.0:.1%} where they are summed in FP32"
-        yield RecipeProblem(name, "sums-rounded", said)
-    error, noise = run.late(run.errors), fp32.late(fp32.noise) or 0.0
-    if error is not None and error > max(OFF, noise / 4):
+    if wide is not None and run.error > max(2 * wide.error, ROUNDED):
+        said = f"its gradients differ from FP32's by {run.error:.1%} after {run.backward_passes} backward passes, and"
+        yield problem("sums-rounded", f"{said} by {wide.error:.1%} where they are summed in FP32")
+    if run.error > max(OFF, fp32.error / 4):
         worst = max(run.parameters, key=lambda p: run.late(run.parameters[p].error) or 0.0)
-        said = f"its gradients differ from FP32's by {error:.0%}, most in {worst}; those of two batches differ by {noise:.0%}"
-        yield RecipeProblem(name, "gradients-off", said, worst.rpartition(".")[0])
+        said = f"its gradients differ from FP32's by {run.error:.0%}, most in {worst}; those of two batches differ by {fp32.error:.0%}"
+        yield problem("gradients-off", said, worst.rpartition(".")[0])
 
 
 def _module(skipped: Sequence[NonFiniteStep]) -> str | None:
@@ -87,35 +82,32 @@ def _module(skipped: Sequence[NonFiniteStep]) -> str | None:
     return statistics.mode(found) if found else None
 
 
-def _behind(run: RecipeRun, fp32: RecipeRun) -> str | None:
-    """A sentence if the final loss exceeds FP32's by a share of FP32's progress, and by more than the scatter; else
-    None."""
-    count = max(len(fp32.losses) // 10, 1)
-    own, whole = run.losses[-count:], fp32.losses[-count:]
-    if not all(map(math.isfinite, own)):
+def _behind(run: RecipeRun, fp32: RecipeRun) -> str:
+    """A sentence if the final loss exceeds FP32's by more than BEHIND of FP32's progress and than the scatter; else
+    ""."""
+    if not all(map(math.isfinite, run.final)):
         return "its final loss is Inf or NaN"
-    gaps = [a - b for a, b in zip(own, whole, strict=True)]
-    gap, progress = statistics.fmean(gaps), statistics.fmean(fp32.losses[:count]) - statistics.fmean(whole)
+    gaps = [a - b for a, b in zip(run.final, fp32.final, strict=True)]
+    last, whole, count = run.last_loss(), fp32.last_loss(), len(gaps)
+    progress = statistics.fmean(fp32.losses[:count]) - whole
     scatter = 2 * statistics.stdev(gaps) / math.sqrt(count) if count > 1 else 0.0
-    if gap > max(BEHIND * abs(progress), scatter, 1e-3 * abs(statistics.fmean(whole))):
-        return f"its final loss is {statistics.fmean(own):.4g}, FP32's {statistics.fmean(whole):.4g}"
-    return None
+    behind = last - whole > max(BEHIND * abs(progress), scatter, 1e-3 * abs(whole))
+    return f"its final loss is {last:.4g}, FP32's {whole:.4g}" if behind else ""
 
 
-def _harm(run: RecipeRun, fp32: RecipeRun, what: str) -> tuple[float, str] | None:
-    """A share of entries that exceeds FP32's: over all parameters, or of one parameter, which the text names."""
-    share, base = run.share(what), fp32.share(what) or 0.0
-    if share is not None and share - base > LOST:
+def _harm(run: RecipeRun, fp32: RecipeRun, what: str) -> tuple[float, str]:
+    """The share of entries if it far exceeds FP32's: of all parameters, or of one, which the text names; else 0."""
+    if (share := run.share(what) or 0.0) - (fp32.share(what) or 0.0) > LOST:
         return share, ""
     for name, row in run.parameters.items():
-        own, other = run.late(getattr(row, what)), fp32.late(getattr(fp32.parameters[name], what)) or 0.0
-        if own is not None and own - other > ALL:
+        own, other = run.late(getattr(row, what)) or 0.0, fp32.late(getattr(fp32.parameters[name], what)) or 0.0
+        if own - other > ALL:
             return own, f", of {name}"
-    return None
+    return 0.0, ""
 
 
 def remedies_for(runs: Runs) -> Iterator[Recipe]:
-    """Repaired variants of every recipe with a problem."""
+    """Repaired variants of recipes with a problem; also FP32 sums for low precision with many backward passes."""
     for name, run in list(runs.items()):
         yield from _variants(run, {p.kind: p for p in _problems(name, runs)}) if name != "fp32" else ()
 
@@ -126,33 +118,30 @@ def _variants(run: RecipeRun, problems: Mapping[str, RecipeProblem]) -> Iterator
     def variant(suffix: str, title: str, **how: Any) -> Recipe:
         return replace(own, name=f"{own.name}_{suffix}", title=title, repairs=own.name, **how)
 
-    if own.stored and problems and not ("not-finite" in problems and own.format == "bf16"):
-        titles = {"fp32_master_weights": f"{low} with FP32 master weights"}
-        if own.format == "bf16":
-            titles |= {"stochastic_rounding": "BF16 with stochastic rounding", "kahan_sums": "BF16 with Kahan sums"}
-        for remedy, title in titles.items():
-            yield variant(remedy, title, remedies=(remedy,))
-    if own.stored and run.backward_passes >= PASSES:
-        title = f"{own.title}, gradients summed in FP32"
-        yield variant("fp32_accumulation", title, remedies=("fp32_accumulation",))
-    if own.stored and own.format == "fp16" and problems:
-        yield variant("eps", f"{own.title}, eps = 1e-4", eps=1e-4)
+    if own.stored:
+        remedies = ["fp32_accumulation"] if run.backward_passes >= PASSES else []
+        if own.format == "fp16" and problems:
+            remedies += ["fp32_master_weights"]
+            yield variant("eps", f"{own.title}, eps = 1e-4", eps=1e-4)
+        elif problems and "not-finite" not in problems:
+            remedies += ["fp32_master_weights", "stochastic_rounding", "kahan_sums"]
+        for remedy in remedies:
+            yield variant(remedy, f"{low} with {title_of(remedy)}", remedies=(remedy,))
+        return
     kinds = ("steps-skipped", "not-finite", "gradients-off")
     places = [place for kind in kinds if kind in problems and (place := problems[kind].module)]
-    if not own.stored and LOSS in places:
-        yield variant("loss_in_fp32", f"{own.title}, the loss in FP32", loss_in_fp32=True)
-    islands = dict.fromkeys((place for place in places if place != LOSS), "fp32")
-    if not own.stored and islands:
-        yield variant("islands", f"{own.title}, {', '.join(islands)} in FP32", scopes={**own.scopes, **islands})
+    whole = {"": {"precision": own.format}, **own.scopes}
+    if LOSS in places:
+        yield variant("loss_in_fp32", f"{own.title}, the loss in FP32", loss_in_fp32=True, scopes=whole)
+    if islands := {place: {"precision": "fp32"} for place in places if place != LOSS}:
+        yield variant("islands", f"{own.title}, {', '.join(islands)} in FP32", scopes={**whole, **islands})
 
 
 def recommend(runs: Runs, problems: Sequence[RecipeProblem]) -> tuple[str, str]:
     """The name of the recommended recipe, with the reason in a sentence or two."""
     broken = {problem.recipe for problem in problems}
     holding = [name for name in runs if name not in broken and name != "fp32"]
-    ordered = [name for name in PREFERRED if name in holding]
-    ordered += [n for n in holding if n not in ordered and not runs[n].recipe.stored]
-    ordered += [n for n in holding if n not in ordered]
+    ordered = sorted(holding, key=lambda name: ([*PREFERRED, name].index(name), runs[name].recipe.stored))
     fp32 = runs["fp32"]
     if not ordered:
         return "fp32", f"Train in FP32: every other recipe has a problem. The final loss is {fp32.last_loss():.4g}."

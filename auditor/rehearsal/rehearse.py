@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from multiprocessing import Pipe, get_context
+from dataclasses import replace
 from typing import Any
 
-import torch
-
+from ..artefact.base import plan_table
 from ..devices import NATIVE
-from ..errors import LoadError
 from ..isolation.process import reseed
-from ..loading.target import blame, guard_progress
+from ..loading.target import call, guard_progress
 from ..numerics.formats import dtype_of
-from ..processes import how_ended
 from ..records import Plan, Progress
 from ..records.audit import Audit
+from .forked import call_forked
 from .judge import problems_of, recommend, remedies_for
-from .result import Recipe, RecipeRun, Rehearsal
-from .scene import Scene, bad_step, known_objects
-from .session import Session
+from .result import FP32, Recipe, RecipeRun, Rehearsal
+from .session import Scene, Session, bad_step, known_scene
 
-FP32 = Recipe("fp32", "FP32")
 FIRST_SCALE = 65536.0
 """GradScaler's default initial scale."""
 RECIPES = (
@@ -32,8 +27,6 @@ RECIPES = (
     Recipe("fp16_autocast", "FP16 under autocast, GradScaler", "fp16", scale=FIRST_SCALE),
     Recipe("bf16", "BF16 throughout", "bf16", stored=True),
 )
-LOOKS = 24
-"""Number of sampled steps, in which gradients and updates are compared with FP32's."""
 
 
 def rehearse(
@@ -47,146 +40,85 @@ def rehearse(
     progress: Progress | None = None,
     target: str = "",
 ) -> Rehearsal:
-    """Run a training step `steps` times in each recipe and in FP32, emulating a GPU on a CPU; all state is restored.
+    """Run a training step `steps` times in each recipe and in FP32, emulating a GPU on a CPU, in forked processes.
 
-    step: called as `step(batch)`, or `step(*batch)` if it takes several arguments, or `step()`. It runs forward,
-    `backward()` and the optimizers' `step()` once, in FP32, or with autocast regions and a GradScaler of its own; these
-    regions are then used. Model and optimizers must already exist. batches: an iterable, repeated if too short. plan:
-    an audit, or one of its plans, to rehearse too. remedies: whether recipes with a problem are repaired and run again.
-    progress: called as progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that cannot
-    be rehearsed, or fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
+    step: called as `step(batch)`, or `step(*batch)` if it takes several arguments, or `step()`. The step runs
+    forward, `backward()` and the optimizers' `step()`, in FP32 or with its own autocast regions and GradScaler; recipes
+    then set the regions' dtype. Model and optimizers must already exist. batches: an iterable, repeated if too short.
+    plan: an audit, or one of its plans, to rehearse too. remedies: whether recipes with a problem are repaired and run
+    again. progress: called as progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that
+    cannot be rehearsed, or fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
     """
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise bad_step("rehearse(step, batches, steps) needs a function that runs one step, and a number of steps")
     if not hasattr(os, "fork"):
         raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
-    rehearsal = _Setup(step, batches, steps, seed, guard_progress(progress or (lambda *_: None)))
-    scene = rehearsal.look(known_objects())
-    runs = {recipe.name: rehearsal.run(recipe, scene) for recipe in _recipes(scene, plan)}
+    tell, scene = guard_progress(progress or (lambda *_: None)), _look(step, batches, seed)
+
+    def run(recipe: Recipe) -> RecipeRun:
+        def work(send: Callable[[int], None]) -> RecipeRun:
+            reseed(seed)
+            return Session(recipe, replace(scene), step).run(_number_batches(batches), steps, send)
+
+        result, failure = call_forked(work, lambda done: tell("rehearse", recipe.title, done, steps))
+        return result or RecipeRun(recipe, failure=failure)
+
+    runs = {recipe.name: run(recipe) for recipe in _recipes(scene, plan)}
     if (failure := runs["fp32"].failure) is not None or not runs["fp32"].finite_weights:
         raise bad_step(
             f"the step already fails in FP32: {failure or 'its weights turn Inf or NaN'}; fix the step first"
         )
     for recipe in remedies_for(runs) if remedies else ():
-        runs[recipe.name] = rehearsal.run(recipe, scene)
+        runs[recipe.name] = run(recipe)
     problems = problems_of(runs)
-    chosen, why = recommend(runs, problems)
     name = target or getattr(step, "__qualname__", type(step).__name__)
-    return Rehearsal(name, steps, runs["fp32"].batches, runs, problems, chosen, why)
+    return Rehearsal(name, steps, runs["fp32"].batches, runs, problems, *recommend(runs, problems))
 
 
-def _recipes(scene: Scene, plan: Audit | Plan | None) -> list[Recipe]:
-    """The standard recipes, the model's own precision if it is stored in low precision, and the recipe of a plan."""
-    recipes, dtypes = list(RECIPES), {p.dtype for p in scene.group_numbers}
+def _look(step: Callable[..., Any], batches: Iterable[Any] | None, seed: int) -> Scene:
+    """Run one step in FP32 to find its optimizers, regions and backward passes. Raises: LoadError(slug="bad-step")."""
+    scene = known_scene()
+
+    def work(send: Any) -> tuple[set[int], bool, int] | None:
+        reseed(seed)
+        first = next(_number_batches(batches), None)
+        return first and call(Session(FP32, scene, step).look, "in FP32 the step", "bad-step", first[1])
+
+    found, failure = call_forked(work)
+    if failure:
+        raise bad_step(failure)
+    if found is None:
+        raise bad_step("batches is empty: give at least one batch")
+    used, own_regions, passes = found
+    optimizers = {key: one for key, one in scene.optimizers.items() if key in used}
+    scene = Scene(scene.modules, optimizers, own_regions, passes)
+    if not used:
+        raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
+    if any(p.device.type in NATIVE for p in scene.group_numbers):
+        raise bad_step("the model is on a GPU: move the model and the batches to the CPU, which emulates a GPU")
+    return scene
+
+
+def _recipes(scene: Scene, plan: Audit | Plan | None) -> Iterator[Recipe]:
+    """The standard recipes, the unchanged model if it is stored in low precision, and the recipe of a plan."""
+    yield from RECIPES
+    dtypes = {p.dtype for p in scene.group_numbers}
     if (low := next((fmt for fmt in ("fp16", "bf16") if dtype_of(fmt) in dtypes), None)) is not None:
-        recipes.append(Recipe("as_written", f"unchanged, in {low.upper()}", low, stored=True))
+        yield Recipe("as_written", f"unchanged, in {low.upper()}", low, stored=True)
     if isinstance(plan, Audit):
         trained = (plan.plans.get(name or "") for name in (plan.recommended, "autocast_bf16", "autocast_fp16"))
         plan = next((one for one in trained if one is not None and one.strategy == "autocast"), None)
     if plan is not None:
         if plan.strategy != "autocast":
             raise bad_step(f"the plan {plan.name!r} has strategy {plan.strategy}: only autocast plans can be trained")
-        scopes = {path: choice.precision for path, choice in plan.scopes.items() if path}
         scale = FIRST_SCALE if plan.format == "fp16" else None
-        recipes.append(Recipe("plan", f"the plan {plan.name}", plan.format, scale=scale, scopes=scopes))
-    return recipes
-
-
-@dataclass(frozen=True)
-class _Setup:
-    """The user's step, its batches and the options of the rehearsal."""
-
-    step: Callable[..., Any]
-    batches: Iterable[Any] | None
-    steps: int
-    seed: int
-    tell: Progress
-
-    def look(self, known: dict[int, Any]) -> Scene:
-        """Detect the models and optimizers that a step uses. Raises: LoadError(slug="bad-step")."""
-        scene = Scene(known=known)
-
-        def work(send: Callable[[Any], None]) -> None:
-            session = Session(FP32, scene, self.step)
-            try:
-                _, batch = next(_number_batches(self.batches))
-                send(("done", session.look(batch)))
-            except StopIteration:
-                send(("bad", "batches is empty: give at least one batch"))
-            except LoadError as error:
-                send(("bad", str(error)))
-            except (Exception, SystemExit) as error:
-                send(("bad", f"the step raised {blame(error)} in FP32"))
-
-        kind, value = self._run_forked("look", work)
-        if kind == "bad":
-            raise bad_step(value)
-        used, unknown, scene.own_regions, scene.backward_passes = value
-        if unknown:
-            raise bad_step(
-                f"the step creates its own {unknown[0]}: create model and optimizers before, so that "
-                "every run can start from them"
-            )
-        scene.modules = {one: known[one] for one in used if isinstance(known[one], torch.nn.Module)}
-        scene.optimizers = {one: known[one] for one in used if isinstance(known[one], torch.optim.Optimizer)}
-        if not scene.optimizers:
-            raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
-        if any(p.device.type in NATIVE for p in scene.group_numbers):
-            raise bad_step("the model is on a GPU: move the model and the batches to the CPU, which emulates a GPU")
-        return scene
-
-    def run(self, recipe: Recipe, scene: Scene) -> RecipeRun:
-        """Run one recipe in a forked process."""
-
-        def work(send: Callable[[Any], None]) -> None:
-            session = Session(recipe, replace(scene), self.step)
-            session.prepare()
-            samples = {*range(0, self.steps, max(self.steps // LOOKS, 1)), self.steps - 1}
-            batches = _number_batches(self.batches)
-            send(("done", session.run(batches, self.steps, samples, lambda done: send(("step", done)))))
-
-        kind, value = self._run_forked(recipe.title, work)
-        if kind == "bad":
-            return RecipeRun(recipe, failure=value)
-        result: RecipeRun = value
-        return result
-
-    def _run_forked(self, title: str, work: Callable[[Callable[[Any], None]], None]) -> tuple[str, Any]:
-        """Fork a process for `work` and return its last message: ("done", value), or ("bad", reason)."""
-
-        def answer() -> None:
-            null = os.open(os.devnull, os.O_RDWR)
-            for stream in (1, 2):  # the user's step prints the same in every recipe
-                os.dup2(null, stream)
-            torch.set_num_threads(1)  # threads do not survive a fork
-            reseed(self.seed)
-            try:
-                work(there.send)
-            except (Exception, SystemExit) as error:
-                there.send(("bad", blame(error)))
-
-        here, there = Pipe(duplex=False)
-        child = get_context("fork").Process(target=answer)
-        child.start()
-        there.close()
-        last: tuple[str, Any] = ("step", 0)
-        try:
-            while True:
-                last = here.recv()
-                if last[0] == "step":
-                    self.tell("rehearse", title, last[1], self.steps)
-        except EOFError:
-            child.join()
-        finally:
-            child.kill()
-            child.join()
-            here.close()
-        return ("bad", f"its process {how_ended(child.exitcode or 0)}") if last[0] == "step" else last
+        scopes = plan_table(plan)["scopes"]
+        yield Recipe("plan", f"the plan {plan.name}", plan.format, scale=scale, scopes=scopes, loss_in_fp32=True)
 
 
 def _number_batches(batches: Iterable[Any] | None) -> Iterator[tuple[int, Any]]:
-    """(number, batch) of the batches, repeated endlessly; ends if they are empty, or an iterator that cannot be
-    repeated."""
+    """Yield (number, batch), and repeat the batches endlessly; an iterator ends after one pass, an empty iterable at
+    once."""
     if batches is None:
         while True:
             yield 0, None

@@ -29,7 +29,7 @@ def fp32_updates(optimizer: Any, rounding: str) -> None:
             exact, p.grad = p.data, None
             if rounding == "stochastic":
                 bits = exact.contiguous().view(torch.int32)
-                p.data = ((bits + torch.randint_like(bits, 1 << 16)) & -(1 << 16)).view(torch.float32).bfloat16()
+                p.data = ((bits + torch.randint_like(bits, 1 << 16)) & -(1 << 16)).view(torch.float32).to(stored)
             else:
                 p.data = exact.to(stored)
                 rest[p] = (exact - p.data).to(torch.float32 if rounding == "master" else torch.bfloat16)
@@ -70,6 +70,11 @@ def repair(name: str, optimizer: Any) -> None:
     """Apply a remedy to an optimizer."""
     function, given = REMEDIES[name]
     function(optimizer, *given)
+
+
+def title_of(name: str) -> str:
+    """A remedy's name as reports print it."""
+    return name.replace("_", " ").replace("fp32", "FP32").replace("kahan", "Kahan")
 
 
 def code_of(name: str) -> str:

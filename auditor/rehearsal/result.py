@@ -12,15 +12,17 @@ from typing import Any
 from .. import folder
 from ..records.written import plain
 
+Series = list[float | None]
+
 
 @dataclass(frozen=True)
 class Recipe:
     """One way to run a training step.
 
     format: of autocast regions; or of weights, gradients and optimizer state if `stored`. remedies: names in
-    `remedies.REMEDIES`. scale: initial loss scale of a GradScaler; None for no scaler. scopes: {module: precision} of a
-    plan, or of modules that stay FP32. loss_in_fp32: the region covers only the model, and its outputs become FP32.
-    repairs: the recipe that this one repairs.
+    `remedies.REMEDIES`. scale: initial loss scale of a GradScaler; None for no scaler. scopes: of a plan, or of modules
+    kept in FP32. loss_in_fp32: autocast covers only the model, whose outputs are cast to FP32. eps: of the optimizers,
+    if changed. repairs: the name of the recipe that this one repairs.
     """
 
     name: str
@@ -29,10 +31,13 @@ class Recipe:
     stored: bool = False
     remedies: tuple[str, ...] = ()
     scale: float | None = None
-    scopes: Mapping[str, str] = field(default_factory=dict)
+    scopes: Mapping[str, Any] = field(default_factory=dict)
     loss_in_fp32: bool = False
     eps: float | None = None
     repairs: str = ""
+
+
+FP32 = Recipe("fp32", "FP32")
 
 
 @dataclass(frozen=True)
@@ -54,37 +59,35 @@ class NonFiniteStep:
 class ParameterSeries:
     """Measurements of one parameter, one for each sampled step; None if undefined.
 
-    error: relative L2 error of the gradient against FP32's at the same weights and batch. noise: the difference between
-    FP32's gradients of two batches, over sqrt(2), relative to one of them. Shares of entries: zero_gradient: the
-    gradient is zero; unchanged: it is not zero, but the update changes nothing; decay_lost: weight decay changes
-    nothing; second_moment_stuck: Adam's second moment should change by over a hundredth, but does not;
-    second_moment_zero: the second moment is zero although the gradient is not.
+    error: relative L2 error of the gradient against FP32's at the same weights and batch; in an FP32 run the difference
+    between gradients of two sampled steps, over sqrt(2). Shares of entries: zero_gradient: the gradient is zero;
+    updates_lost: it is not zero, but the update leaves the weight equal; decay_lost: weight decay leaves it equal;
+    second_moment_stuck: Adam's second moment should change by over a hundredth, but does not; second_moment_zero: the
+    second moment is zero although the gradient is not.
     """
 
     entries: int
     group: int
-    error: list[float | None] = field(default_factory=list)
-    noise: list[float | None] = field(default_factory=list)
-    zero_gradient: list[float | None] = field(default_factory=list)
-    unchanged: list[float | None] = field(default_factory=list)
-    decay_lost: list[float | None] = field(default_factory=list)
-    second_moment_stuck: list[float | None] = field(default_factory=list)
-    second_moment_zero: list[float | None] = field(default_factory=list)
+    error: Series = field(default_factory=list)
+    zero_gradient: Series = field(default_factory=list)
+    updates_lost: Series = field(default_factory=list)
+    decay_lost: Series = field(default_factory=list)
+    second_moment_stuck: Series = field(default_factory=list)
+    second_moment_zero: Series = field(default_factory=list)
 
 
 @dataclass
 class RecipeRun:
-    """Results of one recipe. losses: one per step, NaN if a step has no loss. steps: those with parameter measurements.
+    """Results of one recipe. losses: one per step, NaN if a step has no loss. steps: numbers of the sampled steps.
 
-    errors, noise: of all parameters together, at these steps. batches: number of different batches. failure: why the
-    recipe did not run, or ended early. seconds: processor time of the steps, without measurements.
+    errors: gradient errors of all parameters together, at these steps. batches: number of different batches. failure:
+    why the recipe did not run, or ended early.
     """
 
     recipe: Recipe
     losses: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-    errors: list[float | None] = field(default_factory=list)
-    noise: list[float | None] = field(default_factory=list)
+    errors: Series = field(default_factory=list)
     parameters: dict[str, ParameterSeries] = field(default_factory=dict)
     skipped: list[NonFiniteStep] = field(default_factory=list)
     scale: float | None = None
@@ -92,29 +95,38 @@ class RecipeRun:
     backward_passes: int = 1
     finite_weights: bool = True
     failure: str | None = None
-    seconds: float = 0.0
 
-    def late(self, series: list[float | None]) -> float | None:
-        """The mean over the last third of a series."""
+    def late(self, series: Series) -> float | None:
+        """The mean over the last third of a series; None if nothing is defined there."""
         known = [x for x in series[-max(len(series) // 3, 1) :] if x is not None]
         return sum(known) / len(known) if known else None
 
+    @property
+    def error(self) -> float:
+        """The gradient error late in the run; 0 if not measured."""
+        return self.late(self.errors) or 0.0
+
     def share(self, what: str) -> float | None:
-        """The share `what` of the entries of all parameters, late in the run."""
+        """The share `what`, see ParameterSeries, of the entries of all parameters, late in the run."""
         rows = [(p.entries, self.late(getattr(p, what))) for p in self.parameters.values()]
         known = [(n, x) for n, x in rows if x is not None]
         return sum(n * x for n, x in known) / sum(n for n, _ in known) if known else None
 
+    @property
+    def final(self) -> list[float]:
+        """The losses of the last tenth of the steps; at least eight, or half of them in a run of under 16 steps."""
+        count = max(len(self.losses) // 10, min(len(self.losses) // 2, 8), 1)
+        return self.losses[-count:]
+
     def last_loss(self) -> float:
-        """The mean loss over the last tenth of the steps."""
-        last = self.losses[-max(len(self.losses) // 10, 1) :]
-        return sum(last) / len(last) if last else math.nan
+        """The mean of the final losses."""
+        return sum(self.final) / len(self.final) if self.final else math.nan
 
 
 @dataclass(frozen=True)
 class RecipeProblem:
-    """A problem of a recipe, with evidence. kind: such as "loss-behind", see judge.py; module: its place, if it can be
-    located."""
+    """A problem of a recipe, with evidence. kind: such as "loss-behind", see judge.py; module: the module to blame, if
+    known."""
 
     recipe: str
     kind: str

@@ -1,4 +1,4 @@
-"""Compares one optimizer update with the update that FP32 would make."""
+"""Measures lost parts of optimizer updates, and compares gradients with FP32's."""
 
 from __future__ import annotations
 
@@ -10,79 +10,71 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .result import ParameterSeries, RecipeRun
+from ..numerics.entries import all_finite, dense
+from .result import FP32, RecipeRun
 
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 DECOUPLED = ("Adafactor", "Muon")
-"""Optimizers of torch whose weight decay multiplies the weights, although their parameter groups lack the flag for
-that."""
+"""Optimizers of torch whose weight decay multiplies the weights, although their parameter groups lack the flag
+`decoupled_weight_decay`."""
 STUCK = 0.01
 """Relative distance to the squared gradient below which a second moment need not change."""
 
 
 class Updates:
-    """Compares weights, gradients and second moments before and after an update, and stores the measurements in
-    `result`.
+    """Measures the first update of every parameter in one step, and adds the values to `result`, if given."""
 
-    fp32: {parameter: FP32's gradient of the step, flat}; in an FP32 run, that of the previously sampled step.
-    """
+    def __init__(self, parameters: Mapping[str, nn.Parameter], result: RecipeRun | None) -> None:
+        self.result = result
+        self.gradients: dict[str, torch.Tensor] = {}
+        self._names = {id(p): name for name, p in parameters.items()}
+        self._before: list[tuple[str, nn.Parameter, Mapping[str, Any], torch.Tensor, torch.Tensor | None]] = []
 
-    def __init__(
-        self, result: RecipeRun, parameters: Mapping[str, nn.Parameter], fp32: Mapping[str, torch.Tensor]
-    ) -> None:
-        self.result, self.parameters, self.fp32 = result, parameters, fp32
-        self._is_fp32 = result.recipe.name == "fp32"
-        self._before: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}
-        self._sums = [0.0, 0.0]
-
-    def begin(self, optimizer: Optimizer, own: Mapping[str, nn.Parameter]) -> None:
+    def begin(self, optimizer: Optimizer) -> None:
         """Save the values that the optimizer is about to change."""
-        for name, p in own.items():
-            if p.grad is not None:
-                moment = _second_moment(optimizer, p)
-                kept = None if moment is None else moment.clone()
-                self._before[name] = p.detach().clone(), p.grad.detach().clone(), kept
-
-    def end(self, step: int, optimizer: Optimizer) -> None:
-        """Measure the update of each parameter; only the first update per step counts."""
-        if not self._before:
-            return
-        wide = bool({*self.result.recipe.remedies} - {"fp32_accumulation"})
-        if step not in self.result.steps:
-            self.result.steps.append(step)
-            self.result.errors.append(None)
-            self.result.noise.append(None)
-            self._sums = [0.0, 0.0]
         for group in optimizer.param_groups:
-            for name in [n for n in self._before if any(self.parameters[n] is p for p in group["params"])]:
-                p, (before, grad, moment) = self.parameters[name], self._before.pop(name)
-                row, moved = self.result.parameters[name], grad != 0
-                row.zero_gradient.append(_share(~moved))
-                row.unchanged.append(None if wide else _share((p == before)[moved]))
-                row.decay_lost.append(_decay_lost(before.float() if wide else before, grad, group, type(optimizer)))
-                now, stuck = _second_moment(optimizer, p), None
-                if moment is not None and now is not None:
-                    moving = (grad.float() ** 2 - moment.float()).abs() > STUCK * moment.float()
-                    stuck = _share((now == moment)[moving])
-                row.second_moment_stuck.append(stuck)
-                row.second_moment_zero.append(_share((now == 0)[moved]) if now is not None else None)
-                self._hold_against(name, row, grad.float())
-        whole, apart = self._sums
-        figure = math.sqrt(apart / whole) if whole else None
-        (self.result.noise if self._is_fp32 else self.result.errors)[-1] = figure
+            for p in group["params"]:
+                name = self._names.get(id(p))
+                if p.grad is None or name is None or name in self.gradients:
+                    continue
+                self.gradients[name], moment = dense(p.grad.detach()).clone(), _second_moment(optimizer, p)
+                if self.result is not None:
+                    kept = None if moment is None else moment.clone()
+                    self._before.append((name, p, group, p.detach().clone(), kept))
 
-    def _hold_against(self, name: str, row: ParameterSeries, gradient: torch.Tensor) -> None:
-        """Compare the gradient with FP32's at the same weights; in an FP32 run, with that of the previously sampled
-        step."""
-        other, error = self.fp32[name].view_as(gradient), None
-        if not (self._is_fp32 and len(self.result.steps) == 1) and bool(other.isfinite().all()):
-            size = float(other.square().sum())
-            apart = float((gradient - other).square().sum()) / (2.0 if self._is_fp32 else 1.0)
-            self._sums = [self._sums[0] + size, self._sums[1] + apart]
-            error = math.sqrt(apart / size) if size else None
-        (row.noise if self._is_fp32 else row.error).append(error)
-        if self._is_fp32:
-            other.copy_(gradient)
+    def end(self, optimizer: Optimizer) -> None:
+        """Measure the update of each parameter."""
+        for name, p, group, before, moment in self._before:
+            assert self.result is not None
+            row, grad = self.result.parameters[name], self.gradients[name]
+            wide = bool({*self.result.recipe.remedies} - {"fp32_accumulation"})
+            moved, now = grad != 0, _second_moment(optimizer, p)
+            row.zero_gradient.append(_share(~moved))
+            row.updates_lost.append(None if wide else _share((p == before)[moved]))
+            row.decay_lost.append(_decay_lost(before.float() if wide else before, grad, group, type(optimizer)))
+            stuck = None
+            if moment is not None and now is not None:
+                moving = (grad.float() ** 2 - moment.float()).abs() > STUCK * moment.float()
+                stuck = _share((now == moment)[moving])
+            row.second_moment_stuck.append(stuck)
+            row.second_moment_zero.append(_share((now == 0)[moved]) if now is not None else None)
+        self._before.clear()
+
+    def compare(self, step: int, others: Mapping[str, torch.Tensor]) -> None:
+        """Compare the gradients with FP32's of the same step; in an FP32 run, with the last sampled step's."""
+        if self.result is None or not self.gradients:
+            return
+        halved = 2.0 if self.result.recipe == FP32 else 1.0
+        size = apart = 0.0
+        for name, gradient in self.gradients.items():
+            error, other = None, others.get(name)
+            if other is not None and all_finite(other):
+                own = float(other.square().sum()), float((gradient.float() - other).square().sum()) / halved
+                size, apart = size + own[0], apart + own[1]
+                error = math.sqrt(own[1] / own[0]) if own[0] else None
+            self.result.parameters[name].error.append(error)
+        self.result.steps.append(step)
+        self.result.errors.append(math.sqrt(apart / size) if size else None)
 
 
 def _second_moment(optimizer: Optimizer, p: nn.Parameter) -> torch.Tensor | None:

@@ -37,7 +37,7 @@ def generation_lines(audit: Audit) -> tuple[str, ...]:
     if audit.generation is None:
         return ()
     lines = (f"{plan_title(plan)}: {_figures(generated)}" for plan, generated in _decoded_plans(audit))
-    return (*lines, *lift_words(audit), _about(audit.generation))
+    return (*lines, *lift_words(audit), *_cache_words(audit), _about(audit.generation))
 
 
 def generation_section(audit: Audit) -> list[Block]:
@@ -60,7 +60,7 @@ def generation_section(audit: Audit) -> list[Block]:
     )
     heads = ("Plan", "Part", "Share", "Operations", "Flips if FP32")
     return [
-        Prose("", (_about(audit.generation), *lift_words(audit)), "lead"),
+        Prose("", (_about(audit.generation), *lift_words(audit), *_cache_words(audit)), "lead"),
         Prose("", (about,), "about"),
         Grid(HEADS, tuple(_row(plan, generated) for plan, generated in decoded)),
         Grid(heads, parts, texts=2, caption=PARTS),
@@ -74,7 +74,7 @@ def _caches(made: Generation) -> Grid:
     rows = []
 
     def sizes(one: StoredCache, times: int = 1) -> Iterator[str]:
-        return (in_bytes(times * (one.fixed_bytes + one.bytes_per_token * length)) for length in LENGTHS)
+        return (_size(one, length, times) for length in LENGTHS)
 
     for one in made.caches:
         kl = (ratio(x or 0.0) for x in (one.generated.kl, one.generated.kl_99))
@@ -83,6 +83,11 @@ def _caches(made: Generation) -> Grid:
             rows.insert(0, ("FP32", *[""] * 5, *sizes(one, 2)))
     heads = ("Cache", "KL mean", "KL 99 %", "Flips", "95 %", "Saturated", *(f"{n:,} tokens" for n in LENGTHS))
     return Grid(heads, tuple(rows), caption=CACHES)
+
+
+def _size(one: StoredCache, length: int, times: int = 1) -> str:
+    """Memory of a cache for a text of this many tokens, in words. times: relative to its format."""
+    return in_bytes(times * (one.fixed_bytes + one.bytes_per_token * length))
 
 
 def lift_words(audit: Audit) -> Iterator[str]:
@@ -96,6 +101,17 @@ def lift_words(audit: Audit) -> Iterator[str]:
                 f"from: {best.part} ({count(best.operations, 'operation')}). With this part in FP32, {best.flips:.3g} "
                 f"flips per 1,000 tokens are predicted instead of {generated.predicted_flips:.3g}."
             )
+
+
+def _cache_words(audit: Audit) -> Iterator[str]:
+    """A sentence on the recommended format of the key-value cache, with its memory; nothing if none is recommended."""
+    made, plan = audit.generation, audit.plans.get(audit.recommended or "")
+    for best in (one for one in made.caches if one.stored == made.recommended_cache) if made is not None else ():
+        yield (
+            f"Key-value cache: {label(best.stored)} is the smallest within the limits beside "
+            f"{'FP32' if plan is None else plan_title(plan)}. It adds {best.generated.flips or 0:.3g} flips per 1,000 "
+            f"tokens; {LENGTHS[1]:,} tokens take {_size(best, LENGTHS[1])}."
+        )
 
 
 def _decoded_plans(audit: Audit) -> list[Decoded]:

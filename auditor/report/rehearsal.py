@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..rehearsal.remedies import code_of
+from ..rehearsal.remedies import code_of, title_of
 from ..rehearsal.result import RecipeProblem, RecipeRun, Rehearsal
 from .blocks import Block, Chart, Code, Fold, Grid, Item, Prose, environment
 from .charts import line_chart, round_steps
@@ -14,7 +14,7 @@ from .words import count, or_blank, percent, ratio, shorten
 POINTS, WORST = 120, 12
 """Maximum number of points of a curve, and of rows in the table of parameters."""
 SHARES = (
-    ("unchanged", "Updates lost"),
+    ("updates_lost", "Updates lost"),
     ("decay_lost", "Decay lost"),
     ("second_moment_stuck", "2nd moment stuck"),
 )
@@ -37,8 +37,8 @@ def overview(result: Rehearsal) -> list[Block]:
     if zero := [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}]:
         said = ", ".join(shorten(zero, 4, "rehearsal.json"))
         page.append(Prose("Gradients", (f"Gradients that were zero in every sampled step: {said}.",)))
-    if (noise := fp32.late(fp32.noise)) is not None:
-        text = f"FP32 gradients of two batches differ by {percent(noise)}; errors far below that matter less."
+    if fp32.error:
+        text = f"FP32 gradients of two batches differ by {percent(fp32.error)}; errors far below that matter less."
         page.append(Prose("Noise", (text,)))
     emulated = f"A CPU emulated a GPU. Problems that appear after {count(result.steps, 'step')} are not detected."
     return [*page, Prose("Caution", (emulated,), "warning")]
@@ -84,7 +84,7 @@ def _charts(result: Rehearsal) -> Iterator[Chart]:
     losses = [(_style(run), run.recipe.title, _average_bins(result, steps, run.losses)) for run in shown]
     low = [run for run in shown if run is not fp32]
     errors = [(_style(run), run.recipe.title, _average_bins(result, run.steps, run.errors)) for run in low]
-    errors.append(("budget", "noise", _average_bins(result, fp32.steps, fp32.noise)))
+    errors.append(("budget", "noise", _average_bins(result, fp32.steps, fp32.errors)))
     of_losses = "Loss of every recipe on the same batches, logarithmic; each point averages neighboring steps."
     of_errors = "Relative error of all gradients against FP32 gradients at equal weights. Noise: difference between two batches in FP32."
     ticks = [(step, f"{step:,}") for step in round_steps(result.steps - 1)]
@@ -113,8 +113,7 @@ def _remedies(result: Rehearsal) -> Iterator[Block]:
     broken = {problem.recipe for problem in result.problems}
     unbroken = (run.recipe for name, run in result.runs.items() if name not in broken)
     for name in dict.fromkeys(remedy for recipe in unbroken for remedy in recipe.remedies):
-        title = name.replace("_", " ").replace("fp32", "FP32").replace("kahan", "Kahan")
-        yield Fold(f"The code of {title}", (Code("", code_of(name)),))
+        yield Fold(f"The code of {title_of(name)}", (Code("", code_of(name)),))
 
 
 def _parameters(result: Rehearsal) -> Iterator[Fold]:
@@ -125,7 +124,7 @@ def _parameters(result: Rehearsal) -> Iterator[Fold]:
         for name, row in run.parameters.items() if run.recipe.name != "fp32" and not run.recipe.repairs else ():
             late = {kind: run.late(getattr(row, kind)) for kind in (*kinds, "zero_gradient")}
             cells = (or_blank(one, percent) for one in late.values())
-            noise = ratio(result.runs["fp32"].late(result.runs["fp32"].parameters[name].noise))
+            noise = ratio(result.runs["fp32"].late(result.runs["fp32"].parameters[name].error))
             rows.append((max(late[kind] or 0.0 for kind in kinds), (name, run.recipe.title, noise, *cells)))
     worst = tuple(cells for _, cells in sorted(rows, key=lambda row: -row[0])[:WORST])
     heads = ("Parameter", "Recipe", "Noise", "Gradient error", *(head for _, head in SHARES), "Gradient zero")

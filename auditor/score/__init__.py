@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +18,7 @@ from ..criteria.criterion import name_of
 from ..errors import LoadError, describe, let_through
 from ..isolation import isolate
 from ..isolation.members import named_modules, named_parameters
-from ..isolation.process import disable_compilers, disable_fused_path, swap_attribute
+from ..isolation.process import disable_compilers, disable_fused_path
 from ..loading.importer import as_script
 from ..loading.target import Target, blame, named_in, parse
 from ..records.plan import DIRECTIONS, Evaluation, Score
@@ -68,26 +67,21 @@ def find_function(
     given = [*map(repr, parsed.args), *(f"{name}={value!r}" for name, value in parsed.kwargs.items())]
     called = f"{parsed.symbol}({', '.join(given)})" if given else parsed.symbol
     place = replace(parsed, text=f"{parsed.script}:{called}")
-    scoring = _score_function(result, f"{parsed.symbol} in {parsed.label}", text, better, max_drop, place)
-    if not given:
-        return scoring
-    return replace(scoring, function=lambda model: result(model, *parsed.args, **parsed.kwargs))
+    scoring = in_hand(result, better=better, max_drop=max_drop, what=f"{parsed.symbol} in {parsed.label}")
+    function = (lambda model: result(model, *parsed.args, **parsed.kwargs)) if given else result
+    return replace(scoring, function=function, name=text, place=place)
 
 
-def in_hand(function: Any, *, better: str | None = None, max_drop: float | None = None) -> ScoreFunction:
-    """A ScoreFunction from a function object. Raises: LoadError(slug="missing-score")."""
-    name = name_of(function)
-    return _score_function(function, f"evaluate={name}", name, better, max_drop, None)
-
-
-def _score_function(
-    function: Any, what: str, name: str, better: str | None, max_drop: float | None, place: Target | None
+def in_hand(
+    function: Any, *, better: str | None = None, max_drop: float | None = None, what: str | None = None
 ) -> ScoreFunction:
+    """A ScoreFunction from a function object. what: describes it in errors. Raises: LoadError(slug="missing-score")."""
+    name = name_of(function)
     if isinstance(function, type | nn.Module) or not callable(function):
         wanted = "evaluate must be a function, func(model) -> a number, or a number for each sample"
-        raise LoadError(f"{what} is of type {type(function).__name__}: {wanted}", slug="missing-score")
+        raise LoadError(f"{what or f'evaluate={name}'} is of type {type(function).__name__}: {wanted}", "missing-score")
     own = DIRECTIONS[bool(getattr(function, LOWER, False))]
-    return ScoreFunction(function, name, better or own, max_drop, getattr(function, OF_MEAN, None), place)
+    return ScoreFunction(function, name, better or own, max_drop, getattr(function, OF_MEAN, None))
 
 
 ALLOWED = "a score must be a number, or an iterable of numbers, one for each sample or batch"
@@ -143,7 +137,8 @@ def call_scoring(
             calls += 1
             in_time()
 
-    kept = tensors_in([cell.cell_contents for cell in getattr(scoring.function, "__closure__", None) or ()])
+    closure = getattr(scoring.function, "__closure__", None) or ()
+    place, kept = scoring.place, tensors_in([cell.cell_contents for cell in closure])
     try:
         with (
             isolate(model, scoring.function, kept, seed=seed),
@@ -151,16 +146,12 @@ def call_scoring(
             disable_compilers(),
             torch.no_grad(),
             around(),
+            as_script(place.script, place.folders) if place else nullcontext(),  # for imports inside the function
+            register_module_forward_pre_hook(call_model),
         ):
-            place = scoring.place  # imports inside the function resolve relative to its file
-            with (
-                swap_attribute(sys, "path", list(sys.path)),
-                as_script(place.script, place.folders) if place else nullcontext(),
-                register_module_forward_pre_hook(call_model),
-            ):
-                before = _made_of(model)
-                values, single = _values(scoring.function(model), in_time, most)
-                now = _made_of(model)
+            before = _made_of(model)
+            values, single = _values(scoring.function(model), in_time, most)
+            now = _made_of(model)
             changed = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
             if changed is not None:
                 why = "so the score is not the plan's: the function must only call the model"
@@ -184,7 +175,7 @@ def _made_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
 def number(value: Any, what: str) -> float:
     """Convert a number to float. Raises: NoScore if it is not a finite number."""
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
-        if value.size != 1 if isinstance(value, np.ndarray | np.generic) else value.numel() != 1:
+        if math.prod(value.shape) != 1:
             raise NoScore(f"{what} is a tensor of shape {list(value.shape)}: {ALLOWED}")
         value = value.item()
     if not isinstance(value, bool | int | float):
@@ -208,9 +199,8 @@ def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tup
             values.append(number(value, f"number {len(values)}"))
         in_time(len(values))
         if most is not None and len(values) > most:
-            raise NoScore(
-                f"the function returned more numbers than in FP32, where it returned {most:,}: they cannot be paired"
-            )
+            counts = f"more numbers than in FP32, where it returned {most:,}"
+            raise NoScore(f"the function returned {counts}: they cannot be paired")
     if not values:
         raise NoScore(f"the function returned no number: {ALLOWED}")
     return tuple(values), False
@@ -229,17 +219,16 @@ def fp32_score(scoring: ScoreFunction, given: ScoreResult) -> Evaluation:
 
 
 def compare_scores(scoring: ScoreFunction, fp32: ScoreResult, plan: ScoreResult | str) -> Score:
-    """A plan's score compared with the FP32 model's. plan: the function's numbers, or the reason why there are none."""
-    if isinstance(plan, str):
-        return _without(scoring, plan)
-    if (plan.single, len(plan.values)) != (fp32.single, len(fp32.values)):
-        return _without(
-            scoring, f"the function returned {plan.count_text}, and {fp32.count_text} in FP32: they cannot be paired"
-        )
+    """A plan's score compared with the FP32 model's, or why there is none. plan: the function's numbers, or why not."""
     try:
+        if isinstance(plan, str):
+            raise NoScore(plan)
+        if (plan.single, len(plan.values)) != (fp32.single, len(fp32.values)):
+            counts = f"{plan.count_text}, and {fp32.count_text} in FP32"
+            raise NoScore(f"the function returned {counts}: they cannot be paired")
         value, reference = _value(scoring, plan.values), _value(scoring, fp32.values)
     except NoScore as error:
-        return _without(scoring, str(error))
+        return Score(None, passed=None if scoring.max_drop is None else False, failure=str(error))
     known = None if plan.single else standard_error(fp32.values, plan.values, scoring.of_mean or float)
     difference, passed = value - reference, None
     if scoring.max_drop is not None:
@@ -274,8 +263,8 @@ def standard_error(
 
 
 def _value(scoring: ScoreFunction, values: Sequence[float]) -> float:
-    """The score: the mean of the values, or `of_mean` of this mean. Raises: NoScore."""
-    mean = values[0] if len(values) == 1 else math.fsum(values) / len(values)
+    """The mean, after `of_mean` if given. Raises: NoScore."""
+    mean = math.fsum(values) / len(values)
     if scoring.of_mean is None:
         return mean
     try:
@@ -284,7 +273,3 @@ def _value(scoring: ScoreFunction, values: Sequence[float]) -> float:
         raise
     except Exception as error:
         raise NoScore(f"of_mean({mean:.6g}) raised {describe(error, None)}") from error
-
-
-def _without(scoring: ScoreFunction, why: str) -> Score:
-    return Score(None, passed=None if scoring.max_drop is None else False, failure=why)

@@ -1,5 +1,6 @@
 """A rehearsal finds what was planted, repairs it, says nothing of steps without a fault, and leaves everything as it was."""
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -9,10 +10,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import auditor
 from auditor.errors import AuditorError
+from auditor.records import ScopeChoice
+from auditor.rehearsal.judge import problems_of
 from auditor.rehearsal.remedies import REMEDIES, code_of, repair
+from auditor.rehearsal.result import FP32, Recipe, RecipeRun
 from tests.rehearsal.cases import CASES, Made, classes, mlp, plain
 from tests.support.refusing import refused
 
@@ -93,7 +98,7 @@ def test_what_becomes_of_decay_is_said_where_it_is_known_how_it_acts(kind: Any, 
 def test_a_master_copy_trains_as_fp32_does_and_plain_bf16_does_not() -> None:
     found = rehearsed("vanishing_updates", 10)
     last = {name: run.losses[-1] for name, run in found.runs.items()}
-    assert found.runs["bf16"].share("unchanged") > 0.8
+    assert found.runs["bf16"].share("updates_lost") > 0.8
     assert abs(last["bf16_fp32_master_weights"] - last["fp32"]) < 0.02
 
 
@@ -131,6 +136,72 @@ def test_a_step_with_regions_and_a_scaler_of_its_own_is_rehearsed_where_they_are
     assert torch.allclose(losses["fp16_autocast"], losses["fp32"], rtol=5e-3)
     assert not torch.equal(losses["bf16_autocast"], losses["fp32"])
     assert torch.allclose(losses["bf16_autocast"], losses["fp32"], rtol=5e-2)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_plan_is_rehearsed_with_its_own_scopes_against_fp32(precision: str) -> None:
+    model = mlp(16, 32, 4)
+    plan = auditor.audit(model, torch.randn(8, 16), formats=["bf16"]).plans["autocast_bf16"]
+    plan = dataclasses.replace(plan, scopes={"": ScopeChoice(precision)})
+    step = plain(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    run = auditor.rehearse(step, classes(4), 3, plan=plan, remedies=False).runs["plan"]
+    assert all(error == 0 if precision == "fp32" else error > 1e-3 for error in run.errors)
+    assert (len(run.errors), run.failure) == (3, None)
+
+
+@pytest.mark.parametrize(("later", "behind"), [(0.0, False), (0.02, True)])
+def test_a_loss_that_fluctuates_around_that_of_fp32_is_not_behind(later: float, behind: bool) -> None:
+    """Twelve steps of a sentence encoder in BF16, whose loss is rounded to 1/64: the last is 0.006 above FP32's, the last six 0.003 on average."""
+    fp32 = [2.3846, 2.3888, 2.3463, 2.3771, 2.3878, 2.3683, 2.3640, 2.3945, 2.3919, 2.4294, 2.3932, 2.3220]
+    low = [2.3906, 2.3906, 2.3438, 2.3750, 2.3750, 2.3594, 2.3594, 2.3906, 2.4062, 2.4375, 2.3906, 2.3281]
+    runs = {"fp32": RecipeRun(FP32, fp32), "bf16": RecipeRun(Recipe("bf16", "BF16"), [x + later for x in low])}
+    assert [each.kind for each in problems_of(runs)] == ["loss-behind"] * behind
+
+
+def test_sparse_gradients_and_a_gradient_penalty_are_unscaled_once() -> None:
+    torch.manual_seed(0)
+    table, head = nn.Embedding(50, 16, sparse=True), mlp(16, 4)
+    head[0].bias.requires_grad_(False)
+    optimizer = torch.optim.SGD([*table.parameters(), *head.parameters()], lr=0.1)
+
+    def step(ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        x = table(ids)
+        loss = F.cross_entropy(head(x), y)
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + 10 * gradient.square().sum()).backward()
+        optimizer.step()
+        head[0].bias.requires_grad_(True)
+        return loss
+
+    found = auditor.rehearse(step, [(torch.randint(50, (32,)), torch.randint(4, (32,)))], 4, remedies=False)
+    run = found.runs["fp16_autocast"]
+    assert (run.failure, run.skipped, set(run.parameters)) == (
+        None,
+        [],
+        {"Embedding1.weight", "Sequential0.0.weight", "Sequential0.0.bias"},
+    )
+    assert all(error is not None and error < 5e-3 for error in run.errors)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_are_computed_again_in_the_recipe_of_the_step(reentrant: bool) -> None:
+    first, last = mlp(16, 32, 4), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD([*first.parameters(), *last.parameters()], lr=0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        inner = checkpoint(first, x.requires_grad_(), use_reentrant=reentrant)
+        loss = F.cross_entropy(last(inner), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    found = auditor.rehearse(step, classes(4), 4, remedies=False)
+    for name, largest in (("bf16_autocast", 2e-2), ("fp16_autocast", 2e-3)):
+        run = found.runs[name]
+        assert (run.backward_passes, run.skipped, run.failure) == (1, [], None)
+        assert all(0 < error < largest for error in run.errors)
 
 
 def test_everything_comes_back_as_it_was() -> None:
@@ -323,5 +394,5 @@ def test_what_was_planted_is_found_and_repaired(name: str) -> None:
     kinds = {(each.recipe, each.kind) for each in found.problems}
     assert found.recommended == case.recommended
     assert set(case.broken) <= kinds
-    assert set(case.holding) <= set(found.holding)
+    assert set(case.holding).isdisjoint(recipe for recipe, _ in kinds)
     assert not case.repaired or not any((case.repaired, kind) in kinds for _, kind in case.broken)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from auditor.criteria import Criterion, criteria_of
-from auditor.criteria.criterion import FUNCTION, KINDS, Kind, floor_of
+from auditor.criteria.criterion import KINDS, Kind, floor_of
 from auditor.criteria.margins import FORMS, count_replaced, form_of, margins_of
 from auditor.criteria.measure import criteria_for
 from auditor.criteria.values import VALUES, unfit, value
@@ -162,14 +162,15 @@ def test_the_page_on_criteria_has_every_kind_as_it_is() -> None:
     ],
 )
 def test_the_share_by_hand(kind: str, value: float, limit: float, share: float) -> None:
-    assert KINDS[kind].share(value, limit) == pytest.approx(share)
+    assert Criterion("it", kind, limit).share(value) == pytest.approx(share)
 
 
-@pytest.mark.parametrize("kind", [*KINDS.values(), FUNCTION])
-def test_a_share_is_above_one_exactly_where_the_limit_does_not_hold(kind: object) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, "own"])
+def test_a_share_is_above_one_exactly_where_the_limit_does_not_hold(kind: str) -> None:
     for limit in (0.0, 0.1, 0.9, 1.0):
+        one = Criterion("it", kind, limit, function=max if kind == "own" else None)
         for given in (0.0, 0.1, math.nextafter(0.1, 1), math.nextafter(0.9, 0), 0.9, 1.0, math.nan):
-            assert (kind.share(given, limit) <= 1) == kind.holds(given, limit)
+            assert (one.share(given) <= 1) == one.holds(given)
 
 
 def test_the_floor_is_three_times_the_noise_as_long_as_outputs_are_alike() -> None:

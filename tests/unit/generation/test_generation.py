@@ -2,7 +2,8 @@
 
 import json
 import math
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,12 +12,26 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.criteria import criteria_of
 from auditor.errors import AuditorError
-from auditor.generation.compare import CacheRounding, Decoding, ReferenceTokens, cached_tensors, expected_flips, figures
+from auditor.generation.compare import (
+    CacheRounding,
+    Decoding,
+    ReferenceTokens,
+    cached_tensors,
+    expected_flips,
+    figures,
+    recommend_cache,
+)
 from auditor.generation.decode import Prompts, prompts_of
+from auditor.generation.stage import parts_of
+from auditor.isolation.answer import Around
+from auditor.isolation.tensors import plain_torch
+from auditor.records.generation import StoredCache, TokenComparison
 from tests.files.test_strangers import run
 from tests.support.refusing import refused
 from tests.support.replaying import Model
+from tests.support.subjects import capture_of
 from tests.support.thinned import thinned
 
 transformers = pytest.importorskip("transformers")
@@ -185,6 +200,35 @@ def test_flips_are_predicted_and_are_where_the_plan_leaves_fp32s_text(temperatur
         assert found.one_pass_kl == pytest.approx(found.kl, rel=0.05)  # a CPU that emulates: sums in another order
 
 
+class Waves(nn.Module):
+    """Sines of a linear layer, which are no tables of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).sin())
+
+
+def test_a_weight_belongs_to_the_part_that_reads_it_and_frequencies_to_the_tables() -> None:
+    def parts(model: nn.Module, x: Tensor, **given: bool) -> dict[str, str]:
+        capture = capture_of(model, x, **given)
+        of = parts_of(capture)
+        return {one.fqn: of[one.name] for one in capture.placeholders}
+
+    model = llama()
+    found, block = parts(model, IDS, use_cache=False), "model.layers.0"
+    assert found["model.rotary_emb.inv_freq"] == "rotary tables"
+    assert found[f"{block}.self_attn.v_proj.weight"] == "keys and values"
+    assert found[f"{block}.self_attn.q_proj.weight"] == found[f"{block}.mlp.up_proj.weight"] == "linear layers"
+    assert found[f"{block}.input_layernorm.weight"] == "norms"
+    assert (found["lm_head.weight"], found["model.embed_tokens.weight"]) == ("head", "linear layers")
+    model.lm_head.weight = model.model.embed_tokens.weight
+    assert parts(model, IDS, use_cache=False)["model.embed_tokens.weight"] == "head"
+    assert parts(Waves(), torch.randn(2, 4))["up.weight"] == "linear layers"
+
+
 @pytest.mark.slow
 def test_up_to_its_first_flip_a_plan_writes_the_text_by_itself() -> None:
     model = llama()
@@ -242,6 +286,49 @@ def test_a_cache_in_fewer_bits_gives_what_a_loop_by_hand_gives() -> None:
     assert caches["bf16"].saturated == 0 < caches["int8"].saturated
 
 
+def test_the_recommended_cache_is_the_smallest_that_meets_the_limits_beside_the_plan() -> None:
+    plan = TokenComparison(0.004, same_top=0.98)
+    found = {"bf16": (2, 0.0, 1.0), "fp8_e4m3": (1, 0.003, 0.99), "int8": (1, 0.002, 0.985)}
+    caches = [StoredCache(x, 0.0, size, 0.0, TokenComparison(kl, same_top=top)) for x, (size, kl, top) in found.items()]
+    for text, alone, beside in [
+        ("kl <= 0.1", "int8", "int8"),  # of two of one size, the more accurate
+        ("kl <= 0.0055", "int8", "bf16"),  # 0.004 + 0.002 exceeds the limit
+        ("kl <= 0.001", "bf16", None),
+        ("top1 >= 0.97", "int8", "fp8_e4m3"),  # 1 - 0.02 - 0.015 violates the limit, 1 - 0.02 - 0.01 does not
+        ("kl <= 0.0055; top1 >= 0.99", "fp8_e4m3", None),
+    ]:
+        limits = criteria_of({"logits": text})
+        assert (recommend_cache(caches, limits), recommend_cache(caches, limits, plan)) == (alone, beside)
+        assert recommend_cache(caches, limits, TokenComparison(None, failure="no")) is None
+    assert recommend_cache(caches, (), plan) is None
+
+
+def test_the_losses_of_a_plan_and_of_a_cache_add_up(tmp_path: Path) -> None:
+    ids = torch.randint(5, WORDS, (24, 12), generator=torch.Generator().manual_seed(2))
+    model, decoding = llama(), Decoding(24, 0.0, 0)
+    one = decoding.reference(model, prompts_of(model, ((), {"input_ids": ids})), tmp_path / "logits.pt", nullcontext)
+
+    @contextmanager
+    def in_bf16() -> Iterator[None]:
+        with auditor.emulate("cuda"), torch.autocast("cuda", torch.bfloat16):
+            yield
+
+    class Plainly(CacheRounding):
+        def __call__(self, state: object) -> None:
+            with plain_torch():
+                super().__call__(state)
+
+    def compared(around: Around, stored: str | None) -> TokenComparison:
+        store = Plainly(stored, len(ids)) if stored else lambda _: None
+        return figures([one], {"cached": decoding.compare(model, [one], around, store)["cached"]})
+
+    plan = compared(in_bf16, None)
+    for stored in ("fp8_e4m3", "int8"):
+        cache, both = compared(nullcontext, stored), compared(in_bf16, stored)
+        assert both.kl == pytest.approx(plan.kl + cache.kl, rel=0.15)
+        assert both.flips <= plan.flips + cache.flips
+
+
 class Odd:
     """A cache of layers of which one has no keys, as the linear attention of hybrid models."""
 
@@ -284,9 +371,13 @@ def test_the_command_takes_text_and_verifies_in_a_fresh_process(here: Path) -> N
     assert code in (0, 1), errors
     plan = json.loads((here / "found" / "plan.json").read_text())
     assert len(plan["generation"].pop("caches")) == 3
+    assert plan["generation"].pop("recommended_cache") in ("fp8_e4m3", "int8")
     assert plan["generation"] == {"prompts": 2, "steps": 16, "tokens": 32, "temperature": 0.0}
     found = plan["plans"]["autocast_bf16"]["generated"]
     assert found["failure"] is None
     assert found["kl"] > 0
-    assert "FP32 continued 2 prompts by 16 tokens each" in said
-    assert "Divergence by position" in (here / "found" / "report.html").read_text()
+    assert "BF16 under autocast: KL" in said
+    page = (here / "found" / "report.html").read_text()
+    assert "FP32 continued 2 prompts by 16 tokens each" in page
+    assert "is the smallest within the limits beside BF16 under autocast. It adds" in page
+    assert "Divergence by position" in page
