@@ -60,3 +60,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def root() -> Path:
     """The top of the repository."""
     return ROOT
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, made the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -80,14 +80,13 @@ def test_exit_code_follows_the_findings(first):
 
 
 @pytest.mark.slow
-def test_same_input_gives_the_same_plan(first, root, tmp_path, monkeypatch):
+def test_same_input_gives_the_same_plan(first, root, here):
     """In the other process sets have another order than in this one."""
     folder, _ = first
-    monkeypatch.chdir(tmp_path)
     assert run(str(root / "examples" / "01_digits_attention.py"))[0] in (0, 1)
-    here, there = (base / "audits" / "01_digits_attention" for base in (folder, tmp_path))
-    assert (here / "measurements.json").read_bytes() == (there / "measurements.json").read_bytes()
-    plans = [json.loads((base / "plan.json").read_text()) for base in (here, there)]
+    one, other = (base / "audits" / "01_digits_attention" for base in (folder, here))
+    assert (one / "measurements.json").read_bytes() == (other / "measurements.json").read_bytes()
+    plans = [json.loads((base / "plan.json").read_text()) for base in (one, other)]
     assert laid_out(steady(plans[0])) == laid_out(steady(plans[1]))
     stages = [list(plan["environment"]["seconds"]) for plan in plans]
     assert stages == [["load", "capture", "measure", "classify", "baseline", "plan", "follow"]] * 2

@@ -205,8 +205,7 @@ def get_inputs(): return torch.randn(2, 3, 5, 5)
 """
 
 
-def test_plans_of_lazy_layers_are_verified_and_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_plans_of_lazy_layers_are_verified_and_hold(here: Path) -> None:
     Path("model.py").write_text(MODEL)
     words = ("model.py", "--formats", "bf16", "--strategies", "cast", "--out", "out", "-q", "--fail-on", "never")
     assert cli.main(words) == 0

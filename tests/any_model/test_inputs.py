@@ -72,22 +72,14 @@ def written(m: Any, g: Any) -> Tensor:
     return m.second(g.x)
 
 
-def in_place(m: Any, g: Any) -> Tensor:
-    return m.second(g.x.mul_(2))
-
-
-def popped(m: Any, given: Any) -> Tensor:
-    return m.first(given.pop("x"))
-
-
 EDGES = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "dataclass": (lambda m, b: m.first(b.x) if b.mask is None else b.x, lambda: (Fields(normal(4, 8)),)),
     "store": (messages, lambda: (Store(x=normal(4, 8), edges=EDGES.clone()),)),
     "graph that is set": (written, lambda: (Graph(x=normal(4, 8)),)),
-    "graph that is written": (in_place, lambda: (Graph(x=normal(4, 8)),)),
+    "graph that is written": (lambda m, g: m.second(g.x.mul_(2)), lambda: (Graph(x=normal(4, 8)),)),
     "namespace": (lambda m, b: m.first(b.x), lambda: (SimpleNamespace(x=normal(4, 8)),)),
-    "popped": (popped, lambda: ({"x": normal(4, 8), "y": 1},)),
+    "popped": (lambda m, given: m.first(given.pop("x")), lambda: ({"x": normal(4, 8), "y": 1},)),
     "objects in a list": (lambda m, xs: [m.first(x.x) for x in xs], lambda: ([Fields(normal(n, 8)) for n in (3, 1)],)),
     "numbers": (lambda m, x, a, b, c: m.first(x) * a / b if c is None else x, lambda: (normal(4, 8), 2.5, 3, None)),
     "text": (lambda m, x, how: getattr(m, how)(x), lambda: (normal(4, 8), "first")),

@@ -220,7 +220,6 @@ def test_errors_of_complex_outputs_are_attributed() -> None:
     audit = auditor.audit(model_of("complex output"), (normal(4, 8),), device="cpu")
     (layer,) = (report for report in audit.nodes if "linear" in report.node.op)
     plan = audit.plans["autocast_bf16"]
-    assert plan.measured_error is not None
     assert layer.contributions["bf16"].isolated == pytest.approx(plan.measured_error, rel=0.3)
 
 

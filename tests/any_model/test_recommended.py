@@ -120,15 +120,9 @@ def test_two_views_of_one_value_are_rounded_together() -> None:
 # Errors are stated as they are by hand: per gradient mode, since kernels differ, and no finer than FP32 repeats itself.
 
 
-class Ends(nn.Module):
+def projected(ends: Callable[[Tensor], Tensor]) -> nn.Module:
     """A projection, and what a function makes of it."""
-
-    def __init__(self, ends: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.projection, self.ends = nn.Linear(16, 16), ends
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.ends(self.projection(x))
+    return Model(lambda m, x: m.ends(m.projection(x)), projection=nn.Linear(16, 16), ends=ends)
 
 
 @pytest.mark.parametrize(
@@ -142,14 +136,11 @@ class Ends(nn.Module):
     ids=["svdvals", "eigvalsh", "nuclear", "cond"],
 )
 def test_kernels_that_differ_with_gradients_have_an_error_each(ends: Callable[[Tensor], Tensor]) -> None:
-    audit = held(drawn(lambda: Ends(ends), 8, 16))
+    audit = held(drawn(lambda: projected(ends), 8, 16))
     for plan in audit.plans.values():
         assert plan.verification.with_gradients != plan.measured_error
         assert plan.verification.with_gradients == pytest.approx(plan.measured_error, rel=0.05)
 
 
 def test_what_rounds_as_its_memory_lies_states_how_far_fp32_is_from_itself() -> None:
-    def solved(h: Tensor) -> Tensor:
-        return torch.linalg.lstsq(h.T, h.T[:, :3] + 1).solution
-
-    held(drawn(lambda: Ends(solved), 8, 16), in_fp32=1e-6)
+    held(drawn(lambda: projected(lambda h: torch.linalg.lstsq(h.T, h.T[:, :3] + 1).solution), 8, 16), in_fp32=1e-6)

@@ -78,10 +78,6 @@ def row() -> Tensor:
     return torch.randn(4, 16)
 
 
-def picture() -> Tensor:
-    return torch.randn(2, 3, 8, 8)
-
-
 def build(make: Callable[[Tensor], Any], example: Callable[[], Tensor] = row) -> tuple[Any, Call]:
     torch.manual_seed(0)
     x = example()
@@ -98,7 +94,7 @@ def test_operations_of_a_script_are_audited(how: Any) -> None:
 
 @pytest.mark.parametrize("how", [frozen, in_training_mode], ids=lambda how: how.__name__)
 def test_buffers_of_a_script_come_back(how: Any) -> None:
-    held(lambda: build(lambda x: how(Images(), x), picture), formats="fp16")
+    held(lambda: build(lambda x: how(Images(), x), lambda: torch.randn(2, 3, 8, 8)), formats="fp16")
 
 
 def test_random_numbers_in_a_script() -> None:

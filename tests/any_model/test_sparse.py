@@ -26,10 +26,6 @@ def repeated() -> Tensor:
     return torch.sparse_coo_tensor(torch.cat([EDGES, EDGES[:, :2]], 1), normal(7).abs(), (4, 4))
 
 
-def convolution(m: Any, x: Tensor, a: Tensor) -> Tensor:
-    return m.second(F.relu(torch.sparse.mm(a, m.first(x))))
-
-
 def attention(m: Any, x: Tensor) -> Tensor:
     scores = (m.first(x)[EDGES[0]] * m.second(x)[EDGES[1]]).sum(-1)
     return torch.sparse.mm(torch.sparse.softmax(torch.sparse_coo_tensor(EDGES, scores, (4, 4)), 1), m.third(x))
@@ -57,7 +53,7 @@ ONLY_DENSE: dict[str, Callable[..., Any]] = {
 }
 
 WITH_A_GRAPH: dict[str, Callable[..., Any]] = {
-    "convolution": convolution,
+    "convolution": lambda m, x, a: m.second(F.relu(torch.sparse.mm(a, m.first(x)))),
     "normalized": normalized,
     "by entries": by_entries,
     "powers": lambda m, x, a: torch.sparse.mm(a, torch.sparse.mm(a, m.first(x))) + m.second(x),

@@ -165,12 +165,9 @@ def test_the_audit_is_that_of_the_fp32_model() -> None:
 def test_a_part_that_the_forward_casts_to_stays_as_it_is() -> None:
     """`.bfloat16()` written out wants BF16 weights: the reference has them, and so has every plan."""
 
-    def forward(m: Any, x: Tensor) -> Tensor:
-        return m.last(m.low(m.first(x).bfloat16()).float())
-
     def build() -> tuple[nn.Module, Call]:
         parts = {"first": nn.Linear(16, 32), "low": nn.Linear(32, 32).bfloat16(), "last": nn.Linear(32, 8)}
-        return Model(forward, **parts), one(normal(4, 16))
+        return Model(lambda m, x: m.last(m.low(m.first(x).bfloat16()).float()), **parts), one(normal(4, 16))
 
     audit = held(seeded(build))
     assert "the model itself casts to bfloat16" in audit.live.warnings[0]

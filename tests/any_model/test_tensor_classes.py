@@ -1,12 +1,12 @@
 """Tensors of a class of their own that takes few operations: inside of a model they are audited, returned they are refused."""
 
 import pytest
-from torch import Tensor, nn
+from torch import Tensor
 from torch.masked import masked_tensor
 
 import auditor
 from auditor.errors import LoadError
-from tests.any_model.holding import Call, held
+from tests.any_model.holding import held
 from tests.support.refusing import refused
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal
@@ -20,10 +20,7 @@ def inside(m: Model, x: Tensor) -> Tensor:
 
 
 def test_a_masked_tensor_inside_of_a_model() -> None:
-    def build() -> tuple[nn.Module, Call]:
-        return Model(inside, first=linear(8, 8)).eval(), ((normal(4, 8),), {})
-
-    held(build)
+    held(lambda: (Model(inside, first=linear(8, 8)).eval(), ((normal(4, 8),), {})))
 
 
 @pytest.mark.parametrize("returned", [True, False])

@@ -107,10 +107,7 @@ def test_the_names_are_those_of_the_model_inside_and_the_reader_is_told() -> Non
 
 
 def test_a_module_of_ones_own_that_only_looks_wrapped() -> None:
-    def own() -> nn.Module:
-        return Model(lambda m, x: 2 * m._orig_mod(x), _orig_mod=Loud())
-
-    audit = held(lambda: build(lambda _: own()))
+    audit = held(lambda: build(lambda _: Model(lambda m, x: 2 * m._orig_mod(x), _orig_mod=Loud())))
     assert {report.node.owner for report in audit.nodes} >= {"_orig_mod.first"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,63 +42,63 @@ class Specimen:
         return Specimen(self.model, lower(self.args), lower(self.kwargs))
 
 
-def specimen(name: str) -> Specimen:
+def specimen(name: str, among: Mapping[str, Callable[[], Made]] | None = None) -> Specimen:
     """The architecture of that name, the same every time; skips the test where its library is not installed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model, args, kwargs = ZOO[name]()
+        model, args, kwargs = (ZOO if among is None else among)[name]()
     return Specimen(model.eval(), args, kwargs)
 
 
 def _resnet() -> Made:
-    blocks = _library("torchvision.models.resnet")
+    blocks = library("torchvision.models.resnet")
     model = blocks.ResNet(blocks.BasicBlock, [1, 1, 1, 1], num_classes=10, width_per_group=64)
     return model, (_images(3, 32),), {}
 
 
 def _vit() -> Made:
-    transformer = _library("timm.models.vision_transformer").VisionTransformer
+    transformer = library("timm.models.vision_transformer").VisionTransformer
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 10}
     return transformer(**sizes), (_images(3, 32),), {}
 
 
 def _mobilenet_v3() -> Made:
-    timm = _library("timm")
+    timm = library("timm")
     return timm.create_model("mobilenetv3_small_050", pretrained=False, num_classes=10), (_images(3, 64),), {}
 
 
 def _bert() -> Made:
-    text = _library("transformers")
+    text = library("transformers")
     config = text.BertConfig(**_WIDTHS, **_DEPTHS)
     return text.BertForSequenceClassification(config), (), _padded()
 
 
 def _deberta() -> Made:
-    text = _library("transformers")
+    text = library("transformers")
     relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
     return text.DebertaV2Model(text.DebertaV2Config(**_WIDTHS, **_DEPTHS, **relative)), (), _padded()
 
 
 def _gpt2() -> Made:
-    text = _library("transformers")
+    text = library("transformers")
     config = text.GPT2Config(vocab_size=VOCABULARY, n_positions=32, n_embd=32, n_layer=2, n_head=4)
     return text.GPT2LMHeadModel(config), (_tokens(),), {}
 
 
 def _llama() -> Made:
-    text = _library("transformers")
+    text = library("transformers")
     config = text.LlamaConfig(**_WIDTHS, **_DEPTHS, num_key_value_heads=2)
     return text.LlamaForCausalLM(config), (_tokens(),), {}
 
 
 def _t5() -> Made:
-    text = _library("transformers")
+    text = library("transformers")
     config = text.T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     return text.T5ForConditionalGeneration(config), (), {"input_ids": _tokens(), "decoder_input_ids": _tokens(6)}
 
 
 def _whisper() -> Made:
-    text = _library("transformers")
+    text = library("transformers")
     shared = {"vocab_size": VOCABULARY, "num_mel_bins": 16, "d_model": 32, "pad_token_id": 0, "bos_token_id": 1}
     encoder = {"encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 64, "max_source_positions": 16}
     decoder = {"decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 64, "max_target_positions": 16}
@@ -108,18 +108,18 @@ def _whisper() -> Made:
 
 
 def _mamba() -> Made:
-    text = _library("transformers")
+    text = library("transformers")
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 1}
     return text.MambaForCausalLM(text.MambaConfig(**sizes)), (_tokens(6),), {}
 
 
 def _mixtral() -> Made:
-    text = _library("transformers")
+    text = library("transformers")
     experts = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
     return text.MixtralForCausalLM(text.MixtralConfig(**_WIDTHS, **_DEPTHS, **experts)), (_tokens(),), {}
 
 
-def _library(name: str) -> Any:
+def library(name: str) -> Any:
     pytest.importorskip(name.partition(".")[0])
     return importlib.import_module(name)
 

@@ -90,13 +90,12 @@ def hook() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: None) -> Iterator[Path]:
-    (tmp_path / "model.py").write_text(MODEL)
-    monkeypatch.chdir(tmp_path)
+def folder(here: Path, hook: None) -> Iterator[Path]:
+    (here / "model.py").write_text(MODEL)
     RUN.clear()
-    yield tmp_path
+    yield here
     assert RUN == []
-    assert not (tmp_path / "canary").exists()
+    assert not (here / "canary").exists()
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -104,13 +104,10 @@ def get_inputs(): return torch.ones(4, 8)
 """
 
 
-def test_a_model_at_module_level_is_built_as_often_as_one_likes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_model_at_module_level_is_built_as_often_as_one_likes(here: Path) -> None:
     Path("at_module_level.py").write_text(INSTANCE)
     assert cli.main(["at_module_level.py", "--quick", "--strategies", "cast", "-q", "--out", "out"]) == 0
-    module = patched_model(tmp_path / "out")
+    module = patched_model(here / "out")
     first, second = module.build(plan="cast_fp16"), module.build(plan="cast_fp16")
     original = module.original()
     assert first is not second
@@ -176,18 +173,13 @@ def test_the_error_says_what_was_meant(
     source: str,
     words: list[str],
     said: str,
-    tmp_path: Path,
+    here: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert said in said_of(source, words, capsys)
 
 
-def test_a_module_that_is_called_nearly_like_a_verb_is_a_target(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_module_that_is_called_nearly_like_a_verb_is_a_target(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("rule.py").write_text(INSTANCE)
     assert cli.main(["rule", "--dry-run"]) == 0
     assert "rule" in capsys.readouterr().out

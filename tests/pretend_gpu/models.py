@@ -79,14 +79,10 @@ def convolutional() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
 
 
-def transformer() -> nn.Module:
-    return nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
     "mlp": (mlp, (normal(32, 16),)),
     "convolutional": (convolutional, (normal(2, 3, 16, 16),)),
-    "transformer": (transformer, (normal(2, 5, 16),)),
+    "transformer": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (normal(2, 5, 16),)),
     "recurrent": (rnn, (normal(2, 6, 8),)),
     "regions": (lambda: Model(regions, enter=nn.Linear(16, 16), leave=nn.Linear(16, 4)), (normal(4, 16),)),
     "attribute": (Attribute, (normal(4, 8),)),

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
+import auditor
 from auditor import Audit
 from auditor.plan.recommend import recommend
 from auditor.records import Plan
@@ -20,6 +23,18 @@ COUNTED = ("aten.histc.default",)
 """By which transformers counts what goes to every expert: of floats on a CPU, which refuses integers, and of integers elsewhere."""
 
 TRANSFERS = ("to_device",)
+
+
+def audits(model: nn.Module, *inputs: Any, **options: Any) -> tuple[Audit, Audit]:
+    """The emulated audit and the native one."""
+    emulated, native = (auditor.audit(model, inputs, device=device, **options) for device in ("cpu", "pretend"))
+    return emulated, native
+
+
+def same(emulated: Audit, native: Audit) -> None:
+    """Fails where they differ."""
+    found = differences(emulated, native)
+    assert not found, found
 
 
 def differences(emulated: Audit, native: Audit, transfers: bool = False) -> list[str]:

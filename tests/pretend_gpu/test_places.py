@@ -1,5 +1,6 @@
 """An audit goes where its model is: on one GPU, on several, or from a file that put it there."""
 
+import gc
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,17 +13,20 @@ import torch
 from torch import nn
 
 import auditor
+from auditor import Audit
 from auditor.cli import main
 from auditor.errors import AuditorError
-from auditor.flow import run
+from auditor.flow import TOO_SMALL, run
 from auditor.loading import load
+from auditor.report.reporters import text as render
 from auditor.resources import resource_dir
 from auditor.rulebook.load import load_rules
 from auditor.settings import Settings
+from tests.pretend_gpu.memory import ALLOCATOR, counted, failing, limited
 from tests.pretend_gpu.models import MODELS, architecture, made
 from tests.pretend_gpu.natively import ROOT, SITE, natively
 from tests.pretend_gpu.places import Halves, fixed, mapped, packed
-from tests.pretend_gpu.same import differences
+from tests.pretend_gpu.same import audits, differences, same
 from tests.support.refusing import refused
 from tests.support.subjects import normal, seeded
 from tests.support.thinned import thinned
@@ -146,10 +150,7 @@ def _used() -> list[int]:
 # The whole audit runs natively on a GPU that is none, and finds what the audit on the CPU finds.
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "recurrent" else SLOW) for n in MODELS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "recurrent" else pytest.mark.slow) for n in MODELS])
 @natively
 def test_an_audit_finds_natively_what_it_finds_emulated(name: str) -> None:
     model, inputs = made(name)
@@ -158,7 +159,7 @@ def test_an_audit_finds_natively_what_it_finds_emulated(name: str) -> None:
     native = auditor.audit(model, inputs, device="pretend:1")
     assert (native.environment.execution, native.environment.device) == ("native", "Pretend GPU")
     assert all(plan.verification.execution == "native" for plan in native.plans.values() if plan.verification)
-    assert differences(emulated, native) == []
+    same(emulated, native)
     assert all(value.device.type == "cpu" for value in model.state_dict().values())
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
@@ -169,17 +170,7 @@ def test_a_training_step_is_natively_what_it_is_emulated(name: str) -> None:
     model, inputs = made(name)
     target = torch.zeros_like(model(*inputs))
     weight = torch.tensor(2.0)  # which the loss closes over
-    emulated, native = (
-        auditor.audit(
-            model,
-            (*inputs, target),
-            mode="training",
-            loss_fn=lambda y, t: (weight * (y - t)).square().mean(),
-            device=device,
-        )
-        for device in ("cpu", "pretend")
-    )
-    assert differences(emulated, native) == []
+    same(*audits(model, *inputs, target, mode="training", loss_fn=lambda y, t: (weight * (y - t)).square().mean()))
 
 
 @pytest.mark.slow
@@ -193,7 +184,7 @@ def test_examples_are_natively_what_they_are_emulated(name: str) -> None:
     native = run(subject, Settings(device="pretend", **asked))
     assert native.plans and all(plan.is_verified for plan in native.plans.values())
     assert {p.verification.execution for p in native.plans.values() if p.verification} == {"native"}
-    assert differences(emulated, native) == []
+    same(emulated, native)
 
 
 @pytest.mark.slow
@@ -213,16 +204,92 @@ def test_without_the_device_in_the_other_process_the_audit_fails_there() -> None
     assert raised.value.slug == "not-rebuilt"
 
 
-MORE = "mobilenet bert resnet convnext unet mamba mixtral deberta_v2".split()
-
-
-@SLOW
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", "mobilenet bert resnet convnext unet mamba mixtral deberta_v2".split())
 @natively
 def test_architectures_are_natively_what_they_are_emulated(name: str) -> None:
     chosen = architecture(name)
-    emulated, native = (
-        auditor.audit(chosen.model, chosen.args, kwargs=chosen.kwargs, formats="fp16", device=device)
-        for device in ("cpu", "pretend")
-    )
-    assert differences(emulated, native) == []
+    same(*audits(chosen.model, *chosen.args, kwargs=chosen.kwargs, formats="fp16"))
+
+
+# An audit on a GPU whose memory ends, or that gives up in the middle of it.
+
+
+def thin() -> nn.Module:
+    """Few weights, and large values between them."""
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 8, 3)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+
+IMAGES = normal(8, 3, 32, 32)
+
+
+@pytest.mark.slow
+@natively
+def test_a_device_that_was_asked_for_is_not_left() -> None:
+    gc.collect()
+    model, before = seeded(thin), list(ALLOCATOR.used)
+    with limited(1000), refused(AuditorError, "out-of-memory", match="--device cpu"):
+        auditor.audit(model, (IMAGES,), device="pretend", formats="fp16", strategies="autocast")
+    gc.collect()
+    assert ALLOCATOR.used <= before
+
+
+@pytest.mark.parametrize("size", [1000, pytest.param(2_000_000, marks=pytest.mark.slow)])
+@natively
+def test_the_cpu_in_its_place_is_said(size: int) -> None:
+    def audited(device: str) -> Audit:
+        return auditor.audit(seeded(thin), (IMAGES,), device=device, formats="fp16", strategies="autocast")
+
+    with limited(size):
+        audit = audited("auto")
+    assert (audit.environment.execution, audit.environment.device) == ("emulated", "cpu")
+    assert audit.warnings[-1] == TOO_SMALL
+    texts = audit.texts("/nowhere")
+    assert TOO_SMALL in texts["report.html"].replace("&#39;", "'") and TOO_SMALL in " ".join(render(audit).split())
+    same(audited("cpu"), audit)
+
+
+@pytest.mark.parametrize(
+    "part", [0.5, *(pytest.param(part, marks=pytest.mark.slow) for part in (0.05, 0.3, 0.75, 0.95))]
+)
+@natively
+def test_no_allocation_that_fails_becomes_a_verdict(part: float) -> None:
+    """Whichever it is: the audit begins again, and finds the same."""
+    model, inputs = made("recurrent")
+    found: list[int] = []
+    with counted(found):
+        whole = auditor.audit(model, inputs, device="auto")
+    with failing(int(part * found[0]) + 1):
+        again = auditor.audit(model, inputs, device="auto")
+    assert again.warnings[-1] == TOO_SMALL
+    same(whole, again)
+
+
+# A GPU that gives up in the middle of an audit: one line, wherever that is, and never a verdict of an operation.
+
+SAID = "CUDA error: device-side assert triggered"
+
+
+@pytest.mark.parametrize("share", thinned([0.4, 0.002, 0.95]))
+@natively
+def test_it_ends_in_one_line(share: float) -> None:
+    model, inputs = seeded(lambda: nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))).eval(), (normal(3, 4),)
+    found: list[int] = []
+    with counted(found):
+        auditor.audit(model, inputs, device="pretend", formats="fp16", strategies="autocast")
+    last, take = ALLOCATOR.taken + int(share * found[0]), ALLOCATOR.take
+
+    def failing(size: int, index: int) -> object:
+        if ALLOCATOR.taken >= last:  # and from here on: nothing runs on it any more
+            raise torch.AcceleratorError(SAID)
+        return take(size, index)
+
+    ALLOCATOR.take = failing  # type: ignore[assignment,method-assign]
+    try:
+        with pytest.raises(AuditorError, match=SAID) as caught:
+            auditor.audit(model, inputs, device="pretend", formats="fp16", strategies="autocast")
+    finally:
+        del ALLOCATOR.take
+    assert caught.value.slug in ("device-failed", "no-copy") and "\n" not in str(caught.value)
+    assert all(x.device.type == "cpu" for x in model.parameters())

@@ -28,7 +28,7 @@ from auditor.verify import artefact
 from tests.pretend_gpu import kernels
 from tests.pretend_gpu.memory import ALLOCATOR
 from tests.pretend_gpu.natively import natively
-from tests.pretend_gpu.same import differences
+from tests.pretend_gpu.same import audits, same
 from tests.support.opinfo import HALVES
 from tests.support.refusing import refused
 from tests.support.replaying import Model, linear
@@ -56,16 +56,6 @@ def attending(m: Any, x: Tensor) -> Tensor:
     return m.out(F.scaled_dot_product_attention(q, k, v, dropout_p=0.5 if m.training else 0.0))
 
 
-def audits(model: nn.Module, *inputs: Tensor, **options: Any) -> tuple[auditor.Audit, auditor.Audit]:
-    emulated, native = (auditor.audit(model, inputs, device=device, **options) for device in ("cpu", "pretend"))
-    return emulated, native
-
-
-def same(emulated: auditor.Audit, native: auditor.Audit) -> None:
-    found = differences(emulated, native)
-    assert not found, found
-
-
 @natively
 def test_an_authors_own_region_and_a_loss_that_autocast_bans() -> None:
     layers = {"enter": linear(8, 16), "inside": linear(16, 16), "leave": linear(16, 4)}
@@ -88,15 +78,8 @@ def test_their_overflow_is_found_in_bf16_too() -> None:
 @natively
 def test_attention_drops_the_same_entries_low_and_in_fp32() -> None:
     model, x, target = Model(attending, into=linear(8, 24), out=linear(8, 4)), normal(2, 6, 8), torch.zeros(2, 6, 4)
-    emulated, native = audits(
-        model,
-        x,
-        target,
-        mode="training",
-        loss_fn=lambda y, t: (y - t).square().mean(),
-        formats="fp16",
-        strategies="autocast",
-    )
+    asked: dict[str, Any] = {"mode": "training", "formats": "fp16", "strategies": "autocast"}
+    emulated, native = audits(model, x, target, loss_fn=lambda y, t: (y - t).square().mean(), **asked)
     found = native.training.errors if native.training else {}
     assert found and all(error is not None and error < 0.05 for error in found.values()), found
     same(emulated, native)
@@ -234,26 +217,22 @@ def _forget() -> None:
 
 @natively
 def test_what_cuda_lacks_is_unsafe_natively_and_emulated() -> None:
-    model, inputs = Model(angles, enter=linear(8, 8), leave=linear(8, 4)).eval(), (normal(4, 8),)
-    emulated, native = (auditor.audit(model, inputs, device=device) for device in ("cpu", "pretend"))
+    emulated, native = audits(Model(angles, enter=linear(8, 8), leave=linear(8, 4)).eval(), normal(4, 8))
     for audit in (emulated, native):
         for name in ("angle", "igamma"):
             (report,) = (r for r in audit.nodes if r.node.op == f"aten.{name}.default")
             assert {report.verdicts[fmt].verdict for fmt in HALVES} == {"unsafe"}
-    found = differences(emulated, native)
-    assert not found, found
+    same(emulated, native)
 
 
 @natively
 def test_a_transform_of_a_power_of_two_runs_in_fp16_alone() -> None:
-    model, inputs = Model(spectral, enter=linear(16, 16), leave=linear(16, 4)).eval(), (normal(4, 16),)
-    emulated, native = (auditor.audit(model, inputs, device=device) for device in ("cpu", "pretend"))
+    emulated, native = audits(Model(spectral, enter=linear(16, 16), leave=linear(16, 4)).eval(), normal(4, 16))
     for audit in (emulated, native):
         (report,) = (r for r in audit.nodes if r.node.op == "aten.fft_rfft.default")
         assert report.verdicts["bf16"].verdict == "unsafe", report
         assert report.verdicts["fp16"].verdict == "safe", report
-    found = differences(emulated, native)
-    assert not found, found
+    same(emulated, native)
 
 
 # On a GPU: FP32 as it is set beside IEEE FP32, the noise of kernels that add in an order that varies, and measured

@@ -119,10 +119,6 @@ def log_softmax_from_the_logits(x: Tensor, gap: Step, total: Step) -> Any:
     return x - (gap(total(torch.exp(x - top)).log()) + top)
 
 
-def log_softmax_unshifted(x: Tensor, gap: Step, total: Step) -> Any:
-    return x - gap(total(gap(x).exp())).log()
-
-
 def variance(x: Tensor, gap: Step, square: Step, mean: Step, other: Step) -> Any:
     return mean(gap(square(x))) - other(gap(mean(x)))
 
@@ -154,14 +150,6 @@ def distances_by_negative_factor(x: Tensor, gap: Step, square: Step, product: St
     return gap(product(x, codes) * -2.0) + (square(x).sum(-1, keepdim=True) + square(codes).sum(-1))
 
 
-def rotary(x: Tensor, gap: Step, angle: Step, wave: Step) -> Any:
-    return wave(x, gap(angle(x * 1000.0, x.cosh())))
-
-
-def sinusoidal(x: Tensor, gap: Step, angle: Step, join: Step) -> Any:
-    return join(gap(angle(x * 1000.0, x.cosh())))
-
-
 Formula = tuple[str, Step, tuple[tuple[Step, ...], ...]]
 
 FORMULAS: Mapping[str, Formula] = {
@@ -172,7 +160,7 @@ FORMULAS: Mapping[str, Formula] = {
     "softmax_unshifted": ("SFT002", softmax_unshifted, (GAPS, SUMS, RATIOS)),
     "log_softmax": ("SFT007", log_softmax, (GAPS, SHIFTS, SUMS)),
     "log_softmax_from_the_logits": ("SFT007", log_softmax_from_the_logits, (GAPS, SUMS)),
-    "log_softmax_unshifted": ("RED005", log_softmax_unshifted, (GAPS, SUMS)),
+    "log_softmax_unshifted": ("RED005", lambda x, gap, total: x - gap(total(gap(x).exp())).log(), (GAPS, SUMS)),
     "variance": ("RED004", variance, (GAPS, SQUARES, MEANS, SQUARES)),
     "variance_from_the_negative": ("RED004", variance_from_the_negative, (GAPS, SQUARES, MEANS, SQUARES)),
     "length": ("RED006", length, (GAPS, SQUARES, SUMS, GUARDS)),
@@ -180,8 +168,8 @@ FORMULAS: Mapping[str, Formula] = {
     "distances": ("RTE003", distances, (GAPS, SQUARES, PRODUCTS)),
     "distances_one_by_one": ("RTE003", distances_one_by_one, (GAPS, SQUARES, PRODUCTS)),
     "distances_by_negative_factor": ("RTE003", distances_by_negative_factor, (GAPS, SQUARES, PRODUCTS)),
-    "rotary": ("POS001", rotary, (GAPS, ANGLES, WAVES)),
-    "sinusoidal": ("POS004", sinusoidal, (GAPS, ANGLES, JOINS)),
+    "rotary": ("POS001", lambda x, gap, angle, wave: wave(x, gap(angle(x * 1000.0, x.cosh()))), (GAPS, ANGLES, WAVES)),
+    "sinusoidal": ("POS004", lambda x, gap, angle, join: join(gap(angle(x * 1000.0, x.cosh()))), (GAPS, ANGLES, JOINS)),
 }
 """By name: the rule that must find it, the formula, and what it is mixed from."""
 

@@ -115,12 +115,10 @@ def test_the_numbers_in_a_sentence_are_those_of_its_example(code: str, said: str
     assert any(said in one.message for one in classify(toy.capture, toy.facts, RULES) if one.rule == code)
 
 
-def test_the_example_of_an_unused_ignore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_example_of_an_unused_ignore(here: Path) -> None:
     (rule,) = (rule for rule in RULES if rule.code == "CFG001")
-    assert rule.example is not None
     norm = finding("NRM001", "pow_1", owner="blocks.0.ln")
-    file = tmp_path / "pyproject.toml"
+    file = here / "pyproject.toml"
     file.write_text(rule.example.code)
     found = command_of({}, Command)
     assert [item.rule for item in apply_selection((norm,), found.select, found.ignores, RULES)] == ["NRM001", "CFG001"]

@@ -43,7 +43,6 @@ def outputs(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 def low(model: nn.Module, inputs: tuple[Tensor, ...], fmt: str, use: str) -> list[Tensor] | str:
     """The model's outputs as a GPU would give them, under autocast or cast as a whole; or why there are none."""
     dtype = dtype_of(fmt)
-    assert dtype is not None
     model = copy.deepcopy(model)
     try:
         with auditor.emulate("cuda"):
@@ -98,7 +97,6 @@ def test_the_repair_holds_where_the_original_fails(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_in_fp32_the_repair_is_the_same_function_or_says_what_it_changes(rule: Rule) -> None:
-    assert rule.example is not None
     (broken, inputs), (fixed, _) = example(rule), example(rule, fixed=True)
     found = error(outputs(broken, inputs), outputs(fixed, inputs))
     assert (found > 1e-3) == bool(rule.example.changes), found

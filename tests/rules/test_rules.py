@@ -7,7 +7,7 @@ import torch
 
 from auditor.rulebook.findings import classify
 from auditor.rulebook.load import load_rules
-from auditor.rulebook.rule import Match, Rule
+from auditor.rulebook.rule import Rule
 from tests.rules import cases, more_cases
 from tests.rules.cases import Case
 from tests.support.capturing import captured
@@ -29,7 +29,7 @@ def test_findings_name_exactly_the_expected_nodes(case: Case) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_every_op_a_rule_names_exists(rule: Rule) -> None:
-    for op in _ops(rule.match):
+    for op in [*rule.match.ops, *(op for node in rule.match.nodes.values() for op in node.ops)]:
         if "*" not in op and op != "auditor.ignore":
             namespace, name, *overload = op.split(".")
             packet = getattr(getattr(torch.ops, namespace), name)
@@ -40,7 +40,3 @@ def test_every_op_a_rule_names_exists(rule: Rule) -> None:
 def test_every_rule_cites_an_address_and_gives_code(rule: Rule) -> None:
     assert all(re.search(r"https://\S+$", reference) for reference in rule.references)
     assert "    " in rule.advice or rule.severity == "info"
-
-
-def _ops(match: Match) -> list[str]:
-    return [*match.ops, *(op for node in match.nodes.values() for op in node.ops)]

@@ -139,7 +139,6 @@ def test_what_a_checkpoint_computes_again_keeps_the_same_functions() -> None:
         found.float().sum().backward()
     assert torch.equal(found, expected)
     for parameter, reference in zip(around.parameters(), plain.parameters(), strict=True):
-        assert parameter.grad is not None and reference.grad is not None
         assert torch.equal(parameter.grad, reference.grad)
     assert set(zip(watch.low[::2], watch.low[1::2], strict=True)) == {(False, True)}
 

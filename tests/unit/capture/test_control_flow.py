@@ -78,10 +78,7 @@ SELECTIONS: dict[str, Callable[[Tensor], Any]] = {
 def test_what_chooses_a_shape_is_held_in_a_low_run(name: str) -> None:
     """Scores that BF16 rounds to zero choose other entries there, and the replay must not care."""
 
-    def forward(self: Any, x: Tensor) -> Any:
-        return SELECTIONS[name](self.layer(x))
-
-    model = Model(forward, layer=linear(4, 4))
+    model = Model(lambda self, x: SELECTIONS[name](self.layer(x)), layer=linear(4, 4))
     found = replayed(model, X, method="path")
     with torch.no_grad():
         values = found.bind(model, ((X,), {}))

@@ -151,13 +151,7 @@ def forward(self: Any, x: Tensor, y: Tensor) -> list[Tensor]:
     return tensors
 
 
-def examples(count: int) -> settings:
-    return settings(
-        max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-    )
-
-
-@examples(40)
+@settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, max_size=14))
 def test_programs_replay(program: list[Step]) -> None:
     model = Model(forward, buffer=normal(3, 4, seed=2))

@@ -40,14 +40,13 @@ def document() -> dict:
 
 
 @pytest.fixture
-def plan(monkeypatch, tmp_path):
+def plan(here):
     """A folder with model.py and plan.json, made the current one; called with a document, it rewrites the plan."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.py").write_text(MODEL)
+    (here / "model.py").write_text(MODEL)
 
     def write(content: object) -> None:
         text = content if isinstance(content, str) else json.dumps(content)
-        (tmp_path / "plan.json").write_text(text)
+        (here / "plan.json").write_text(text)
 
     write(document())
     return write

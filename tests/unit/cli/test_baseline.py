@@ -12,7 +12,7 @@ MODEL = "import torch\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(3, 4)\ndef 
 
 
 @pytest.fixture
-def folder(monkeypatch, tmp_path):
+def folder(monkeypatch, here):
     """A model to point at; the audit of it is always the same, with errors and warnings."""
     ran = []
 
@@ -21,9 +21,8 @@ def folder(monkeypatch, tmp_path):
         return make_audit(60)
 
     monkeypatch.setattr(importlib.import_module("auditor.flow"), "run", run)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.py").write_text(MODEL)
-    return tmp_path, ran
+    (here / "model.py").write_text(MODEL)
+    return here, ran
 
 
 def test_only_new_findings_fail_and_are_annotated(folder, capsys):

@@ -32,10 +32,9 @@ def broken(net):
 
 
 @pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "scored_model.py").write_text(MODEL)
-    return tmp_path
+def folder(here: Path) -> Path:
+    (here / "scored_model.py").write_text(MODEL)
+    return here
 
 
 def error(text: str) -> str:

@@ -55,15 +55,14 @@ class Stages:
 
 
 @pytest.fixture
-def stages(monkeypatch, tmp_path) -> Stages:
+def stages(monkeypatch, here) -> Stages:
     fake = Stages()
     monkeypatch.setattr("auditor.report.view.next_step", lambda audit, directory: "as is")
     monkeypatch.setattr(importlib.import_module("auditor.flow"), "run", fake.run, raising=False)
     monkeypatch.setattr("auditor.report.reporters.text", lambda audit, **_: "rendered by text\n")
     for name in set(REPORTERS) - {"json"}:
         monkeypatch.setitem(REPORTERS, name, lambda audit, name=name: f"rendered by {name}\n")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.py").write_text(MODEL)
+    (here / "model.py").write_text(MODEL)
     return fake
 
 

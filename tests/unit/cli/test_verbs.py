@@ -101,12 +101,7 @@ def test_default_directory_stays_under_audits(name, folder):
     assert default_directory(SimpleNamespace(name=name, origin=None)) == Path("audits") / folder
 
 
-def test_a_model_of_another_file_gets_a_directory_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    first, other = (
-        SimpleNamespace(name="net", origin=SimpleNamespace(path=str(tmp_path / at))) for at in ("b/n", "a/n")
-    )
-    replace(AUDIT, subject=replace(AUDIT.subject, file=portable_path(first.origin.path))).save(
-        tmp_path / "audits" / "net"
-    )
+def test_a_model_of_another_file_gets_a_directory_of_its_own(here):
+    first, other = (SimpleNamespace(name="net", origin=SimpleNamespace(path=str(here / at))) for at in ("b/n", "a/n"))
+    replace(AUDIT, subject=replace(AUDIT.subject, file=portable_path(first.origin.path))).save(here / "audits" / "net")
     assert [default_directory(one) for one in (first, other)] == [Path("audits/net"), Path("audits/a-net")]

@@ -119,7 +119,6 @@ def test_names_that_are_not_known_matter_where_a_plan_is_applied(document: dict[
     for key, name, known in (("format", "half", "bf16, fp16"), ("strategy", "magic", "autocast, cast")):
         changed = replaced(document, ("plans", "cast_bf16", key), name)
         said = refusal(applicable, changed)
-        assert said is not None
         assert f"`$.plans.cast_bf16.{key}` should be one of {known}" in said
         assert refusal(audit_of, changed) is None
 

@@ -160,7 +160,6 @@ def test_one_operation_low_forwards_and_backwards() -> None:
 def test_one_that_cannot_run_is_a_failure() -> None:
     model = Scaled(1.0, lambda y: torch.linalg.cholesky(y * torch.eye(2)))
     low = one_low(stepped(model, torch.tensor([4.0]), torch.tensor([1.0])), "linalg_cholesky", "fp16", 2.0**12)
-    assert low.failure is not None
     assert "kernel on CUDA" in low.failure
 
 

@@ -257,14 +257,13 @@ BAD = '[[target]]\nname = "bad"\ntarget = "bad.py"\n'
 
 
 @pytest.fixture
-def fleet(monkeypatch, tmp_path):
+def fleet(monkeypatch, here):
     from tests.unit.report.factory import make_audit
 
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "audit.py").write_text(SCRIPT, encoding="utf-8")
+    (here / "audit.py").write_text(SCRIPT, encoding="utf-8")
     made = make_audit(5)
-    made.save(tmp_path / "made")
-    (tmp_path / "made" / "plan.json").rename(tmp_path / "plan.json")
+    made.save(here / "made")
+    (here / "made" / "plan.json").rename(here / "plan.json")
     monkeypatch.setattr(
         running,
         "command_of",
@@ -273,7 +272,7 @@ def fleet(monkeypatch, tmp_path):
 
     def called(text, *options):
         if text is not None:
-            (tmp_path / "targets.toml").write_text(text, encoding="utf-8")
+            (here / "targets.toml").write_text(text, encoding="utf-8")
         return cli.main(["fleet", "targets.toml", "--out", "out", "--jobs", "1", *options])
 
     return called

@@ -271,25 +271,22 @@ def test_what_a_step_function_hands_on_is_its_cache(kind: type[nn.Module], store
     assert [(one.fixed_bytes, one.bytes_per_token) for one in caches] == [(64 * n, 0) for n in (2, 1, 1)[:stored]]
 
 
-def test_the_command_takes_text_and_verifies_in_a_fresh_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_takes_text_and_verifies_in_a_fresh_process(here: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     vocabulary = {f"w{i}": i for i in range(WORDS)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "w0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w0").save_pretrained(tmp_path / "model")
-    llama().save_pretrained(tmp_path / "model")
-    (tmp_path / "prompts.txt").write_text("w7 w8 w9 w10\n\nw20 w21\n")
-    monkeypatch.chdir(tmp_path)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w0").save_pretrained(here / "model")
+    llama().save_pretrained(here / "model")
+    (here / "prompts.txt").write_text("w7 w8 w9 w10\n\nw20 w21\n")
     words = ["--inputs", "prompts.txt", "--generate", "16", "--max-error", "0.3", "--out", "found"]
-    code, said, errors = run(f"hf:{tmp_path / 'model'}", *words, "--formats", "bf16", "--strategies", "autocast")
+    code, said, errors = run(f"hf:{here / 'model'}", *words, "--formats", "bf16", "--strategies", "autocast")
     assert code in (0, 1), errors
-    plan = json.loads((tmp_path / "found" / "plan.json").read_text())
+    plan = json.loads((here / "found" / "plan.json").read_text())
     assert len(plan["generation"].pop("caches")) == 3
     assert plan["generation"] == {"prompts": 2, "steps": 16, "tokens": 32, "temperature": 0.0}
     found = plan["plans"]["autocast_bf16"]["generated"]
     assert found["failure"] is None
     assert found["kl"] > 0
     assert "FP32 continued 2 prompts by 16 tokens each" in said
-    assert "Divergence by position" in (tmp_path / "found" / "report.html").read_text()
+    assert "Divergence by position" in (here / "found" / "report.html").read_text()

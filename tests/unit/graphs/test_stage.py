@@ -209,7 +209,6 @@ def test_a_size_that_the_model_fixes_is_said() -> None:
 
 
 def test_inputs_of_several_sizes_keep_them() -> None:
-
     found = export_model(Function(lambda x, y: x.sum() + y), ((torch.randn(2), torch.randn(3)), {}))
     assert found.fixed == "the inputs do not share a first dimension"
 
@@ -227,7 +226,6 @@ def test_sizes_are_open_whatever_the_arguments_are_called() -> None:
 
 
 def test_what_takes_nothing_is_said_to() -> None:
-
     assert export_model(Function(lambda: torch.ones(3).exp()), ((), {})).fixed == "it takes no tensors"
 
 

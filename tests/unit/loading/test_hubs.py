@@ -37,9 +37,8 @@ def bert(tmp_path_factory):
     return folder, model
 
 
-def test_only_a_colon_makes_the_name_of_a_hub_one(tmp_path, monkeypatch):
-    (tmp_path / "hf.py").write_text("import torch\nmodel, example_inputs = torch.nn.Linear(2, 2), torch.ones(1, 2)\n")
-    monkeypatch.chdir(tmp_path)
+def test_only_a_colon_makes_the_name_of_a_hub_one(here):
+    (here / "hf.py").write_text("import torch\nmodel, example_inputs = torch.nn.Linear(2, 2), torch.ones(1, 2)\n")
     assert type(load("hf").model) is torch.nn.Linear
 
 
@@ -137,9 +136,8 @@ def test_a_cached_repository_is_found_by_its_name(bert, tmp_path, monkeypatch):
         ("hf:.", "missing-target", "config.json"),
     ],
 )
-def test_bad_names_are_one_clear_line(target, slug, words, tmp_path, monkeypatch):
+def test_bad_names_are_one_clear_line(target, slug, words, here):
     pytest.importorskip("timm")
-    monkeypatch.chdir(tmp_path)
     with refused(LoadError, slug, words):
         load(target)
 

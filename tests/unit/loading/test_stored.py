@@ -27,10 +27,6 @@ def hard(model: Model, x: Tensor) -> Tensor:
     return model.low(x.bfloat16()).float()
 
 
-def follows(model: Model, x: Tensor) -> Tensor:
-    return model.low(x.to(model.low.weight.dtype))
-
-
 def looks_up(model: Model, x: Tensor) -> Tensor:
     """Multiplies with a table that is no buffer."""
     return model.low(x @ model.tables[0])
@@ -47,7 +43,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], torch.dtype, str]] = {
     "its inputs are, and it does not": (lambda: nn.Linear(4, 4), BF16, "inputs"),
     "all of it": (low, BF16, "weights"),
     "a part": (
-        lambda: Model(lambda m, x: m.last(follows(m, x).float()), low=low(), last=nn.Linear(4, 4)),
+        lambda: Model(lambda m, x: m.last(m.low(x.to(m.low.weight.dtype)).float()), low=low(), last=nn.Linear(4, 4)),
         BF16,
         "weights",
     ),

@@ -130,35 +130,33 @@ def get_inputs():
 
 
 def test_a_command_under_a_limit_makes_the_model_in_files_and_says_what_it_came_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], written: list[int]
+    here: Path, capsys: pytest.CaptureFixture[str], written: list[int]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(SOURCE, encoding="utf-8")
     asked = ["model.py", "-q", "--device", "cpu", "--fail-on", "never", "--formats", "fp16", "--strategies", "cast"]
     assert main([*asked, "--out", "without"]) == 0 and not written
     capsys.readouterr()
     size = resident() + (400 << 20)
     assert main([*asked, "--out", "within", f"--memory={size}"]) == 0
-    without, within = (json.loads((tmp_path / name / "plan.json").read_text()) for name in ("without", "within"))
+    without, within = (json.loads((here / name / "plan.json").read_text()) for name in ("without", "within"))
     assert told(without) == told(within)
     assert sum(written) > 4 * 1024 * 1024
     assert 0 < float(within["environment"]["held"].split()[0]) * 1e9 < size + (64 << 20)
     shown = " ".join(capsys.readouterr().out.split())
     assert f"Memory {within['environment']['held'][:30]}" in shown
     assert within["environment"]["memory"][0].startswith("large tensors in memory-mapped files, with a limit of ")
-    assert within["environment"]["held"] in (tmp_path / "within" / "report.html").read_text(encoding="utf-8")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.py", "within", "without"]
+    assert within["environment"]["held"] in (here / "within" / "report.html").read_text(encoding="utf-8")
+    assert sorted(p.name for p in here.iterdir()) == ["model.py", "within", "without"]
 
 
 def test_too_small_a_limit_is_one_line_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = nn.Linear(2_000, 5_000)
     with refused(AuditorError, "memory-too-small", match=r"is too little for this audit: give \S+ or more") as error:
         auditor.audit(model, torch.randn(1, 2_000), device="cpu", memory=resident() + ROOM + (100 << 20))
     least = str(error.value).split("give ")[1].split()[0]
     assert auditor.audit(model, torch.randn(1, 2_000), device="cpu", memory=least, formats="fp16").plans
-    monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(SOURCE, encoding="utf-8")
     assert main(["model.py", "-q", "--memory", "1MB"]) == 2
     assert "--memory 10MB is too little" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -97,14 +96,10 @@ def test_fp32_as_the_caller_has_it_set_is_a_row_where_it_differs() -> None:
 
 
 def test_fp32_as_it_is_set_is_no_row_where_it_is_the_same() -> None:
-    bench = replace(bench_of(seeded(Noting)), flags=before_any())
+    bench = replace(bench_of(seeded(Noting)), flags={**flags(), "mkldnn.matmul.fp32_precision": "ieee"})
     SEEN.clear()
     assert today_of(bench) is None and not SEEN  # nothing else is allowed, so nothing is run
     assert today_of(replace(bench, flags=ALLOWED)) is None and SEEN
-
-
-def before_any() -> dict[str, Any]:
-    return {**flags(), "mkldnn.matmul.fp32_precision": "ieee"}
 
 
 def test_fp32_that_fails_as_it_is_set_says_so() -> None:

@@ -129,13 +129,9 @@ def test_what_runs_say_is_what_the_reasons_say() -> None:
 FINE, LARGE = (torch.ones(4),), (torch.full((4,), 300.0),)
 
 
-def square(x):
-    return (x * x).relu()
-
-
 @pytest.fixture(scope="module")
 def bench() -> Any:
-    model = Function(square)
+    model = Function(lambda x: (x * x).relu())
     capture = captured(model, *FINE).capture
     batches = [(FINE, {}), (LARGE, {})]
     mul = next(node for node in capture.nodes.values() if node.op == "aten.mul.Tensor")

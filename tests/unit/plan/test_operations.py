@@ -122,13 +122,9 @@ class Branching(nn.Module):
         return self.layer(nn.functional.linear(x, self.weight))
 
 
-def branches() -> nn.Module:
-    return Model(lambda m, x: m.block(m.block(x, True), False), block=Branching())
-
-
 def test_what_a_module_around_keeps_says_so() -> None:
     """And is what the run itself computes in FP32, beside the module's own call."""
-    capture = capture_of(branches(), normal(4, 8))
+    capture = capture_of(Model(lambda m, x: m.block(m.block(x, True), False), block=Branching()), normal(4, 8))
     problem = problem_of(capture, "autocast")
     high = frozenset({function_in("block", "linear")})
     problem.__dict__["exceptions"] = {"block": frozenset({"linear"})}

@@ -122,7 +122,6 @@ def test_a_model_stored_low_is_scored_in_fp32_and_half_inputs_reach_it() -> None
 
 def scored(audit: Audit, score: Score, **evaluation: Any) -> str:
     """What is said of a score under the first plan."""
-    assert audit.evaluation is not None
     return score_words(replace(audit.evaluation, **evaluation), score)
 
 

@@ -28,10 +28,6 @@ def finding(
     return made(rule, node, owner=owner, severity=severity, formats=formats)
 
 
-def unmeasurable(rule: str, node: str, owner: str) -> Finding:
-    return replace(finding(rule, node, owner), measurable=False)
-
-
 def codes(findings: tuple[Finding, ...]) -> list[tuple[str, str]]:
     return [(item.rule, item.node) for item in findings]
 
@@ -65,7 +61,7 @@ def test_an_unsafe_node_that_no_rule_foresaw_is_reported() -> None:
 
 
 def test_speed_gradients_and_ranks_are_neither_borne_out_nor_refuted_and_explain_nothing() -> None:
-    rules = [unmeasurable(code, "a", "head") for code in ("TRN001", "COL001", "HWR001")]
+    rules = [replace(finding(code, "a", "head"), measurable=False) for code in ("TRN001", "COL001", "HWR001")]
     rules.append(finding("MSR001", "a", "head"))
     assert [(item.rule, item.agrees) for item in compare_with_verdicts(rules, {"a": {"fp16": UNSAFE}})] == [
         ("TRN001", None),

@@ -138,10 +138,6 @@ def test_upcast_ends_at_the_cast_back_and_at_products_that_autocast_lowers() -> 
     assert [name for name, fact in toy.facts.items() if fact.casts_up_input] == ["sin", "linear"]
 
 
-def two_on_a_line(x: Tensor) -> Tensor:
-    return (x.float().exp().to(x.dtype) + x).cos()
-
-
 def in_another_file(x: Tensor) -> Tensor:
     high, low = torch.float32, x.dtype  # the lines that cast name no dtype
     y = x.to(high)
@@ -150,7 +146,7 @@ def in_another_file(x: Tensor) -> Tensor:
 
 
 def test_casts_are_told_apart_by_what_they_do_in_a_low_model_not_by_how_they_are_written() -> None:
-    assert upcasts(facts_of(two_on_a_line, torch.ones(2))) == {"exp"}
+    assert upcasts(facts_of(lambda x: (x.float().exp().to(x.dtype) + x).cos(), torch.ones(2))) == {"exp"}
     assert upcasts(facts_of(in_another_file, torch.ones(2))) == {"sin"}
 
 

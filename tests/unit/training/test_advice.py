@@ -3,6 +3,7 @@
 import copy
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,13 +51,11 @@ def test_some_advice_is_given_where_it_is_true_alone(trained: Trained) -> None:
 
 
 def with_training(trained: Trained, **changes: object) -> Audit:
-    assert trained.audit.training is not None
     return replace(trained.audit, training=replace(trained.audit.training, **changes))
 
 
 def test_the_section_holds_window_advice_and_loop(trained: Trained) -> None:
     training = trained.audit.training
-    assert training is not None and training.fp16 is not None and training.fp16.init is not None
     page = html(trained.audit)
     section = page.partition('<section id="training">')[2].partition("</section>")[0]
     assert "Gradients against the range of FP16" in section
@@ -86,23 +85,30 @@ def test_hostile_names_add_no_markup(trained: Trained) -> None:
 # The loop that the report offers to copy, run as it is written.
 
 
-@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
-def test_the_loop_trains_in_the_steps_of_the_snippet(
-    trained: Trained, fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert trained.audit.training is not None
-    audit = replace(trained.audit, training=replace(trained.audit.training, format=fmt))
-    audit.save(tmp_path)
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs an audit's loop beside its files, on names of the caller's."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "patched_model", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def run(audit: Audit, **names: Any) -> None:
+        audit.save(tmp_path)
+        sys.modules.pop("patched_model", None)
+        exec(compile(loop_code(audit) or "", "loop.py", "exec"), names)
+        del sys.modules["patched_model"]
+
+    return run
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
+def test_the_loop_trains_in_the_steps_of_the_snippet(trained: Trained, fmt: str, train: Callable[..., None]) -> None:
+    audit = replace(trained.audit, training=replace(trained.audit.training, format=fmt))
     code = loop_code(audit)
     assert code.startswith(training_code(audit, fmt, f"autocast_{fmt}"))
     assert "put no torch.autocast" in " ".join(code.replace("#", " ").split())
     assert "with torch.autocast" not in code
     model, tokens, targets = made()
-    exec(compile(code, "loop.py", "exec"), {"model": model, "loader": [(tokens, targets)] * 3, "loss_fn": loss_fn})
-    sys.modules.pop("patched_model", None)
+    train(audit, model=model, loader=[(tokens, targets)] * 3, loss_fn=loss_fn)
     assert not torch.equal(model.up.weight, made()[0].up.weight)
 
 
@@ -131,7 +137,7 @@ class Pair(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["tensors", "dataclass", "mapping", "attribute"])
-def test_the_loop_runs_whatever_the_model_returns(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_runs_whatever_the_model_returns(way: str, train: Callable[..., None]) -> None:
     def squares(outputs: Any, targets: Tensor) -> Tensor:
         y, more = (outputs.y, outputs.more) if way == "dataclass" else (outputs["y"], outputs["more"])
         assert y.dtype is more[0].dtype is torch.float32
@@ -140,32 +146,20 @@ def test_the_loop_runs_whatever_the_model_returns(way: str, tmp_path: Path, monk
     torch.manual_seed(0)
     model, (x, y) = Pair(way), (torch.randn(4, 8), torch.randn(4, 8))
     own = way not in ("tensors", "dataclass")
-    found, training = audited(
-        model, {"x": x, "labels": y} if own else (x, y), None if own else squares, strategies="autocast", formats="bf16"
-    )
-    assert training.format is not None
+    batch: Any = {"x": x, "labels": y} if own else (x, y)
+    found, training = audited(model, batch, None if own else squares, strategies="autocast", formats="bf16")
     assert found.to_dict()  # what the file has of it
     assert training.returned == ("tensors" if way == "dataclass" else way)
-    found.save(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "patched_model", raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     before = model.layer.weight.detach().clone()
-    loader = [{"x": x, "labels": y}] * 2 if own else [(x, y)] * 2
-    names: dict[str, Any] = {"model": model, "loader": loader, "loss_fn": squares}
-    exec(compile(loop_code(found) or "", "loop.py", "exec"), names)
-    sys.modules.pop("patched_model", None)
+    train(found, model=model, loader=[batch] * 2, loss_fn=squares)
     assert not torch.equal(before, model.layer.weight)
 
 
 def test_without_a_plan_the_loop_has_the_region_that_was_measured() -> None:
     torch.manual_seed(0)
-    found, training = audited(
-        nn.Linear(8, 8), (torch.randn(4, 8), torch.randn(4, 8)), nn.functional.mse_loss, strategies=("cast",)
-    )
-    assert training.format is not None
+    batch = (torch.randn(4, 8), torch.randn(4, 8))
+    found, _ = audited(nn.Linear(8, 8), batch, nn.functional.mse_loss, strategies=("cast",))
     code = loop_code(found)
-    assert code is not None
     assert "    with torch.autocast(DEVICE, dtype=torch." in code
     assert "patched_model" not in code
 
@@ -178,8 +172,6 @@ def advice(training: Training, code: str) -> str:
 
 
 def test_numbers_of_advice_are_those_of_autograd(trained: Trained) -> None:
-    training = trained.audit.training
-    assert training is not None and training.fp16 is not None and training.fp16.init is not None
     model = copy.deepcopy(trained.before)
     model.dropout.p = 0.0
     _, found = audited(model, trained.batch, loss_fn)
@@ -200,17 +192,13 @@ def test_numbers_of_advice_are_those_of_autograd(trained: Trained) -> None:
 
 
 def test_an_embedding_makes_the_share_that_is_said() -> None:
-    class Lookup(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(8, 8), nn.Linear(8, 8)
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            x = self.embed(tokens)
-            return self.head(x.detach() + 50 * (x - x.detach()))
+    def looked_up(m: Any, tokens: Tensor) -> Tensor:
+        x = m.embed(tokens)
+        return m.head(x.detach() + 50 * (x - x.detach()))
 
     torch.manual_seed(0)
-    model, batch = Lookup(), (torch.randint(0, 8, (4, 6)), torch.randn(4, 6, 8))
+    model = Model(looked_up, embed=nn.Embedding(8, 8), head=nn.Linear(8, 8))
+    batch = (torch.randint(0, 8, (4, 6)), torch.randn(4, 6, 8))
     _, training = audited(model, batch, nn.functional.mse_loss, strategies=("autocast",))
     gradients = {n: float(g.square().sum()) for n, g in fp32_gradients(model, batch, nn.functional.mse_loss).items()}
     share = gradients["embed.weight"] / sum(gradients.values())
@@ -243,19 +231,12 @@ def test_a_backward_pass_that_overflows_is_said_with_how_many_gradients() -> Non
 
 
 def test_what_has_no_gradient_yet_is_said() -> None:
-    class Adapter(nn.Module):
-        """Begins at zero, as LoRA does: nothing reaches `a` in the first step."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.base, self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
-            nn.init.zeros_(self.b.weight)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.base(x) + self.b(self.a(x))
-
+    """An adapter begins at zero, as LoRA does: nothing reaches `a` in the first step."""
+    base, a, b = nn.Linear(8, 8), nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+    nn.init.zeros_(b.weight)
+    adapter = Model(lambda m, x: m.base(x) + m.b(m.a(x)), base=base, a=a, b=b)
     batch = (torch.randn(4, 8), torch.randn(4, 8))
-    _, training = audited(Adapter(), batch, nn.functional.mse_loss, strategies=("autocast",))
+    _, training = audited(adapter, batch, nn.functional.mse_loss, strategies=("autocast",))
     assert advice(training, "zero-gradients").startswith("The gradient is zero for a.weight: ")
 
 
@@ -284,19 +265,15 @@ def test_a_sum_over_ranks_is_said_where_it_stands(tmp_path: Path) -> None:
 
 
 def test_a_layer_far_above_the_others_is_said_with_its_factor() -> None:
-    class Steep(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(5))
-
-        def forward(self, x: Tensor) -> Tensor:
-            for i, layer in enumerate(self.layers):
-                y = layer(x if i != 2 else x.detach())
-                x = x + (y if i != 2 else y.detach() + 300 * (y - y.detach()))
-            return x
+    def steep(m: Any, x: Tensor) -> Tensor:
+        for i, layer in enumerate(m.layers):
+            y = layer(x if i != 2 else x.detach())
+            x = x + (y if i != 2 else y.detach() + 300 * (y - y.detach()))
+        return x
 
     torch.manual_seed(0)
-    model, batch = Steep(), (torch.randn(4, 8), torch.randn(4, 8))
+    model = Model(steep, layers=nn.ModuleList(nn.Linear(8, 8) for _ in range(5)))
+    batch = (torch.randn(4, 8), torch.randn(4, 8))
     _, training = audited(model, batch, nn.functional.mse_loss, strategies=("autocast",))
     squares: dict[str, float] = {}
     for name, g in fp32_gradients(model, batch, nn.functional.mse_loss).items():

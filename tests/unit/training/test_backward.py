@@ -51,7 +51,6 @@ def test_infinite_and_undefined_gradients_are_told_apart() -> None:
 def test_what_has_no_kernel_says_so() -> None:
     model = Scaled(1.0, lambda y: torch.linalg.cholesky(y * torch.eye(2)))
     found = backwards(model, [4.0], [1.0], "linalg_cholesky", "fp16")
-    assert found.error.unsupported is not None
     assert "kernel on CUDA" in found.error.unsupported
     assert (found.error.local_error, found.gaps) == (None, {})
 
@@ -84,7 +83,6 @@ def test_where_gradients_are_not_the_models_nothing_is_attributed() -> None:
     step = stepped(Scaled(), torch.tensor([1 + U]), torch.tensor([1.5]))
     step.faithful = False
     found, why = backward_nodes(step, ("bf16",))
-    assert why is not None
     assert "do not have the model's gradients" in why
     assert found[0].contributions == {}
     assert found[0].errors["bf16"].local_error is not None

@@ -219,7 +219,6 @@ def test_it_binds_to_the_model_and_to_batches_with_targets(captured: Capture, su
 
 
 def test_one_loss_and_no_more(subject: Subject) -> None:
-    assert subject.objective is not None
     both = replace(subject.objective, loss_fn=lambda outputs, targets: (outputs.sum(), targets.sum()))
     with pytest.raises(CaptureError, match="must return one loss"):
         capture_step(replace(subject, objective=both), ())

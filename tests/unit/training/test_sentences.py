@@ -91,7 +91,6 @@ def test_the_headline_says_how_to_train(trained: Trained) -> None:
 def test_the_window_that_fp16_is_recommended_with(trained: Trained) -> None:
     """`at scales from A to B nothing overflows and at most 1% of the gradients underflow`."""
     found, training = trained.audit, trained.audit.training
-    assert training is not None and training.fp16 is not None
     window = training.fp16
     assert (
         f"at scales from {window.minimum:,.10g} to {window.maximum:,.10g} nothing overflows" in training.recommendation

@@ -17,6 +17,7 @@ from auditor.training.objective import training_subject
 from auditor.training.stage import conclude, prepare
 from tests.rehearsal.cases import Detour, Gate
 from tests.support.refusing import refused
+from tests.support.replaying import Model
 from tests.unit.training.conftest import Trained, loss_fn, made
 
 
@@ -164,7 +165,6 @@ def test_where_a_step_overflows_at_the_scale_the_window_ends_below_it() -> None:
 
     x, y = torch.randn(32, 16), torch.randint(4, (32,))
     found = audit(Detour(), (x, y), mode="training", loss_fn=nn.CrossEntropyLoss(), formats=["fp16"]).training
-    assert found is not None and found.fp16 is not None
     assert found.format == "fp16"
     assert found.fp16.init == max(found.fp16.minimum, found.fp16.maximum / 16)
     with emulate("cuda"):
@@ -181,16 +181,11 @@ def test_where_a_step_overflows_at_the_scale_the_window_ends_below_it() -> None:
 def test_noise_is_that_of_one_batch() -> None:
     """Of 2,000 numbers drawn with deviation 1 around 1 the mean is off by 1 / sqrt(2000) = 0.022."""
 
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(256))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * self.weight
+    def scaled() -> nn.Module:
+        return Model(lambda m, x: x * m.weight, weight=nn.Parameter(torch.ones(256)))
 
     x = torch.randn(2000, 256, generator=torch.Generator().manual_seed(0)) + 1
-    found = audit(Scaled(), (x,), mode="training", loss_fn=lambda y: y.mean(0).sum()).training
+    found = audit(scaled(), (x,), mode="training", loss_fn=lambda y: y.mean(0).sum()).training
     assert found.noise == pytest.approx(2000**-0.5, rel=0.1)
-    alone = audit(Scaled(), (x[:1],), mode="training", loss_fn=lambda y: y.mean(0).sum()).training
+    alone = audit(scaled(), (x[:1],), mode="training", loss_fn=lambda y: y.mean(0).sum()).training
     assert alone is not None and alone.noise is None

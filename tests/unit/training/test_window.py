@@ -156,9 +156,7 @@ BOTH = ("fp16", "bf16")
 
 
 def window(*exponents: int) -> LossScale:
-    found = loss_scale({"a": magnitudes_of(torch.tensor([1.5 * 2.0**e for e in exponents]))})
-    assert found is not None
-    return found
+    return loss_scale({"a": magnitudes_of(torch.tensor([1.5 * 2.0**e for e in exponents]))})
 
 
 OPEN, CLOSED = window(0, -10), window(3, -40)

@@ -173,10 +173,7 @@ def test_what_does_not_run_has_a_reason_for_every_number() -> None:
 def test_compiled_it_is_timed_where_the_process_is_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
 
-    def compile(model: nn.Module, dynamic: bool) -> Any:
-        return lambda x: (called.append("compiled"), model(x))[1]
-
-    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic: lambda x: (called.append("compiled"), model(x))[1])
     monkeypatch.setattr(running, "SECONDS", 0.001)
     found = time_forward(nn.Linear(64, 4), ((X,), {}), "cpu")
     assert found.compiled is not None and len(called) == WARM_UP + found.compiled.repeats

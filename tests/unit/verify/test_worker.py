@@ -121,10 +121,9 @@ def weights(model):
 
 
 @pytest.fixture
-def function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    file = tmp_path / "inner_scores.py"
+def function(here: Path) -> Iterator[str]:
+    file = here / "inner_scores.py"
     file.write_text(SCORES)
-    monkeypatch.chdir(tmp_path)
     yield f"{file}:weights"
     for name in [name for name, module in sys.modules.items() if getattr(module, "__file__", None) == str(file)]:
         del sys.modules[name]
@@ -218,18 +217,17 @@ LAYERS = 4 * 4 + 4
 
 
 def test_a_fresh_process_gives_what_a_run_by_hand_does_and_raising_costs_the_plan_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    source, file = tmp_path / "scored_net.py", tmp_path / "patched_model.py"
+    source, file = here / "scored_net.py", here / "patched_model.py"
     source.write_text(SCORED)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "number.txt").write_text("1")  # a path in the function counts from the user's directory
+    (here / "number.txt").write_text("1")  # a path in the function counts from the user's directory
     names = (FP32, "autocast_fp16", "autocast_bf16")
     plans = {name: Plan("", "autocast", name[-4:], {"": ScopeChoice(name[-4:])}, 0.0, 1.0, 1.0) for name in names[1:]}
-    file.write_text(emit(Origin(str(source), None, "get_model", "factory"), LAYERS, plans, None, tmp_path))
-    (tmp_path / "scratch").mkdir()
+    file.write_text(emit(Origin(str(source), None, "get_model", "factory"), LAYERS, plans, None, here))
+    (here / "scratch").mkdir()
     told: list[str] = []
-    with Verifier([((torch.ones(1, 4),), {})], tmp_path / "scratch") as verifier:
+    with Verifier([((torch.ones(1, 4),), {})], here / "scratch") as verifier:
         raised = verifier.ask(file, names[1:] + names[:1], partial(Runs.score, scoring=f"{source}:by_dtype"))
         with Stages(lambda stage, detail, *_: told.append(detail))("scores", ""):
             found = verifier.ask(file, names, partial(Runs.score, scoring=f"{source}:means"))
@@ -243,7 +241,7 @@ def test_a_fresh_process_gives_what_a_run_by_hand_does_and_raising_costs_the_pla
             with auditor.emulate("cuda"), torch.autocast("cuda", dtype):
                 assert found[name] == ScoreResult(tuple((net(row).float().mean() + 1).item() for row in x), False, 3)
     assert capfd.readouterr().out == ""
-    assert Path.cwd() == Path(os.path.realpath(tmp_path))
+    assert Path.cwd() == Path(os.path.realpath(here))
     assert set(told) <= {"", *(f"{n}: {i}" for n in ("fp32", "autocast fp16", "autocast bf16") for i in (1, 2, 3))}
 
 
