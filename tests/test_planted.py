@@ -4,7 +4,6 @@ import re
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import auditor
 from auditor.artefact.strategies import strategy_of
@@ -12,15 +11,8 @@ from auditor.document.codec import texts
 from auditor.records import Audit, NodeReport
 from auditor.report.findings import Cause, causes
 from auditor.report.reporters import REPORTERS
+from tests.support.capturing import Function
 from tests.support.planted import MISTAKES, REPAIRED, line, llama
-
-
-class Masked(nn.Module):
-    """FP16 cannot hold its literal, and its sine is not to be had to nine digits."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sin(x.masked_fill(x > 5, -1e9))
-
 
 AUTOCAST, CAST = "under autocast", "with cast weights"
 
@@ -125,7 +117,8 @@ def _spoken(audit: Audit, node: str) -> bool:
 
 
 def test_where_no_plan_holds_errors_say_so() -> None:
-    audit = auditor.audit(Masked(), (torch.ones(2, 4),), formats=("fp16",), strategies=("cast",), max_error=1e-9)
+    masked = Function(lambda x: torch.sin(x.masked_fill(x > 5, -1e9)))  # FP16 holds no such literal, nor nine digits
+    audit = auditor.audit(masked, (torch.ones(2, 4),), formats=("fp16",), strategies=("cast",), max_error=1e-9)
     assert not any(
         plan.is_verified and "fp16" in {c.precision for c in plan.scopes.values()} for plan in audit.plans.values()
     )

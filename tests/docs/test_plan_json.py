@@ -11,6 +11,7 @@ from torch import nn
 from auditor.api import audit
 from auditor.document.codec import texts
 from auditor.document.reference import json_schema, with_tables
+from tests.support.replaying import Model
 from tests.unit.report.factory import AUDITS, make_audit
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -41,17 +42,12 @@ def strict(schemas):
 def real() -> dict:
     """An audit of a model with an overflow, a discrete output and a rule that fires, as it would be read from disk."""
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(8, 4)
-
-        def forward(self, x):
-            scores = self.layer(x).masked_fill(x[:, :4] > 0, -1e9).softmax(-1)
-            return scores, scores.argmax(-1)
+    def forward(m, x):
+        scores = m.layer(x).masked_fill(x[:, :4] > 0, -1e9).softmax(-1)
+        return scores, scores.argmax(-1)
 
     torch.manual_seed(0)
-    return both(audit(Net(), torch.randn(16, 8)))
+    return both(audit(Model(forward, layer=nn.Linear(8, 4)), torch.randn(16, 8)))
 
 
 def both(found) -> dict:

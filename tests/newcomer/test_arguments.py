@@ -11,16 +11,8 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.errors import AuditorError
+from tests.support.capturing import Function
 from tests.support.subjects import normal, seeded
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.linear(x)).exp()
 
 
 def state_of(model: nn.Module) -> list[Any]:
@@ -31,7 +23,7 @@ def state_of(model: nn.Module) -> list[Any]:
 
 def refused(**given: Any) -> AuditorError:
     """The error of an audit with these arguments, once the model was found as it was."""
-    model = seeded(Net)
+    model = seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), Function(torch.exp)))
     before = state_of(model)
     quick = {"formats": "bf16", "strategies": "cast", "quick": True, "device": "cpu"}
     with pytest.raises(AuditorError) as caught:

@@ -8,30 +8,16 @@ from torch import nn
 
 import auditor
 from auditor.report.findings import causes
-
-
-class Norm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 16))
-
-    def forward(self, x):
-        return x / (x * x).sum(-1, keepdim=True).sqrt() * self.weight  # 16 * 300^2 is beyond FP16
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem, self.norm, self.head = nn.Linear(16, 16), Norm(), nn.Linear(16, 8)
-
-    def forward(self, x):
-        return self.head(self.norm(self.stem(x) * 300.0))
+from tests.support.replaying import Model
 
 
 @pytest.fixture(scope="module", params=["cast", "autocast"])
 def audited(request):
-    model, x = Net().eval(), torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    stem, head, weight = nn.Linear(16, 16), nn.Linear(16, 8), nn.Parameter(torch.linspace(0.5, 1.5, 16))
+    norm = Model(lambda m, x: x / (x * x).sum(-1, keepdim=True).sqrt() * m.weight, weight=weight)
+    model = Model(lambda m, x: m.head(m.norm(m.stem(x) * 300.0)), stem=stem, norm=norm, head=head).eval()
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))  # 16 * 300^2 is beyond FP16
     audit = auditor.audit(model, x, formats=("fp16",), strategies=(request.param,))
     assert audit.recommended == f"{request.param}_fp16"
     return audit, model, x

@@ -148,13 +148,9 @@ def test_an_audit_holds_them_for_the_recommended_plan() -> None:
 # A run that begins from another one gives what it gives from the start, to the bit, and runs what differs alone.
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.softmax(self.up(self.norm(x)), -1))
+def block() -> nn.Module:
+    parts = {"norm": nn.LayerNorm(8), "up": nn.Linear(8, 16), "down": nn.Linear(16, 8)}
+    return Model(lambda m, x: x + m.down(torch.softmax(m.up(m.norm(x)), -1)), **parts)
 
 
 class Asking(nn.Module):
@@ -177,7 +173,7 @@ def net() -> nn.Module:
 
     return Model(
         forward,
-        blocks=nn.ModuleList(Block() for _ in range(4)),
+        blocks=nn.ModuleList(block() for _ in range(4)),
         side=nn.Linear(8, 8),
         head=nn.Linear(8, 4),
         asking=Asking(),

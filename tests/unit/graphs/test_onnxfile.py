@@ -11,7 +11,6 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, checker, helper
-from torch import nn
 
 import auditor
 from auditor.errors import AuditorError
@@ -22,6 +21,7 @@ from auditor.numerics.metrics import output_error
 from auditor.records.audit import Audit
 from auditor.report.plans import program_line
 from auditor.report.words import ratio
+from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.unit.graphs.models import flat
 
@@ -75,17 +75,11 @@ def _types_of(model: onnx.ModelProto) -> dict[str, int]:
     return {x.name: x.type.tensor_type.elem_type for x in ports} | {x.name: x.data_type for x in graph.initializer}
 
 
-class Apart(nn.Module):
-    """An epsilon that is zero in FP16, and that the exporter's own optimizer takes for zero in FP32 too."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 1e-9 / (x + 1e-9)
-
-
 @pytest.mark.slow
 def test_saving_writes_the_model_and_an_epsilon_stays_in_the_file(tmp_path: Path) -> None:
-    x = torch.tensor([[0.0, 1.0], [0.0, 2.0]])
-    found = auditor.audit(Apart(), x, strategies="graph", formats="fp16", device="cpu")
+    """It is zero in FP16, and the exporter's own optimizer takes it for zero in FP32 too."""
+    apart, x = Function(lambda x: 1e-9 / (x + 1e-9)), torch.tensor([[0.0, 1.0], [0.0, 2.0]])
+    found = auditor.audit(apart, x, strategies="graph", formats="fp16", device="cpu")
     assert tmp_path / "graph_fp16.onnx" in found.save(tmp_path, onnx=True)
     said = auditor.load(tmp_path).plans["graph_fp16"].program.onnx
     assert said.failure is None
@@ -94,13 +88,6 @@ def test_saving_writes_the_model_and_an_epsilon_stays_in_the_file(tmp_path: Path
     (answer,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     assert answer[0, 0] == pytest.approx(1.0, rel=1e-3)
     assert answer[0, 1] == pytest.approx(1e-9, abs=1e-9)
-
-
-class Singular(nn.Module):
-    """The exporter to ONNX knows no such operation."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.svdvals(x)
 
 
 def test_what_cannot_be_written_is_one_line(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +101,8 @@ def test_what_cannot_be_written_is_one_line(audit: Audit, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_what_onnx_has_no_operation_for_is_named_in_one_line() -> None:
-    found = auditor.audit(Singular(), torch.randn(2, 4, 4), strategies="graph", formats="fp16", device="cpu")
+    singular = Function(lambda x: torch.linalg.svdvals(x))
+    found = auditor.audit(singular, torch.randn(2, 4, 4), strategies="graph", formats="fp16", device="cpu")
     done = with_onnx(found)
     program = done.plans["graph_fp16"].program
     said = program.onnx

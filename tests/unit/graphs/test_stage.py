@@ -27,6 +27,7 @@ from auditor.report.kept import explain_layer
 from auditor.verify import run_patched
 from tests.support.capturing import Function
 from tests.support.refusing import refused
+from tests.support.replaying import Model
 from tests.unit.graphs.models import flat
 
 
@@ -83,37 +84,26 @@ def test_a_program_beyond_the_budget_is_made_again_with_less_error(monkeypatch: 
     assert targets[1] <= 0.5 * targets[0]
 
 
-class Sparse(nn.Module):
+def of_a_sparse_matrix(m: Any, x: Tensor) -> Tensor:
     """Exported, and in no way to be saved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(16, 16)
-        self.edges = nn.Buffer(torch.eye(8).to_sparse())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sparse.mm(self.edges, self.layer(x))
+    return torch.sparse.mm(m.edges, m.layer(x))
 
 
-class Chooses(nn.Module):
+def chooses(m: Any, x: Tensor) -> Tensor:
     """Python looks at a value: nothing that torch.export takes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(16, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.layer(x)
-        return y if y.sum() > -1e9 else -y
+    y = m.layer(x)
+    return y if y.sum() > -1e9 else -y
 
 
 @pytest.mark.parametrize(
-    ("model", "said"), [(Chooses, "cannot be exported as a graph"), (Sparse, "cannot be saved as a program")]
+    ("forward", "said"),
+    [(chooses, "cannot be exported as a graph"), (of_a_sparse_matrix, "cannot be saved as a program")],
 )
 def test_what_cannot_be_exported_is_a_line_and_the_others_go_on(
-    model: type[nn.Module], said: str, capfd: pytest.CaptureFixture[str]
+    forward: Any, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found = auditor.audit(model(), torch.randn(8, 16), strategies=("autocast", "graph"), formats="bf16", device="cpu")
+    model = Model(forward, layer=nn.Linear(16, 16), edges=torch.eye(8).to_sparse())
+    found = auditor.audit(model, torch.randn(8, 16), strategies=("autocast", "graph"), formats="bf16", device="cpu")
     assert list(found.plans) == ["autocast_bf16"]
     assert found.plans["autocast_bf16"].is_verified
     (line,) = [text for text in found.warnings if "There is no plan of strategy graph" in text]

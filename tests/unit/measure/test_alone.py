@@ -16,6 +16,7 @@ from auditor.numerics.entries import entries, is_number
 from auditor.numerics.histogram import Profile
 from auditor.records import Capture, NodeError
 from tests.support.capturing import Function
+from tests.support.replaying import Model
 from tests.support.subjects import capture_of, measurement_of, only, seeded
 
 
@@ -259,18 +260,12 @@ def test_an_operation_that_returns_its_input_gets_a_gradient_of_its_own() -> Non
     assert found.kept["mul"].grad.item() == 12.0
 
 
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.tanh()
-        return self.a(y) + self.b(y)
-
-
 def test_products_read_shared_values_under_names_of_their_own() -> None:
-    model = seeded(Twice)
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = x.tanh()
+        return m.a(y) + m.b(y)
+
+    model = seeded(lambda: Model(forward, a=nn.Linear(2, 2, bias=False), b=nn.Linear(2, 2, bias=False)))
     found = run(model, torch.ones(1, 2))
     first, second = found.run.readings["linear"]["tanh"], found.run.readings["linear_1"]["tanh"]
     first.retain_grad()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import auditor
 from auditor.errors import AuditorError, PlanError
@@ -16,43 +16,25 @@ from auditor.records import NodeReport
 from auditor.records.audit import Audit
 from auditor.report import model_explorer
 from auditor.report.reporters import REPORTERS
+from tests.support.capturing import Function
 from tests.support.refusing import refused
+from tests.support.replaying import Model
 
 E6M9 = Format.ieee("e6m9", exponent_bits=6, mantissa=9)
 X = torch.tensor([[1 + j / 512 for j in range(4)]])  # on the grid: spacing 2^-9 in [1, 2)
 
 
-class Squared(nn.Module):
-    """x * x."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * x
-
-
-class Far(nn.Module):
+def far(scale: float) -> nn.Module:
     """1 / x by a detour over x^2 * scale^2."""
-
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.scale = scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x * self.scale
-        return (y * y).rsqrt() * self.scale
+    return Function(lambda x: (y := x * scale, (y * y).rsqrt() * scale)[1])
 
 
-class Small(nn.Module):
+def small() -> nn.Module:
     """A product, and two detours: one leaves FP16's range alone (2^20), the other that of 1-6-9 too (2^34)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.near, self.far, self.beyond = Squared(), Far(2.0**10), Far(2.0**17)
-        self.last = nn.Linear(4, 4, bias=False)
-        with torch.no_grad():
-            self.last.weight.copy_(torch.eye(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.near(x)) + self.far(x) + self.beyond(x)
+    parts = {"near": Function(lambda x: x * x), "far": far(2.0**10), "beyond": far(2.0**17)}
+    last = nn.Linear(4, 4, bias=False)
+    nn.init.eye_(last.weight)
+    return Model(lambda m, x: m.last(m.near(x)) + m.far(x) + m.beyond(x), last=last, **parts).eval()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,7 +45,7 @@ def known() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def audit(known: None) -> Audit:
-    return auditor.audit(Small().eval(), X, formats=("fp16", "e6m9"), max_error=0.02)
+    return auditor.audit(small(), X, formats=("fp16", "e6m9"), max_error=0.02)
 
 
 def node(audit: Audit, owner: str, op: str, index: int = 0) -> NodeReport:
@@ -124,27 +106,27 @@ def test_its_plans_are_neither_written_as_a_model_nor_applied_and_the_others_are
     exec(compile(text, "patched_model.py", "exec"), written)
     assert set(written["PLANS"]) == {"autocast_fp16", "cast_fp16"}
     with pytest.raises(ValueError, match="no plan 'cast_e6m9': "):
-        written["apply"](Small(), "cast_e6m9")
+        written["apply"](small(), "cast_e6m9")
     for plan in (audit, tmp_path / "plan.json"):
         with refused(PlanError, "no-arithmetic", match="torch cannot compute in E6M9, so the plan cannot be run"):
-            auditor.apply(Small(), plan, name="cast_e6m9")
+            auditor.apply(small(), plan, name="cast_e6m9")
     with pytest.raises(PlanError, match="no code can run 'cast_e6m9'"):
         auditor.snippet(audit, "fsdp2", "cast_e6m9")
     unknown = (tmp_path / "plan.json").read_text(encoding="utf-8").replace("e6m9", "e7m8")
     (tmp_path / "plan.json").write_text(unknown, encoding="utf-8")
-    assert auditor.apply(Small(), tmp_path / "plan.json", name="cast_fp16")
+    assert auditor.apply(small(), tmp_path / "plan.json", name="cast_fp16")
     with pytest.raises(PlanError, match="torch cannot compute in E7M8, so the plan cannot be run"):
-        auditor.apply(Small(), tmp_path / "plan.json", name="cast_e7m8")
+        auditor.apply(small(), tmp_path / "plan.json", name="cast_e7m8")
 
 
 def test_a_training_step_cannot_run_in_it() -> None:
     with pytest.raises(AuditorError, match="mode='training' supports fp16 or bf16, not e6m9"):
-        auditor.audit(Small(), X, formats=("e6m9",), mode="training", loss_fn=lambda y: y.sum())
+        auditor.audit(small(), X, formats=("e6m9",), mode="training", loss_fn=lambda y: y.sum())
 
 
 @pytest.mark.parametrize("fmt", ["fp8_e4m3", "fp8_e5m2"])
 def test_fp8_is_audited_by_rounding_too(fmt: str) -> None:
-    audit = auditor.audit(Small().eval(), X, formats=(fmt,), strategies=("cast",), max_error=0.3)
+    audit = auditor.audit(small(), X, formats=(fmt,), strategies=("cast",), max_error=0.3)
     # Of 1 to 1.006 nothing but 1 is left: j/512 is less than half of 1/8 and of 1/4, and so is the product's 2j/512.
     error = node(audit, "near", "aten.mul.Tensor").errors[fmt].local_error
     squares = [(1 + j / 512) ** 2 for j in range(4)]

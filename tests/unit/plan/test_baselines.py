@@ -13,6 +13,7 @@ from auditor.plan.plans import Planner
 from auditor.plan.verified import today_of
 from auditor.plan.workbench import Workbench
 from tests.support import planning
+from tests.support.capturing import Function
 from tests.support.subjects import normal, seeded
 
 Seen = tuple[int, torch.dtype, torch.dtype]
@@ -63,32 +64,23 @@ def test_the_model_itself_is_run_low_on_every_check_whatever_its_shape() -> None
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
-class Factoring(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.linalg.cholesky(x.t() @ x + torch.eye(4, dtype=x.dtype)).float()
-
-
 def test_what_raises_is_the_baselines_failure() -> None:
-    found = Planner(bench_of(Factoring(), formats=("fp16",))).baselines()
+    factoring = Function(lambda x: torch.linalg.cholesky(x.t() @ x + torch.eye(4, dtype=x.dtype)).float())
+    found = Planner(bench_of(factoring, formats=("fp16",))).baselines()
     cast = found["cast_fp16"]
     assert (cast.measured_error, cast.finite) == (None, False)
     assert "cholesky" in str(cast.failure)
-
-
-class Rounds(nn.Module):
-    """What a GPU does with TF32, as far as flags go: it loses bits where they allow it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (1 + 2.0**-11 * (torch.backends.mkldnn.matmul.fp32_precision == "tf32"))
 
 
 ALLOWED = {"mkldnn.matmul.fp32_precision": "tf32"}
 
 
 def test_fp32_as_the_caller_has_it_set_is_a_row_where_it_differs() -> None:
+    """A GPU loses bits where the flags of TF32 allow it: so does this model."""
     before = flags()
+    rounds = Function(lambda x: x * (1 + 2.0**-11 * (torch.backends.mkldnn.matmul.fp32_precision == "tf32")))
     with ieee():
-        found = today_of(replace(bench_of(Rounds()), flags=ALLOWED))
+        found = today_of(replace(bench_of(rounds), flags=ALLOWED))
         assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
     assert flags() == before
     assert found is not None and (found.computed_in, found.failure) == (("tf32",), None)
@@ -103,13 +95,12 @@ def test_fp32_as_it_is_set_is_no_row_where_it_is_the_same() -> None:
 
 
 def test_fp32_that_fails_as_it_is_set_says_so() -> None:
-    class Fails(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if torch.backends.mkldnn.matmul.fp32_precision == "tf32":
-                raise RuntimeError("no such arithmetic")
-            return x + 1
+    def fails(x: Tensor) -> Tensor:
+        if torch.backends.mkldnn.matmul.fp32_precision == "tf32":
+            raise RuntimeError("no such arithmetic")
+        return x + 1
 
     with ieee():
-        found = today_of(replace(bench_of(Fails()), flags=ALLOWED))
+        found = today_of(replace(bench_of(Function(fails)), flags=ALLOWED))
     said = "RuntimeError: no such arithmetic"
     assert found is not None and found.measured_error is None and str(found.failure).startswith(said)

@@ -1,6 +1,7 @@
 """Why operations are not low in modules that are: each clause on a model in which it is true."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -65,32 +66,17 @@ def test_what_runs_low_has_none() -> None:
     assert not [name for name in why("cast") if name.startswith(("linear", "softmax"))]
 
 
-class Blocks(nn.Module):
-    """Norms by hand, as repeated blocks have them."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(count))
-        self.norms = nn.ModuleList(Norm() for _ in range(count))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block, norm in zip(self.blocks, self.norms, strict=True):
-            x = norm(block(x))
-        return x
-
-
-class Norm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        variance = x.float().pow(2).mean(-1, keepdim=True)
-        return self.weight * (x * torch.rsqrt(variance + 1e-6)).to(x.dtype)
+def norm(m: Any, x: Tensor) -> Tensor:
+    """By hand, as repeated blocks have it."""
+    variance = x.float().pow(2).mean(-1, keepdim=True)
+    return m.weight * (x * torch.rsqrt(variance + 1e-6)).to(x.dtype)
 
 
 def of_blocks(count: int, strategy: str) -> tuple[Reason, ...]:
-    capture = capture_of(Blocks(count), normal(4, 8))
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), Model(norm, weight=nn.Parameter(torch.ones(8))))
+
+    capture = capture_of(nn.Sequential(*(block() for _ in range(count))), normal(4, 8))
     problem = problem_of(capture, strategy)
     return operation_reasons(problem, evaluate(problem, ()))
 
@@ -109,22 +95,17 @@ def test_fp32_is_followed_to_where_it_begins() -> None:
     ]
 
 
-class Branching(nn.Module):
+def branching(m: Any, x: Tensor, first: bool) -> Tensor:
     """Called twice, its own product and that of a layer in it the other way round."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.weight = nn.Linear(8, 8), nn.Parameter(torch.ones(8, 8))
-
-    def forward(self, x: Tensor, first: bool) -> Tensor:
-        if first:
-            return nn.functional.linear(self.layer(x), self.weight)
-        return self.layer(nn.functional.linear(x, self.weight))
+    if first:
+        return nn.functional.linear(m.layer(x), m.weight)
+    return m.layer(nn.functional.linear(x, m.weight))
 
 
 def test_what_a_module_around_keeps_says_so() -> None:
     """And is what the run itself computes in FP32, beside the module's own call."""
-    capture = capture_of(Model(lambda m, x: m.block(m.block(x, True), False), block=Branching()), normal(4, 8))
+    block = Model(branching, layer=nn.Linear(8, 8), weight=nn.Parameter(torch.ones(8, 8)))
+    capture = capture_of(Model(lambda m, x: m.block(m.block(x, True), False), block=block), normal(4, 8))
     problem = problem_of(capture, "autocast")
     high = frozenset({function_in("block", "linear")})
     problem.__dict__["exceptions"] = {"block": frozenset({"linear"})}

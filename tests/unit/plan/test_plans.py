@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import auditor
 from auditor.execution.policy import Policy, choice_from_scopes
@@ -160,16 +160,9 @@ def test_bf16_autocast_may_lower_a_recurrent_layer_that_bf16_itself_would_spoil(
 def test_a_product_whose_bias_is_added_apart_rounds_twice(fmt: str) -> None:
     """torch adds the bias of a linear layer apart where the rows are not contiguous, as those of a GRU are, batch first."""
 
-    class Channels(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mix = nn.Linear(64, 64)
-            self.mix.bias.data *= 8
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.mix(x.transpose(1, 2))
-
-    audit = auditor.audit(seeded(Channels), normal(8, 64, 32), strategies=["cast"], formats=[fmt])
+    model = seeded(lambda: Model(lambda m, x: m.mix(x.transpose(1, 2)), mix=nn.Linear(64, 64)))
+    model.mix.bias.data *= 8
+    audit = auditor.audit(model, normal(8, 64, 32), strategies=["cast"], formats=[fmt])
     (plan,) = audit.plans.values()
     assert plan.predicted_error == pytest.approx(plan.measured_error, rel=0.05)
 
@@ -196,23 +189,18 @@ def squared() -> nn.Module:
     )
 
 
-class Shared(nn.Module):
+def shared() -> nn.Module:
     """The head has the weight of a table; what it gives is scaled beyond FP16's range."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.mix = nn.Embedding(20, 32), nn.Linear(32, 32)
-        self.head = nn.Linear(32, 20, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.mix(self.table(ids)) * 8000).abs().log1p()
+    table, mix, head = nn.Embedding(20, 32), nn.Linear(32, 32), nn.Linear(32, 20, bias=False)
+    head.weight = table.weight
+    parts = {"table": table, "mix": mix, "head": head}
+    return Model(lambda m, ids: m.head(m.mix(m.table(ids)) * 8000).abs().log1p(), **parts)
 
 
 MODELS = {
     "unet": (UNet, (normal(1, 3, 16, 16), torch.tensor([17])), 0.008),
     "squared": (squared, (normal(4, 16),), 0.01),
-    "shared": (Shared, (torch.arange(12).reshape(2, 6),), 0.003),
+    "shared": (shared, (torch.arange(12).reshape(2, 6),), 0.003),
     "deep": (Deep, (normal(64, 256),), 0.0025),
 }
 

@@ -4,6 +4,7 @@ import ast
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from auditor.records.audit import Audit
 from auditor.report.kept import Island, computed_in, dtype_label, explain_layer, islands, keep_alone, tally, why_raised
 from auditor.report.plans import snippets
 from auditor.report.reporters import text
+from tests.support.capturing import Function
 from tests.support.refusing import refused
+from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 from tests.unit.report.factory import HOSTILE, make_audit
 
@@ -65,27 +68,18 @@ def test_functions_of_the_root_stay_in_the_whole_model_and_a_terminal_names_all_
 # What `--explain-layer` says: of a fresh audit, and of its files the same.
 
 
-class Norm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 400 * self.inner(x) * torch.rsqrt((x * 400).pow(2).mean(-1, keepdim=True))
+def normed(m: Any, x: Tensor) -> Tensor:
+    return 400 * m.inner(x) * torch.rsqrt((x * 400).pow(2).mean(-1, keepdim=True))
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(16, 16), Norm(), nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.norm(self.first(x * 10))).softmax(-1)
+def net() -> nn.Module:
+    parts = {"first": nn.Linear(16, 16), "norm": Model(normed, inner=nn.Linear(16, 16)), "last": nn.Linear(16, 4)}
+    return Model(lambda m, x: m.last(m.norm(m.first(x * 10))).softmax(-1), **parts)
 
 
 @pytest.fixture(scope="module")
 def audit() -> Audit:
-    return auditor.audit(seeded(Net), normal(4, 16), formats=("fp16",), device="cpu")
+    return auditor.audit(seeded(net), normal(4, 16), formats=("fp16",), device="cpu")
 
 
 def test_a_module_that_stays_fp32_says_why_under_each_plan(audit: Audit) -> None:
@@ -159,20 +153,14 @@ def test_snippets_are_python_whatever_the_names() -> None:
 # own.
 
 
-class Kept(nn.Module):
-    """Amplifies rounding, so that it stays in FP32."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x + 3000.0) - 3000.0
-
-
 class Mixed(nn.Module):
     """An operation for each reason there is."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm, self.second = nn.Linear(16, 64), nn.LayerNorm(64), nn.Linear(64, 64)
-        self.kept, self.last = Kept(), nn.Linear(64, 1024)
+        self.kept = Function(lambda x: (x + 3000.0) - 3000.0)  # amplifies rounding, so it stays in FP32
+        self.last = nn.Linear(64, 1024)
 
     def forward(self, x: Tensor) -> Tensor:
         scaled = x * 2
@@ -221,17 +209,11 @@ def test_each_reason_is_given_where_it_is_true(mixed: Audit) -> None:
 
 
 def test_a_batch_norm_with_fp32_statistics_reads_both() -> None:
-    class BatchNormed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm, self.out = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+    def batch_normed() -> nn.Module:
+        parts = {"conv": nn.Conv2d(3, 8, 3), "norm": nn.BatchNorm2d(8), "out": nn.Linear(8, 4)}
+        return Model(lambda m, x: m.out(m.norm(m.conv(x)).mean((2, 3))), **parts)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(self.norm(self.conv(x)).mean((2, 3)))
-
-    found = auditor.audit(
-        seeded(BatchNormed), normal(4, 3, 8, 8), formats=("fp16",), strategies=("autocast",), device="cpu"
-    )
+    found = auditor.audit(seeded(batch_normed), normal(4, 3, 8, 8), formats="fp16", strategies="autocast", device="cpu")
     given = {r.node.op.split(".")[1]: (why, r.planned) for why, rs in reasons(found).items() for r in rs}
     assert given["batch_norm"] == (
         "its inputs are FP16 and FP32, so it computes in FP32, the wider format",

@@ -19,23 +19,17 @@ from auditor.records.audit import Audit
 from auditor.training.objective import in_training, training_subject
 from auditor.training.stage import low_names
 from auditor.training.step import FP32, StepPrecision, capture_step, own_step, settle, step_batches
+from tests.support.capturing import Function
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 
 
-class Energy(nn.Module):
-    """Divides by the root mean square of numbers whose squares are beyond 65504."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x / (x * x).mean(-1, keepdim=True).sqrt()
-
-
 def island() -> nn.Module:
-    """Activations of about 2000 pass a module that squares them."""
+    """Activations of about 2000 pass a module that squares them: beyond 65504."""
     return Model(
         lambda m, x: m.last(m.energy(2000 * m.first(x))),
         first=nn.Linear(16, 32),
-        energy=Energy(),
+        energy=Function(lambda x: x / (x * x).mean(-1, keepdim=True).sqrt()),
         last=nn.Linear(32, 4),
     )
 
@@ -192,17 +186,11 @@ class Double(torch.autograd.Function):
         return 2 * gradient
 
 
-class Own(nn.Module):
-    def __init__(self, function: type[torch.autograd.Function]) -> None:
-        super().__init__()
-        self.first, self.last, self.function = nn.Linear(16, 8), nn.Linear(8, 4), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.function.apply(self.first(x)))
-
-
 def test_gradients_that_the_model_makes_itself_are_taken_from_its_own_backward() -> None:
-    (x, y), model = batch(), seeded(lambda: Own(Double))
+    def own() -> nn.Module:
+        return Model(lambda m, x: m.last(Double.apply(m.first(x))), first=nn.Linear(16, 8), last=nn.Linear(8, 4))
+
+    (x, y), model = batch(), seeded(own)
     found = auditor.audit(model, (x, y), mode="training", loss_fn=loss_fn, device="cpu").training
     assert found.errors["fp16"] is not None and found.errors["fp16"] < 1e-3
     assert found.attribution is not None and "autograd.Function" in found.attribution

@@ -124,22 +124,10 @@ def test_the_loss_is_outside_of_a_plans_regions_as_in_the_loop() -> None:
     assert training.errors["fp16"] == pytest.approx(off(low, fp32_gradients(model, batch, contrast)), rel=1e-3)
 
 
-class Squares(nn.Module):
-    """Overflows forwards where FP16 squares it."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.layer, self.factor = nn.Linear(8, 8), factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x) * self.factor
-        return y * y
-
-
 def test_a_loss_that_is_not_finite() -> None:
-    _, training = audited(
-        Squares(2000.0), (torch.randn(4, 8),), lambda y: (y / y.max()).mean(), formats=("fp16",), strategies=("cast",)
-    )
+    """Overflows forwards where FP16 squares it."""
+    squares, x = Model(lambda m, x: (m.layer(x) * 2000.0).square(), layer=nn.Linear(8, 8)), torch.randn(4, 8)
+    _, training = audited(squares, (x,), lambda y: (y / y.max()).mean(), formats=("fp16",), strategies=("cast",))
     assert "FP16 gives no finite gradients" in training.recommendation or "no format" in training.recommendation
 
 

@@ -26,6 +26,7 @@ from auditor.verify import FP32, Answers, Runs, Verifier, in_hand, load_program
 from auditor.verify.artefact import _read, hand
 from auditor.verify.loaders import ProgramModule, patch_model
 from auditor.verify.worker import build_model, write
+from tests.support.replaying import Model
 
 BATCH = ((torch.ones(1, 2),), {})
 
@@ -262,18 +263,11 @@ def test_a_model_in_hand_follows_a_plan_for_a_while_and_none_that_nobody_knows()
         assert followed is model and model.weight.dtype is torch.float32
 
 
-class Product(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((600, 2), 10.0, dtype=torch.float16))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.half() @ self.weight).float()
-
-
 def test_a_program_runs_as_on_a_gpu(tmp_path: Path) -> None:
     x = torch.full((1, 600), 10.0)
-    torch.export.save(torch.export.export(Product(), (x,)), tmp_path / "mine.pt2")
+    weight = nn.Parameter(torch.full((600, 2), 10.0, dtype=torch.float16))
+    product = Model(lambda m, x: (x.half() @ m.weight).float(), weight=weight)
+    torch.export.save(torch.export.export(product, (x,)), tmp_path / "mine.pt2")
     found = run(tmp_path, "mine", x, gradients=True)
     assert isinstance(found, Answers)
     assert found.graded is not None
