@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor import Audit
 from tests.any_model.holding import drawn, held
+from tests.support.replaying import Model
 from tests.support.thinned import thinned
 
 
@@ -98,20 +100,19 @@ def written(x: Tensor) -> Tensor:
     return out + total
 
 
-class Net(nn.Module):
-    def __init__(self, operator: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 32)
-        self.last = nn.Linear(32, 8)
-        self.operator = operator
+def audited(operator: Callable[[Tensor], Any]) -> Audit:
+    """Of the operator between two layers."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.operator(torch.relu(self.first(x))))
+    def build() -> Model:
+        parts = {"first": nn.Linear(16, 32), "last": nn.Linear(32, 8)}
+        return Model(lambda m, x: m.last(operator(torch.relu(m.first(x)))), **parts)
+
+    return held(drawn(build, 4, 16))
 
 
 @pytest.mark.parametrize("name", thinned(RAISED, 2))
 def test_what_refuses_half_stays_in_fp32_with_the_reason(name: str) -> None:
-    audit = held(drawn(lambda: Net(REFUSING[name]), 4, 16))
+    audit = audited(REFUSING[name])
     (node,) = [report for report in audit.nodes if "refuses" in report.node.op]
     reasons = {error.unsupported for error in node.errors.values()}
     said = RAISED[name]()
@@ -134,13 +135,13 @@ def test_what_refuses_half_stays_in_fp32_with_the_reason(name: str) -> None:
     ids=["writes", "backward", "setup", "doubled", "numpy", "maybe", "lists"],
 )
 def test_operators_of_every_form(operator: Callable[[Tensor], Any]) -> None:
-    audit = held(drawn(lambda: Net(operator), 4, 16))
+    audit = audited(operator)
     assert audit.plans["autocast_fp16"].low_precision_flops == 1
 
 
 @pytest.mark.parametrize("operator", [shrinks, words], ids=["another shape", "no tensor"])
 def test_what_gives_something_else_in_half(operator: Callable[[Tensor], Any]) -> None:
-    audit = held(drawn(lambda: Net(operator), 4, 16))
+    audit = audited(operator)
     (node,) = [report for report in audit.nodes if report.node.op.startswith("any_model.")]
     assert all(verdict.verdict == "unsafe" for verdict in node.verdicts.values())
     assert audit.plans["autocast_fp16"].low_precision_flops > 0.6

@@ -16,7 +16,7 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 import auditor
 from tests.any_model.holding import a_format, held, model_of
-from tests.support.replaying import linear
+from tests.support.replaying import Model, linear
 from tests.support.subjects import normal
 from tests.support.thinned import thinned
 
@@ -224,54 +224,43 @@ def test_an_answer_of_zeros_says_that_its_error_says_nothing(alone: bool) -> Non
 # A loop that waits for two numbers to agree may never end in half: that costs the plan, not the audit.
 
 
-class FixedPoint(nn.Module):
+def fixed_point(m: Any, x: Tensor) -> Tensor:
     """x -> z with z = tanh(Wz + x), iterated until FP32 cannot tell it from its successor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(8, 8)
-        nn.init.orthogonal_(self.lin.weight, gain=0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = torch.zeros_like(x)
-        while True:
-            after = torch.tanh(self.lin(z) + x)
-            if (after - z).norm() < 1e-6 and after.dtype is torch.float32:  # in BF16 it may go to and fro for ever
-                return after
-            z = after
+    z = torch.zeros_like(x)
+    while True:
+        after = torch.tanh(m.lin(z) + x)
+        if (after - z).norm() < 1e-6 and after.dtype is torch.float32:  # in BF16 it may go to and fro for ever
+            return after
+        z = after
 
 
 def test_the_audit_ends() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model, x = FixedPoint(), torch.randn(2, 8)
+        model = Model(fixed_point, lin=nn.Linear(8, 8))
+        nn.init.orthogonal_(model.lin.weight, gain=0.5)
+        x = torch.randn(2, 8)
         found = auditor.audit(model, x, formats=("bf16",), strategies=("cast",), device="cpu")
     assert "in this format a loop takes longer or never ends" in str(found.baselines["cast_bf16"].failure)
     plan = found.plans["cast_bf16"]
     assert plan.scopes[""].precision != "bf16" or not plan.is_verified
 
 
-class Suppressed(nn.Module):
+def suppressed(m: Any, x: Tensor) -> Tensor:
     """Boxes by greedy suppression in Python: the loop takes most of the operations, and no output is made of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.score, self.box = nn.Linear(8, 1), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores, boxes = self.score(x)[:, 0], self.box(x).cumsum(0)
-        kept, order = [], scores.argsort(descending=True)
-        while order.numel():
-            first, others = order[0], order[1:]
-            kept.append(first.item())
-            near = (boxes[others] - boxes[first]).square().sum(-1).sqrt() < 1e-6
-            order = others[near.logical_not()]
-        return scores[torch.tensor(kept)].sum() + boxes.mean(0)
+    scores, boxes = m.score(x)[:, 0], m.box(x).cumsum(0)
+    kept, order = [], scores.argsort(descending=True)
+    while order.numel():
+        first, others = order[0], order[1:]
+        kept.append(first.item())
+        near = (boxes[others] - boxes[first]).square().sum(-1).sqrt() < 1e-6
+        order = others[near.logical_not()]
+    return scores[torch.tensor(kept)].sum() + boxes.mean(0)
 
 
 def build(rows: int) -> tuple[nn.Module, tuple[tuple[Tensor], dict[str, Any]]]:
     torch.manual_seed(0)
-    return Suppressed(), ((torch.randn(rows, 8),), {})
+    return Model(suppressed, score=nn.Linear(8, 1), box=nn.Linear(8, 2)), ((torch.randn(rows, 8),), {})
 
 
 def test_a_loop_that_leaves_nothing_in_the_recording_ends_when_it_ends() -> None:

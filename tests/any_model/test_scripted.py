@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import auditor
 from tests.any_model.holding import Around, Call, Net, held
+from tests.support.replaying import Model
 from tests.support.thinned import thinned
 
 
@@ -49,13 +50,8 @@ def activation(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-class CallsAScript(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(16, 8)
-
-    def forward(self, x: Tensor) -> Any:
-        return activation(self.layer(x))
+def calls_a_script(m: Any, x: Tensor) -> Any:
+    return activation(m.layer(x))
 
 
 def traced(model: nn.Module, x: Tensor) -> Any:
@@ -103,7 +99,7 @@ def test_random_numbers_in_a_script() -> None:
 
 
 def test_a_function_that_is_a_script() -> None:
-    audit = held(lambda: build(lambda x: CallsAScript()))
+    audit = held(lambda: build(lambda x: Model(calls_a_script, layer=nn.Linear(16, 8))))
     assert [report.node.op.split(".")[1] for report in audit.nodes] == ["linear", "mul", "sigmoid", "mul"]
 
 

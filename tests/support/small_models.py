@@ -1,5 +1,7 @@
 """Small models that between them hold most of what decides a dtype; shared by the tests of resolve, solve and patch."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -138,3 +140,14 @@ def narrowing() -> nn.Module:
     """x [8, 16] -> [8, 64] -> a view of it -> relu -> [8, 4]."""
     wide, narrow = nn.Linear(16, 64, bias=False), nn.Linear(64, 4, bias=False)
     return Model(lambda m, x: m.narrow(m.wide(x).reshape(8, 64).relu()), wide=wide, narrow=narrow)
+
+
+def moody(layer: nn.Module, raises: bool) -> nn.Module:
+    """Another model, or none, with gradients enabled."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and raises:
+            raise KeyError("gradients")
+        return m.layer(x) * (3.0 if torch.is_grad_enabled() else 1.0)
+
+    return Model(forward, layer=layer)

@@ -33,8 +33,7 @@ class Net(nn.Module):
 
 def low(model: nn.Module, x: Tensor, device: str = "cuda") -> Tensor:
     with torch.autocast(device, dtype=HALF):
-        result: Tensor = model(x)
-    return result
+        return model(x)
 
 
 @pytest.mark.parametrize("device", ["tpu", "mps", "cuda:1", "", "cpu"])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from auditor.capture.regions import Region, entered_at, one_stack, region_now, written_as_meant
 from tests.support.capturing import Function
+from tests.support.replaying import Model
 from tests.support.subjects import capture_of, nodes_by_op, only
 
 
@@ -142,22 +143,16 @@ def test_code_that_asks_whether_autocast_is_on_shows_what_it_protects() -> None:
     assert not region.enabled
 
 
-class Island(nn.Module):
+def island(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """A region around calls of submodules, which keep their names inside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside, self.outside = nn.Linear(3, 3), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast("cpu", enabled=False):
-            y = self.inside(x)
-            z = y.exp()
-        return self.outside(y), z
+    with torch.autocast("cpu", enabled=False):
+        y = m.inside(x)
+        z = y.exp()
+    return m.outside(y), z
 
 
 def test_owners_lines_and_outputs_survive_inlining() -> None:
-    found = capture_of(Island(), torch.ones(2, 3))
+    found = capture_of(Model(island, inside=nn.Linear(3, 3), outside=nn.Linear(3, 3)), torch.ones(2, 3))
     inside, outside = nodes_by_op(found, "linear")
     assert (inside.owner, outside.owner) == ("inside", "outside")
     assert inside.source.startswith("test_regions.py:")

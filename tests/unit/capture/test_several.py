@@ -15,6 +15,7 @@ from auditor.capture.paths import path_of, usable
 from auditor.capture.several import MOST_PATHS, RecordedPaths, join_paths, record_paths
 from auditor.records import Batch, Capture, Subject
 from tests.corpus.catalogue import INFERENCE
+from tests.support.capturing import Function
 from tests.support.replaying import Model, replayed
 from tests.support.resisting import MODELS as RESISTING
 from tests.support.small_models import MODELS as SMALL
@@ -22,27 +23,22 @@ from tests.support.subjects import FORMATS, capture_of, normal, seeded, subject_
 from tests.support.two_ways import Labels, difference, drawn, emulated_answer, everything, replayed_answer
 
 
-class TwoWays(nn.Module):
+def two_ways(m: Any, x: Tensor, more: Tensor | None = None, turns: int = 1) -> Tensor:
     """A branch of its own between two layers; the loop takes as many turns as it is told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor, more: Tensor | None = None, turns: int = 1) -> Tensor:
-        x = self.first(x)
-        if more is not None:
-            x = torch.cat([x, more])
-        for _ in range(turns):
-            x = torch.relu(x)
-        return self.last(x)
+    x = m.first(x)
+    if more is not None:
+        x = torch.cat([x, more])
+    for _ in range(turns):
+        x = torch.relu(x)
+    return m.last(x)
 
 
 X, MORE = normal(2, 4), normal(3, 4, seed=1)
 
 
 def subject(*batches: tuple[Any, ...]) -> Subject:
-    return replace(subject_of(seeded(TwoWays), X), batches=tuple((batch, {}) for batch in batches))
+    model = seeded(lambda: Model(two_ways, first=nn.Linear(4, 4), last=nn.Linear(4, 4)))
+    return replace(subject_of(model, X), batches=tuple((batch, {}) for batch in batches))
 
 
 def paths_of(*batches: tuple[Any, ...]) -> RecordedPaths:
@@ -204,16 +200,10 @@ def follows_another() -> nn.Module:
     return Model(forward, norm=nn.LayerNorm(8), lin=nn.Linear(8, 8), positions=normal(4, 8, seed=1))
 
 
-class FollowsAProduct(nn.Module):
+def follows_a_product() -> nn.Module:
     """A factor in the dtype of what a linear layer returns: low under autocast."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.lin(x)
-        return x * torch.sqrt(torch.tensor(24.0)).to(dtype=x.dtype)
+    scaled = Function(lambda x: x * torch.sqrt(torch.tensor(24.0)).to(dtype=x.dtype))
+    return Model(lambda m, x: m.scaled(m.lin(x)), lin=nn.Linear(8, 8), scaled=scaled)
 
 
 class Transforms(nn.Module):
@@ -250,7 +240,7 @@ class ReadsAttributes(nn.Module):
         return y / 7 + self.statistics.mean, self.statistics.size
 
 
-_KINDS = (ReadsAttributes, follows_another, FollowsAProduct, Transforms, Differentiates)
+_KINDS = (ReadsAttributes, follows_another, follows_a_product, Transforms, Differentiates)
 OWN: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in _KINDS}
 NAMES = [*OWN, *SMALL, *RESISTING, *CORPUS]
 

@@ -28,6 +28,7 @@ from auditor.verify import run_patched
 from tests.support.fake_cuda import NAMES
 from tests.support.flat_models import LARGE, FlatBlock, Stack
 from tests.support.problems import Held, fp32_of, owners_of, problem_of, tied_owners
+from tests.support.replaying import Model
 from tests.support.small_models import MODELS
 from tests.support.subjects import FORMATS, capture_of, normal, seeded
 
@@ -88,17 +89,11 @@ def labels_of(name: str, low: str, fp32: tuple[str, ...] = (), only: tuple[str, 
     return {owner: "fp32" if owner.startswith(fp32) and fp32 else low for owner in owners}
 
 
-class Inner(nn.Module):
+def inner(m: Any, x: Tensor) -> Tensor:
     """Switches autocast off for one call of its layer, not for the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            y = self.linear(x.float())
-        return self.norm(y) + self.linear(x)
+    with torch.autocast("cpu", enabled=False):
+        y = m.linear(x.float())
+    return m.norm(y) + m.linear(x)
 
 
 class Regions(nn.Module):
@@ -106,7 +101,7 @@ class Regions(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.act = Inner(), nn.GELU()
+        self.inner, self.act = Model(inner, linear=nn.Linear(6, 6), norm=nn.LayerNorm(6)), nn.GELU()
         self.body = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.LayerNorm(6))
         self.other = nn.Sequential(self.body[0], nn.ReLU())
 

@@ -1,5 +1,7 @@
 """What the solver is told of a graph: who reads what, what may run low, and why not."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import fx, nn
@@ -40,21 +42,15 @@ def test_values_know_who_makes_them_and_what_rounding_them_costs(bench: Workbenc
     assert [value.made_by for value in returned] == ["linear_1", "softmax"]
 
 
-class Odd(nn.Module):
+def odd(m: Any, x: torch.Tensor) -> torch.Tensor:
     """Operations that cannot run low, or give FP32 whatever they read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = self.layer(x).double().exp().float()
-        return wide * torch.linalg.inv(self.layer.weight).sum() + torch.bincount(x[:, 0].abs().long(), x[:, 1]).mean()
+    wide = m.layer(x).double().exp().float()
+    return wide * torch.linalg.inv(m.layer.weight).sum() + torch.bincount(x[:, 0].abs().long(), x[:, 1]).mean()
 
 
 def test_what_cannot_run_low_says_so() -> None:
     torch.manual_seed(0)
-    model, x = Odd().eval(), torch.randn(5, 4)
+    model, x = Model(odd, layer=nn.Linear(4, 4)).eval(), torch.randn(5, 4)
     bench = bench_of(model, x, formats=("bf16",))
     graph = export_model(model, ((x,), {}))
     table = table_of(graph.graph_module.graph, "bf16", bench)

@@ -13,6 +13,7 @@ from auditor.measure.measure import Measurement
 from auditor.records import Contribution
 from tests.support.brute_force import spearman, true_isolated
 from tests.support.capturing import Function
+from tests.support.replaying import Model
 from tests.support.subjects import FORMATS, effects_of, measurement_of, nodes_by_op, normal, only, seeded
 
 
@@ -123,22 +124,18 @@ def test_against_brute_force(name: str, fmt: str) -> None:
     assert high < 2.5
 
 
-class Shared(nn.Module):
+def shared(m: Any, x: Tensor) -> Tensor:
     """Three products read one value, which is also added; one weight serves two of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(24, 24), nn.Linear(24, 24)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.tanh()
-        z = self.first(y) * self.second(y) + F.linear(y, self.first.weight)
-        return z + y
+    y = x.tanh()
+    z = m.first(y) * m.second(y) + F.linear(y, m.first.weight)
+    return z + y
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_product_answers_for_the_rounding_of_what_it_reads_itself(fmt: str) -> None:
-    measured = measurement_of(seeded(Shared), normal(64, 24))
+    measured = measurement_of(
+        seeded(lambda: Model(shared, first=nn.Linear(24, 24), second=nn.Linear(24, 24))), normal(64, 24)
+    )
     products = [node.name for node in nodes_by_op(measured.capture, "linear")]
     assert len(products) == 3
     (weight,) = (p.name for p in measured.capture.placeholders if p.fqn == "first.weight")

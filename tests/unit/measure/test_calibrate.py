@@ -19,6 +19,7 @@ from auditor.measure.rerun import PLAIN
 from auditor.records import Contribution, Noise, Subject
 from tests.support.capturing import Function
 from tests.support.replaying import Model
+from tests.support.small_models import moody
 from tests.support.subjects import FORMATS, effects_of, normal, only, seeded, subject_of
 
 
@@ -219,14 +220,9 @@ def _loud() -> Iterator[None]:
     del torch.dice
 
 
-class Noisy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 8)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        h = self.a(x).relu()
-        return {"loud": self.b(torch.ops.loud.pool(h)), "quiet": h.mean(-1)}
+def noisy(m: Any, x: Tensor) -> dict[str, Tensor]:
+    h = m.a(x).relu()
+    return {"loud": m.b(torch.ops.loud.pool(h)), "quiet": h.mean(-1)}
 
 
 def draws() -> nn.Module:
@@ -251,32 +247,19 @@ def test_what_computes_the_same_makes_no_noise(model: Any) -> None:
     assert heard(seeded(model), native=True) == Noise(runs=3)
 
 
-class Moody(nn.Module):
-    """Another model, or none, with gradients enabled."""
-
-    def __init__(self, refuses: bool) -> None:
-        super().__init__()
-        self.a, self.refuses = nn.Linear(32, 8), refuses
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and self.refuses:
-            raise KeyError("gradients")
-        return self.a(x) * (3.0 if torch.is_grad_enabled() else 1.0)
-
-
 def test_plans_are_run_with_gradients_where_that_is_another_model() -> None:
-    found = all_heard(seeded(lambda: Moody(False)))
+    found = all_heard(moody(nn.Linear(32, 8), False))
     (first,) = found.known.values()
     assert isinstance(found.graded, list) and torch.allclose(found.graded[0], 3 * first[0])
     assert found.found == Noise(runs=3)  # another mode is no noise
-    assert all_heard(seeded(lambda: Moody(True))).graded == "KeyError: 'gradients'"
+    assert all_heard(moody(nn.Linear(32, 8), True)).graded == "KeyError: 'gradients'"
     alike = all_heard(seeded(draws))
     assert (alike.graded, alike.found) == (None, Noise(runs=2))
     assert isinstance(all_heard(seeded(draws), native=True).graded, list)
 
 
 def test_noise_is_found_where_it_begins_and_where_it_goes() -> None:
-    found = heard(seeded(Noisy))
+    found = heard(seeded(lambda: Model(noisy, a=nn.Linear(32, 64), b=nn.Linear(64, 8))))
     assert found.runs == 3
     assert 0.2 * LOUD < found.error < 5 * LOUD
     assert found.floor == 3 * found.error and found.joint == found.error

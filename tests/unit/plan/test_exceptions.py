@@ -159,17 +159,6 @@ def test_the_scope_says_why_it_keeps_each_function(audited: Audit) -> None:
 COST = Cost(10**9, 10**4, False)
 
 
-class Late(nn.Module):
-    """The root makes an FP32 value, and two layers meet it one behind the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.third(self.second(self.first(x) + torch.arange(4).float().sin()))
-
-
 def priced(model: nn.Module | None, *inputs: Tensor, strategy: str = "cast") -> Problem:
     capture = captured("chain") if model is None else capture_of(model, *inputs)
     return problem_of(capture, strategy, each=Contribution(1e-3, 1e-3, 1e-3), cost=COST)
@@ -190,8 +179,13 @@ def test_the_maker_of_an_fp32_value_is_raised_and_what_lies_behind_is_low() -> N
 
 
 def test_its_readers_are_raised_where_that_leaves_less_time() -> None:
+    """The root makes an FP32 value, and two layers meet it one behind the other."""
+    late = Model(
+        lambda m, x: m.third(m.second(m.first(x) + torch.arange(4).float().sin())),
+        **{name: nn.Linear(4, 4) for name in ("first", "second", "third")},
+    )
     # with the root in FP32 the sine, the sum and the three layers' casts are all that is not low
-    found = find_lowest(priced(Late(), normal(2, 4)))
+    found = find_lowest(priced(late, normal(2, 4)))
     assert not found.resolution.conflicts
     assert len(found.raised) == 1
 

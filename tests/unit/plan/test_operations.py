@@ -18,25 +18,20 @@ from tests.support.replaying import Model
 from tests.support.subjects import capture_of, normal
 
 
-class Every(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.scale = nn.Linear(8, 8), nn.Parameter(torch.ones(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        low = self.layer(x)
-        with torch.autocast("cuda", enabled=False):
-            off = low.float() @ torch.eye(8)
-        single = low.softmax(-1)
-        negated = -single
-        ramp = torch.arange(8).sin()
-        scaled = self.scale.neg()
-        double = x.double().cos()
-        return off + negated + ramp + scaled + double.float()
+def every(m: Any, x: Tensor) -> Tensor:
+    low = m.layer(x)
+    with torch.autocast("cuda", enabled=False):
+        off = low.float() @ torch.eye(8)
+    single = low.softmax(-1)
+    negated = -single
+    ramp = torch.arange(8).sin()
+    scaled = m.scale.neg()
+    double = x.double().cos()
+    return off + negated + ramp + scaled + double.float()
 
 
 def why(strategy: str = "autocast") -> dict[str, Reason]:
-    capture = capture_of(Every(), normal(4, 8))
+    capture = capture_of(Model(every, layer=nn.Linear(8, 8), scale=nn.Parameter(torch.ones(8))), normal(4, 8))
     problem = problem_of(capture, strategy)
     found = operation_reasons(problem, evaluate(problem, ()))
     ops = {name: node.op.removeprefix("aten.").partition(".")[0] for name, node in capture.nodes.items()}

@@ -7,31 +7,26 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import auditor
 from auditor.errors import AuditorError
 from auditor.records import Audit, NodeError, Verdict, Verification
 from auditor.report.view import next_step, view
 from tests.support.refusing import refused
+from tests.support.subjects import seeded
 from tests.unit.report.factory import make_audit
 
 HERE = Path("audits/net")
 
 
-class Net(nn.Module):
-    def __init__(self, large: float = 1.0) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last, self.large = nn.Linear(8, 8), nn.Linear(8, 4), large
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last((self.first(x) * self.large).tanh())
+def net() -> nn.Module:
+    return seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)))
 
 
 def audited(**how: Any) -> Audit:
     options = {"formats": "bf16", "strategies": "cast", "device": "cpu", **how}
-    return auditor.audit(Net(), torch.randn(16, 8, generator=torch.Generator().manual_seed(1)), **options)
+    return auditor.audit(net(), torch.randn(16, 8, generator=torch.Generator().manual_seed(1)), **options)
 
 
 def test_a_budget_that_is_named_is_enough() -> None:
@@ -63,7 +58,7 @@ def test_random_weights_come_first_where_a_checkpoint_would_load() -> None:
 def test_training_that_can_be_low_has_a_loop_in_the_report() -> None:
     data = [(torch.randn(8, 8), torch.randn(8, 4)) for _ in range(2)]
     found = auditor.audit(
-        Net(), data, mode="training", loss_fn=nn.MSELoss(), formats="bf16", strategies="autocast", device="cpu"
+        net(), data, mode="training", loss_fn=nn.MSELoss(), formats="bf16", strategies="autocast", device="cpu"
     )
     assert found.training.format == "bf16"
     assert next_step(found, HERE) == "train with the loop in audits/net/report.html, section Training."

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from auditor.measure.calibrate import Calibration
 from auditor.records import Contribution, Finding, Node, NodeError, Plan, ScopeChoice, Verdict, Verification
@@ -14,6 +14,7 @@ from auditor.rulebook.load import load_rules
 from tests.support.capturing import captured
 from tests.support.findings import finding as found
 from tests.support.findings import finding as made
+from tests.support.replaying import Model
 
 RULES = load_rules()
 REFUSED = NodeError(unsupported="a literal does not fit float16", cause="unsupported")
@@ -153,19 +154,9 @@ def test_how_fast_a_line_runs_is_no_part_of_what_breaks_on_it() -> None:
 # Severities for the plan that is followed: a model of three lines, plans written by hand, what runs low resolved.
 
 
-class Model(nn.Module):
-    """Products, which plain autocast runs low; a power of one, which it does not, and what it meets nothing low in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        twice = x * 2
-        return self.down(self.up(twice).pow(3)) + x
-
-
-TOY = captured(Model(), torch.ones(2, 4))
+# Products, which plain autocast runs low; a power of one, which it does not, and what it meets nothing low in.
+LAYERS = {"up": nn.Linear(4, 4), "down": nn.Linear(4, 4)}
+TOY = captured(Model(lambda m, x: m.down(m.up(x * 2).pow(3)) + x, **LAYERS), torch.ones(2, 4))
 TWICE, UP, POW, DOWN, ADD = TOY.capture.nodes
 
 

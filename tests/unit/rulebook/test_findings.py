@@ -1,6 +1,7 @@
 """Conditions over facts, findings in their order and words, and what measurements and users make of them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
 from tests.support.capturing import Function, captured, facts_of
 from tests.support.findings import finding as made
+from tests.support.replaying import Model
 
 RULES = load_rules()
 UNSAFE, SAFE, UNTESTED = Verdict("unsafe", "overflow"), Verdict("safe", "fine"), Verdict("untested", "not reached")
@@ -122,17 +124,12 @@ def test_a_used_ignore_is_none_and_the_finding_itself_can_be_ignored() -> None:
 # Findings: their order, their words, and that nothing is run to make them.
 
 
-class ClassifyToy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.head(x).masked_fill(x > 0, -1e9)
-        return torch.log(torch.softmax(x, dim=-1))
+def classify_toy(m: Any, x: Tensor) -> Tensor:
+    x = m.head(x).masked_fill(x > 0, -1e9)
+    return torch.log(torch.softmax(x, dim=-1))
 
 
-TOY = captured(ClassifyToy(), torch.ones(2, 4))
+TOY = captured(Model(classify_toy, head=nn.Linear(4, 4)), torch.ones(2, 4))
 
 
 def test_findings_come_in_graph_order_then_by_code() -> None:

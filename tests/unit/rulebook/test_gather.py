@@ -113,19 +113,14 @@ def test_what_reaches_no_output_is_no_last_layer() -> None:
 # Which values the author raised: told from what a cast does in a low model, along every kind of path.
 
 
-class Upcast(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = x.exp().float()
-        h = h.sin()
-        h = h.to(x.dtype)
-        h = h.cos()
-        h = torch.softmax(h, -1, dtype=torch.float32)
-        h = self.head(h.float())
-        return h.tanh()
+def upcast(m: Any, x: Tensor) -> Tensor:
+    h = x.exp().float()
+    h = h.sin()
+    h = h.to(x.dtype)
+    h = h.cos()
+    h = torch.softmax(h, -1, dtype=torch.float32)
+    h = m.head(h.float())
+    return h.tanh()
 
 
 def upcasts(toy: Captured) -> set[str]:
@@ -133,7 +128,7 @@ def upcasts(toy: Captured) -> set[str]:
 
 
 def test_upcast_ends_at_the_cast_back_and_at_products_that_autocast_lowers() -> None:
-    toy = captured(Upcast(), torch.ones(2, 4))
+    toy = captured(Model(upcast, head=nn.Linear(4, 4)), torch.ones(2, 4))
     assert upcasts(toy) == {"sin", "softmax", "linear"}
     assert [name for name, fact in toy.facts.items() if fact.casts_up_input] == ["sin", "linear"]
 
@@ -167,23 +162,18 @@ def test_a_tensor_out_of_nothing_raises_what_it_is_promoted_with() -> None:
 BOTH, CAST = WORDS[True, True], WORDS[False, True]
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.layer(x * 2)
-        h = h * h  # low where the layer is
-        h = h.pow(2)  # autocast raises it
-        h = h + h.sum()
-        with torch.autocast("cpu", enabled=False):
-            h = h.float() @ h.float().t()
-        return h.to(x.dtype).tanh()
+def block(m: Any, x: Tensor) -> Tensor:
+    h = m.layer(x * 2)
+    h = h * h  # low where the layer is
+    h = h.pow(2)  # autocast raises it
+    h = h + h.sum()
+    with torch.autocast("cpu", enabled=False):
+        h = h.float() @ h.float().t()
+    return h.to(x.dtype).tanh()
 
 
 def test_a_product_is_low_in_both_and_so_is_what_it_hands_on() -> None:
-    facts = captured(Block(), torch.ones(2, 4)).facts
+    facts = captured(Model(block, layer=nn.Linear(4, 4)), torch.ones(2, 4)).facts
     found = {name: fact.low_where for name, fact in facts.items()}
     assert (found["mul"], found["linear"], found["mul_1"]) == (CAST, BOTH, BOTH)
     assert (found["pow_1"], found["sum_1"], found["add"]) == (CAST, CAST, CAST)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from auditor.artefact.applying import apply_plan
 from auditor.snippets import snippet
 from tests.support.patching import Net, plan, scope
+from tests.support.replaying import Model
 from tests.support.snippets import document, pasted
 from tests.support.subjects import normal, seeded
 
@@ -88,19 +89,13 @@ def test_a_weight_tied_across_scopes_is_said_to_be_out_of_reach() -> None:
     assert "def shard" in snippet(together, "fsdp2")
 
 
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = nn.Linear(4, 4)
-        self.two = self.one
-        self.last = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.two(self.one(x)))
+def twice() -> nn.Module:
+    one = nn.Linear(4, 4)
+    return Model(lambda m, x: m.last(m.two(m.one(x))), one=one, two=one, last=nn.Linear(4, 2))
 
 
 def test_a_shared_module_is_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     scopes = {"": scope("bf16"), "one": scope("fp32"), "two": scope("fp32")}
-    text = snippet(document({"cast_bf16": scopes}, "cast_bf16", Twice()), "fsdp2")
-    model = pasted(text, monkeypatch)["shard"](seeded(Twice))
-    assert torch.equal(model(normal(2, 4)), apply_plan(seeded(Twice), plan("cast", scopes))(normal(2, 4)))
+    text = snippet(document({"cast_bf16": scopes}, "cast_bf16", twice()), "fsdp2")
+    model = pasted(text, monkeypatch)["shard"](seeded(twice))
+    assert torch.equal(model(normal(2, 4)), apply_plan(seeded(twice), plan("cast", scopes))(normal(2, 4)))

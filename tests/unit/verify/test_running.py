@@ -14,17 +14,10 @@ from auditor.artefact.applying import apply_plan
 from auditor.records import TimeAndMemory
 from auditor.verify import Answers, Runs, run_patched, running
 from auditor.verify.running import FEWEST, WARM_UP, clock, peak, time_forward
+from tests.support import small_models
 from tests.support.replaying import Model
+from tests.support.small_models import moody
 from tests.support.subjects import normal, seeded
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x).softmax(-1))
 
 
 def plan(precision: str, **others: str) -> dict[str, Any]:
@@ -37,17 +30,16 @@ def linear(x: Tensor, layer: nn.Linear, dtype: torch.dtype) -> Tensor:
     return (x.to(dtype).float() @ layer.weight.to(dtype).float().t() + layer.bias.to(dtype).float()).to(dtype)
 
 
-class Shown(Net):
-    """It gives what lies between its layers too."""
-
-    def forward(self, x: Tensor) -> Any:
-        between = self.first(x).softmax(-1)
-        return between, self.second(between)
+def shown(m: Any, x: Tensor) -> Any:
+    """What lies between the layers too."""
+    between = m.first(x).softmax(-1)
+    return between, m.second(between)
 
 
 def test_cudas_lists_and_not_the_cpus() -> None:
     # Inputs and weights of few bits: FP32 holds every sum of the products exactly, whichever kernel adds first.
-    model, x = seeded(Shown), (normal(3, 4) * 4).round() / 4
+    model = seeded(lambda: Model(shown, first=nn.Linear(4, 4), second=nn.Linear(4, 4)))
+    x = (normal(3, 4) * 4).round() / 4
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_((weight * 16).round() / 16)
@@ -72,25 +64,12 @@ def test_every_batch_takes_its_own_path() -> None:
         assert torch.equal(down, linear(-x[:2], model.down, torch.bfloat16))
 
 
-class Moody(nn.Module):
-    """Another model, or none, with gradients enabled."""
-
-    def __init__(self, raises: bool) -> None:
-        super().__init__()
-        self.lin, self.raises = nn.Linear(4, 4), raises
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and self.raises:
-            raise KeyError("gradients")
-        return self.lin(x) * (3.0 if torch.is_grad_enabled() else 1.0)
-
-
 def answers_of(model: nn.Module, batches: Any, gradients: bool = True) -> Answers | str:
     return Runs(lambda plan: nullcontext(model), batches, gradients=gradients).answers("plan")
 
 
 def test_the_first_batch_is_run_with_gradients_too() -> None:
-    model = seeded(lambda: Moody(raises=False))
+    model = moody(nn.Linear(4, 4), raises=False)
     found = answers_of(model, [((normal(3, 4),), {}), ((normal(2, 4),), {})])
     assert isinstance(found, Answers)
     assert torch.allclose(found.graded[0], 3 * found.outputs[0][0])
@@ -98,11 +77,11 @@ def test_the_first_batch_is_run_with_gradients_too() -> None:
 
 
 def test_what_raises_with_gradients_alone_is_a_failure_that_says_so() -> None:
-    model = seeded(lambda: Moody(raises=True))
+    model = moody(nn.Linear(4, 4), raises=True)
     batches: Any = [((normal(3, 4),), {})]
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    lines = Path(small_models.__file__).read_text(encoding="utf-8").splitlines()
     place = next(number for number, line in enumerate(lines, 1) if "raise KeyError(" in line)
-    said = f"with gradients enabled, KeyError: 'gradients' (test_running.py:{place})"
+    said = f"with gradients enabled, KeyError: 'gradients' (small_models.py:{place})"
     assert answers_of(model, batches) == said
     assert isinstance(answers_of(model, batches, gradients=False), Answers)
 
