@@ -1,12 +1,15 @@
 """Models inside torch.compile, DataParallel and DistributedDataParallel: the one inside is audited, and plans fit both."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import auditor
@@ -116,3 +119,159 @@ def test_training_through_a_wrapper() -> None:
     loss = nn.MSELoss()
     audit = auditor.audit(model, (*args, torch.zeros(4, 8)), device="cpu", mode="training", loss_fn=loss)
     assert audit.training is not None
+
+
+# TorchScript, exported programs and fx graphs, whole or as a part: audited operation by operation.
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+class Draws(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.layer(x), 0.3, True)
+
+
+class Large(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * 1e6)
+
+
+@torch.jit.script  # type: ignore[untyped-decorator]
+def activation(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def calls_a_script(m: Any, x: Tensor) -> Any:
+    return activation(m.layer(x))
+
+
+def traced(model: nn.Module, x: Tensor) -> Any:
+    return torch.jit.trace(model.eval(), x, check_trace=False)
+
+
+def scripted(model: nn.Module, x: Tensor) -> Any:
+    return torch.jit.script(model.eval())
+
+
+def frozen(model: nn.Module, x: Tensor) -> Any:
+    return torch.jit.freeze(scripted(model, x))
+
+
+def in_training_mode(model: nn.Module, x: Tensor) -> Any:
+    return torch.jit.script(model.train())
+
+
+def row() -> Tensor:
+    return torch.randn(4, 16)
+
+
+def call_of(make: Callable[[Tensor], Any], example: Callable[[], Tensor] = row) -> tuple[Any, Call]:
+    torch.manual_seed(0)
+    x = example()
+    return make(x), ((x.clone(),), {})
+
+
+@pytest.mark.parametrize("how", thinned([traced, scripted, frozen], 2), ids=lambda how: how.__name__)
+def test_operations_of_a_script_are_audited(how: Any) -> None:
+    audit = held(lambda: call_of(lambda x: Around(how(Net(), x))))
+    ops = [report.node.op.split(".")[1] for report in audit.nodes]
+    assert ops[:4] == ["linear", "relu", "layer_norm", "linear"]
+    assert audit.plans["autocast_fp16"].low_precision_flops == 1
+
+
+@pytest.mark.parametrize("how", [frozen, in_training_mode], ids=lambda how: how.__name__)
+def test_buffers_of_a_script_come_back(how: Any) -> None:
+    held(lambda: call_of(lambda x: how(Images(), x), lambda: torch.randn(2, 3, 8, 8)), formats="fp16")
+
+
+def test_random_numbers_in_a_script() -> None:
+    audit = held(lambda: call_of(lambda x: scripted(Draws(), x)))
+    assert audit.plans["autocast_bf16"].low_precision_flops == 1
+
+
+def test_a_function_that_is_a_script() -> None:
+    audit = held(lambda: call_of(lambda x: Model(calls_a_script, layer=nn.Linear(16, 8))))
+    assert [report.node.op.split(".")[1] for report in audit.nodes] == ["linear", "mul", "sigmoid", "mul"]
+
+
+def test_loaded_from_a_file(tmp_path: Path) -> None:
+    file = str(tmp_path / "script.pt")
+    torch.manual_seed(0)
+    torch.jit.save(torch.jit.script(Net().eval()), file)
+    held(lambda: call_of(lambda x: torch.jit.load(file)), formats="bf16")
+
+
+def test_one_that_ran_before_and_runs_after() -> None:
+    """TorchScript specialises what it runs; an audit sees the operations as they were written, and leaves no trace."""
+    model, (args, _) = call_of(lambda x: scripted(Net(), x))
+    before = [model(*args) for _ in range(4)][-1]
+    audit = auditor.audit(model, args, device="cpu")
+    after = [model(*args) for _ in range(4)]
+    assert [report.node.op.split(".")[1] for report in audit.nodes] == ["linear", "relu", "layer_norm", "linear"]
+    assert all(torch.equal(before, x) for x in after)
+
+
+def test_a_script_keeps_no_casts_of_the_region_that_it_ran_in_first() -> None:
+    """FP16 overflows here and BF16 does not, whichever came first."""
+    model = torch.jit.script(Large().eval())
+    with torch.no_grad(), auditor.emulate("cuda"):
+        for dtype in (torch.float16, torch.bfloat16):
+            with torch.autocast("cuda", dtype=dtype):
+                found = [model(torch.ones(2, 16)) for _ in range(3)]
+    assert all(x.dtype is torch.bfloat16 and bool(x.isfinite().all()) for x in found)
+
+
+# Exported programs and fx graphs, whole or as a part.
+
+
+def exported(model: nn.Module, x: torch.Tensor) -> Any:
+    return torch.export.export(model.eval(), (x,)).module()
+
+
+def symbolic(model: nn.Module, x: torch.Tensor) -> Any:
+    return torch.fx.symbolic_trace(model.eval())
+
+
+def unflattened(model: nn.Module, x: torch.Tensor) -> Any:
+    return torch.export.unflatten(torch.export.export(model.eval(), (x,)))
+
+
+def concrete(model: nn.Module, x: torch.Tensor) -> Any:
+    model.eval()
+    return make_fx(lambda x: model(x))(x)
+
+
+@pytest.mark.parametrize("how", thinned([exported, symbolic, unflattened, concrete], 2), ids=lambda how: how.__name__)
+def test_graphs_are_audited(how: Callable[..., Any]) -> None:
+    audit = held(lambda: call_of(lambda x: Around(how(Net(), x))))
+    assert audit.plans["cast_bf16"].low_precision_flops == 1
+
+
+def test_beside_what_has_modes_of_its_own() -> None:
+    """An exported module refuses `eval()`; the dropout after it is switched off all the same."""
+
+    audit = held(lambda: call_of(lambda x: nn.Sequential(exported(Net(), x), nn.Dropout(0.5), nn.Linear(8, 4))))
+    assert not any("dropout" in report.node.op for report in audit.nodes)
+
+
+def test_an_exported_program_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "program.pt2"
+    torch.export.save(torch.export.export(Net().eval(), (row(),)), file)
+    held(lambda: call_of(lambda x: torch.export.load(file).module()), formats="fp16")

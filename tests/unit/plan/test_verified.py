@@ -9,23 +9,28 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import auditor
 from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
 from auditor.numerics.metrics import output_error
+from auditor.plan.units import unit_of
 from auditor.plan.verified import compare_times, is_outdone, judge_answers
 from auditor.plan.workbench import Workbench
 from auditor.records import Noise, Plan, ScopeChoice, TimeAndMemory, Times, Verification
 from auditor.verify import Answers, running
 from tests.support import planning
+from tests.support.capturing import Function
+from tests.support.planning import bench_of
+from tests.support.small_models import Mlp
+from tests.support.subjects import normal, seeded
 
 ROOT = {"": ScopeChoice("fp16")}
 BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, Verification(0.002, True))
 
 
-def bench_of(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], float]) -> Workbench:
+def bench_with(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], float]) -> Workbench:
     noise = Noise(error=2.0**-30, floor=3 * 2.0**-30)
     return replace(toy(), yardstick=Yardstick(0.01, distance), noise=FP32Runs(noise))
 
@@ -49,7 +54,7 @@ def toy() -> Workbench:
 )
 def test_the_worst_batch_decides_and_nan_fails(errors: list[float], verified: bool) -> None:
     remaining = iter(errors)
-    bench = bench_of(lambda reference, candidate: next(remaining))
+    bench = bench_with(lambda reference, candidate: next(remaining))
     outputs = Answers([[torch.ones(1)] for _ in errors])
     plan = judge_answers(bench, replace(BASE, verification=None), outputs, outputs)
     assert plan.is_verified is verified
@@ -59,7 +64,7 @@ def test_the_worst_batch_decides_and_nan_fails(errors: list[float], verified: bo
 
 
 def test_a_run_that_raised_is_a_failure_with_its_reason() -> None:
-    plan = judge_answers(bench_of(lambda r, c: 0.0), BASE, Answers([[torch.ones(1)]]), "RuntimeError: no such kernel")
+    plan = judge_answers(bench_with(lambda r, c: 0.0), BASE, Answers([[torch.ones(1)]]), "RuntimeError: no such kernel")
     assert (plan.is_verified, plan.measured_error) == (False, None)
     assert plan.verification.failure == "RuntimeError: no such kernel"
 
@@ -68,7 +73,7 @@ def judged_with_gradients(without: float, enabled: float) -> Plan:
     """A plan whose outputs are that far from FP32 without and with gradients."""
     expected = Answers([[torch.ones(1)]], [torch.ones(1)])
     answer = Answers([[torch.ones(1) + without]], [torch.ones(1) + enabled])
-    return judge_answers(bench_of(output_error), BASE, expected, answer)
+    return judge_answers(bench_with(output_error), BASE, expected, answer)
 
 
 def test_the_run_with_gradients_has_an_error_of_its_own_and_must_hold_too() -> None:
@@ -92,7 +97,7 @@ def test_a_plan_that_answers_otherwise_with_gradients_has_failed() -> None:
 
 
 def test_outputs_of_another_shape_are_a_failure_of_the_plan() -> None:
-    plan = judge_answers(bench_of(output_error), BASE, Answers([[torch.ones(5)]]), Answers([[torch.ones(3)]]))
+    plan = judge_answers(bench_with(output_error), BASE, Answers([[torch.ones(5)]]), Answers([[torch.ones(3)]]))
     assert not plan.is_verified
     assert "shape" in str(plan.verification.failure)
 
@@ -187,3 +192,70 @@ def test_the_emitted_file_is_timed_in_a_process_of_its_own_under_flags_that_its_
         assert plan.timed is not None and plan.timed.eager is not None
         assert (plan.timed.compiled is None) == ("compiled" in plan.timed.missing)
     assert audit.timing.fp32.memory == 4 * (32 * 32 + 32 + 32 * 4 + 4) + 4 * 6 * 32 + 2 * 4 * 6 * 32
+
+
+# What plans are made from: reference answers that are run once, and problems by strategy and format.
+
+
+ONE, TWO = torch.zeros(2), torch.ones(2)
+
+
+def bench(**changes: Any) -> Workbench:
+    return replace(bench_of(Function(lambda x: x + 1), ONE), **changes)
+
+
+def test_references_are_run_once_per_batch() -> None:
+    found = bench()
+    batch = found.subject.batches[0]
+    first = found.reference(batch)
+    assert first[0].tolist() == [1.0, 1.0]
+    assert found.reference(batch) is first
+
+
+def test_a_plan_may_err_by_the_budget_or_by_what_is_no_error_here() -> None:
+    assert bench().max_error == 0.01
+    assert bench(noise=FP32Runs(Noise(error=0.001, floor=0.003))).max_error == 0.01
+    assert bench(noise=FP32Runs(Noise(error=0.01, floor=0.03))).max_error == 0.03
+
+
+def largest(reference: Sequence[Tensor], low: Sequence[Tensor]) -> float:
+    return max(float((r - c.float()).abs().max()) for r, c in zip(reference, low, strict=True))
+
+
+def in_percent(reference: Sequence[Tensor], low: Sequence[Tensor]) -> float:
+    return 100 * output_error(reference, low)
+
+
+def flips(reference: Sequence[Tensor], low: Sequence[Tensor]) -> float:
+    return float(sum((r.sign() != c.sign()).sum() for r, c in zip(reference, low, strict=True)))
+
+
+def test_the_unit_by_hand() -> None:
+    # BF16 has steps of 1 between 128 and 256: 200.4 becomes 200, an error of 0.4 and a relative one of 0.4 / 200.4
+    assert unit_of(largest, [torch.tensor([200.4])], 1.0) == pytest.approx(200.4, rel=1e-4)
+    assert unit_of(in_percent, [normal(8)], 1.0) == pytest.approx(100)
+
+
+@pytest.mark.parametrize("outputs", [[torch.tensor([1.0, 2.0])], [normal(8)]])
+def test_a_metric_that_rounding_does_not_move_has_no_unit(outputs: list[Tensor]) -> None:
+    assert unit_of(flips, outputs, 1.0) == 1.0
+
+
+def test_a_budget_beyond_what_the_solver_can_tell_from_a_prohibition_leaves_errors_relative() -> None:
+    assert unit_of(in_percent, [normal(8)], 1000.0) == 1.0
+
+
+def test_the_scale_of_a_metric_does_not_matter() -> None:
+    def answers(**options: object) -> auditor.Audit:
+        model: nn.Module = seeded(Mlp)
+        return auditor.audit(model, normal(4, 6), formats=("bf16",), strategies=("cast",), device="cpu", **options)
+
+    plain, scaled = answers(max_error=0.004), answers(max_error=0.4, metric=in_percent)
+    verdicts = [[(r.node.name, r.verdicts["bf16"].verdict) for r in audit.nodes] for audit in (plain, scaled)]
+    assert verdicts[0] == verdicts[1]
+    ours, theirs = plain.plans["cast_bf16"], scaled.plans["cast_bf16"]
+    assert {path: choice.precision for path, choice in ours.scopes.items()} == {
+        path: choice.precision for path, choice in theirs.scopes.items()
+    }
+    assert theirs.predicted_error == pytest.approx(100 * ours.predicted_error)
+    assert theirs.measured_error == pytest.approx(100 * ours.measured_error)
