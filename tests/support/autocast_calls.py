@@ -158,7 +158,7 @@ NONE: dict[str, Arguments] = {
     "adaptive_avg_pool2d": lambda t: (t(1, 1, 4, 4), [1, 1]),
     "embedding": lambda t: (t(5, 3), index(2)),
     "_softmax": lambda t: (t(2, 3), 1, False),
-    "masked_fill.Scalar": lambda t: (t(2, 3), torch.ones(2, 3, dtype=torch.bool, device="cuda"), 0.0),
+    "masked_fill.Scalar": lambda t: (t(2, 3), index(2, 3).bool(), 0.0),
     "pixel_shuffle": lambda t: (t(1, 4, 2, 2), 2),
     "exp_": _one,
 }

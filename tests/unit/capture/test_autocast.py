@@ -1,4 +1,4 @@
-"""Autocast inside an emulated run is CUDA's: the whole of its lists, regions in regions, and what it leaves alone."""
+"""Autocast inside an emulated run is CUDA's, also beside the lists that numerics/test_lists.py goes through."""
 
 from typing import Any
 
@@ -7,65 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from tests.support import autocast_calls
-from tests.support.autocast_calls import FP32, LOWER, NONE, PROMOTE, Make
-from tests.support.fake_cuda import first_dtype, overload
 from tests.support.subjects import normal
 
 FP16, BF16, WIDE = torch.float16, torch.bfloat16, torch.float32
-ON_CUDA = {"masked_fill.Scalar"}
-"""Calls of autocast_calls.py with a mask on the device."""
-
-MISSING = {"pdist", "cdist", "nuclear_norm", "nuclear_norm.dim"}
-"""Without a half kernel on CUDA: they run in autocast's FP32 alone."""
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autocast_calls, "index", lambda *shape: torch.zeros(shape, dtype=torch.int64))
-
-
-def halves(dtype: torch.dtype) -> Make:
-    return lambda *shape: torch.full(shape, 0.5, dtype=dtype)
-
-
-def dtype_of(name: str, *args: Any, region: torch.dtype = FP16, device: str = "cuda", **kwargs: Any) -> torch.dtype:
-    with auditor.emulate(), torch.autocast(device, dtype=region):
-        return first_dtype(overload(name)(*args, **kwargs))
-
-
-@pytest.mark.parametrize("name", LOWER)
-def test_lowered(name: str) -> None:
-    args = LOWER[name](halves(WIDE))
-    assert [dtype_of(name, *args, region=region) for region in (FP16, BF16)] == [FP16, BF16]
-    assert dtype_of(name, *args, device="cpu") is FP16
-
-
-@pytest.mark.parametrize("name", FP32)
-def test_raised(name: str) -> None:
-    assert dtype_of(name, *FP32[name](halves(FP16))) is WIDE
-    assert dtype_of(name, *FP32[name](halves(BF16)), region=BF16) is WIDE
-
-
-@pytest.mark.parametrize("name", PROMOTE)
-def test_promoted(name: str) -> None:
-    low, wide = halves(FP16), halves(WIDE)
-    assert dtype_of(name, *PROMOTE[name](low, wide)) is WIDE
-    assert dtype_of(name, *PROMOTE[name](wide, low)) is WIDE
-    assert dtype_of(name, *PROMOTE[name](low, low)) is FP16
-
-
-@pytest.mark.parametrize("name", sorted(NONE.keys() - ON_CUDA))
-def test_left_alone(name: str) -> None:
-    for dtype in (FP16, BF16, WIDE):
-        assert dtype_of(name, *NONE[name](halves(dtype))) is dtype
-
-
-@pytest.mark.parametrize("name", ["softmax.int", "log_softmax.int", "cumsum", "cumprod", "prod.dim_int"])
-def test_a_dtype_that_is_given_counts(name: str) -> None:
-    x = halves(FP16)(2, 3)
-    assert dtype_of(name, x, 1) is WIDE
-    assert dtype_of(name, x, 1, dtype=FP16) is FP16
 
 
 def test_refused() -> None:

@@ -1,12 +1,15 @@
 """The lists of autocast against the dispatcher of the torch that is installed, and against what its autocast does."""
 
 from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
 import torch.distributed._functional_collectives  # registers the collectives that the table has rows for
 
+import auditor
 from auditor.numerics.autocast import autocast_arguments
 from auditor.numerics.flops import FORMULAS
 from auditor.numerics.formats import FORMATS
@@ -15,6 +18,7 @@ from auditor.numerics.operations import Operation, operation, packet, packets, t
 from auditor.resources import table
 from auditor.rulebook import dimensions
 from tests.architectures.zoo import ZOO, specimen
+from tests.support import autocast_calls
 from tests.support.autocast_calls import FP32, LOWER, NONE, PROMOTE, Make
 from tests.support.fake_cuda import autocast, first_dtype, overload
 from tests.support.subjects import capture_of
@@ -22,7 +26,7 @@ from tests.support.thinned import thinned
 
 KEYS = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 LISTS = ("lower_precision", "fp32", "fp32_unless_dtype_given", "fp32_append_dtype", "promote", "banned")
-FP16, WIDE = torch.float16, torch.float32
+FP16, BF16, WIDE = torch.float16, torch.bfloat16, torch.float32
 
 UNTRIED = {
     "_thnn_fused_lstm_cell",
@@ -83,47 +87,57 @@ def true_dtype(name: str, *args: Any) -> torch.dtype:
     return first_dtype(overload(name)(*args))
 
 
+@pytest.fixture(params=["fake tensors", "cuda", "cpu"])
+def called(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.dtype]:
+    """The dtype of a call under autocast: torch's own, on fake tensors of CUDA; in a region of an emulated run, CUDA's too."""
+    if emulated := request.param != "fake tensors":
+        monkeypatch.setattr(autocast_calls, "index", lambda *shape: torch.zeros(shape, dtype=torch.int64))
+
+    def run(calls: Any, name: str, *dtypes: torch.dtype, region: torch.dtype = FP16, **kwargs: Any) -> torch.dtype:
+        with ExitStack() as stack:
+            if emulated:
+                stack.enter_context(auditor.emulate())
+                stack.enter_context(torch.autocast(request.param, dtype=region))
+            else:
+                stack.enter_context(autocast(region))
+            device = "cpu" if emulated else "cuda"
+            makes = [lambda *shape, dtype=dtype: torch.full(shape, 0.5, dtype=dtype, device=device) for dtype in dtypes]
+            return first_dtype(overload(name)(*calls[name](*makes), **kwargs))
+
+    return run
+
+
 @pytest.mark.parametrize("name", LOWER)
-def test_autocast_lowers(name: str) -> None:
+def test_autocast_lowers(name: str, called: Callable[..., torch.dtype]) -> None:
     assert treatment(f"aten.{name}") == "lower"
-    with autocast(FP16):
-        assert true_dtype(name, *LOWER[name](maker(WIDE))) is FP16
-    with autocast(torch.bfloat16):
-        assert true_dtype(name, *LOWER[name](maker(WIDE))) is torch.bfloat16
+    assert [called(LOWER, name, WIDE, region=region) for region in (FP16, BF16)] == [FP16, BF16]
 
 
 @pytest.mark.parametrize("name", FP32)
-def test_autocast_raises(name: str) -> None:
+def test_autocast_raises(name: str, called: Callable[..., torch.dtype]) -> None:
     assert treatment(f"aten.{name}") in ("fp32", "fp32_unless_dtype")
-    with autocast(FP16):
-        assert true_dtype(name, *FP32[name](maker(FP16))) is WIDE
+    assert [called(FP32, name, dtype, region=dtype) for dtype in (FP16, BF16)] == [WIDE, WIDE]
 
 
-@pytest.mark.parametrize("name", ["softmax.int", "log_softmax.int", "cumsum", "sum.dim_IntList"])
-def test_a_dtype_that_is_given_counts(name: str) -> None:
-    with autocast(FP16):
-        x = maker(WIDE)(2, 3)
-        axis = [1] if name == "sum.dim_IntList" else 1
-        assert first_dtype(overload(name)(x, axis, dtype=FP16)) is FP16
+@pytest.mark.parametrize(
+    "name", ["softmax.int", "log_softmax.int", "cumsum", "cumprod", "prod.dim_int", "sum.dim_IntList"]
+)
+def test_a_dtype_that_is_given_counts(name: str, called: Callable[..., torch.dtype]) -> None:
     assert treatment(f"aten.{name}") == "fp32_unless_dtype"
+    assert [called(FP32, name, dtype, dtype=FP16) for dtype in (FP16, WIDE)] == [FP16, FP16]
 
 
 @pytest.mark.parametrize("name", PROMOTE)
-def test_autocast_promotes(name: str) -> None:
+def test_autocast_promotes(name: str, called: Callable[..., torch.dtype]) -> None:
     assert treatment(f"aten.{name}") == "promote"
-    with autocast(FP16):
-        low, wide = maker(FP16), maker(WIDE)
-        assert true_dtype(name, *PROMOTE[name](low, wide)) is WIDE
-        assert true_dtype(name, *PROMOTE[name](wide, low)) is WIDE
-        assert true_dtype(name, *PROMOTE[name](low, low)) is FP16
+    pairs = {(FP16, WIDE): WIDE, (WIDE, FP16): WIDE, (FP16, FP16): FP16}
+    assert {pair: called(PROMOTE, name, *pair) for pair in pairs} == pairs
 
 
 @pytest.mark.parametrize("name", NONE)
-def test_autocast_leaves_alone(name: str) -> None:
+def test_autocast_leaves_alone(name: str, called: Callable[..., torch.dtype]) -> None:
     assert treatment(f"aten.{name}") == "none"
-    with autocast(FP16):
-        assert true_dtype(name, *NONE[name](maker(FP16))) is FP16
-        assert true_dtype(name, *NONE[name](maker(WIDE))) is WIDE
+    assert all(called(NONE, name, dtype) is dtype for dtype in (FP16, BF16, WIDE))
 
 
 def test_autocast_refuses() -> None:
