@@ -18,20 +18,12 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 import auditor
 from auditor.capture.record import record
 from tests.support.replaying import Model, kinds, linear, operations, replayed
-from tests.support.subjects import normal
+from tests.support.subjects import normal, seeded
 
 BF16, WIDE = torch.bfloat16, torch.float32
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.lin, self.conv = nn.Linear(8, 8), nn.Conv1d(1, 2, 3)
-
-
-NET = Net()
+NET = seeded(lambda: nn.ModuleDict({"lin": nn.Linear(8, 8), "conv": nn.Conv1d(1, 2, 3)}))
 X, W = normal(6, 8), normal(6, 8, 8, seed=1)
 WEIGHTS = {name: weight.detach() for name, weight in NET.lin.named_parameters()}
 
