@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -9,22 +11,17 @@ from torch import nn
 
 import auditor
 from auditor.records.audit import Audit
+from tests.support.replaying import Model
 
 HIDDEN = torch.ones(8, 8).triu(1).bool()
 Mask = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Attention(nn.Module):
+def attention(m: Any, x: torch.Tensor, mask: Mask) -> torch.Tensor:
     """Masked attention, and behind it a root mean square by hand that overflows in FP16."""
-
-    def __init__(self, mask: Mask) -> None:
-        super().__init__()
-        self.q, self.n, self.mask = nn.Linear(16, 16), nn.Linear(16, 16), mask
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores = self.mask(self.q(x) @ x.transpose(-1, -2))
-        y = 400 * self.n(scores.softmax(-1) @ x)
-        return y / y.pow(2).mean(-1, keepdim=True).sqrt()
+    scores = mask(m.q(x) @ x.transpose(-1, -2))
+    y = 400 * m.n(scores.softmax(-1) @ x)
+    return y / y.pow(2).mean(-1, keepdim=True).sqrt()
 
 
 def full(fill: float) -> Mask:
@@ -41,7 +38,8 @@ def made_low(scores: torch.Tensor) -> torch.Tensor:
 
 def audited(mask: Mask, formats: str = "fp16") -> Audit:
     torch.manual_seed(0)
-    return auditor.audit(Attention(mask), (torch.randn(2, 8, 16),), formats=formats, progress=False)
+    model = Model(partial(attention, mask=mask), q=nn.Linear(16, 16), n=nn.Linear(16, 16))
+    return auditor.audit(model, (torch.randn(2, 8, 16),), formats=formats, progress=False)
 
 
 def unsafe(found: Audit) -> list[str]:

@@ -18,6 +18,7 @@ from auditor.report.words import SEVERITIES
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Rule
 from tests.rules.examples import example
+from tests.support.replaying import Model
 
 RULES = [rule for rule in load_rules() if rule.example and rule.example.fixed and rule.family != "settings"]
 BUDGET = 0.01
@@ -199,15 +200,10 @@ def test_the_advice_of_measured_rules_keeps_any_module(code: str, use: str) -> N
 # What an audit says, before the advice is followed and after.
 
 
-class Trained(nn.Module):
+def trained(model: nn.Module) -> nn.Module:
     """A model with a weight before it, whose gradient goes through all of it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.weight = model, nn.Parameter(torch.ones(()))
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.model(*(self.weight * x for x in inputs))
+    weight = nn.Parameter(torch.ones(()))
+    return Model(lambda m, *inputs: m.model(*(m.weight * x for x in inputs)), model=model, weight=weight)
 
 
 def says(model: nn.Module, inputs: tuple[Tensor, ...], **asked: Any) -> list[tuple[int, str]]:
@@ -241,7 +237,7 @@ def test_the_audit_of_a_repaired_example_has_less_to_say(rule: Rule, use: str) -
     (broken, inputs), (fixed, _) = example(rule), example(rule, fixed=True)
     asked: dict[str, Any] = {"formats": formats(rule) or ("fp16", "bf16"), "strategies": use}
     if rule.family == "training":
-        broken, fixed = Trained(broken), Trained(fixed)
+        broken, fixed = trained(broken), trained(fixed)
         asked |= {"mode": "training", "loss_fn": lambda outputs: outputs.float().sum()}
     before, after = (says(model, inputs, **asked) for model in (broken, fixed))
     assert_less(rule.code, before, after)

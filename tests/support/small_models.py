@@ -1,5 +1,6 @@
 """Small models that between them hold most of what decides a dtype; shared by the tests of resolve, solve and patch."""
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -151,3 +152,14 @@ def moody(layer: nn.Module, raises: bool) -> nn.Module:
         return m.layer(x) * (3.0 if torch.is_grad_enabled() else 1.0)
 
     return Model(forward, layer=layer)
+
+
+def tied(words: int, width: int, **body: nn.Module) -> nn.Module:
+    """Tokens in; an embedding and a head share a weight, and the body lies between them."""
+    embed, head = nn.Embedding(words, width), nn.Linear(width, words, bias=False)
+    head.weight = embed.weight
+
+    def forward(m: Any, tokens: Tensor) -> Tensor:
+        return m.head(reduce(lambda x, name: getattr(m, name)(x), body, m.embed(tokens)))
+
+    return Model(forward, embed=embed, **body, head=head)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from auditor.artefact.applying import apply_plan, is_wrapped
 from auditor.artefact.runtime import DTYPES, call, convert, device_type, floating_dtype, in_region
 from tests.support.patching import AUTOCAST, CAST, Net, patched, plan, scope
+from tests.support.replaying import Model
+from tests.support.small_models import tied
 from tests.support.subjects import normal, seeded
 
 Pair = namedtuple("Pair", "a b")
@@ -152,59 +154,32 @@ def test_weights_that_were_stored_low_are_not_passed_off_as_fp32(later: dict[str
 both = pytest.mark.parametrize("strategy", ["autocast", "cast"])
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.embed(tokens))
-
-
 @pytest.mark.parametrize("island", ["embed", "head"])
 def test_tied_weights_stay_tied_and_fp32_wins(island: str) -> None:
-    model = apply_plan(seeded(Tied), plan("cast", {"": scope("bf16"), island: scope("fp32", "keep")}))
+    model = apply_plan(tied(5, 4), plan("cast", {"": scope("bf16"), island: scope("fp32", "keep")}))
     assert model.head.weight is model.embed.weight
     assert model.embed.weight.dtype is torch.float32
-    low = apply_plan(seeded(Tied), plan("cast", {"": scope("bf16")}))
+    low = apply_plan(tied(5, 4), plan("cast", {"": scope("bf16")}))
     assert low.head.weight is low.embed.weight
     assert low.head.weight.dtype is torch.bfloat16
     low(torch.tensor([1, 2]))
 
 
-class TiedDeep(Tied):
-    """A low norm reads what the embedding looks up in a table that the FP32 head shares."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(4)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.norm(self.embed(tokens)))
-
-
 @pytest.mark.parametrize("fmt", ["fp16", "bf16"])
 def test_a_low_layer_whose_weight_is_tied_to_an_island_hands_on_low_values(fmt: str) -> None:
+    """A low norm reads what the embedding looks up in a table that the FP32 head shares."""
     scopes = {"": scope(fmt), "head": scope("fp32", "keep")}
-    model = apply_plan(seeded(TiedDeep), plan("cast", scopes, fmt))
+    model = apply_plan(tied(5, 4, norm=nn.LayerNorm(4)), plan("cast", scopes, fmt))
     assert model.norm.weight.dtype is DTYPES[fmt]
     assert inside(model, "norm", torch.tensor([1, 2])) == [DTYPES[fmt]]
     assert inside(model, "head", torch.tensor([1, 2])) == [torch.float32]
 
 
-class Twice(nn.Module):
+def twice() -> nn.Module:
     """One layer under two names of one parent, one norm in two parents, and a layer after it in each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = nn.Linear(4, 4)
-        self.two = self.one
-        self.left = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4))
-        self.right = nn.Sequential(self.left[0], nn.Linear(4, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.right(self.left(self.two(self.one(x))))
+    one, norm = nn.Linear(4, 4), nn.LayerNorm(4)
+    left, right = nn.Sequential(norm, nn.Linear(4, 4)), nn.Sequential(norm, nn.Linear(4, 3))
+    return Model(lambda m, x: m.right(m.left(m.two(m.one(x)))), one=one, two=one, left=left, right=right)
 
 
 def inside(model: nn.Module, path: str, x: Tensor) -> list[torch.dtype]:
@@ -225,7 +200,7 @@ def inside(model: nn.Module, path: str, x: Tensor) -> list[torch.dtype]:
 
 
 def test_another_plan_takes_the_wrapper_of_a_shared_module_off() -> None:
-    model = apply_plan(seeded(Twice), plan("autocast", {"": scope("bf16"), "one": scope("fp32"), "two": scope("fp32")}))
+    model = apply_plan(seeded(twice), plan("autocast", {"": scope("bf16"), "one": scope("fp32"), "two": scope("fp32")}))
     assert is_wrapped(model.two)
     apply_plan(model, plan("autocast", {"": scope("fp32")}))
     assert not is_wrapped(model.two)
@@ -234,7 +209,7 @@ def test_another_plan_takes_the_wrapper_of_a_shared_module_off() -> None:
 @both
 def test_two_names_with_a_scope_each_wrap_it_once_and_fp32_wins(strategy: str) -> None:
     names = {"": scope("bf16"), "one": scope("bf16"), "two": scope("fp32")}
-    model = apply_plan(seeded(Twice), plan(strategy, names))
+    model = apply_plan(seeded(twice), plan(strategy, names))
     assert inside(model, "one", normal(2, 4)) == [torch.float32, torch.float32]
     assert model.one.forward.args[1] is None
     assert model.one.weight.dtype is torch.float32
@@ -243,7 +218,7 @@ def test_two_names_with_a_scope_each_wrap_it_once_and_fp32_wins(strategy: str) -
 @both
 @pytest.mark.parametrize("island", ["left", "right"])
 def test_a_module_of_two_parents_at_odds_is_fp32_and_hands_on_what_it_was_given(strategy: str, island: str) -> None:
-    model = apply_plan(seeded(Twice), plan(strategy, {"": scope("bf16"), island: scope("fp32")}))
+    model = apply_plan(seeded(twice), plan(strategy, {"": scope("bf16"), island: scope("fp32")}))
     x = normal(2, 4)
     assert inside(model, "left.0", x) == [torch.float32, torch.float32]
     with torch.no_grad():

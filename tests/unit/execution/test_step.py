@@ -22,22 +22,17 @@ from auditor.execution.step import (
 )
 from auditor.training.objective import in_training, training_subject
 from auditor.training.step import capture_step, step_batches
+from tests.support.replaying import Model
 from tests.support.stepping import Scaled, stepped
 from tests.support.subjects import normal, seeded
 
 Between = Callable[[Any, Tensor], Tensor]
 
 
-class Layers(nn.Module):
+def layers(between: Between) -> nn.Module:
     """Two layers with something between them."""
-
-    def __init__(self, between: Between) -> None:
-        super().__init__()
-        self.first, self.second, self.between = nn.Linear(4, 4), nn.Linear(4, 1), between
-        self.register_buffer("mean", torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.between(self, self.first(x))).square().mean()
+    parts = {"first": nn.Linear(4, 4), "second": nn.Linear(4, 1), "mean": torch.zeros(4)}
+    return Model(lambda m, x: m.second(between(m, m.first(x))).square().mean(), **parts)
 
 
 def without_gradients(m: Any, h: Tensor) -> Tensor:
@@ -78,7 +73,7 @@ BETWEEN: dict[str, Between] = {
 
 @pytest.mark.parametrize("kind", BETWEEN)
 def test_a_replay_has_the_gradients_of_the_run(kind: str) -> None:
-    model, x = seeded(lambda: Layers(BETWEEN[kind])), normal(6, 4)
+    model, x = seeded(lambda: layers(BETWEEN[kind])), normal(6, 4)
     subject = training_subject(model, x, {}, None)
     with in_training(model):
         captured = capture_step(subject, (), seed=3)
@@ -92,7 +87,7 @@ def test_a_replay_has_the_gradients_of_the_run(kind: str) -> None:
 
 
 def test_a_step_runs_on_copies_of_what_the_model_holds() -> None:
-    model = seeded(lambda: Layers(in_place))
+    model = seeded(lambda: layers(in_place))
     model.first.bias.requires_grad_(False)
     subject = training_subject(model, normal(6, 4), {}, None)
     with in_training(model):

@@ -19,14 +19,12 @@ from auditor.errors import LoadError
 from auditor.loading.state import load_into
 from auditor.loading.statedicts import load_state, read_checkpoint
 from tests.support.refusing import refused
+from tests.support.small_models import tied
 from tests.support.subjects import seeded
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.norm, self.head = nn.Embedding(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 5, bias=False)
-        self.head.weight = self.embed.weight
+def model_of(seed: int = 0) -> nn.Module:
+    return seeded(lambda: tied(5, 4, norm=nn.BatchNorm1d(4)), seed=seed)
 
 
 class Scaled(nn.Linear):
@@ -46,7 +44,7 @@ class Mine:
 
 
 def state() -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in seeded(Tied, seed=7).state_dict().items()}
+    return {name: value.clone() for name, value in model_of(seed=7).state_dict().items()}
 
 
 def safetensors(folder: Path) -> Path:
@@ -99,16 +97,16 @@ CHECKPOINTS = {
 
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 def test_checkpoints_that_fit(kind: str, tmp_path: Path) -> None:
-    model = seeded(Tied)
+    model = model_of()
     load_into(model, CHECKPOINTS[kind](tmp_path))
     assert model.head.weight is model.embed.weight
     assert all(torch.equal(value, state()[name]) for name, value in model.state_dict().items())
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
-    notes = load_into(seeded(Tied), CHECKPOINTS["a prefix, but not on one key"](tmp_path))
+    notes = load_into(model_of(), CHECKPOINTS["a prefix, but not on one key"](tmp_path))
     assert notes == ["w.pt also contains n_averaged, which the model lacks: ignored"]
-    assert load_into(seeded(Tied), CHECKPOINTS["from DDP and torch.compile"](tmp_path)) == []
+    assert load_into(model_of(), CHECKPOINTS["from DDP and torch.compile"](tmp_path)) == []
 
 
 def test_extra_state_is_loaded_and_need_not_be_there(tmp_path: Path) -> None:
@@ -148,7 +146,7 @@ UNREAD = {
 def test_what_cannot_be_read_is_one_line_that_names_it(kind: str, tmp_path: Path) -> None:
     make, words = UNREAD[kind]
     with refused(LoadError, "bad-weights", match=words):
-        load_into(seeded(Tied), make(tmp_path))
+        load_into(model_of(), make(tmp_path))
 
 
 def test_nothing_that_a_checkpoint_says_is_run(tmp_path: Path, capsys: Any) -> None:
@@ -176,5 +174,5 @@ WRONG = {
 def test_another_checkpoint_is_refused_in_one_line(kind: str) -> None:
     content, words = WRONG[kind]
     with pytest.raises(ValueError, match=rf"w\.pt does not fit the model: .*{words}") as caught:
-        load_state(seeded(Tied), content, "w.pt")
+        load_state(model_of(), content, "w.pt")
     assert "\n" not in str(caught.value)

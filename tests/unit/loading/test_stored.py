@@ -23,6 +23,7 @@ from auditor.training.objective import training_subject
 from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.support.replaying import Model
+from tests.support.small_models import tied
 from tests.support.subjects import normal, subject_of
 
 BF16 = torch.bfloat16
@@ -233,22 +234,12 @@ CPU = torch.device("cpu")
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.mid, self.head = nn.Embedding(16, 8), nn.Linear(8, 8), nn.Linear(8, 16, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.mid(self.table(x))))
-
-
 def convolution() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3)).eval()
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
-    "tied": (Tied, torch.arange(6)[None]),
+    "tied": (lambda: tied(16, 8, mid=nn.Linear(8, 8), act=nn.Tanh()), torch.arange(6)[None]),
     "buffers": (convolution, torch.ones(2, 3, 8, 8)),
     "stored low": (lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).bfloat16(), X.bfloat16()),
     "read by its owner": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), torch.ones(2, 5, 8)),

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from auditor.records.decisions import Decisions
 from auditor.report.origins import decision_lines
 from auditor.report.reporters import html, text
 from auditor.report.words import percent, ratio
+from tests.support.replaying import Model
 from tests.support.subjects import measurement_of, normal
 
 ROWS, WIDTH, EXPERTS = 4096, 32, 16
@@ -125,56 +127,43 @@ def test_the_error_is_taken_apart_as_by_hand(make: Callable[[], nn.Module], plan
     assert found.share == pytest.approx(decided, abs=0.03)
 
 
-class Plain(nn.Module):
+def plain(m: Any, x: Tensor) -> Tensor:
     """Nothing is decided: a rectifier and a clamp are continuous, and a largest value is read without its place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(self.layer(x)).clamp(max=2)
-        return h - h.max(-1, keepdim=True).values
+    h = torch.relu(m.layer(x)).clamp(max=2)
+    return h - h.max(-1, keepdim=True).values
 
 
-class Masked(Plain):
+def masked(m: Any, x: Tensor) -> Tensor:
     """What is decided depends on the inputs alone, which the format holds: no decision moves."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) * (x.round() > 0.5)
+    return m.layer(x) * (x.round() > 0.5)
 
 
-@pytest.mark.parametrize("model", [Plain, Masked])
-def test_where_nothing_is_decided_nothing_is_said(model: type[nn.Module]) -> None:
+@pytest.mark.parametrize("forward", [plain, masked])
+def test_where_nothing_is_decided_nothing_is_said(forward: Callable[..., Tensor]) -> None:
     torch.manual_seed(0)
-    assert measure_decisions(measurement_of(model(), X[:64].round()), PLAIN) == ()
+    model = Model(forward, layer=nn.Linear(WIDTH, WIDTH))
+    assert measure_decisions(measurement_of(model, X[:64].round()), PLAIN) == ()
 
 
 def test_an_audit_of_a_model_that_decides_nothing_shows_no_section() -> None:
-    audit = auditor.audit(Plain(), X[:8], quick=True, formats="bf16")
+    audit = auditor.audit(Model(plain, layer=nn.Linear(WIDTH, WIDTH)), X[:8], quick=True, formats="bf16")
     assert audit.decisions == ()
     assert not decision_lines(audit)
     assert 'id="decisions"' not in html(audit)
 
 
-class Several(nn.Module):
+def several(m: Any, x: Tensor) -> Tensor:
     """Four choices of one row: the costly one is that of `second`; the last is read by nobody."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = (nn.Linear(WIDTH, EXPERTS) for _ in range(3))
-        self.table = nn.Parameter(normal(EXPERTS, WIDTH, seed=1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        one = self.table[self.first(x).sort(-1, descending=True)[1][:, 0]]
-        other = self.table[self.second(x).argmin(-1)]
-        hot = nn.functional.one_hot(self.third(x).argmax(-1), EXPERTS) @ self.table.detach().long()
-        return torch.cat([x, 0.01 * one, other, hot], -1)
+    one = m.table[m.first(x).sort(-1, descending=True)[1][:, 0]]
+    other = m.table[m.second(x).argmin(-1)]
+    hot = nn.functional.one_hot(m.third(x).argmax(-1), EXPERTS) @ m.table.detach().long()
+    return torch.cat([x, 0.01 * one, other, hot], -1)
 
 
 def test_the_costly_operation_is_named_and_its_scores_in_fp32_remove_its_flips() -> None:
     torch.manual_seed(0)
-    found = bf16_of(Several(), X)
+    layers = {name: nn.Linear(WIDTH, EXPERTS) for name in ("first", "second", "third")}
+    found = bf16_of(Model(several, **layers, table=nn.Parameter(normal(EXPERTS, WIDTH, seed=1))), X)
     first, *rest = found.operations
     assert (first.op, first.owner) == ("aten.argmin.default", "")
     assert first.source.startswith("test_decisions.py:")

@@ -20,17 +20,11 @@ from auditor.offload.limit import EACH, HELD, ROOM, free, resident, words
 from auditor.records import Audit
 from auditor.settings import Settings
 from tests.support.refusing import refused
+from tests.support.small_models import tied
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(50, 32), nn.Linear(32, 50, bias=False)
-        self.block = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.block(self.embed(tokens)))
+def transformer() -> nn.Module:
+    return tied(50, 32, block=nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True))
 
 
 class Flat(nn.Module):
@@ -49,7 +43,7 @@ class Flat(nn.Module):
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
-    "tied weights": (Tied, lambda: torch.randint(0, 50, (2, 7))),
+    "tied weights": (transformer, lambda: torch.randint(0, 50, (2, 7))),
     "flat": (Flat, lambda: torch.randn(6, 32)),
     "layers": (lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), lambda: torch.randn(2, 8)),
 }

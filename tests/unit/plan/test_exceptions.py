@@ -190,22 +190,20 @@ def test_its_readers_are_raised_where_that_leaves_less_time() -> None:
     assert len(found.raised) == 1
 
 
-class Turned(nn.Module):
+def turned(m: Any, x: Tensor) -> Tensor:
     """Attention by hand that turns its queries and keys by angles of its own making, in FP32."""
+    q, k, v = m.qkv(x).chunk(3, -1)
+    angles = torch.arange(x.shape[1])[:, None] * (1.5 ** -torch.arange(x.shape[2]))
+    scores = (q * angles.cos()) @ (k * angles.sin()).transpose(1, 2)
+    return x + m.out(torch.softmax(scores / 4, -1) @ v)
 
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        angles = torch.arange(x.shape[1])[:, None] * (1.5 ** -torch.arange(x.shape[2]))
-        scores = (q * angles.cos()) @ (k * angles.sin()).transpose(1, 2)
-        return x + self.out(torch.softmax(scores / 4, -1) @ v)
+def both_turned() -> nn.Module:
+    return nn.Sequential(*(Model(turned, qkv=nn.Linear(16, 48), out=nn.Linear(16, 16)) for _ in range(2)))
 
 
 def test_a_function_that_gives_fp32_anyhow_is_kept_where_that_leaves_its_products_low() -> None:
-    found = find_lowest(priced(nn.Sequential(Turned(), Turned()), normal(2, 6, 16)))
+    found = find_lowest(priced(both_turned(), normal(2, 6, 16)))
     assert not found.resolution.conflicts
     assert sorted(path.partition("..")[0] for path in found.raised) == ["0", "1"]
     assert all(".." in path for path in found.raised)
@@ -226,7 +224,7 @@ def test_it_is_one_of_the_innermost_module_that_calls_some_and_no_cast_of_the_au
 
 
 def test_what_a_plan_says_of_such_a_function_is_so() -> None:
-    model, x = seeded(lambda: nn.Sequential(Turned(), Turned())), normal(2, 6, 16)
+    model, x = seeded(both_turned), normal(2, 6, 16)
     audit = auditor.audit(model, (x,), formats=("bf16",), strategies=("cast",))
     plan = audit.plans["cast_bf16"]
     assert plan.is_verified
@@ -240,6 +238,6 @@ def test_what_a_plan_says_of_such_a_function_is_so() -> None:
         assert reason.words.endswith(f" in {path}.out would get tensors of two dtypes, which raises an error")
     assert len([reason for reason in plan.reasons if reason.kind == "conflict"]) == 2
     scopes = {"": {"precision": "bf16"}, **{path: {"precision": "bf16"} for path in kept}}
-    without = apply_plan(nn.Sequential(Turned(), Turned()), {"strategy": "cast", "scopes": scopes})
+    without = apply_plan(both_turned(), {"strategy": "cast", "scopes": scopes})
     with pytest.raises(RuntimeError, match="dtype"):
         without(x.bfloat16())

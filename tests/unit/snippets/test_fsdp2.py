@@ -11,6 +11,7 @@ from auditor.artefact.applying import apply_plan
 from auditor.snippets import snippet
 from tests.support.patching import Net, plan, scope
 from tests.support.replaying import Model
+from tests.support.small_models import tied
 from tests.support.snippets import document, pasted
 from tests.support.subjects import normal, seeded
 
@@ -73,19 +74,12 @@ def test_an_autocast_plan_gathers_in_fp32_and_autocast_casts(monkeypatch: pytest
     assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in model.parameters())
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
-        self.head.weight = self.embed.weight
-
-
 def test_a_weight_tied_across_scopes_is_said_to_be_out_of_reach() -> None:
-    split = document({"cast_bf16": {"": scope("bf16"), "head": scope("fp32")}}, "cast_bf16", Tied())
+    split = document({"cast_bf16": {"": scope("bf16"), "head": scope("fp32")}}, "cast_bf16", tied(5, 4))
     text = snippet(split, "fsdp2")
     assert all(line.startswith("#") for line in text.splitlines())
     assert "'embed.weight' and 'head.weight' are one weight" in text
-    together = document({"cast_bf16": {"": scope("bf16")}}, "cast_bf16", Tied())
+    together = document({"cast_bf16": {"": scope("bf16")}}, "cast_bf16", tied(5, 4))
     assert "def shard" in snippet(together, "fsdp2")
 
 
