@@ -1,14 +1,29 @@
 """Models that write to themselves, to what holds them and to what they are given: all of it comes back after an audit."""
 
 import itertools
+import json
+import runpy
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
+from auditor import cli
+from auditor.capture.emulation import as_on
+from auditor.errors import AuditorError
+from auditor.isolation.answer import answer
+from auditor.numerics.metrics import output_error
 from tests.any_model.holding import Two, held
+from tests.support.refusing import refused
+from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded
 
 X = normal(4, 8)
@@ -107,3 +122,207 @@ def test_containers_of_the_caller_come_back() -> None:
     assert list(given) == ["x", "list"] and given["x"] is x and given["list"] is kept and len(kept) == 1
     assert torch.equal(x, X) and torch.equal(kept[0], normal(4, 8, seed=1))
     held(lambda: (seeded(Takes).eval(), (({"x": X.clone(), "list": [X.clone()]},), {})), formats=("fp16",))
+
+
+# Models that keep what they made or make it late: tables, caches, weights of the first call, generators, threads.
+
+
+CALLER_X = normal(2, 6, 8)
+
+
+class ByDevice(nn.Module):
+    """Attention whose biases are looked up once for each device in eval mode: what is kept was computed from a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out, self.biases = nn.Linear(8, 24), nn.Linear(8, 8), nn.Parameter(torch.randn(6))
+        self.register_buffer("places", (torch.arange(6)[:, None] - torch.arange(6)).abs(), persistent=False)
+        self.kept: dict[str, Tensor] = {}
+
+    def bias(self, device: torch.device) -> Tensor:
+        if self.training:
+            return self.biases[self.places]
+        if str(device) not in self.kept:
+            self.kept[str(device)] = self.biases[self.places]
+        return self.kept[str(device)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out((q @ k.mT + self.bias(x.device)).softmax(-1) @ v)
+
+
+def test_biases_kept_for_each_device_follow_the_weights() -> None:
+    audit = held(lambda: (seeded(ByDevice).eval(), ((CALLER_X.clone(),), {})), objective="flops")
+    assert all(plan.is_verified and plan.low_precision_flops == 1 for plan in audit.plans.values())
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv = nn.Linear(8, 8), nn.Linear(8, 16)
+
+    def attend(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(self.q(x), k, v)
+
+
+class Cache:
+    """Keys and values of earlier calls."""
+
+    def __init__(self, *past: Tensor) -> None:
+        self.past = list(past)
+
+    def update(self, kv: Tensor) -> tuple[Tensor, ...]:
+        self.past.append(kv.to(self.past[0].dtype) if self.past else kv)
+        return torch.cat(self.past, 1).chunk(2, -1)
+
+
+class Held(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = Cache()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x, *self.cache.update(self.kv(x)))
+
+
+def test_key_value_caches_of_the_model() -> None:
+    audit = held(lambda: (seeded(Held).eval(), ((CALLER_X.clone(),), {})), formats=("fp16",))
+    assert any("keeps state between calls" in warning for warning in audit.warnings)
+
+
+class Given(Attention):
+    def forward(self, x: Tensor, cache: Any) -> Tensor:
+        return self.attend(x, *(part.to(self.q.weight.dtype) for part in cache.update(self.kv(x))))
+
+
+@pytest.mark.parametrize("past", [(), (normal(2, 3, 16, seed=5),)])
+def test_key_value_caches_of_the_caller(past: tuple[Tensor, ...]) -> None:
+    cache = Cache(*(x.clone() for x in past))
+    model = seeded(Given).eval()
+    audit = auditor.audit(model, (CALLER_X, cache), device="cpu", formats=("fp16",))
+    assert [x.shape for x in cache.past] == [x.shape for x in past]
+    assert not any("keeps state" in warning for warning in audit.warnings)
+    held(lambda: (seeded(Given).eval(), ((CALLER_X.clone(), Cache(*(x.clone() for x in past))), {})), formats=("fp16",))
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(4)
+        with torch.no_grad():
+            self(normal(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x)).relu())
+
+
+def module_in_forward(m: Any, x: Tensor) -> Tensor:
+    x = m.first(x)
+    if m.head is None:
+        m.head = nn.Linear(x.shape[-1], 4).to(x.dtype)
+    return m.head(x)
+
+
+@pytest.mark.parametrize("kind", [Lazy, lambda: Model(module_in_forward, first=nn.Linear(8, 8), head=None)])
+def test_what_the_first_forward_makes(kind: type[nn.Module]) -> None:
+    held(lambda: (seeded(kind).eval(), ((normal(4, 8),), {})), formats=("fp16",))
+
+
+# Models that compute later or elsewhere: generators as results, memories that hold weakly, threads.
+
+LATE_X = normal(4, 8)
+
+
+def steps(m: Any, x: Tensor) -> Iterator[Tensor]:
+    for _ in range(3):
+        x = m.layer(x).tanh()
+        yield x
+
+
+def mapped(m: Any, x: Tensor) -> Iterator[Tensor]:
+    return map(m.layer, [x, -x])
+
+
+@pytest.mark.parametrize("function", [steps, mapped])
+def test_what_is_computed_while_it_is_read_is_computed_under_autocast(function: Any) -> None:
+    audit = held(lambda: (Model(function, layer=linear(8, 8)), ((LATE_X,), {})))
+    plan = audit.plans["autocast_bf16"]
+    assert plan.is_verified
+    assert plan.low_precision_flops == 1
+    assert plan.measured_error > 1e-4  # BF16 keeps 8 bits: nothing low would be 0
+
+
+class Key:
+    """Can be referred to weakly."""
+
+
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.key = linear(8, 8), Key()
+        self.norms: weakref.WeakKeyDictionary[Key, Tensor] = weakref.WeakKeyDictionary()
+
+    def forward(self, x: Tensor) -> Any:
+        if self.key not in self.norms:
+            self.norms[self.key] = self.layer.weight.detach().norm()
+        return self.layer(x) / self.norms[self.key]
+
+
+def test_a_memory_that_holds_weakly() -> None:
+    held(lambda: (Remembers(), ((LATE_X,), {})))
+
+
+def test_modules_that_run_in_other_threads_are_said_to_be_left_out() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            beside = pool.submit(m.second, x)
+            return m.first(x) + beside.result()
+
+    audit = held(lambda: (Model(forward, first=linear(8, 8), second=linear(8, 8, seed=1)), ((LATE_X,), {})))
+    assert any("threads of its own" in warning for warning in audit.warnings)
+    assert {report.node.owner for report in audit.nodes} == {"", "first"}
+
+
+# Lazy layers of a file: their first weights come from a first call, the same ones in the process that verifies.
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.last = nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.LazyLinear(4)
+
+    def forward(self, x):
+        x.mul_(0.5)  # the caller's own, at every call
+        return self.last(self.norm(self.conv(x)).flatten(1).relu())
+
+def get_inputs(): return torch.randn(2, 3, 5, 5)
+"""
+
+
+def test_plans_of_lazy_layers_are_verified_and_hold(here: Path) -> None:
+    Path("model.py").write_text(MODEL)
+    words = ("model.py", "--formats", "bf16", "--strategies", "cast", "--out", "out", "-q", "--fail-on", "never")
+    assert cli.main(words) == 0
+    (plan,) = json.loads(Path("out/plan.json").read_text())["plans"].values()
+    assert plan["verification"]["holds"], plan["verification"]["failure"]
+    patched = SimpleNamespace(**runpy.run_path("out/patched_model.py"))
+    with pytest.raises(ValueError, match=r"conv\.weight has no shape yet: call the model once"):
+        patched.build(plan="cast_bf16")
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 5, 5)
+    model = patched.original().eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model(x.clone())
+    expected = answer(model, ((x,), {}))
+    found = answer(patched.apply(model, "cast_bf16"), ((x,), {}), around=lambda: as_on("cpu"))
+    assert output_error(expected, found) == pytest.approx(plan["verification"]["measured_error"], rel=1e-6)
+
+
+def test_a_plan_for_a_model_without_weights_is_refused_in_one_line() -> None:
+    audit = auditor.audit(nn.Linear(2, 2), torch.ones(1, 2), formats=("bf16",), strategies=("cast",), device="cpu")
+    with refused(AuditorError, "lazy-weights", match="call the model once"):
+        auditor.apply(nn.LazyLinear(2), audit, "cast_bf16")

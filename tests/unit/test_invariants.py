@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -258,7 +257,6 @@ def test_one_function_says_that_a_plan_is_verified_and_it_is_given_the_answer() 
 # Nothing the auditor computes writes into what it was given: all that calls operations in place is run on every dtype.
 
 
-PACKAGE = Path(auditor.__file__).parent
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 LOW = ("fp16", "bf16")
 

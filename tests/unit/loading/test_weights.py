@@ -1,16 +1,28 @@
 """Checkpoints: which are read, how they are fitted, and whether random weights are noticed."""
 
+import argparse
+import io
+import json
+import pickle
 import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from auditor.errors import LoadError
 from auditor.loading import cautions, load
-from auditor.loading.state import reject_non_finite
+from auditor.loading.state import load_into, reject_non_finite
+from auditor.loading.statedicts import load_state, read_checkpoint
 from tests.support.refusing import refused
+from tests.support.small_models import tied
+from tests.support.subjects import seeded
 
 NET = """
 class Net(nn.Module):
@@ -146,3 +158,164 @@ def test_buffers_may_be_infinite():
     model.mask[0] = torch.nan
     with pytest.raises(LoadError, match="mask contains 1 NaN"):
         reject_non_finite(model)
+
+
+# State dicts as they are found in checkpoints: read without running code, fitted onto a model, or one line why not.
+
+
+def model_of(seed: int = 0) -> nn.Module:
+    return seeded(lambda: tied(5, 4, norm=nn.BatchNorm1d(4)), seed=seed)
+
+
+class Scaled(nn.Linear):
+    """A layer with extra state_of that is no tensor."""
+
+    scale: Any = None
+
+    def get_extra_state(self) -> Any:
+        return {"scale": self.scale}
+
+    def set_extra_state(self, state_of: Any) -> None:
+        self.scale = state_of["scale"]
+
+
+class Mine:
+    """A class of a project's own."""
+
+
+def state_of() -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model_of(seed=7).state_dict().items()}
+
+
+def safetensors(folder: Path) -> Path:
+    save_file({k: v for k, v in state_of().items() if k != "head.weight"}, folder / "w.safetensors")
+    return folder / "w.safetensors"
+
+
+def sharded(folder: Path) -> Path:
+    parts = {"a.safetensors": ["embed.weight"], "b.safetensors": [k for k in state_of() if k.startswith("norm")]}
+    for file, names in parts.items():
+        save_file({name: state_of()[name] for name in names}, folder / file)
+    index = folder / "w.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: file for file, names in parts.items() for name in names}}))
+    return index
+
+
+def torch_file(content: Any, **options: Any) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        torch.save(content, folder / "w.pt", **options)
+        return folder / "w.pt"
+
+    return write
+
+
+def prefixed(prefix: str) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": value for name, value in state_of().items()}
+
+
+BESIDE = {
+    "arguments": argparse.Namespace(lr=0.1, out=Path("runs"), more=types.SimpleNamespace(a=1)),
+    "best": np.float64(0.5),
+    "draws": np.random.get_state(),
+    "bytes": io.BytesIO(b"1"),
+}
+CHECKPOINTS = {
+    "safetensors, tied weights once": safetensors,
+    "sharded": sharded,
+    "plain": torch_file(state_of()),
+    "in the format before zip": torch_file(state_of(), _use_new_zipfile_serialization=False),
+    **{f"in {key!r}": torch_file({"epoch": 3, key: state_of()}) for key in ("model_state_dict", "net", "generator", "params")},
+    "in two containers": torch_file({"model": {"state_dict": state_of()}}),
+    "averaged beside not": torch_file({"params": {k: v * 0 for k, v in state_of().items()}, "params_ema": state_of()}),
+    "from DDP and torch.compile": torch_file(prefixed("module._orig_mod.")),
+    "from Lightning": torch_file({"state_dict": prefixed("model."), "lr": 0.1}),
+    "a prefix, but not on one key": torch_file({**prefixed("module."), "n_averaged": torch.tensor(3)}),
+    "a loss beside the model": torch_file({"state_dict": {"loss.weight": torch.ones(3), **prefixed("model.")}}),
+    **{f"beside {key}": torch_file({"model": state_of(), key: value}) for key, value in BESIDE.items()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+def test_checkpoints_that_fit(kind: str, tmp_path: Path) -> None:
+    model = model_of()
+    load_into(model, CHECKPOINTS[kind](tmp_path))
+    assert model.head.weight is model.embed.weight
+    assert all(torch.equal(value, state_of()[name]) for name, value in model.state_dict().items())
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    notes = load_into(model_of(), CHECKPOINTS["a prefix, but not on one key"](tmp_path))
+    assert notes == ["w.pt also contains n_averaged, which the model lacks: ignored"]
+    assert load_into(model_of(), CHECKPOINTS["from DDP and torch.compile"](tmp_path)) == []
+
+
+def test_extra_state_is_loaded_and_need_not_be_there(tmp_path: Path) -> None:
+    saved = Scaled(2, 2)
+    saved.scale = 3
+    model = nn.Sequential(Scaled(2, 2))
+    path = torch_file({f"module.0.{key}": value for key, value in saved.state_dict().items()})(tmp_path)
+    assert load_into(model, path) == []
+    assert model[0].scale == 3
+    assert torch.equal(model[0].weight, saved.weight)
+    plain = torch_file(nn.Sequential(nn.Linear(2, 2)).state_dict())(tmp_path)
+    assert load_into(model, plain) == ["w.pt lacks 0._extra_state: they keep their initial values"]
+    load_into(nn.Sequential(nn.Linear(2, 2)), path)
+    other = torch_file({f"0.{key}": {} if key == "_extra_state" else x for key, x in saved.state_dict().items()})
+    with pytest.raises(LoadError, match="does not fit the model: KeyError: 'scale'"):
+        load_into(model, other(tmp_path))
+
+
+def scripted(folder: Path) -> Path:
+    torch.jit.script(nn.Linear(2, 2)).save(str(folder / "w.pt"))
+    return folder / "w.pt"
+
+
+UNREAD = {
+    "a class of the user's": (
+        torch_file({"model": state_of(), "config": Mine()}),
+        r"since it contains [\w.]*Mine: save",
+    ),
+    "that, in the format before zip": (
+        torch_file(Mine(), _use_new_zipfile_serialization=False),
+        r"contains [\w.]*Mine: ",
+    ),
+    "a whole model": (torch_file(nn.Linear(2, 2)), r"contains torch\.nn\.modules\.linear\.Linear: save plain tensors"),
+    "TorchScript": (scripted, r"w\.pt is a TorchScript archive, .*torch\.jit\.load"),
+    "no tensors": (torch_file({"model": {"epoch": 1}, "_extra_state": 3}), r"w\.pt contains no state_of dict"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREAD)
+def test_what_cannot_be_read_is_one_line_that_names_it(kind: str, tmp_path: Path) -> None:
+    make, words = UNREAD[kind]
+    with refused(LoadError, "bad-weights", match=words):
+        load_into(model_of(), make(tmp_path))
+
+
+def test_nothing_that_a_checkpoint_says_is_run(tmp_path: Path, capsys: Any) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (print, ("ran",))
+
+    (tmp_path / "w.pt").write_bytes(pickle.dumps({"model": Evil()}))
+    for content in (Evil(), {"model": state_of(), "arguments": argparse.Namespace(evil=Evil())}):
+        with pytest.raises(ValueError, match="cannot be read without running code"):
+            read_checkpoint(tmp_path / "w.pt")
+        torch.save(content, tmp_path / "w.pt")
+    assert capsys.readouterr().out == ""
+
+
+WRONG = {
+    "missing": ({k: v for k, v in state_of().items() if k != "norm.bias"}, r"1 missing \(norm\.bias\)"),
+    "unexpected": ({**state_of(), "norm.extra": torch.ones(1)}, r"1 unexpected \(norm\.extra\)"),
+    "another shape": ({**state_of(), "norm.bias": torch.ones(5)}, r"size mismatch for norm\.bias"),
+    "another model's": ({"model.up.weight": torch.ones(5)}, r"1 unexpected \(model\.up\.weight\)"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_another_checkpoint_is_refused_in_one_line(kind: str) -> None:
+    content, words = WRONG[kind]
+    with pytest.raises(ValueError, match=rf"w\.pt does not fit the model: .*{words}") as caught:
+        load_state(model_of(), content, "w.pt")
+    assert "\n" not in str(caught.value)
