@@ -1,28 +1,25 @@
 """Models that return what they compute in FP32 inside a module that is low, and models whose sizes depend on values."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
 import auditor
+from tests.support.replaying import Model
 
 
-class CachedAttention(nn.Module):
+def cached_attention(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns its rotated key beside the answer, as decoders do that keep a cache; the angles are FP32."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        position = torch.arange(x.shape[1]).float()[:, None]
-        k = self.k(x) * position.cos()
-        y = (self.q(x) @ k.transpose(-1, -2)).softmax(-1).to(x.dtype) @ self.v(x)
-        return self.o(y), k
+    position = torch.arange(x.shape[1]).float()[:, None]
+    k = m.k(x) * position.cos()
+    y = (m.q(x) @ k.transpose(-1, -2)).softmax(-1).to(x.dtype) @ m.v(x)
+    return m.o(y), k
 
 
 def test_what_a_low_module_returns_in_fp32_is_planned() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(CachedAttention())
+    model = nn.Sequential(Model(cached_attention, **{name: nn.Linear(8, 8) for name in "qkvo"}))
     for weight in model.parameters():
         nn.init.normal_(weight, std=0.3)
     found = auditor.audit(model, (torch.randn(2, 4, 8),), formats="fp16", progress=False)

@@ -1,5 +1,6 @@
 """Small models that between them hold most of what decides a dtype; shared by the tests of resolve, solve and patch."""
 
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -54,22 +55,19 @@ class Block(nn.Module):
         return x + self.down(F.silu(self.up(self.mlp_norm(x))))
 
 
-class Transformer(nn.Module):
-    """Tokens in; the head shares the embedding's weight."""
+def tied(words: int, width: int, **body: nn.Module) -> nn.Module:
+    """Tokens in; an embedding and a head share a weight, and the body lies between them."""
+    embed, head = nn.Embedding(words, width), nn.Linear(width, words, bias=False)
+    head.weight = embed.weight
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(11, 8)
-        self.blocks = nn.ModuleList([Block(8), Block(8)])
-        self.norm = RmsNorm(8)
-        self.head = nn.Linear(8, 11, bias=False)
-        self.head.weight = self.embed.weight
+    def forward(m: Any, tokens: Tensor) -> Tensor:
+        return m.head(reduce(lambda x, name: getattr(m, name)(x), body, m.embed(tokens)))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+    return Model(forward, embed=embed, **body, head=head)
+
+
+def transformer() -> nn.Module:
+    return tied(11, 8, blocks=nn.Sequential(Block(8), Block(8)), norm=RmsNorm(8))
 
 
 class ConvNet(nn.Module):
@@ -116,8 +114,8 @@ class Mlp(nn.Module):
         return F.log_softmax(y, dim=-1) - y.logsumexp(-1, keepdim=True)
 
 
-MODELS: dict[str, tuple[type[nn.Module], tuple[Tensor, ...]]] = {
-    "transformer": (Transformer, (torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]),)),
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
+    "transformer": (transformer, (torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]),)),
     "convnet": (ConvNet, (normal(2, 3, 8, 8),)),
     "mixture": (Mixture, (normal(4, 6),)),
     "mlp": (Mlp, (normal(4, 6),)),
@@ -152,14 +150,3 @@ def moody(layer: nn.Module, raises: bool) -> nn.Module:
         return m.layer(x) * (3.0 if torch.is_grad_enabled() else 1.0)
 
     return Model(forward, layer=layer)
-
-
-def tied(words: int, width: int, **body: nn.Module) -> nn.Module:
-    """Tokens in; an embedding and a head share a weight, and the body lies between them."""
-    embed, head = nn.Embedding(words, width), nn.Linear(width, words, bias=False)
-    head.weight = embed.weight
-
-    def forward(m: Any, tokens: Tensor) -> Tensor:
-        return m.head(reduce(lambda x, name: getattr(m, name)(x), body, m.embed(tokens)))
-
-    return Model(forward, embed=embed, **body, head=head)

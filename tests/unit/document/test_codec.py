@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,28 +20,22 @@ from auditor.records.training import Training
 from auditor.records.written import plain
 from auditor.report.reporters import REPORTERS
 from tests.support.documents import records
+from tests.support.replaying import Model
 from tests.unit.report.factory import AUDITS, make_audit
 
 
-class Net(nn.Module):
+def forward(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    x = m.second(m.first(x).relu() * 1e6) / 1e6
+    scores = m.by_name["a/b~c"](x).masked_fill(x[:, :4] > 9, -1e9).softmax(-1)
+    return scores, scores.argmax(-1)
+
+
+def seeded() -> nn.Module:
     """An overflow in FP16, a discrete output, two names of one weight, a path with a slash."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 8)
-        self.second = nn.Linear(8, 8)
-        self.second.weight = self.first.weight
-        self.by_name = nn.ModuleDict({"a/b~c": nn.Linear(8, 4)})
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.second(self.first(x).relu() * 1e6) / 1e6
-        scores = self.by_name["a/b~c"](x).masked_fill(x[:, :4] > 9, -1e9).softmax(-1)
-        return scores, scores.argmax(-1)
-
-
-def seeded() -> Net:
     torch.manual_seed(0)
-    return Net()
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    second.weight = first.weight
+    return Model(forward, first=first, second=second, by_name=nn.ModuleDict({"a/b~c": nn.Linear(8, 4)}))
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from auditor.numerics.nodes import tensors_in
 from auditor.records import Batch, Capture, Dtypes, Plan
 from tests.support.capturing import Function
 from tests.support.replaying import Model
-from tests.support.small_models import MODELS, Transformer
+from tests.support.small_models import MODELS
 from tests.support.subjects import FORMATS, capture_of, normal, seeded, subject_of
 from tests.support.two_ways import drawn, everything, plan_of
 
@@ -134,7 +134,7 @@ def test_a_tensor_without_dimensions_gives_way_and_a_truth_does_not_compute() ->
 
 
 def test_an_audit_holds_them_for_the_recommended_plan() -> None:
-    model, tokens = seeded(Transformer), MODELS["transformer"][1][0]
+    model, (tokens,) = seeded(MODELS["transformer"][0]), MODELS["transformer"][1]
     found = auditor.audit(model, tokens, formats=("bf16",), strategies=("cast",), max_error=0.2, device="cpu")
     assert found.recommended == "cast_bf16"
     plan = found.plans["cast_bf16"]

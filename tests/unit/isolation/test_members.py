@@ -1,11 +1,15 @@
 """What a model consists of, however it is linked and wrapped, whatever its class says, and what it stores low."""
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from auditor.isolation.answer import answer, stored_in
+from auditor.isolation.draws import draw_of, drew, in_float32, may_draw
 from auditor.isolation.members import (
     modules_of,
     named_modules,
@@ -19,7 +23,8 @@ from auditor.isolation.members import (
     unwrap_model,
     without_wrappers,
 )
-from tests.support.subjects import normal
+from tests.support.capturing import Function
+from tests.support.subjects import normal, seeded
 
 
 class Linked(nn.Module):
@@ -141,3 +146,149 @@ def test_scopes_follow_what_is_wrapped_inside() -> None:
     assert rename_scopes({"a": 1, "a.module.b": 2}, {"", "a", "a.b"}) == {"a": 1, "a.b": 2}
     assert rename_scopes({"a.module": 1}, {"", "a", "a.module"}) == {"a.module": 1}
     assert rename_scopes({"gone": 1}, {"", "a"}) == {"gone": 1}
+
+
+# Runs of the user's own model leave it as it was, whatever they convert.
+
+
+class Kept(torch.autograd.Function):
+    """A product that notes what autograd has saved of it while the model runs on."""
+
+    saved: list[bool]
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+def taken_inside(x: Tensor) -> Tensor:
+    x = x.requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad(Kept.apply(x).sum(), x)[0]
+
+
+def swallowed(x: Tensor) -> Tensor:
+    try:
+        return taken_inside(x)
+    except RuntimeError:
+        return torch.zeros_like(x)
+
+
+GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "autograd": taken_inside,
+    "caught by the model": swallowed,
+    "torch.func": torch.func.grad(lambda x: (x * x).sum()),
+    "jacobian": lambda x: torch.func.jacrev(lambda y: y * y)(x).sum(1),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_model_that_takes_gradients_of_its_own_finds_what_it_saved(name: str) -> None:
+    found = answer(Function(GRADIENTS[name]), ((torch.tensor([1.0, 3.0]),), {}), gradients=True)
+    assert found[0].tolist() == [2.0, 6.0]
+
+
+def test_an_answer_with_gradients_keeps_nothing_for_a_backward_pass() -> None:
+    """Each product's result is freed as soon as the next is there, but the one that was asked for."""
+    alive: list[int] = []
+    seen: list[weakref.ref[Tensor]] = []
+
+    class Chain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(5):
+                x = Kept.apply(x)
+                seen.append(weakref.ref(x))
+                alive.append(sum(other() is not None for other in seen))
+            return x
+
+    weight = torch.ones(3, requires_grad=True)
+    answer(Chain(), ((weight,), {}), gradients=True)
+    assert max(alive) <= 2
+
+
+def test_a_model_stored_low_comes_back_with_its_gradients() -> None:
+    model = seeded(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    model(normal(4, 3)).sum().backward()
+    tensors = [x for p in model.parameters() for x in (p.data, p.grad)] + list(model.buffers())
+    before = [x.clone() for x in tensors]
+    with stored_in(model, torch.float16):
+        assert {p.dtype for p in model.parameters()} == {torch.float16}
+    after = [x for p in model.parameters() for x in (p.data, p.grad)] + list(model.buffers())
+    assert [x.data_ptr() for x in after] == [x.data_ptr() for x in tensors]
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+# The numbers that an operation draws are the same in every dtype, whenever it is run again.
+
+aten = torch.ops.aten
+LOW = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+X = torch.linspace(0.05, 0.95, 64).reshape(4, 16)
+
+
+def again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Tensor:
+    """The result in a dtype, from the same place in the generator."""
+    torch.manual_seed(5)
+    draw = draw_of(args, kwargs)
+    low = [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in args]
+    options = {key: dtype if isinstance(value, torch.dtype) else value for key, value in kwargs.items()}
+    result = draw.repeat(op, tuple(low), options)
+    return result[0] if isinstance(result, tuple) else result
+
+
+DRAWING: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
+    "rand": (aten.rand.default, ([64],), {"dtype": torch.float32}),
+    "randn": (aten.randn.default, ([64],), {"dtype": torch.float32}),
+    "rand_like": (aten.rand_like.default, (X,), {}),
+    "randn_like": (aten.randn_like.default, (X,), {}),
+    "dropout": (aten.dropout.default, (torch.ones(64), 0.5, True), {}),
+    "bernoulli": (aten.bernoulli.default, (X.round(decimals=1),), {}),
+    "bernoulli.p": (aten.bernoulli.p, (X, 0.3), {}),
+    "normal_functional": (aten.normal_functional.default, (X, 0.0, 1.0), {}),
+    "uniform": (aten.uniform.default, (X, 0.0, 1.0), {}),
+    "exponential": (aten.exponential.default, (X,), {}),
+}
+
+
+@LOW
+@pytest.mark.parametrize("name", DRAWING)
+def test_draws_in_half_are_those_in_fp32_rounded(name: str, dtype: torch.dtype) -> None:
+    op, args, kwargs = DRAWING[name]
+    if name == "bernoulli":
+        args = (torch.full((64,), 0.5),)  # which every format has
+    wide, low = again(op, args, kwargs, torch.float32), again(op, args, kwargs, dtype)
+    assert low.dtype is dtype
+    assert torch.equal(low, wide.to(dtype))
+    assert wide.unique().numel() > 1
+
+
+@LOW
+def test_writes_in_place_go_to_the_tensor_itself(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    wide = torch.empty(64).normal_()
+    torch.manual_seed(1)
+    x = torch.empty(64, dtype=dtype)
+    assert in_float32(aten.normal_.default, (x,), {}) is x
+    assert torch.equal(x, wide.to(dtype))
+
+
+def test_running_again_leaves_the_generators_where_they_are() -> None:
+    draw = draw_of((X,), {})
+    state = torch.get_rng_state()
+    first, second = (draw.repeat(aten.rand_like.default, (X,), {}) for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not drew(draw, {})
+    torch.rand(1)
+    assert drew(draw, {})
+
+
+@pytest.mark.parametrize("call", [lambda: aten.dropout.default, lambda: aten.lstm.input, lambda: aten.rand.default])
+def test_what_may_draw(call: Callable[[], Any]) -> None:
+    assert may_draw(call())
+    assert not may_draw(aten.add.Tensor)

@@ -18,6 +18,7 @@ from auditor.records import Capture, Subject
 from auditor.training.objective import load_training, split, training_subject
 from auditor.training.step import LOSS, TrainingStep, capture_step, own_loss, step_batches
 from tests.support.refusing import refused
+from tests.support.replaying import Model
 
 X, Y = torch.ones(4, 3), torch.zeros(4, 2)
 
@@ -176,14 +177,9 @@ def test_what_is_wrong_has_a_name(tmp_path: Path, text: str, loss: str | None, s
 # A recorded training step: told in the paths that the model itself knows, the loss apart.
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = nn.Linear(2, 2)  # a name that the step uses too
-        self.tied = self.model
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x).tanh()
+def net() -> nn.Module:
+    layer = nn.Linear(2, 2)
+    return Model(lambda m, x: m.model(x).tanh(), model=layer, tied=layer)  # `model` is a name that the step uses too
 
 
 def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -192,7 +188,7 @@ def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def subject() -> Subject:
-    return training_subject(Net(), (torch.ones(3, 2), torch.zeros(3, 2)), {}, loss_fn)
+    return training_subject(net(), (torch.ones(3, 2), torch.zeros(3, 2)), {}, loss_fn)
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +230,7 @@ def test_one_loss_and_no_more(subject: Subject) -> None:
     ],
 )
 def test_a_loss_of_torch_is_named(loss: Any, name: str) -> None:
-    found = capture_step(training_subject(Net(), (torch.ones(3, 2), torch.zeros(3, 2)), {}, loss), ("fp16",))
+    found = capture_step(training_subject(net(), (torch.ones(3, 2), torch.zeros(3, 2)), {}, loss), ("fp16",))
     lost = [node for node in found.nodes.values() if node.owner == LOSS]
     assert lost
     assert {(node.source, node.called_from) for node in lost} == {(None, name)}
@@ -247,7 +243,7 @@ def test_a_loss_of_ones_own_has_its_lines() -> None:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return helper(outputs - targets).mean() + nn.functional.mse_loss(outputs, targets)
 
-    found = capture_step(training_subject(Net(), (torch.ones(3, 2), torch.zeros(3, 2)), {}, loss), ("fp16",))
+    found = capture_step(training_subject(net(), (torch.ones(3, 2), torch.zeros(3, 2)), {}, loss), ("fp16",))
     here, line = Path(__file__).name, inspect.getsourcelines(loss)[1] + 1
     lost = {n.op: (n.source, n.called_from) for n in found.nodes.values() if n.owner == LOSS}
     assert lost.pop("aten.abs.default") == (f"{here}:{inspect.getsourcelines(helper)[1] + 1}", f"{here}:{line} in loss")
