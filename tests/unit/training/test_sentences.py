@@ -1,17 +1,24 @@
 """What the training section says of how to train, each kind of sentence on a model on which it is printed."""
 
+import math
 import re
+from collections.abc import Mapping
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.records import Audit
-from auditor.records.training import Training
+from auditor.execution.policy import plain
+from auditor.numerics.histogram import magnitudes_of
+from auditor.records import Audit, Capture
+from auditor.records.training import LossScale, ParameterGradients, Training
 from auditor.report.reporters import html, text
 from auditor.report.training import loop_code
 from auditor.report.view import view
+from auditor.training.recommend import format_to_train_in, loss_scale, lost_by_adam, lost_by_sgd, ratios_of, scaler_code
+from auditor.training.stage import low_by_module, low_names, module_gradients
 from tests.support.replaying import Model
+from tests.support.subjects import capture_of
 from tests.unit.training.conftest import Trained, loss_fn
 from tests.unit.training.own_steps import audited, fp32_gradients, low_gradients, off
 
@@ -168,3 +175,182 @@ def test_a_step_that_raises() -> None:
     _, training = audited(nn.Linear(8, 8), (torch.randn(4, 8),), strict, formats=("fp16",), strategies=("cast",))
     assert training.errors["fp16"] is None
     assert "no format gives finite gradients in a training step" in training.recommendation
+
+
+# The window of loss scales, low gradients by module, parts of a batch, and which format to train in: all worked out by
+# hand.
+
+
+def powers(*exponents: int, each: int = 100) -> torch.Tensor:
+    """1.5 times powers of two, so that nothing lies on an edge."""
+    return torch.cat([torch.full((each,), 1.5 * 2.0**e) for e in exponents])
+
+
+def test_an_open_window() -> None:
+    # the smallest FP16 subnormal is 2^-24 and half of it survives: 1.5 * 2^-30 needs 2^5; 1.5 * 2^3 allows 2^12
+    window = loss_scale({"a": magnitudes_of(powers(3)), "b": magnitudes_of(powers(-30))})
+    assert (window.minimum, window.maximum, window.init) == (2.0**5, 2.0**12, 2.0**8)
+    assert window.flushed_unscaled == 0.5
+    assert (window.closed_by, window.largest, window.starved) == (None, "a", None)
+
+
+def test_an_empty_window_names_the_module_that_closes_it() -> None:
+    window = loss_scale({"a": magnitudes_of(powers(3)), "b": magnitudes_of(powers(-40))})
+    assert window.init is None
+    assert (window.closed_by, window.starved) == ("a", "b")
+    assert window.minimum > window.maximum
+
+
+def test_a_share_may_be_flushed() -> None:
+    few = torch.cat((powers(0, each=1000), powers(-60, each=9)))
+    window = loss_scale({"a": magnitudes_of(few)})
+    assert window.minimum == 1.0
+    many = loss_scale({"a": magnitudes_of(torch.cat((powers(0, each=1000), powers(-60, each=11))))})
+    assert many.minimum == 2.0**35
+
+
+def test_gradients_beyond_fp16_ask_for_a_scale_below_one() -> None:
+    window = loss_scale({"a": magnitudes_of(powers(20))})
+    assert window.maximum == 2.0**-5  # 1.5 * 2^15 is the largest of these that is below 65504
+    assert window.minimum <= window.maximum
+    assert window.init is not None
+
+
+def test_no_low_gradient_no_window() -> None:
+    assert loss_scale({}) is None
+    assert loss_scale({"a": magnitudes_of(torch.zeros(4))}) is None
+
+
+def test_the_scaler_is_code_that_runs() -> None:
+    scaler = eval(scaler_code(2.0**20), {"GradScaler": lambda **options: torch.amp.GradScaler("cpu", **options)})
+    assert scaler.get_scale() == 2.0**20
+    assert scaler.get_growth_interval() == 2000
+
+
+def parameter(ratios: Mapping[int, int], weight: torch.Tensor) -> ParameterGradients:
+    return ParameterGradients("w", "", magnitudes_of(weight), magnitudes_of(torch.ones(1)), ratios, True)
+
+
+def test_gradients_against_half_a_spacing() -> None:
+    # BF16 spaces by 2^-7 in [1, 2): half of it is 2^-8. By 2^-8 in [0.5, 1): half of it is 2^-9.
+    weight = torch.tensor([1.0, -1.5, 0.75, 1.0])
+    gradient = torch.tensor([3 * 2.0**-8, 1.5 * 2.0**-10, -1.5 * 2.0**-9, 0.0])
+    # 3 = 1.5 * 2^1; 1.5 * 2^-2; 1.5 * 2^0; and a weight that does not move
+    assert ratios_of(weight, gradient) == {1: 1, -2: 1, 0: 1}
+
+
+def test_next_to_zero_there_is_room_for_any_update() -> None:
+    (ratio,) = ratios_of(torch.zeros(3), torch.tensor([1e-30, 0.0, 1e-30]))
+    assert ratio > 150
+    assert ratios_of(torch.ones(1), torch.tensor([float("inf")])) == {}
+
+
+def test_the_share_that_sgd_loses() -> None:
+    found = [parameter({0: 4, 2: 2, 5: 2}, torch.ones(1))]
+    # an update of 2^-2 |g| is lost below half a spacing, where the ratio is below 2: the 4 of 8 in the bin of 0
+    assert lost_by_sgd(found, 2.0**-2) == 4 / 8
+    # at 2^-2.5 the edge falls in the middle of the bin of 2, on the logarithmic scale: half of its 2
+    assert lost_by_sgd(found, 2.0**-2.5) == pytest.approx(5 / 8)
+    assert lost_by_sgd(found, 1.0) == 0.0
+    assert lost_by_sgd([], 1.0) == 0.0
+
+
+def test_the_share_that_adam_loses() -> None:
+    # Every weight moves by 2^-10. Half a spacing is 2^-8 |w| rounded down to a power of two: 2^-10 at 2^-2, where the
+    # update holds, 2^-9 at 2^-1 and 2^-8 at 1, where it does not. A weight of zero can move.
+    weight = torch.tensor([0.25, 0.25, 0.25, 0.5, 1.0, 0.0, 0.0, 0.0])
+    assert lost_by_adam([parameter({}, weight)], 2.0**-10) == 2 / 8
+    assert lost_by_adam([parameter({}, weight)], 2.0**-11) == 5 / 8
+    assert lost_by_adam([], 1.0) == 0.0
+
+
+# Which gradients are low under autocast, on a model of three operations.
+
+
+def net() -> nn.Module:
+    return Model(
+        lambda m, x: m.layer(x).softmax(-1) * m.scale,
+        layer=nn.Linear(2, 2, bias=False),
+        scale=nn.Parameter(torch.ones(2)),
+    )
+
+
+@pytest.fixture(scope="module")
+def captured() -> Capture:
+    return capture_of(net(), torch.ones(3, 2))
+
+
+@pytest.fixture(scope="module")
+def low(captured: Capture) -> frozenset[str]:
+    return low_names(captured, "fp16", plain("fp16"))
+
+
+def name_of(captured: Capture, fqn: str) -> str:
+    (name,) = (place.name for place in captured.placeholders if place.fqn == fqn)
+    return name
+
+
+def test_results_and_what_is_lowered_for_a_reader(captured: Capture, low: frozenset[str]) -> None:
+    # The layer's weight and its input are lowered for it; the softmax and the product with FP32 run wide.
+    (x,) = (place.name for place in captured.placeholders if place.kind == "input")
+    assert low == {"linear", name_of(captured, "layer.weight"), x}
+
+
+def test_gradients_by_module(captured: Capture, low: frozenset[str]) -> None:
+    weight, scale = name_of(captured, "layer.weight"), name_of(captured, "scale")
+    spreads = {
+        "linear": magnitudes_of(torch.tensor([4.0, 1.0])),
+        "softmax": magnitudes_of(torch.tensor([16.0])),
+        weight: magnitudes_of(torch.tensor([2.0, 2.0**-30])),
+        scale: magnitudes_of(torch.tensor([32.0])),
+    }
+    found = low_by_module(captured, spreads, low)
+    assert list(found) == ["layer"]
+    # 2^-30 beside 2 is beyond the 24 bits of FP32's significand
+    assert found["layer"].exponents == {0: 1, 1: 1, 2: 1}
+    rows = {row.module: row for row in module_gradients(captured, spreads, low)}
+    assert list(rows) == ["layer", ""]
+    assert (rows["layer"].activations.max_abs, rows["layer"].low.max_abs) == (4.0, 4.0)
+    assert (rows[""].activations.max_abs, rows[""].low) == (16.0, None)
+
+
+# Which format to train in, on errors and windows that are written down.
+
+BOTH = ("fp16", "bf16")
+
+
+def window(*exponents: int) -> LossScale:
+    return loss_scale({"a": magnitudes_of(torch.tensor([1.5 * 2.0**e for e in exponents]))})
+
+
+OPEN, CLOSED = window(0, -10), window(3, -40)
+
+
+@pytest.mark.parametrize(
+    ("errors", "scale", "recommended", "format", "reason"),
+    [
+        ({"fp16": 4e-4, "bf16": 3e-3}, OPEN, "autocast_fp16", "fp16", "FP16 with GradScaler"),
+        ({"fp16": 4e-4, "bf16": 3e-3}, OPEN, "autocast_bf16", "bf16", "the recommended plan runs in BF16"),
+        # gradients that are finite and wrong
+        ({"fp16": 0.64, "bf16": 3e-3}, OPEN, None, "bf16", "the gradients of FP16 have an error of 64%"),
+        ({"fp16": 0.64, "bf16": 0.3}, OPEN, None, None, "FP32: the gradients of BF16 have an error of 30%"),
+        ({"fp16": 0.64}, OPEN, None, None, "FP32: the gradients of FP16 have an error of 64%"),
+        ({"fp16": 0.64}, OPEN, "autocast_fp16", None, "an error of 64%"),
+        ({"fp16": 2e-3, "bf16": 0.3}, OPEN, "autocast_bf16", "fp16", "the gradients of BF16 have an error of 30%"),
+        # FP16 is usually the closer one; where it is not, something is lost
+        ({"fp16": 0.05, "bf16": 0.01}, OPEN, "autocast_fp16", "bf16", "differ from FP32's by 0.01, FP16's by 0.05"),
+        # not finite, or not run
+        ({"fp16": math.inf, "bf16": 3e-3}, OPEN, None, "bf16", "no finite gradients"),
+        ({"fp16": None, "bf16": math.nan}, OPEN, None, None, "no format gives finite gradients"),
+        ({"fp16": math.inf, "bf16": None}, OPEN, None, None, "no format gives finite gradients"),
+        ({"fp16": 4e-4, "bf16": 3e-3}, CLOSED, "autocast_fp16", "bf16", "no loss scale suits FP16"),
+        ({"fp16": 4e-4}, CLOSED, "autocast_fp16", None, "no loss scale suits FP16"),
+        ({"fp16": 0.0, "bf16": 0.0}, None, None, None, "autocast runs nothing in low precision"),
+    ],
+)
+def test_the_format_and_why(
+    errors: dict[str, float | None], scale: LossScale | None, recommended: str | None, format: str | None, reason: str
+) -> None:
+    found, why = format_to_train_in(tuple(errors) or BOTH, scale, errors, recommended)
+    assert found == format
+    assert reason in why
