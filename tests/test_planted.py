@@ -107,9 +107,7 @@ def test_how_many_operations_the_plan_keeps_is_what_ran_in_fp32(bad: Audit) -> N
     strategy = bad.plans[bad.recommended or ""].strategy
     exposed = [r for r in reports(bad, sharp) if strategy in r.exposed["bf16"] and _spoken(bad, r.node.name)]
     ran = [r.planned for r in exposed]
-    assert int(said[1]) == sum(
-        dtypes is not None and "bfloat16" not in (*dtypes.inputs, dtypes.output) for dtypes in ran
-    )
+    assert int(said[1]) == sum(d is not None and "bfloat16" not in (*d.inputs, d.output) for d in ran)
 
 
 def _spoken(audit: Audit, node: str) -> bool:
@@ -119,9 +117,7 @@ def _spoken(audit: Audit, node: str) -> bool:
 def test_where_no_plan_holds_errors_say_so() -> None:
     masked = Function(lambda x: torch.sin(x.masked_fill(x > 5, -1e9)))  # FP16 holds no such literal, nor nine digits
     audit = auditor.audit(masked, (torch.ones(2, 4),), formats=("fp16",), strategies=("cast",), max_error=1e-9)
-    assert not any(
-        plan.is_verified and "fp16" in {c.precision for c in plan.scopes.values()} for plan in audit.plans.values()
-    )
+    assert not any(p.is_verified and "fp16" in {c.precision for c in p.scopes.values()} for p in audit.plans.values())
     found = causes(audit)
     assert found.about == "No plan within the budget uses low precision: severities are the rules' defaults."
     assert found.wanting[0].severity == "error"

@@ -193,7 +193,7 @@ def test_what_is_not_about_the_operation_passes_every_stage(error: BaseException
 
 
 # Operators of the user's own, whatever they refuse or raise: such a node is FP32 with the reason, the rest is
-# audited_with.
+# audited.
 
 
 class Own(Exception):

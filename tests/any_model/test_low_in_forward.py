@@ -265,9 +265,7 @@ def test_the_mask_is_that_of_the_run_in_which_it_is_low(back: bool) -> None:
     assert not any(v.verdict == "unsafe" for report in audit.nodes for v in report.verdicts.values())
     for name, plan in audit.plans.items():
         assert plan.is_verified
-        kept = (
-            0.0 if plan.strategy == "autocast" else 0.1 if back else 0.2
-        )  # what the tables raise, each product a tenth
+        kept = 0.0 if plan.strategy == "autocast" else 0.1 if back else 0.2  # what the tables raise: a tenth each
         assert plan.low_precision_flops == pytest.approx(1 - kept, abs=0.01), name
 
 

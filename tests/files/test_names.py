@@ -67,9 +67,7 @@ def test_nothing_is_markup_in_a_page(audit: Audit, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("-q",), ()], ids=["quiet", "with progress"])
-def test_a_dry_run_and_the_progress_show_text(
-    words: tuple[str, ...], here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_and_progress_show_text(words: tuple[str, ...], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("model.py").write_text(MODEL.format(name=Net.__name__))
     assert cli.main(["model.py", "--dry-run", *words]) == 0
     shown = capsys.readouterr()

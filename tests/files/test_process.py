@@ -184,9 +184,7 @@ def test_kills_at_any_moment_leave_nothing(kills: Sequence[int], tmp_path: Path,
         assert mine(tmp_path / "tmp") == []
         assert list((tmp_path / "tmp").iterdir()) == []
         written = (tmp_path / "out").iterdir() if (tmp_path / "out").exists() else ()
-        out = {
-            path.name for path in written if not path.name.startswith(".auditor-")
-        }  # a kill hides what it was writing
+        out = {path.name for path in written if not path.name.startswith(".auditor-")}  # a kill hides what it wrote
         assert out in (set(), {"plan.json", "measurements.json", "report.html", "patched_model.py", "findings.sarif"})
 
 

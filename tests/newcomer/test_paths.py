@@ -132,9 +132,7 @@ def test_the_plan_holds_on_both_batches(two_batches: tuple[Path, str]) -> None:
     assert any("cat is unsafe" in reason["words"] and "" in reason["modules"] for reason in fp16["reasons"])
 
 
-def test_the_dry_run_lists_each_distinct_batch(
-    two_batches: tuple[Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_lists_each_distinct_batch(two_batches: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([str(two_batches[0] / "two_batches.py"), "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "1 batch of float32[2, 4, 8]; 1 batch of float32[2, 1, 8], float32[2, 4, 8]" in said

@@ -129,9 +129,7 @@ def _computed(op: Any, packet: str, args: Any, kwargs: Any, low: Format | None) 
         return run_op(known, args, kwargs)
     except UnsupportedInFormat as error:
         if "kernel on CUDA" in str(error) and low is not None and half(packet, low.name):
-            return computed_in_float32(
-                known, args, kwargs, low
-            )  # which kernels the auditor's tables lack counts for nothing
+            return computed_in_float32(known, args, kwargs, low)  # whatever kernels the auditor's tables lack
         if "overflow" not in str(error) and "does not fit" not in str(error):
             raise RuntimeError(str(error)) from None  # the class is the auditor's own; a GPU has torch's
         raise RuntimeError(f"value cannot be converted to type at::Half without overflow ({error})") from None

@@ -34,9 +34,7 @@ def cell(op: Any, *args: Any) -> Any:
         for product, bias in zip((from_input, from_state), biases or (None, None), strict=True)
     )
     kind = op._schema.name.removeprefix("aten::_thnn_fused_").removesuffix("_cell")
-    results = STEPS[kind](from_input, from_state, (state, state))[
-        : 2 if kind == "lstm" else 1
-    ]  # an LSTM reads the cell alone
+    results = STEPS[kind](from_input, from_state, (state, state))[: 2 if kind == "lstm" else 1]  # the cell is an LSTM's
     return (*(x.to(args[0].dtype) for x in results), torch.empty(0, device=args[0].device))  # the last: its workspace
 
 

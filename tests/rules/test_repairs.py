@@ -214,9 +214,7 @@ def says(model: nn.Module, inputs: tuple[Tensor, ...], **asked: Any) -> list[tup
 def assert_less(code: str, before: list[tuple[int, str]], after: list[tuple[int, str]]) -> None:
     """The rule is silent, fewer findings are as severe as its own was, and no severity has more than before."""
     own = min(severity for severity, rule in before if rule == code)
-    counts = [
-        [sum(severity <= most for severity, _ in said) for most in range(len(SEVERITIES))] for said in (before, after)
-    ]
+    counts = [[sum(s <= most for s, _ in said) for most in range(len(SEVERITIES))] for said in (before, after)]
     assert code not in {rule for _, rule in after}, after
     assert counts[1][own] < counts[0][own], (before, after)
     assert all(now <= then for then, now in zip(*counts, strict=True)), (before, after)

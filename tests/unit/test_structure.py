@@ -24,9 +24,7 @@ def test_imports_go_down() -> None:
     known = {name for name in modules() if name}
     assert {room(name) for name in known} - {"__main__"} == set(ORDER)
     height = {name: index for index, name in enumerate(ORDER)} | {"__main__": len(ORDER), "": -1}
-    upwards = [
-        (source, target) for source, target in imports().edges if height[room(source)] < height[room(target)] and source
-    ]
+    upwards = [(a, b) for a, b in imports().edges if height[room(a)] < height[room(b)] and a]
     assert upwards == []
 
 

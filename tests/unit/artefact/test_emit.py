@@ -235,7 +235,7 @@ HOSTILE = [
     "'),}}\nopen('pwned', 'w')\nPLANS = ({('",
 ]
 
-DATA = ("SOURCE", "PARAMETERS", "STRUCTURE", "RECOMMENDED", "TEXT_PLANS")
+DATA = ("SOURCE", "PARAMETERS", "STRUCTURE", "RECOMMENDED", "PLANS")
 NAMES = st.one_of(
     st.sampled_from(HOSTILE), st.text(max_size=40), st.text("\"'\\\n\r\u2028{}()#;%[], \t\0", max_size=40)
 )
@@ -275,9 +275,9 @@ def test_whatever_a_name_holds_only_the_tables_differ(name: str) -> None:
     assert code == usual_code()
     assert list(data) == list(DATA)
     assert data["RECOMMENDED"] == name
-    assert list(data["TEXT_PLANS"]) == [name]
+    assert list(data["PLANS"]) == [name]
     island = {"precision": "fp32", "because": [name, name], "cost": "12.5% of the predicted time", "output": "keep"}
-    assert data["TEXT_PLANS"][name]["scopes"][name] == island
+    assert data["PLANS"][name]["scopes"][name] == island
     assert data["SOURCE"]["symbol"] == data["SOURCE"]["kind"] == name
     assert data["SOURCE"]["init_args"] == (name,)
     assert data["SOURCE"]["init_kwargs"] == {name: name}
@@ -340,8 +340,8 @@ def test_numbers_that_python_cannot_spell_are_left_out(tmp_path: Path) -> None:
     odd = Plan("cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, math.inf, 0.0, 1.0, Verification(math.nan))
     found = namespace_of(emit(None, 1, {"cast_bf16": odd}, None, tmp_path), tmp_path / "patched_model.py")
     assert (
-        found["TEXT_PLANS"]["cast_bf16"]["predicted_error"],
-        found["TEXT_PLANS"]["cast_bf16"]["measured_error"],
+        found["PLANS"]["cast_bf16"]["predicted_error"],
+        found["PLANS"]["cast_bf16"]["measured_error"],
     ) == (
         None,
         None,

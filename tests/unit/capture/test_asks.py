@@ -167,9 +167,7 @@ EPS = {torch.float32: 1e-8, torch.float16: 1e-4, torch.bfloat16: 1e-3}
     ],
     ids=["table", "comparison", "size", "large", "less small", "limit of exp"],
 )
-def test_numbers_that_python_chooses_by_the_dtype(
-    chosen: Callable[[Tensor], Tensor], fp16: float, bf16: float | None
-) -> None:
+def test_numbers_chosen_by_the_dtype(chosen: Callable[[Tensor], Tensor], fp16: float, bf16: float | None) -> None:
     found = capture_of(Function(chosen), ROWS)
     assert found.compared
     for name, number in (("fp16", fp16), ("bf16", bf16)):

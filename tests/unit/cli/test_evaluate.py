@@ -44,9 +44,7 @@ def error(text: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_score_that_drops_fails_the_command_and_stdout_is_json(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_score_that_drops_fails_and_stdout_is_json(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = ["scored_model.py", "--formats", "bf16", "--strategies", "cast", "--format", "json", "-q"]
     assert cli.main([*options, "--evaluate", "near", "--max-drop", "0.05"]) == 1
     found = json.loads(capfd.readouterr().out)

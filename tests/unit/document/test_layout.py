@@ -40,9 +40,7 @@ def test_what_fits_or_lies_deep_stands_on_one_line() -> None:
 # Files as seen from their repository, wherever that lies.
 
 
-def test_a_file_is_seen_from_its_repository_or_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_seen_from_its_repository_or_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("repo/.git", "repo/models", "work"):
         (tmp_path / folder).mkdir(parents=True)
     for folder, file, said in (

@@ -62,9 +62,7 @@ def refusal(read: Callable[[Any, str], Any], document: Any) -> str | None:
     return said
 
 
-def test_what_lacks_one_thing_is_read_or_refused_with_its_place(
-    document: dict[str, Any], measured: dict[str, Any]
-) -> None:
+def test_what_lacks_one_thing_is_read_or_refused_in_place(document: dict[str, Any], measured: dict[str, Any]) -> None:
     found = merge(document, measured)
     known = [("format_version",), ("plans", document["recommended"])]
     for place in places(found):

@@ -60,9 +60,7 @@ def test_plain_autocast_against_torchs_own(name: str, fmt: str) -> None:
     flat = capture.bind(model_of(name), (MODELS[name][1], {}))
     truth = recorded_dtypes(capture, flat, DTYPES[fmt])
     found = resolve(Policy(capture, "autocast", plain(fmt), fmt)).dtypes
-    wrong = {
-        f"{node} ({capture.nodes[node].op})": (found[node], truth[node]) for node in truth if found[node] != truth[node]
-    }
+    wrong = {f"{n} ({capture.nodes[n].op})": (found[n], truth[n]) for n in truth if found[n] != truth[n]}
     assert wrong == {}
 
 

@@ -7,20 +7,25 @@ import torch
 from torch import Tensor, nn
 
 from auditor.graphs.operations import GraphOperation, Table, Value
-from tests.support.replaying import Model
 
 
-def forward_of_flat(m: Any, x: Tensor) -> dict[str, Tensor]:
+class Flat(nn.Module):
     """Everything in one forward; the square of 1000 is beyond FP16, and the mean of such squares too."""
-    wide = torch.relu(m.first(x))
-    size = ((1000 * wide) ** 2).mean(-1, keepdim=True).sqrt() / 1000
-    narrow = m.second(wide / (size + 0.1))
-    return {"scores": narrow, "likely": narrow.softmax(-1)}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        wide = torch.relu(self.first(x))
+        size = ((1000 * wide) ** 2).mean(-1, keepdim=True).sqrt() / 1000
+        narrow = self.second(wide / (size + 0.1))
+        return {"scores": narrow, "likely": narrow.softmax(-1)}
 
 
 def flat() -> nn.Module:
     torch.manual_seed(1)
-    return Model(forward_of_flat, first=nn.Linear(16, 64), second=nn.Linear(64, 16)).eval()
+    return Flat().eval()
 
 
 def drawn(rnd: random.Random, count: int) -> Table:

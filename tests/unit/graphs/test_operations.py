@@ -126,9 +126,7 @@ def casts(module: fx.GraphModule) -> list[tuple[str, torch.dtype]]:
     return [(str(n.args[0]), n.args[1]) for n in module.graph.nodes if n.target is to]
 
 
-def test_casts_stand_where_precisions_meet_each_value_once(
-    graph: ExportedModel, table: Table, model: nn.Module
-) -> None:
+def test_casts_stand_where_precisions_meet_once_a_value(graph: ExportedModel, table: Table, model: nn.Module) -> None:
     low, half, full = frozenset({"linear", "relu", "linear_1"}), torch.float16, torch.float32
     module, x = lower_operations(graph, table, low), torch.randn(3, 16)
     assert casts(module) == [("x", half), ("relu", full), ("div_1", half), ("linear_1", full)]

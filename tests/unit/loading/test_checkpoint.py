@@ -71,9 +71,7 @@ def numbers(model: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("how", ["one file", "shards", "torch file", "tied"])
-def test_a_checkpoint_stored_low_is_read_as_the_same_values_in_fp32(
-    dtype: torch.dtype, how: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_stored_low_is_read_as_its_values_in_fp32(dtype: torch.dtype, how: str, tmp_path: Path) -> None:
     model = llama(tie_word_embeddings=how == "tied").to(dtype)
     write(model, tmp_path, how, "3KB")
     found = load(f"hf:{tmp_path}")

@@ -168,15 +168,15 @@ def model_of(seed: int = 0) -> nn.Module:
 
 
 class Scaled(nn.Linear):
-    """A layer with extra state_of that is no tensor."""
+    """A layer with extra state that is no tensor."""
 
     scale: Any = None
 
     def get_extra_state(self) -> Any:
         return {"scale": self.scale}
 
-    def set_extra_state(self, state_of: Any) -> None:
-        self.scale = state_of["scale"]
+    def set_extra_state(self, state: Any) -> None:
+        self.scale = state["scale"]
 
 
 class Mine:
@@ -281,7 +281,7 @@ UNREAD = {
     ),
     "a whole model": (torch_file(nn.Linear(2, 2)), r"contains torch\.nn\.modules\.linear\.Linear: save plain tensors"),
     "TorchScript": (scripted, r"w\.pt is a TorchScript archive, .*torch\.jit\.load"),
-    "no tensors": (torch_file({"model": {"epoch": 1}, "_extra_state": 3}), r"w\.pt contains no state_of dict"),
+    "no tensors": (torch_file({"model": {"epoch": 1}, "_extra_state": 3}), r"w\.pt contains no state dict"),
 }
 
 

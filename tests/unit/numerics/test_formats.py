@@ -162,9 +162,7 @@ def test_a_type_of_torch_that_only_stores_can_be_registered(row: Format) -> None
         ("5", 3, "must have 1 to 11 exponent bits, not '5'"),
     ],
 )
-def test_bits_of_no_format_are_refused_before_anything_is_worked_out(
-    exponent_bits: Any, mantissa: Any, message: str
-) -> None:
+def test_bits_of_no_format_are_refused_at_once(exponent_bits: Any, mantissa: Any, message: str) -> None:
     with refused(AuditorError, "bad-format", match=message):
         Format.ieee("e1m1", exponent_bits, mantissa)
 

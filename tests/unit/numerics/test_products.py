@@ -110,9 +110,7 @@ WIDE_PRODUCTS = [
 
 
 @pytest.mark.parametrize(("target", "args"), WIDE_PRODUCTS)
-def test_a_product_is_the_same_with_gradients_enabled_and_has_those_of_the_operation(
-    target: Any, args: tuple[Any, ...]
-) -> None:
+def test_a_product_is_the_same_with_gradients_and_has_the_operations(target: Any, args: tuple[Any, ...]) -> None:
     """To the bit: else a plan's error is another for whoever runs it with gradients enabled."""
 
     def given() -> list[Any]:

@@ -143,9 +143,7 @@ def test_a_command_under_a_limit_makes_the_model_in_files_and_says_what_it_came_
     assert sorted(p.name for p in here.iterdir()) == ["model.py", "within", "without"]
 
 
-def test_too_small_a_limit_is_one_line_before_anything_is_measured(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_small_a_limit_is_one_line_before_any_measurement(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Linear(2_000, 5_000)
     with refused(AuditorError, "memory-too-small", match=r"is too little for this audit: give \S+ or more") as error:
         auditor.audit(model, torch.randn(1, 2_000), device="cpu", memory=resident() + ROOM + (100 << 20))

@@ -117,9 +117,7 @@ def test_what_runs_say_is_what_the_reasons_say() -> None:
     space = Foretold(problem, 1.0, off=2.0)
     one = evaluate(problem, ("3",))
     space.error(half), space.error(one)
-    by_module = {
-        path: each for each in with_reasons(space, as_plan(problem, half), ()).reasons for path in each.modules
-    }
+    by_module = {path: one for one in with_reasons(space, as_plan(problem, half), ()).reasons for path in one.modules}
     assert (by_module["1"].ran, by_module["3"].ran) == (True, False)
     assert by_module["1"].adds == pytest.approx(2 * (one.predicted_error - half.predicted_error))
 
@@ -264,9 +262,7 @@ def test_what_its_artefact_does_not_bear_out_is_made_for_less_error() -> None:
         return {name: choose(space, limit) for name, limit in wanted.items()}
 
     def verify(made: Mapping[str, Candidate]) -> dict[str, Plan]:
-        return {
-            name: replace(PLAN, verification=Verification(3 * point.predicted_error)) for name, point in made.items()
-        }
+        return {name: replace(PLAN, verification=Verification(3 * p.predicted_error)) for name, p in made.items()}
 
     def holds(name: str, plan: Plan) -> bool:
         return plan.measured_error is not None and plan.measured_error <= 0.5
@@ -281,9 +277,7 @@ def test_what_its_artefact_does_not_bear_out_is_made_for_less_error() -> None:
     assert len(limits) == ROUNDS
     assert set(never) == {"a"}
     limits.clear()
-    find_verified(
-        {"a": line()}, 0.5, make, lambda made: {"a": PLAN}, lambda name, plan: False
-    )  # it fails: there is no error
+    find_verified({"a": line()}, 0.5, make, lambda made: {"a": PLAN}, lambda name, plan: False)  # it fails
     assert limits[:2] == [MARGIN * 0.5, MARGIN * 0.5 / 4]
 
 

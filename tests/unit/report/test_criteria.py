@@ -269,9 +269,9 @@ def test_training_that_can_be_low_has_a_loop_in_the_report() -> None:
         ({"verification": None}, "not run"),
         ({"verification": Verification(0.02)}, "over budget"),
         ({"verification": Verification(0.002)}, "not verified"),
-        ({"verification": Verification(None, False, "audited_with", "native", "KeyError: x")}, "failed"),
-        ({"verification": Verification(None, False, "audited_with", "native")}, "non-finite"),
-        ({"verification": Verification(0.001, True, "audited_with", "native", with_gradients=0.02)}, "over budget"),
+        ({"verification": Verification(None, False, "audited", "native", "KeyError: x")}, "failed"),
+        ({"verification": Verification(None, False, "audited", "native")}, "non-finite"),
+        ({"verification": Verification(0.001, True, "audited", "native", with_gradients=0.02)}, "over budget"),
     ],
 )
 def test_plan_verdicts(change, verdict):

@@ -108,9 +108,7 @@ def test_a_name_that_there_is_not(audit: Audit) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "plan.json"])
-def test_the_files_of_an_audit_say_the_same(
-    audit: Audit, given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_its_files_say_the_same(audit: Audit, given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     audit.save(tmp_path)
     assert main(["explain-layer", str(tmp_path / given), "norm"]) == 0
     assert capsys.readouterr().out.strip() == explain_layer(audit, "norm").strip()
@@ -200,9 +198,7 @@ def test_each_reason_is_given_where_it_is_true(mixed: Audit) -> None:
     assert mixed.plans["autocast_fp16"].scopes["kept"].precision == "fp32"
     found = reasons(mixed)
     for start, ops in REASONS.items():
-        assert {
-            r.node.op.split(".")[1] for why, reports in found.items() if why.startswith(start) for r in reports
-        } == ops
+        assert {r.node.op.split(".")[1] for why, rows in found.items() if why.startswith(start) for r in rows} == ops
     assert all(not why or why.startswith(tuple(REASONS)) for why in found)
     assert {computed_in(r) for r in found[""]} == {"fp16"}
     assert {computed_in(r) for why, reports in found.items() if why for r in reports} == {"fp32"}

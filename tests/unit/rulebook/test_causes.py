@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -165,9 +166,7 @@ def plan(strategy: str, fmt: str, verified: bool = True, speedup: float = 1.5, *
     return Plan(f"{strategy}_{fmt}", strategy, fmt, choices, 0.001, 0.9, speedup, Verification(0.001, verified))
 
 
-def severity_finding(
-    name: str, severity: str = "error", formats: tuple[str, ...] = ("fp16",), **more: object
-) -> Finding:
+def severity_finding(name: str, severity: str = "error", formats: tuple[str, ...] = ("fp16",), **more: Any) -> Finding:
     node = TOY.capture.nodes[name]
     about = {"owner": node.owner, "op": node.op, "source": node.source, "severity": severity, "formats": formats}
     return found("R", name, **{**about, **more})

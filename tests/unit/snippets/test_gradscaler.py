@@ -119,9 +119,7 @@ CASES = {
 
 @pytest.mark.parametrize("fmt", DTYPES)
 @pytest.mark.parametrize("case", CASES)
-def test_the_loaded_model_is_the_patched_one(
-    case: str, fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loaded_model_is_patched(case: str, fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, precisions, inputs = CASES[case]
     model = make()
     model.save_pretrained(tmp_path)
@@ -139,9 +137,7 @@ def test_the_loaded_model_is_the_patched_one(
         assert torch.equal(found.eval()(**inputs).logits, expected(**inputs).logits)
 
 
-def test_a_tied_weight_that_the_plan_does_not_name_is_refused_at_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tied_weight_that_the_plan_omits_is_refused_at_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a document without tied_parameters the patterns miss one, and the model says so."""
     model = bert()
     model.save_pretrained(tmp_path)
@@ -208,17 +204,13 @@ def trainer(lightning: Any, plugin: Any) -> Any:
 def plugin_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     scopes = SCOPES
     if name.endswith("fp16"):
-        scopes = {
-            path: {**entry, "precision": entry["precision"].replace("bf", "fp")} for path, entry in SCOPES.items()
-        }
+        scopes = {path: {**one, "precision": one["precision"].replace("bf", "fp")} for path, one in SCOPES.items()}
     text = snippet(document({name: scopes}, name), "lightning")
     return pasted(text, monkeypatch, seeded(Net), {name: scopes})["PlanPrecision"]
 
 
 @pytest.mark.parametrize(("name", "low"), [("autocast_bf16", torch.bfloat16), ("autocast_fp16", torch.float16)])
-def test_it_trains_under_an_autocast_plan(
-    name: str, low: torch.dtype, lightning: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_trains_under_autocast(name: str, low: torch.dtype, lightning: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module = task(lightning)
     plugin = plugin_of(name, monkeypatch)("net", device="cpu")
     assert (plugin.scaler is not None) == (low is torch.float16)

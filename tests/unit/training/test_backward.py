@@ -33,9 +33,7 @@ def test_an_exact_way_back() -> None:
 
 
 @pytest.mark.parametrize(("fmt", "overflow", "reaches"), [("fp16", 1, {"fp16": "w"}), ("bf16", 0, {})])
-def test_a_gradient_that_overflows_names_the_weight_that_it_reaches(
-    fmt: str, overflow: int, reaches: dict[str, str]
-) -> None:
+def test_a_gradient_that_overflows_names_the_weight_reached(fmt: str, overflow: int, reaches: dict[str, str]) -> None:
     # d exp(y) = exp(y), and exp(12) = 162755 is beyond FP16
     step = stepped(Scaled(12.0, Tensor.exp), torch.tensor([1.0]), torch.tensor([1.0]))
     (found,) = (node for node in backward_nodes(step, (fmt,))[0] if node.name == "exp")

@@ -73,9 +73,7 @@ def test_gradients_of_an_island_are_not_counted_as_low(root: str) -> None:
     with in_training(model):
         captured = capture_step(training_subject(model, batch(), {}, loss_fn), ("fp16",))
     low = low_names(captured, "fp16", StepPrecision("fp16", replace(PLAN, scopes=scopes)).precision)
-    found = {
-        (captured.nodes[name].owner, captured.nodes[name].op.split(".")[1]) for name in low & captured.nodes.keys()
-    }
+    found = {(captured.nodes[n].owner, captured.nodes[n].op.split(".")[1]) for n in low & captured.nodes.keys()}
     if root == "fp16":  # the quotient is FP32, and lowered for the last layer
         assert found == {("first", "linear"), ("", "mul"), ("energy", "div"), ("last", "linear")}
     else:
