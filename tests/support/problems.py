@@ -35,17 +35,11 @@ class Branches(nn.Module):
         return self.act(self.c(y) + self.b(y) + y)
 
 
-class Held(nn.Module):
+def held() -> nn.Module:
     """Two layers, one of them in a container, share the weight of a third that is never called, as T5's embeddings do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shared, self.body = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.GELU())
-        self.last = nn.Linear(4, 4, bias=False)
-        self.body[0].weight = self.last.weight = self.shared.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.body(x)) * 2.0
+    shared, body, last = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.GELU()), nn.Linear(4, 4, bias=False)
+    body[0].weight = last.weight = shared.weight
+    return Model(lambda m, x: m.last(m.body(x)) * 2.0, shared=shared, body=body, last=last)
 
 
 class Region(nn.Module):
@@ -99,7 +93,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "tied": tied,
     "towers": lambda: Model(lambda m, x: (m.left(x), m.right(x)), left=linear(), right=linear()),
     "shielded": lambda: Model(shielded, router=linear(), middle=linear(), careful=Careful(4, 4)),
-    "held": Held,
+    "held": held,
     "flat": lambda: Model(flat, weight=nn.Parameter(torch.ones(4, 4)), below=nn.Sequential(linear(), nn.GELU())),
 }
 

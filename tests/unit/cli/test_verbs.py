@@ -15,7 +15,7 @@ from auditor import cli
 from auditor.cli.verbs import default_directory
 from auditor.document.places import portable_path
 from auditor.resources import errors
-from tests.unit.report.factory import make_audit
+from tests.unit.report.factory import HOSTILE, make_audit
 
 
 def test_rules_and_explain(capsys):
@@ -105,3 +105,160 @@ def test_a_model_of_another_file_gets_a_directory_of_its_own(here):
     first, other = (SimpleNamespace(name="net", origin=SimpleNamespace(path=str(here / at))) for at in ("b/n", "a/n"))
     replace(AUDIT, subject=replace(AUDIT.subject, file=portable_path(first.origin.path))).save(here / "audits" / "net")
     assert [default_directory(one) for one in (first, other)] == [Path("audits/net"), Path("audits/a-net")]
+
+
+# `--evaluate` from the command line: stdout stays clean, the exit code follows, and what is wrong is said before the
+# audit.
+
+
+MODEL = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).eval()
+X = torch.linspace(-2, 2, 320).reshape(40, 8).sin()
+Y = model(X).detach()
+
+def get_inputs():
+    return X[:4]
+
+def near(net, limit=1e-3):
+    print("printed by the function")
+    for x, y in zip(X.split(8), Y.split(8)):
+        yield (net(x).float() - y).norm(dim=1) <= limit * y.norm(dim=1)
+
+def broken(net):
+    raise ValueError("no labels here")
+"""
+
+
+@pytest.fixture
+def folder(here: Path) -> Path:
+    (here / "scored_model.py").write_text(MODEL)
+    return here
+
+
+def error(text: str) -> str:
+    """The one line of stderr that is an error."""
+    (found,) = (line for line in text.splitlines() if line.startswith("error: "))
+    return found
+
+
+@pytest.mark.slow
+def test_a_score_that_drops_fails_and_stdout_is_json(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["scored_model.py", "--formats", "bf16", "--strategies", "cast", "--format", "json", "-q"]
+    assert cli.main([*options, "--evaluate", "near", "--max-drop", "0.05"]) == 1
+    found = json.loads(capfd.readouterr().out)
+    plan = found["plans"]["cast_bf16"]
+    assert {"function": "near", "max_drop": 0.05, "score": 1.0, "samples": 40}.items() <= found["evaluation"].items()
+    assert plan["verification"]["holds"]
+    assert found["recommended"] is None
+    assert plan["score"]["passed"] is False
+    assert plan["score"]["difference"] < -0.05
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--evaluate", "nowhere"], "scored_model.py has no 'nowhere'"),
+        (["--evaluate", "other.py:accuracy"], "other.py does not exist"),
+        (["--max-drop", "0.1"], "max_drop and better need evaluate"),
+        (["--better", "lower"], "max_drop and better need evaluate"),
+    ],
+)
+def test_what_names_no_score_is_refused_at_once(
+    folder: Path, capfd: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    assert cli.main(["scored_model.py", "-q", *options]) == 2
+    assert words in error(capfd.readouterr().err)
+
+
+def test_a_dry_run_says_what_would_be_scored(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["scored_model.py", "-q", "--dry-run", "--evaluate", "near(limit=1e-2)", "--max-drop", "0.5"]) == 0
+    said = "Score    near(limit=1e-2) on FP32 and every verified plan; higher is better; at most 0.5 worse"
+    assert said in capfd.readouterr().out
+
+
+# The verb `diff`, in words, as JSON and as a page.
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two audits; the second has lost one finding, gained another and broken one operation."""
+    base = tmp_path_factory.mktemp("audits")
+    before = make_audit(60)
+    extra = replace(before.findings[0], rule="NEW001", name="a-new-thing", severity="error", message="something new")
+    after = replace(before, findings=(*before.findings[1:], extra), max_error=0.5)
+    hostile = make_audit(60, hostile=True)
+    for name, audit in {"before": before, "after": after, "hostile": hostile}.items():
+        (base / name).mkdir()
+        (base / name / "plan.json").write_text(json.dumps(audit.to_dict()), encoding="utf-8")
+    return base
+
+
+@pytest.fixture
+def run(folders, monkeypatch, capsys):
+    monkeypatch.chdir(folders)
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def call(*words):
+        code = cli.main(["diff", *words])
+        return code, capsys.readouterr()
+
+    return call
+
+
+def test_text_fits_and_says_what_changed(run):
+    code, out = run("before", "after")
+    assert code == 0
+    assert "1 new finding, 1 gone" in out.out
+    assert "autocast_fp16 is recommended in both" in out.out
+    assert "NEW001" in out.out
+    assert "Budget: 0.01 relative L2" in " ".join(out.out.split())
+    assert [line for line in out.out.splitlines() if len(line) > 100 and not line.startswith("model.py:")] == []
+    assert "\x1b" not in out.out
+    assert out.err == ""
+    assert "Nothing changed" in run("before", "before")[1].out
+
+
+@pytest.mark.parametrize(("level", "code"), [("never", 0), ("error", 1), ("warning", 1)])
+def test_exit_code_counts_new_findings_only(run, level, code):
+    assert run("before", "after", "--fail-on", level)[0] == code
+    assert run("after", "after", "--fail-on", level)[0] == 0
+
+
+def test_json(run):
+    found = json.loads(run("before", "after", "--format", "json")[1].out)
+    assert [f["rule"] for f in found["new"]] == ["NEW001"]
+    assert len(found["gone"]) == 1
+    assert found["kept"] == len(make_audit(60).findings) - 1
+    assert (found["before"]["name"], found["after"]["file"]) == ("TinyGPT", "after")
+
+
+def test_html_holds_the_same_and_escapes_names(run, folders):
+    run("before", "after", "--html", "page/diff.html")
+    page = (folders / "page" / "diff.html").read_text()
+    assert "NEW001" in page
+    assert "default-src 'none'" in page
+    run("before", "hostile", "--html", "page/hostile.html")
+    page = (folders / "page" / "hostile.html").read_text()
+    assert HOSTILE.split("\x1b")[0] not in page
+    assert "<img" not in page
+    assert "<script>alert" not in page
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("before", "absent"), "absent cannot be read"),
+        (("before", "after", "--html", "before"), "before is a directory"),
+        (("before", "after", "--html", "before/plan.json/x.html"), "(Not a directory)"),
+    ],
+)
+def test_bad_input_is_one_line(run, words, text):
+    code, out = run(*words)
+    assert code == 2
+    (line,) = [line for line in out.err.splitlines() if line.startswith("error: ")]
+    assert text in line
+    assert out.out == ""

@@ -30,7 +30,7 @@ from auditor.verify import run_patched
 from tests.support.capturing import Function
 from tests.support.fake_cuda import NAMES, recorded_dtypes
 from tests.support.flat_models import LARGE, FlatBlock, Stack
-from tests.support.problems import Held, fp32_of, owners_of, problem_of, tied_owners
+from tests.support.problems import fp32_of, held, owners_of, problem_of, tied_owners
 from tests.support.replaying import Model
 from tests.support.small_models import MODELS
 from tests.support.subjects import FORMATS, capture_of, nodes_by_op, normal, only, seeded
@@ -291,7 +291,7 @@ class Regions(nn.Module):
         return w, z * w
 
 
-KINDS = {**MODELS, "regions": (Regions, (normal(4, 6),)), "held": (Held, (normal(4, 4),))}
+KINDS = {**MODELS, "regions": (Regions, (normal(4, 6),)), "held": (held, (normal(4, 4),))}
 KINDS |= {"flat": (FlatBlock, LARGE), "stack": (Stack, LARGE)}
 
 
