@@ -22,20 +22,13 @@ from auditor.numerics.metrics import output_error
 from auditor.records import Plan, ScopeChoice
 
 MODEL = """
+from collections import OrderedDict
 import torch
 from torch import nn
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm, self.act, self.last = nn.Linear(16, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 8)
-
-    def forward(self, x):
-        return self.last(self.act(self.norm(self.first(x))))
-
 def get_model():
     torch.manual_seed(0)
-    return Net()
+    return nn.Sequential(OrderedDict(first=nn.Linear(16, 64), norm=nn.LayerNorm(64), act=nn.GELU(), last=nn.Linear(64, 8)))
 
 def get_inputs():
     return (torch.randn(32, 16, generator=torch.Generator().manual_seed(1)),)

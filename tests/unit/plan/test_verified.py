@@ -159,17 +159,9 @@ from torch import nn
 
 torch.set_float32_matmul_precision("medium")
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin, self.head = nn.Linear(32, 32), nn.Linear(32, 4)
-
-    def forward(self, x):
-        return self.head(self.lin(x).relu())
-
 def get_model():
     torch.manual_seed(0)
-    return Net()
+    return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
 
 def get_inputs():
     return torch.ones(6, 32)
@@ -182,10 +174,8 @@ def test_the_emitted_file_is_timed_in_a_process_of_its_own_under_flags_that_its_
     file.write_text(MODEL, encoding="utf-8")
     from auditor.cli.program import main
 
-    assert main([str(file), "--measure-time", "--device", "cpu", "--formats", "bf16", "-q", "--out", str(out)]) in (
-        0,
-        1,
-    )
+    words = ["--measure-time", "--device", "cpu", "--formats", "bf16", "-q", "--out", str(out)]
+    assert main([str(file), *words]) in (0, 1)
     audit = auditor.load(out)
     assert torch.get_float32_matmul_precision() == "highest"
     assert audit.environment.flags["float32_matmul_precision"] == "medium"

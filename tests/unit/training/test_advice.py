@@ -25,8 +25,7 @@ from auditor.training.recommend import loss_scale
 from auditor.training.step import capture_step
 from tests.support.replaying import Model
 from tests.unit.report.factory import HOSTILE, make_audit
-from tests.unit.training.conftest import Trained, loss_fn, made
-from tests.unit.training.own_steps import audited, fp32_gradients
+from tests.unit.training.conftest import Trained, audited, fp32_gradients, loss_fn, made
 
 
 def test_some_advice_is_given_where_it_is_true_alone(trained: Trained) -> None:

@@ -19,8 +19,7 @@ from auditor.training.recommend import format_to_train_in, loss_scale, lost_by_a
 from auditor.training.stage import low_by_module, low_names, module_gradients
 from tests.support.replaying import Model
 from tests.support.subjects import capture_of
-from tests.unit.training.conftest import Trained, loss_fn
-from tests.unit.training.own_steps import audited, fp32_gradients, low_gradients, off
+from tests.unit.training.conftest import Trained, audited, fp32_gradients, loss_fn, low_gradients, off
 
 
 def one_layer() -> nn.Module:

@@ -187,17 +187,12 @@ import os, sys, time
 import torch
 from torch import nn
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.lin(x)
+class Net(nn.Linear):
+    pass
 
 def get_model():
     torch.manual_seed(0)
-    return Net()
+    return Net(4, 4)
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
