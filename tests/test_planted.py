@@ -63,9 +63,7 @@ def test_a_repaired_model_has_nothing_to_fix(repaired: Audit) -> None:
     found = causes(repaired)
     assert found.wanting == ()
     assert found.headline == f"nothing to fix, {len(found.notes)} notes"
-    assert all(
-        f"othing to fix, {len(found.notes)} notes" in REPORTERS[name](repaired) for name in ("text", "md", "html")
-    )
+    assert all(f"othing to fix, {len(found.notes)} notes" in REPORTERS[n](repaired) for n in ("text", "md", "html"))
 
 
 def test_every_reporter_has_the_causes_and_no_kind_more(bad: Audit) -> None:

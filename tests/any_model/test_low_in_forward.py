@@ -259,9 +259,8 @@ class Rotated(nn.Module):
 
 @pytest.mark.parametrize("back", [True, False], ids=["cast back", "left in FP32"])
 def test_the_mask_is_that_of_the_run_in_which_it_is_low(back: bool) -> None:
-    audit = held(
-        drawn(lambda: Rotated(back), 2, 8, 16), objective="flops"
-    )  # in time, a model as small as this saves next to nothing
+    # in time, a model as small as this saves next to nothing
+    audit = held(drawn(lambda: Rotated(back), 2, 8, 16), objective="flops")
     assert not any(v.verdict == "unsafe" for report in audit.nodes for v in report.verdicts.values())
     for name, plan in audit.plans.items():
         assert plan.is_verified

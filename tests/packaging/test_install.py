@@ -59,9 +59,7 @@ def test_wheel_holds_the_package_and_its_data_alone(wheel, checkout):
     modules = {path.relative_to(checkout) for path in checkout.glob("auditor/**/*.py")}
     assert modules <= set(names)
     for data in ("rules", "reports"):
-        here = {
-            Path("auditor") / path.relative_to(checkout) for path in checkout.glob(f"{data}/**/*") if path.is_file()
-        }
+        here = {Path("auditor") / p.relative_to(checkout) for p in checkout.glob(f"{data}/**/*") if p.is_file()}
         assert {name for name in names if name.parts[:2] == ("auditor", data)} == here
     assert {Path("auditor/py.typed"), Path("auditor/docs/errors.md"), Path("auditor/docs/glossary.md")} <= set(names)
     assert [name for name in names if name.name == "LICENSE"]

@@ -66,9 +66,7 @@ def _facts(op: Any) -> _Facts:
         packet=schema.name.partition("::")[2],
         view=any(x.alias_info is not None and not x.alias_info.is_write for x in schema.returns),
         outs=tuple(a.name for a, write in zip(arguments, writes, strict=True) if write and a.kwarg_only),
-        written=tuple(
-            i for i, (a, write) in enumerate(zip(arguments, writes, strict=True)) if write and not a.kwarg_only
-        ),
+        written=tuple(i for i, (a, w) in enumerate(zip(arguments, writes, strict=True)) if w and not a.kwarg_only),
         inplace=bool(schema.returns) and all(x.alias_info is not None for x in schema.returns),
         device=any(a.name == "device" for a in arguments),
     )

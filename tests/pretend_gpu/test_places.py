@@ -250,9 +250,7 @@ def test_the_cpu_in_its_place_is_said(size: int) -> None:
     same(audited("cpu"), audit)
 
 
-@pytest.mark.parametrize(
-    "part", [0.5, *(pytest.param(part, marks=pytest.mark.slow) for part in (0.05, 0.3, 0.75, 0.95))]
-)
+@pytest.mark.parametrize("part", [0.5, *(pytest.param(p, marks=pytest.mark.slow) for p in (0.05, 0.3, 0.75, 0.95))])
 @natively
 def test_no_allocation_that_fails_becomes_a_verdict(part: float) -> None:
     """Whichever it is: the audit begins again, and finds the same."""

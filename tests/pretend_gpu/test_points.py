@@ -68,9 +68,7 @@ def test_their_overflow_is_found_in_bf16_too() -> None:
     for audit in (emulated, native):
         assert not audit.baselines["autocast_bf16"].finite
         plan = audit.plans["autocast_bf16"]
-        assert plan.is_verified and {plan.scopes[path].precision for path in ("", "over") if path in plan.scopes} == {
-            "fp32"
-        }
+        assert plan.is_verified and {plan.scopes[p].precision for p in ("", "over") if p in plan.scopes} == {"fp32"}
         assert any("over" in reason.modules for reason in plan.reasons)
     same(emulated, native)
 

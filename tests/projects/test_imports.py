@@ -164,9 +164,7 @@ USUAL = "src, a file, with a score"
 """The one that has most of what the others have: those are for the slow suite."""
 
 
-@pytest.mark.parametrize(
-    "name", [USUAL, *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != USUAL)]
-)
+@pytest.mark.parametrize("name", [USUAL, *(pytest.param(n, marks=pytest.mark.slow) for n in CASES if n != USUAL)])
 def test_verdict_and_emitted_file(name: str, tmp_path: Path) -> None:
     audited = audit_project(tmp_path / "project", CASES[name])
     check_verdict(audited)

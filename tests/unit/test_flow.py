@@ -111,9 +111,8 @@ def test_signs_of_life_come_from_inside_of_every_stage_that_runs_something(monke
     asked = {"mode": "training", "loss_fn": nn.functional.mse_loss, "strategies": ("autocast",)}
     asked["progress"] = lambda stage, *rest: heard.update([stage])
     auditor.audit(steep, batch, max_error=1e-4, **asked)  # a budget that plans have to be searched for
-    assert {"measure", "training", "baseline", "plan", "low steps"} <= {
-        s for s in heard if heard[s] > 2
-    }  # nothing flagged lies together here
+    # nothing flagged lies together here
+    assert {"measure", "training", "baseline", "plan", "low steps"} <= {s for s in heard if heard[s] > 2}
 
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")

@@ -227,9 +227,7 @@ def audited_without_runs(monkeypatch: pytest.MonkeyPatch, why: str) -> Audit:
     )
 
 
-def test_without_the_run_of_its_artefact_no_plan_is_verified_and_none_recommended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_run_of_its_artefact_no_plan_is_verified_or_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     found = audited_without_runs(monkeypatch, "RuntimeError: as this test has it")
     assert found.plans.keys() == {"autocast_bf16", "cast_bf16", "graph_bf16"}
     assert [plan.name for plan in found.plans.values() if plan.is_verified or plan.measured_error is not None] == []

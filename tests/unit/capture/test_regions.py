@@ -100,9 +100,7 @@ SQUARE = torch.eye(3)
 def regions(function: Any, *inputs: Tensor) -> dict[str, tuple[bool, str]]:
     """{operation: region} of a function."""
     found = capture_of(Function(function), *inputs)
-    return {
-        n.op.split(".")[1]: (n.region.enabled, n.region.dtype) for n in found.nodes.values() if n.region is not None
-    }
+    return {n.op.split(".")[1]: (n.region.enabled, n.region.dtype) for n in found.nodes.values() if n.region}
 
 
 def nested(x: Tensor) -> Tensor:

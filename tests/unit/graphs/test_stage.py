@@ -99,9 +99,7 @@ def chooses(m: Any, x: Tensor) -> Tensor:
     ("forward", "said"),
     [(chooses, "cannot be exported as a graph"), (of_a_sparse_matrix, "cannot be saved as a program")],
 )
-def test_what_cannot_be_exported_is_a_line_and_the_others_go_on(
-    forward: Any, said: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_exported_costs_one_line(forward: Any, said: str, capfd: pytest.CaptureFixture[str]) -> None:
     model = Model(forward, layer=nn.Linear(16, 16), edges=torch.eye(8).to_sparse())
     found = auditor.audit(model, torch.randn(8, 16), strategies=("autocast", "graph"), formats="bf16", device="cpu")
     assert list(found.plans) == ["autocast_bf16"]

@@ -70,9 +70,7 @@ def test_the_few_passes_of_a_large_model_tell_what_eight_tell(
 
 
 @pytest.mark.parametrize(("samples", "passes"), [(1, 4), (2, 3), (3, 3), (4, 2)])
-def test_a_large_model_gets_more_passes_the_fewer_its_samples(
-    samples: int, passes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_samples_give_large_models_more_passes(samples: int, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # A sum of two numbers per sample: one pass gives at most four squares, and those of one sample tell no scatter.
     monkeypatch.setattr(attribute, "LIGHT", 0)
     monkeypatch.setattr(attribute, "ENOUGH", 0.0)

@@ -147,9 +147,8 @@ def test_what_does_not_cancel() -> None:
 
 
 def test_cancellation_depends_on_the_format() -> None:
-    assert (
-        cause_of("sub", Deviation(error=0.03), BF16, Profile(ONES / 10), [Profile(ONES)]) == "rounding"
-    )  # 8 * 2^-8 = 0.03125
+    # 8 * 2^-8 = 0.03125
+    assert cause_of("sub", Deviation(error=0.03), BF16, Profile(ONES / 10), [Profile(ONES)]) == "rounding"
     assert cause_of("sub", Deviation(error=0.032), BF16, Profile(ONES / 10), [Profile(ONES)]) == "cancellation"
 
 

@@ -119,9 +119,7 @@ def test_autocast_raises(name: str, called: Callable[..., torch.dtype]) -> None:
     assert [called(FP32, name, dtype, region=dtype) for dtype in (FP16, BF16)] == [WIDE, WIDE]
 
 
-@pytest.mark.parametrize(
-    "name", ["softmax.int", "log_softmax.int", "cumsum", "cumprod", "prod.dim_int", "sum.dim_IntList"]
-)
+@pytest.mark.parametrize("name", "softmax.int log_softmax.int cumsum cumprod prod.dim_int sum.dim_IntList".split())
 def test_a_dtype_that_is_given_counts(name: str, called: Callable[..., torch.dtype]) -> None:
     assert treatment(f"aten.{name}") == "fp32_unless_dtype"
     assert [called(FP32, name, dtype, dtype=FP16) for dtype in (FP16, WIDE)] == [FP16, FP16]

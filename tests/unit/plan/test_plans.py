@@ -123,9 +123,7 @@ def test_a_plan_that_holds_and_is_further_off_than_the_model_without_one_gives_w
     assert {choice.precision for choice in plan.scopes.values()} == {"bf16", "fp32"}
 
 
-def test_what_another_strategy_chose_is_taken_over_where_it_is_better_and_holds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_another_strategy_chose_is_taken_where_it_is_better_and_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_of(seeded(Deep), normal(64, 256), formats=("bf16",), max_error=0.5)
     planner = Planner(bench)
     spaces = {name: Foretold(space.problem, 0.5) for name, space in planner.spaces.items()}

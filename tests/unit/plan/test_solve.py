@@ -337,7 +337,6 @@ def test_what_the_author_runs_low_himself_no_plan_forbids() -> None:
     assert [found.node_square(each, second) for each in (low, wide)] == [FORBIDDEN, 0.0]
     (x,) = (place.name for place in capture.placeholders if place.kind == "input")
     assert found.cast_square(low, x) == pytest.approx(0.2**2)
-    assert (
-        found.energy.scopes["first"][0] == found.energy.scopes["first"][1]
-    )  # no time is saved by running it in low precision
+    # no time is saved by running it in low precision
+    assert found.energy.scopes["first"][0] == found.energy.scopes["first"][1]
     assert found.energy.scopes["second"][0] < found.energy.scopes["second"][1]

@@ -102,9 +102,7 @@ def test_where_no_rule_foresaw_it_what_lies_together_has_one_cause_at_its_strong
 def amplified(nodes: list[Node], effects: dict[str, float], softmax: float = 1e-4) -> FlowGraph:
     """Of effects each is that of its own rounding, but at the softmax, whose result is as little as that."""
     of = graph(nodes, {}, effects)
-    parts = {
-        name: softmax if of.nodes[name].op == "aten.softmax.default" else effect for name, effect in effects.items()
-    }
+    parts = {n: softmax if of.nodes[n].op == "aten.softmax.default" else effect for n, effect in effects.items()}
     moved = {name: dict.fromkeys(FORMATS, Contribution(effects[name], part, part)) for name, part in parts.items()}
     return replace(of, measured=replace(of.measured, contributions=moved))
 

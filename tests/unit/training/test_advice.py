@@ -185,9 +185,8 @@ def test_numbers_of_advice_are_those_of_autograd(trained: Trained) -> None:
     assert largest * (int(ranks[1]) - 1) <= 65504 < largest * int(ranks[1])
     eps = re.search(r"In FP16 (\S+)% of these values are zero", advice(found, "adam-eps"))
     nonzero = whole[whole != 0]
-    assert float(eps[1]) == pytest.approx(
-        100 * float(((1e-3 * nonzero.square()).half() == 0).float().mean()), abs=3
-    )  # a histogram has powers of two
+    # a histogram has powers of two
+    assert float(eps[1]) == pytest.approx(100 * float(((1e-3 * nonzero.square()).half() == 0).float().mean()), abs=3)
 
 
 def test_an_embedding_makes_the_share_that_is_said() -> None:

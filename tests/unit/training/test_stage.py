@@ -41,9 +41,7 @@ def reference_gradients(trained: Trained) -> dict[str, torch.Tensor]:
 def test_parameter_histograms_are_those_of_autograd(trained: Trained) -> None:
     training = trained.audit.training
     expected = reference_gradients(trained)
-    assert [p.name for p in training.parameters if p.gradient.nonzero] == [
-        n for n, g in expected.items() if bool(g.any())
-    ]
+    assert [p.name for p in training.parameters if p.gradient.nonzero] == [n for n, g in expected.items() if g.any()]
     for parameter in training.parameters:
         ours, theirs = parameter.gradient, magnitudes_of(expected[parameter.name])
         assert ours.max_abs == pytest.approx(theirs.max_abs, rel=1e-4)

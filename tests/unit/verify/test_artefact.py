@@ -161,9 +161,7 @@ def get_model(): return Net()
         ("def act(*y): raise OSError('gone')", r"running the model in FP32 .* OSError: gone \(net\.py:20\)"),
     ],
 )
-def test_a_model_that_cannot_be_built_or_run_in_fp32_is_an_error(
-    source: str, said: str, tmp_path: Path, processes: list[str]
-) -> None:
+def test_no_model_or_no_run_in_fp32_is_an_error(source: str, said: str, tmp_path: Path, processes: list[str]) -> None:
     with refused(LoadError, "not-rebuilt", match=said):
         run(tmp_path, source, *PLANS)
     assert len(processes) == 1
