@@ -20,17 +20,12 @@ MODEL = """
 import atexit, ctypes, logging, os, signal, subprocess, sys, threading, time
 import torch
 
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.lin = torch.nn.Linear(4, 4)
-
+class Net(torch.nn.Linear):
     def forward(self, x):
         act()
-        return self.lin(x)
+        return super().forward(x)
 
-def get_model(): return Net()
+def get_model(): torch.manual_seed(0); return Net(4, 4)
 def get_inputs(): return torch.ones(2, 4)
 """
 LOUD = """

@@ -40,6 +40,7 @@ from auditor.training.objective import in_training, training_subject
 from auditor.training.step import capture_step, step_batches
 from tests.support.fake_cuda import NAMES
 from tests.support.problems import Branches
+from tests.support.replaying import Model
 from tests.support.small_models import MODELS as SMALL
 from tests.support.small_models import Deep
 from tests.support.structure import modules
@@ -270,22 +271,16 @@ def unchanged(*tensors: Tensor) -> Iterator[None]:
         assert x.grad is None
 
 
-class Net(nn.Module):
+def scaled(m: Any, x: Tensor) -> Tensor:
     """Reads its input, a weight and a buffer, and adds positions, which depend on no floating-point input."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, 4)
-        self.register_buffer("table", normal(4, seed=2).to(dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        scaled = self.linear(x.float()) * self.table
-        return torch.softmax(scaled + torch.arange(4).to(x.dtype), -1) * scaled
+    y = m.linear(x.float()) * m.table
+    return torch.softmax(y + torch.arange(4).to(x.dtype), -1) * y
 
 
-def net(dtype: torch.dtype) -> tuple[Net, Tensor, list[Tensor]]:
+def net(dtype: torch.dtype) -> tuple[nn.Module, Tensor, list[Tensor]]:
     """A model, its input, and every tensor that its owner holds."""
-    model, x = seeded(lambda: Net(dtype)), normal(3, 6).to(dtype)
+    model = seeded(lambda: Model(scaled, linear=nn.Linear(6, 4), table=normal(4, seed=2).to(dtype)))
+    x = normal(3, 6).to(dtype)
     return model, x, [x, *model.parameters(), *model.buffers()]
 
 

@@ -1,16 +1,18 @@
 """One model written flat, what was measured of it and what torch.export makes of it, once for all tests of the room."""
 
+import random
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import auditor
 from auditor.graphs.exported import ExportedModel, export_model
-from auditor.graphs.operations import Table, table_of
+from auditor.graphs.operations import GraphOperation, Table, Value, table_of
 from auditor.plan.workbench import Workbench
 from auditor.records import Audit
 from tests.support.planning import bench_of
-from tests.unit.graphs.models import flat
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +40,75 @@ def audit() -> Audit:
 @pytest.fixture
 def model() -> nn.Module:
     return flat()
+
+
+# Models that are exported, and tables that the solver is tried on.
+
+
+class Flat(nn.Module):
+    """Everything in one forward; the square of 1000 is beyond FP16, and the mean of such squares too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        wide = torch.relu(self.first(x))
+        size = ((1000 * wide) ** 2).mean(-1, keepdim=True).sqrt() / 1000
+        narrow = self.second(wide / (size + 0.1))
+        return {"scores": narrow, "likely": narrow.softmax(-1)}
+
+
+def flat() -> nn.Module:
+    torch.manual_seed(1)
+    return Flat().eval()
+
+
+def drawn(rnd: random.Random, count: int) -> Table:
+    """A graph of so many operations at random: values read by several, weights, operations that give two or none."""
+    operations: dict[str, GraphOperation] = {}
+    values: dict[str, Value] = {}
+    for index in range(rnd.randint(1, 3)):
+        name = f"weight_{index}"
+        values[name] = Value(name, None, 0.3 * rnd.random(), 0.2 * rnd.random(), stored=rnd.random() < 0.6)
+    for index in range(count):
+        name, known = f"operation_{index}", list(values)
+        reads = tuple(dict.fromkeys(rnd.choice(known) for _ in range(rnd.randint(1, 3))))
+        high = rnd.random()
+        operations[name] = made(
+            name, reads, high * rnd.choice([0.5, 1.2]), high, 0.3 * rnd.random(), rnd.random() < 0.15
+        )
+        for which in range(rnd.choice([0, 1, 1, 2])):
+            given = f"value_{index}_{which}"
+            share = 0.2 * rnd.random(), 0.1 * rnd.random()
+            values[given] = Value(given, name, *share, returned=rnd.random() < 0.2)
+    return Table("fp16", operations, values)
+
+
+def made(
+    name: str, reads: tuple[str, ...], low: float, high: float, error: float = 0.0, kept: bool = False
+) -> GraphOperation:
+    return GraphOperation(
+        name, "aten.made.up", reads, low, high, error, 1, None, *(("unsafe", "unsafe: so it was drawn") if kept else ())
+    )
+
+
+def long(count: int) -> Table:
+    """A chain of so many operations with weights, some of which read what came long before."""
+    rnd = random.Random(1)
+    names, operations = ["input"], {}
+    values = {"input": Value("input", None, 1e-6, 1e-9)}
+    for index in range(count):
+        reads: dict[str, Any] = dict.fromkeys(names[-1:])
+        if rnd.random() < 0.4:
+            reads[names[-min(len(names), rnd.randint(2, 40))]] = None
+        if rnd.random() < 0.3:
+            weight = Value(f"weight_{index}", None, 1e-6 * rnd.random(), 1e-9 * rnd.random(), stored=True)
+            values[weight.name] = weight
+            reads[weight.name] = None
+        high, name = 1e-5 * rnd.random(), f"operation_{index}"
+        low = high * rnd.choice([0.1, 0.5, 0.5, 1.0])
+        operations[name] = made(name, tuple(reads), low, high, 10 ** rnd.uniform(-14, -7), rnd.random() < 0.05)
+        names.append(f"value_{index}")
+        values[names[-1]] = Value(names[-1], name, 2e-6 * rnd.random(), 10 ** rnd.uniform(-12, -8))
+    return Table("fp16", operations, values)

@@ -11,7 +11,7 @@ from auditor.graphs.operations import Table, Value
 from auditor.graphs.stage import OperationRefused, Operations, cuts_of, kept_of
 from auditor.plan.mincut import Candidate
 from auditor.plan.search import choose
-from tests.unit.graphs.models import drawn, long, made
+from tests.unit.graphs.conftest import drawn, long, made
 
 
 def low_at(table: Table, multiplier: float) -> frozenset[str]:

@@ -23,7 +23,7 @@ from auditor.report.plans import program_line
 from auditor.report.words import ratio
 from tests.support.capturing import Function
 from tests.support.refusing import refused
-from tests.unit.graphs.models import flat
+from tests.unit.graphs.conftest import flat
 
 
 @pytest.fixture(scope="module", params=["fp32", pytest.param("low", marks=pytest.mark.slow)])

@@ -28,7 +28,7 @@ from auditor.verify import run_patched
 from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.support.replaying import Model
-from tests.unit.graphs.models import flat
+from tests.unit.graphs.conftest import flat
 
 
 def program(audit: Audit, name: str) -> nn.Module:

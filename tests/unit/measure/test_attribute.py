@@ -133,9 +133,8 @@ def shared(m: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_product_answers_for_the_rounding_of_what_it_reads_itself(fmt: str) -> None:
-    measured = measurement_of(
-        seeded(lambda: Model(shared, first=nn.Linear(24, 24), second=nn.Linear(24, 24))), normal(64, 24)
-    )
+    model = seeded(lambda: Model(shared, first=nn.Linear(24, 24), second=nn.Linear(24, 24)))
+    measured = measurement_of(model, normal(64, 24))
     products = [node.name for node in nodes_by_op(measured.capture, "linear")]
     assert len(products) == 3
     (weight,) = (p.name for p in measured.capture.placeholders if p.fqn == "first.weight")

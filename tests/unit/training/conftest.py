@@ -59,9 +59,8 @@ def trained() -> Trained:
     model, tokens, targets = made()
     model.dropout.eval()
     before = copy.deepcopy(model)
-    audit = auditor.audit(
-        model, [(tokens, targets), (tokens.flip(0), targets)], mode="training", loss_fn=loss_fn, device="cpu"
-    )
+    batches = [(tokens, targets), (tokens.flip(0), targets)]
+    audit = auditor.audit(model, batches, mode="training", loss_fn=loss_fn, device="cpu")
     return Trained(audit, model, before, (tokens, targets))
 
 
