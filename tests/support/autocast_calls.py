@@ -1,8 +1,4 @@
-"""One valid call of the operations that CUDA autocast registers: arguments of `torch.ops.aten`, made by `t(*shape)`.
-
-Left out, since fake tensors cannot run them without CUDA or cuDNN, or since they refuse half even under autocast: the
-fused cells and gru_cell, cudnn_convolution*, _scaled_dot_product_flash_attention, grid_sampler, linalg_matrix_norm.
-"""
+"""One valid call of the operations that CUDA autocast registers: arguments of `torch.ops.aten`, made by `t(*shape)`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,20 +27,7 @@ def _cell(t: Make) -> tuple[Any, ...]:
 
 LOWER: dict[str, Arguments] = {
     "_convolution": lambda t: (t(1, 2, 8), t(2, 2, 3), None, [1], [0], [1], False, [0], 1, False, False, True, True),
-    "_convolution.deprecated": lambda t: (
-        t(1, 2, 8),
-        t(2, 2, 3),
-        None,
-        [1],
-        [0],
-        [1],
-        False,
-        [0],
-        1,
-        False,
-        False,
-        True,
-    ),
+    "_convolution.deprecated": lambda t: LOWER["_convolution"](t)[:-1],
     "convolution": lambda t: (t(1, 2, 8), t(2, 2, 3), None, [1], [0], [1], False, [0], 1),
     **{f"conv{n}d": lambda t, n=n: (t(1, 2, *n * [8]), t(2, 2, *n * [3])) for n in (1, 2, 3)},
     **{

@@ -8,21 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.isolation import members
 from auditor.isolation.answer import answer, stored_in
 from auditor.isolation.draws import draw_of, drew, in_float32, may_draw
-from auditor.isolation.members import (
-    modules_of,
-    named_modules,
-    named_parameters,
-    named_tensors,
-    parameters_of,
-    raise_in_place,
-    rename_scopes,
-    size_of,
-    stored_low,
-    unwrap_model,
-    without_wrappers,
-)
 from tests.support.capturing import Function
 from tests.support.subjects import normal, seeded
 
@@ -56,18 +44,18 @@ class Says(nn.Module):
 
 def test_a_link_to_the_parent_ends_there_and_every_other_name_counts() -> None:
     model = Linked()
-    assert [path for path, _ in named_modules(model)] == ["", "child", "again", "norm"]
-    assert modules_of(model) == [model, model.child, model.norm]
+    assert [path for path, _ in members.named_modules(model)] == ["", "child", "again", "norm"]
+    assert members.modules_of(model) == [model, model.child, model.norm]
     names = ["child.weight", "child.bias", "again.weight", "again.bias", "norm.weight", "norm.bias"]
-    assert [name for name, _ in named_parameters(model)] == names
-    assert [name for name, _ in named_tensors(model)][6:] == [f"norm.{name}" for name in model.norm._buffers]
-    assert size_of(model) == 2 * 3 + 3 + 3 + 3
+    assert [name for name, _ in members.named_parameters(model)] == names
+    assert [name for name, _ in members.named_tensors(model)][6:] == [f"norm.{name}" for name in model.norm._buffers]
+    assert members.size_of(model) == 2 * 3 + 3 + 3 + 3
 
 
 def test_what_the_class_says_of_itself_does_not_count() -> None:
     model = Says()
-    assert [id(p) for p in parameters_of(model)] == [id(model.layer.weight), id(model.layer.bias)]
-    assert modules_of(model) == [model, model.layer]
+    assert [id(p) for p in members.parameters_of(model)] == [id(model.layer.weight), id(model.layer.bias)]
+    assert members.modules_of(model) == [model, model.layer]
 
 
 class Holds(nn.Module):
@@ -86,17 +74,17 @@ class Holds(nn.Module):
 
 def test_low_tensors_are_found_once() -> None:
     model = Holds()
-    found = stored_low(model)
+    found = members.stored_low(model)
     assert [id(x) for x in found] == [id(x) for x in (model.first.weight, model.first.bias, model.scale)]
-    further = stored_low(model, attributes=True)
+    further = members.stored_low(model, attributes=True)
     assert [id(x) for x in further[3:]] == [id(model.tables["cos"][0])]
 
 
 def test_raised_tensors_are_the_same_objects_with_the_same_values() -> None:
     model = Holds()
-    before = [(x, x.detach().clone()) for x in stored_low(model)]
-    raise_in_place([x for x, _ in before])
-    assert stored_low(model) == []
+    before = [(x, x.detach().clone()) for x in members.stored_low(model)]
+    members.raise_in_place([x for x, _ in before])
+    assert members.stored_low(model) == []
     assert model.second.weight is model.first.weight is before[0][0]
     for x, value in before:
         assert x.dtype is torch.float32
@@ -108,7 +96,7 @@ def test_what_shared_a_storage_shares_one_again() -> None:
     flat = normal(12).bfloat16()
     expected = flat.float()
     head, tail, turned = flat[:6], flat[6:], flat.reshape(3, 4).t()
-    raise_in_place([head, tail, turned, flat])
+    members.raise_in_place([head, tail, turned, flat])
     assert torch.equal(torch.cat((head, tail)), expected)
     assert torch.equal(turned, expected.reshape(3, 4).t())
     head[1] = 7
@@ -130,22 +118,22 @@ class DataParallel(OfOnesOwn):
 
 def test_wrappers_of_wrappers_are_taken_off() -> None:
     inner = nn.Linear(2, 2)
-    assert unwrap_model(torch.compile(inner)) is inner
-    assert unwrap_model(nn.DataParallel(torch.compile(inner))) is inner
-    assert unwrap_model(torch.compile(nn.DataParallel(inner))) is inner
+    assert members.unwrap_model(torch.compile(inner)) is inner
+    assert members.unwrap_model(nn.DataParallel(torch.compile(inner))) is inner
+    assert members.unwrap_model(torch.compile(nn.DataParallel(inner))) is inner
 
 
 def test_scopes_follow_what_is_wrapped_inside() -> None:
-    assert without_wrappers("a._orig_mod.b.module.c") == "a.b.c"
-    assert without_wrappers("_orig_mod") == ""
-    assert rename_scopes({"": 0, "a": 1, "a.b": 2}, {"", "a", "a._orig_mod", "a._orig_mod.b"}) == {
+    assert members.without_wrappers("a._orig_mod.b.module.c") == "a.b.c"
+    assert members.without_wrappers("_orig_mod") == ""
+    assert members.rename_scopes({"": 0, "a": 1, "a.b": 2}, {"", "a", "a._orig_mod", "a._orig_mod.b"}) == {
         "": 0,
         "a": 1,
         "a._orig_mod.b": 2,
     }
-    assert rename_scopes({"a": 1, "a.module.b": 2}, {"", "a", "a.b"}) == {"a": 1, "a.b": 2}
-    assert rename_scopes({"a.module": 1}, {"", "a", "a.module"}) == {"a.module": 1}
-    assert rename_scopes({"gone": 1}, {"", "a"}) == {"gone": 1}
+    assert members.rename_scopes({"a": 1, "a.module.b": 2}, {"", "a", "a.b"}) == {"a": 1, "a.b": 2}
+    assert members.rename_scopes({"a.module": 1}, {"", "a", "a.module"}) == {"a.module": 1}
+    assert members.rename_scopes({"gone": 1}, {"", "a"}) == {"gone": 1}
 
 
 # Runs of the user's own model leave it as it was, whatever they convert.

@@ -39,7 +39,7 @@ UNTRIED = {
     "linalg_matrix_norm",
     "binary_cross_entropy",
 }
-"""Registered, and beyond what fake tensors can run; see autocast_calls.py."""
+"""Registered, and not in autocast_calls.py: fake tensors need CUDA or cuDNN to run them, or they refuse half all the same."""
 
 OF_CUDA_BUILDS = {"_cudnn_rnn", "miopen_rnn"}
 """Registered where torch is built for a GPU: what `lstm` and its like come to there."""
