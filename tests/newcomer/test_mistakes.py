@@ -174,11 +174,7 @@ MADE_OF_A_NUMBER = NUMBER.replace(
     ],
 )  # fmt: skip
 def test_the_error_says_what_was_meant(
-    source: str,
-    words: list[str],
-    said: str,
-    here: Path,
-    capsys: pytest.CaptureFixture[str],
+    source: str, words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in said_of(source, words, capsys)
 

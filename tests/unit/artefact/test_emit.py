@@ -339,10 +339,7 @@ def test_apply_checks_the_plan_and_the_model(tmp_path: Path) -> None:
 def test_numbers_that_python_cannot_spell_are_left_out(tmp_path: Path) -> None:
     odd = Plan("cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, math.inf, 0.0, 1.0, Verification(math.nan))
     found = namespace_of(emit(None, 1, {"cast_bf16": odd}, None, tmp_path), tmp_path / "patched_model.py")
-    assert (
-        found["PLANS"]["cast_bf16"]["predicted_error"],
-        found["PLANS"]["cast_bf16"]["measured_error"],
-    ) == (
+    assert (found["PLANS"]["cast_bf16"]["predicted_error"], found["PLANS"]["cast_bf16"]["measured_error"]) == (
         None,
         None,
     )

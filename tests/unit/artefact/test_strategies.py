@@ -154,10 +154,7 @@ def test_scopes_by_path() -> None:
     assert plan_table(Plan("cast_fp16", "cast", "fp16", scopes, 0.1, 1.0, 0.5)) == {
         "strategy": "cast",
         "format": "fp16",
-        "scopes": {
-            "": {"precision": "fp16"},
-            "head": {"precision": "fp32", "output": "keep"},
-        },
+        "scopes": {"": {"precision": "fp16"}, "head": {"precision": "fp32", "output": "keep"}},
     }
 
 

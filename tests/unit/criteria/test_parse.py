@@ -62,10 +62,7 @@ def test_a_function_has_a_limit_beside_it() -> None:
         ("logits: kll <= 1", "'kll' is not a criterion: did you mean kl? Available: rel_l2, max_abs, mean_abs"),
         ("logits: accuracy >= 1", "'accuracy' is not a criterion. Available:"),
         ("logits: kl >= 1", "lower values of kl are better: write 'logits: kl <= 1'"),
-        (
-            "logits: top1 <= 0.01",
-            "higher values of top1 are better: write 'logits: top1 >= 0.01'. top1: share of rows",
-        ),
+        ("logits: top1 <= 0.01", "higher values of top1 are better: write 'logits: top1 >= 0.01'. top1: share of rows"),
         ("logits: kl <= some", "the limit of 'logits: kl' must be a number, not 'some'"),
         ("logits: kl <= nan", "must be a number, not 'nan'"),
         ("logits: kl <= -1", "the limit of kl must be 0 or more, and finite, not -1"),

@@ -21,16 +21,7 @@ from auditor.plan.search import choose
 from auditor.plan.workbench import Workbench
 from auditor.records import Contribution, ScopeChoice, Verdict
 from tests.support.planning import Foretold, bench_of
-from tests.support.problems import (
-    Region,
-    captured,
-    drawn,
-    fp32_of,
-    labellings,
-    owners_of,
-    problem_of,
-    tied_owners,
-)
+from tests.support.problems import Region, captured, drawn, fp32_of, labellings, owners_of, problem_of, tied_owners
 from tests.support.subjects import capture_of, normal, seeded
 from tests.support.unet import UNet
 
