@@ -259,7 +259,7 @@ def raising(*given: Any) -> Any:
         (lambda r, c: torch.ones(2), "returned a value of type Tensor"),
         (lambda r, c: [1.0], "returned a value of type list"),
         (lambda r: 1.0, "it is called as metric(reference, candidate)"),
-        (raising, "metric=raising raised KeyError: 'mine' (test_arguments.py:"),
+        (raising, "metric=raising raised KeyError: 'mine' (test_mistakes.py:"),
     ],
 )
 def test_a_metric_that_gives_no_number(metric: Callable[..., Any], said: str) -> None:
@@ -306,7 +306,7 @@ def test_progress_that_raises_ends_the_audit_under_its_name(call: int) -> None:
 
     error = refusal(progress=progress)
     assert error.slug == "bad-callback"
-    assert str(error).startswith("progress raised Cancelled: by the user (test_arguments.py:")
+    assert str(error).startswith("progress raised Cancelled: by the user (test_mistakes.py:")
     assert isinstance(error.__cause__, Cancelled)
 
 
