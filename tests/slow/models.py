@@ -62,17 +62,8 @@ def _tokens(length: int) -> Tensor:
     return torch.randint(3, VOCABULARY, (BATCH, length))
 
 
-MODELS: dict[str, Callable[[], Made]] = {
-    "resnet": _resnet,
-    "vit": _vit,
-    "gpt2": _gpt2,
-    "t5": _t5,
-    "whisper": _whisper,
-}
-LARGE: dict[str, Callable[[], Made]] = {
-    "resnet50": _resnet50,
-    "convnext_tiny": _convnext,
-}
+MODELS: dict[str, Callable[[], Made]] = {"resnet": _resnet, "vit": _vit, "gpt2": _gpt2, "t5": _t5, "whisper": _whisper}
+LARGE: dict[str, Callable[[], Made]] = {"resnet50": _resnet50, "convnext_tiny": _convnext}
 """Of full size, and so attributed with a pass or two; every branch adds to the outputs, as in a trained model."""
 
 specimen = partial(zoo.specimen, among=MODELS | LARGE)

@@ -15,7 +15,6 @@ from auditor.capture.paths import path_of, usable
 from auditor.capture.several import MOST_PATHS, RecordedPaths, join_paths, record_paths
 from auditor.records import Batch, Capture, Subject
 from tests.corpus.catalogue import INFERENCE
-from tests.support.capturing import Function
 from tests.support.replaying import Model, replayed
 from tests.support.resisting import MODELS as RESISTING
 from tests.support.small_models import MODELS as SMALL
@@ -23,22 +22,27 @@ from tests.support.subjects import FORMATS, capture_of, normal, seeded, subject_
 from tests.support.two_ways import Labels, difference, drawn, emulated_answer, everything, replayed_answer
 
 
-def two_ways(m: Any, x: Tensor, more: Tensor | None = None, turns: int = 1) -> Tensor:
+class TwoWays(nn.Module):
     """A branch of its own between two layers; the loop takes as many turns as it is told."""
-    x = m.first(x)
-    if more is not None:
-        x = torch.cat([x, more])
-    for _ in range(turns):
-        x = torch.relu(x)
-    return m.last(x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, more: Tensor | None = None, turns: int = 1) -> Tensor:
+        x = self.first(x)
+        if more is not None:
+            x = torch.cat([x, more])
+        for _ in range(turns):
+            x = torch.relu(x)
+        return self.last(x)
 
 
 X, MORE = normal(2, 4), normal(3, 4, seed=1)
 
 
 def subject(*batches: tuple[Any, ...]) -> Subject:
-    model = seeded(lambda: Model(two_ways, first=nn.Linear(4, 4), last=nn.Linear(4, 4)))
-    return replace(subject_of(model, X), batches=tuple((batch, {}) for batch in batches))
+    return replace(subject_of(seeded(TwoWays), X), batches=tuple((batch, {}) for batch in batches))
 
 
 def paths_of(*batches: tuple[Any, ...]) -> RecordedPaths:
@@ -202,8 +206,7 @@ def follows_another() -> nn.Module:
 
 def follows_a_product() -> nn.Module:
     """A factor in the dtype of what a linear layer returns: low under autocast."""
-    scaled = Function(lambda x: x * torch.sqrt(torch.tensor(24.0)).to(dtype=x.dtype))
-    return Model(lambda m, x: m.scaled(m.lin(x)), lin=nn.Linear(8, 8), scaled=scaled)
+    return Model(lambda m, x: (y := m.lin(x)) * torch.sqrt(torch.tensor(24.0)).to(dtype=y.dtype), lin=nn.Linear(8, 8))
 
 
 class Transforms(nn.Module):
