@@ -61,33 +61,33 @@ PARTS = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1370, "settings"),
-    "criteria": (850, "criteria"),
+    "cli": (1320, "settings"),
+    "criteria": (820, "criteria"),
     "document": (900, "document"),
     "execution": (1200, "execution"),
-    "fleet": (440, "fleet"),
+    "fleet": (410, "fleet"),
     "generation": (1500, "generation"),
     "graphs": (1110, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1910, "loading"),
-    "loose files": (1000, "flow"),
+    "loose files": (990, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
     "plan": (2500, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
-    "rehearsal": (1370, "rehearsal"),
-    "report": (2990, "report"),
+    "rehearsal": (1260, "rehearsal"),
+    "report": (2810, "report"),
     "rulebook": (2400, "rules"),
-    "score": (290, "criteria"),
+    "score": (280, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
     "verify": (900, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30710, 204, 24
+LINES, FILES, ROOMS = 30400, 203, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
