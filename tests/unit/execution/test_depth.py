@@ -7,16 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from auditor.execution.step import (
-    LowStep,
-    bind_step,
-    broken_gradients,
-    failure_of_step,
-    gradient_error,
-    one_low,
-    run_step,
-    unscale,
-)
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
