@@ -16,6 +16,7 @@ from .devices import libraries, name_of
 from .document.codec import under_several_names
 from .document.places import portable
 from .execution.beside import UnderPlan
+from .execution.ledger import rows_of
 from .graphs import GraphPlans
 from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .loading.inputs import shapes_of
@@ -83,6 +84,7 @@ def assemble(
             if p.kind in ("parameter", "buffer") and p.name in ranges
         ),
         decisions=(*bench.measured.decisions, *planned.held),
+        ledger=rows_of(subject, captured, plans.get(found["recommended"] or ""), followed),
         linearity=tuple(one for fmt in options.formats if (one := bench.measured.linearity.get(fmt))),
         baselines=planned.baselines,
         plans=plans,

@@ -7,16 +7,21 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from . import offload
 from .artefact.strategies import GRAPHS
 from .assembly import assemble
+from .capture.capture import record_path
 from .capture.several import record_paths
 from .devices import CPU, follow, let_go
+from .document.places import from_repository
 from .errors import device_is_full
-from .execution.beside import under_plan
+from .execution.beside import under_plan, under_policy
+from .execution.ledger import forward_casts, rows_of
+from .execution.policy import Policy, policy_of
 from .generation.stage import GenerationReference, generate_reference
 from .graphs import GraphPlans, graphs_of
 from .isolation import isolate
@@ -34,8 +39,10 @@ from .plan.scores import InFp32, in_fp32
 from .plan.units import in_unit, yardstick_of
 from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
 from .plan.workbench import Workbench
-from .records import Audit, Capture, Finding, Subject
+from .records import Audit, Capture, Finding, Plan, Subject
+from .records.ledger import LedgerRow, SilentCast
 from .rulebook.causes import FlowGraph, about, findings_of
+from .rulebook.findings import silent_findings
 from .rulebook.load import spread
 from .rulebook.verdicts import judge, reports_of, with_backward
 from .settings import Settings
@@ -95,7 +102,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             judged = with_backward(judged, captured, step.nodes, step.capture)
         with stages("classify", f"{len(options.rulebook)} rules"):
             graph = FlowGraph(captured.nodes, measured, judged.verdicts)
-            find = _finder(captured, options)
+            find = _finder(captured, options, _casts(subject, captured))
             findings = find(graph, judged.exposed)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
         with bench.held:
@@ -158,7 +165,28 @@ def _make_plans(
     return replace(planned, fp32_today=today, held=held)
 
 
-def _finder(captured: Capture, options: Settings) -> Callable[..., tuple[Finding, ...]]:
+def ledger(subject: Subject, options: Settings, plan: Plan | None) -> tuple[tuple[LedgerRow, ...], tuple[Finding, ...]]:
+    """Return the dtypes of weights and operations in a run, under the plan if there is one, and findings on silent casts.
+
+    Raises: CaptureError.
+    """
+    formats = (plan.format,) if plan else ()
+    with ieee(), isolate(seed=options.seed), torch.inference_mode(False), in_eval(subject.model), upcast_model(subject):
+        captured = record_path(subject, formats, options.seed).capture
+        policy = policy_of(captured, plan) if plan else Policy.wide(captured)
+        run = under_policy(captured, subject.model, subject.batches[0], policy)
+        casts = _casts(subject, captured)
+    rows = rows_of(subject, captured, plan, run)
+    return rows, silent_findings(casts, captured, options.rulebook, options.formats)
+
+
+def _casts(subject: Subject, captured: Capture) -> tuple[SilentCast, ...]:
+    """Return the casts that nobody asked for, on loading and in the forward; files relative to their repository."""
+    casts = (*subject.casts, *forward_casts(captured, subject))
+    return tuple(replace(one, file=from_repository(Path(one.file))) if one.file else one for one in casts)
+
+
+def _finder(captured: Capture, options: Settings, casts: tuple[SilentCast, ...]) -> Callable[..., tuple[Finding, ...]]:
     """Return a function that returns the selected findings of the recorded operations."""
     return partial(
         findings_of,
@@ -168,4 +196,5 @@ def _finder(captured: Capture, options: Settings) -> Callable[..., tuple[Finding
         trains=options.training,
         select=options.select,
         ignores=options.ignores,
+        casts=casts,
     )

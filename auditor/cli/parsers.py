@@ -16,7 +16,7 @@ from ..errors import AuditorError
 from ..settings import bad, options_of, with_flags
 from .audit import AuditTarget
 from .program import PROGRAM, Verb
-from .verbs import Apply, Diff, Explain, ExplainLayer, Fleet, Rehearse, Rules, Snippet
+from .verbs import Apply, Diff, Explain, ExplainLayer, Fleet, Ledger, Rehearse, Rules, Snippet
 
 EPILOG = """\
 TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments: model.py:Net(width=8).
@@ -34,6 +34,7 @@ VERBS: dict[str, type[Verb]] = {
     "rules": Rules,
     "apply": Apply,
     "snippet": Snippet,
+    "ledger": Ledger,
     "diff": Diff,
     "fleet": Fleet,
     "rehearse": Rehearse,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from .. import folder
-from ..asked import LEVELS, rules_of
+from ..asked import LEVELS, rules_of, with_rules
 from ..document.places import portable_path
 from ..errors import AuditorError, LoadError, suggest
 from ..progress.shown import Display
@@ -132,6 +132,42 @@ class Snippet(Verb):
         one = [snippet(self.plan_file, self.tool, self.plan)] if self.tool else None
         say("\n\n".join(one or snippets(self.plan_file, self.plan).values()))
         return 0
+
+
+class Ledger(Verb):
+    """List the dtype of every weight and operation: in the checkpoint, as loaded, as the author's code asks, planned
+    and executed. Report casts that nobody asked for."""
+
+    takes = ("target", "plan_file", "inputs", "weights", "format", "fail_on", "timeout", "seed")
+    target: Target
+    plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
+    """the plan.json or directory of an audit of this model; by default the model runs without a plan"""
+    format: Annotated[str, Option(choices=lambda: ("text", "json"))] = "text"
+    """format of the output"""
+    quiet: bool = True
+
+    def run_watched(self, progress: Display) -> int:
+        progress("ledger", self.target, 0, 0)
+        from pydantic import TypeAdapter
+
+        from ..document.live import check_fit, select
+        from ..flow import ledger
+        from ..loading import load
+        from ..report.blocks import to_terminal
+        from ..report.ledger import overview
+
+        audit, plan = select(self.plan_file, None) if self.plan_file else (None, None)
+        with behind_the_result(self.debug):
+            subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
+            check_fit(subject.model, audit)
+            rows, findings = ledger(subject, with_rules(self), plan)
+        progress.close()
+        if self.format == "json":
+            data = {"flags": subject.flags, "rows": rows, "findings": findings}
+            say(TypeAdapter(dict[str, Any]).dump_json(data, indent=1).decode() + "\n")
+        else:
+            say(to_terminal(overview(subject.name, rows, findings, subject.flags)))
+        return severe(findings, self.fail_on)
 
 
 class ExplainLayer(Verb):

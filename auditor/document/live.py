@@ -109,7 +109,8 @@ def _runnable(plan: Plan) -> Plan:
     return plan
 
 
-def _apply(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:
+def check_fit(model: nn.Module, audit: Audit | None) -> None:
+    """Raises: PlanError(slug="plan-mismatch" | "lazy-weights") if the audit is of another model."""
     try:
         result = size_of(model)
     except ValueError as error:
@@ -121,6 +122,10 @@ def _apply(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:
             kind = type(unwrap_model(model)).__name__
             said = f"for another model than this {kind}: names, classes or shapes of modules or parameters differ"
         raise PlanError(f"the plan was made {said}. Audit this model.", slug="plan-mismatch")
+
+
+def _apply(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:
+    check_fit(model, audit)
     try:
         return apply_plan(model, plan_table(plan))
     except ValueError as error:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from ..errors import MeasureError, let_through
 from ..numerics.casting import widen
@@ -19,16 +20,20 @@ from ..numerics.metrics import relative_l2
 from ..numerics.nodes import row_of, target_of, tensors_in, view_source
 from ..records import Batch, Capture, Dtypes, ModelPath, NonFinite, Plan
 from .execute import Executor, ValueOf, beside
-from .policy import Policy, choice_from_scopes
+from .policy import Policy, policy_of
 from .resolve import resolve
 
 
 @dataclass(frozen=True)
 class UnderPlan:
-    """Results of a replay under a plan, by node. errors: relative L2 of floating-point results, in execution order."""
+    """Results of a replay under a plan, by node. errors: relative L2 of floating-point results, in execution order.
+
+    read: {parameter, buffer or input: the dtypes in which operations read it}.
+    """
 
     errors: Mapping[str, float] = field(default_factory=dict)
     dtypes: Mapping[str, Dtypes] = field(default_factory=dict)
+    read: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> UnderPlan:
@@ -39,8 +44,12 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
     """
     if plan is None or plan.program is not None:
         return UnderPlan()
-    policy, under = Policy(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format), UnderPlan()
-    predicted = resolve(policy).nodes
+    return under_policy(capture, model, batch, policy_of(capture, plan))
+
+
+def under_policy(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> UnderPlan:
+    """Return the same as `under_plan`, for a policy."""
+    under, predicted, read = UnderPlan(), resolve(policy).nodes, dict[str, dict[str, None]]()
     for path in capture.paths or (ModelPath(capture, (batch,)),):
         errors, dtypes = dict[str, float](), dict[str, Dtypes]()
         low, reference = _both(path.capture, policy)
@@ -51,7 +60,13 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
                         typed = predicted.get(n.name)
                         cast = typed is not None and typed.kernel != typed.dtype  # explicitly, by the model's code
                         before = FORMATS[typed.kernel].dtype if typed is not None and cast else None
-                        dtypes[n.name] = _dtypes(n, policy, low.value_of, before or given[0].dtype)
+                        handed = policy.kernel_arguments(n, low.value_of)
+                        dtypes[n.name] = _dtypes(n, policy, low.value_of, handed, before or given[0].dtype)
+                        for source, x in zip(
+                            pytree.tree_leaves((n.args, n.kwargs)), pytree.tree_leaves(handed), strict=False
+                        ):
+                            if isinstance(source, fx.Node) and isinstance(x, torch.Tensor):
+                                read.setdefault(source.name, {})[_word(x.dtype)] = None
                     both = isinstance(expected, torch.Tensor) and isinstance(result, torch.Tensor)
                     if both and expected.is_floating_point() and result.is_floating_point():
                         with suppress(MeasureError):  # shapes differ: no error is defined
@@ -60,20 +75,17 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
             let_through(error)
             return UnderPlan()
         under = UnderPlan({**errors, **under.errors}, {**dtypes, **under.dtypes})
-    return under
+    return replace(under, read={name: tuple(dtypes) for name, dtypes in read.items()})
 
 
 def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
     return Executor(capture.graph_module, policy), Executor(capture.graph_module, Policy.wide(policy.capture))
 
 
-def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, output: torch.dtype) -> Dtypes:
+def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: torch.dtype) -> Dtypes:
     """Return the dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
-    tensors. Scalars and discrete tensors count only if there are no others."""
-    read, handed = (
-        tensors_in(policy.converted_arguments(n, (n.args, n.kwargs), value_of)),
-        tensors_in(policy.kernel_arguments(n, value_of)),
-    )
+    tensors. Scalars and discrete tensors count only if there are no others. kernel: the arguments of its kernel."""
+    read, handed = tensors_in(policy.converted_arguments(n, (n.args, n.kwargs), value_of)), tensors_in(kernel)
     floating = [x for x in handed if x.is_floating_point() or x.is_complex()] or handed
     deciding = [x.dtype for x in floating if x.dim()] or [x.dtype for x in floating]
     told = any(isinstance(x, torch.dtype) for x in (*n.args, *n.kwargs.values()))

@@ -19,7 +19,7 @@ from ..numerics.kernels import UnsupportedInFormat, run_op
 from ..numerics.nodes import dtype, target_of, tensors_in
 from ..numerics.operations import Treatment, operation
 from ..paths import enclosing_paths, function_in, nearest, nearest_above, of_function, within
-from ..records import AutocastRegion, Call, Capture, Literals, Node, ScopeChoice
+from ..records import AutocastRegion, Call, Capture, Literals, Node, Plan, ScopeChoice
 from .execute import Semantics, ValueOf, with_literals
 
 KEPT = function_in("", "")
@@ -60,6 +60,11 @@ def choice_from_scopes(scopes: Mapping[str, ScopeChoice]) -> PrecisionChoice:
         return "fp32" if listed is None else scopes[listed].precision
 
     return PrecisionChoice(precision, {path: frozenset(choice.keep) for path, choice in scopes.items() if choice.keep})
+
+
+def policy_of(capture: Capture, plan: Plan) -> Policy:
+    """The policy of a plan for modules."""
+    return Policy(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
 
 
 def plain(format: str) -> Callable[[str], str]:

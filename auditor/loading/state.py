@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
 
 from .. import offload
@@ -28,13 +24,6 @@ from ..numerics.formats import is_low
 from ..records import Batch, Subject
 from . import statedicts
 from .statedicts import few
-
-READERS = (
-    ("torch", "load"),
-    ("safetensors", "safe_open"),
-    ("safetensors.torch", "load_file"),
-    ("transformers.modeling_utils", "safe_open"),
-)
 
 
 @contextmanager
@@ -243,31 +232,6 @@ def _hooks(module: nn.Module) -> list[Any]:
 def _put_back(store: dict[str, Any], content: dict[str, Any]) -> None:
     store.clear()
     store.update(content)
-
-
-@contextmanager
-def watch_weights() -> Iterator[set[str]]:
-    """In the body, record events: a state dict was "restored", a file "read", the model "trained" by an optimizer."""
-    seen = set[str]()
-
-    def record_calls(function: Callable[..., Any], event: str) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            seen.add(event)
-            return function(*args, **kwargs)
-
-        return wrapper
-
-    for module in {module for module, _ in READERS if module.startswith("safetensors")}:
-        with suppress(ImportError):  # imported now, so that libraries imported in the body get the wrappers
-            importlib.import_module(module)
-    readers = [(sys.modules.get(module), name, "read") for module, name in READERS]
-    with ExitStack() as stack:
-        stack.callback(register_optimizer_step_post_hook(lambda *_: seen.add("trained")).remove)
-        for holder, name, event in [(nn.Module, "load_state_dict", "restored"), *readers]:
-            if holder is not None and name in vars(holder):
-                stack.enter_context(swap_attribute(holder, name, record_calls(getattr(holder, name), event)))
-        yield seen
 
 
 def load_into(model: nn.Module, path: Path) -> list[str]:

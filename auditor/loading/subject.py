@@ -29,6 +29,7 @@ from .discover import discover, from_hub, require
 from .placement import beside
 from .state import held_outside, in_eval, in_fp32, materialise, present, settle_precision, switch
 from .target import Target, blame, import_target, parse, user_code
+from .watch import Watch, ledger_of, watch_weights
 
 RANDOM_WEIGHTS = "weights are RANDOM: no checkpoint was loaded, so ranges and errors say little (pass --weights)"
 SYNTHETIC_INPUTS = (
@@ -89,7 +90,8 @@ def from_object(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | 
         calls = tuple((args, {**own, **(kwargs or {})}) for args, own in batches)
         kind = type(model)
         target = f"{kind.__module__}:{kind.__qualname__}"
-        return Subject(model, calls, kind.__name__, target, "example_inputs", "a live nn.Module", warnings=notes)
+        made = Subject(model, calls, kind.__name__, target, "example_inputs", "a live nn.Module", warnings=notes)
+        return replace(made, stored=ledger_of(model, Watch(subject.__code__))[0])
 
     model, notes = _unwrap(model)
     _reject_unfit(model)
@@ -152,16 +154,19 @@ def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
 def _load(
     target: Target, inputs_text: str | None, weights_text: str | None, seed: int, objective: Finder | None = None
 ) -> Subject:
-    with state.watch_weights() as seen:
+    with watch_weights(_load.__code__) as watch:
         module = ModuleType(target.module) if target.hub else import_target(target)
-        read = "read" in seen
-        seen.discard("read")
+        read = "read" in watch.seen
+        watch.seen.discard("read")
         result = from_hub(target, seed) if target.hub else discover(module, target, seed)
-    model, notes = _unwrap(result.model)
-    notes += (*result.notes, *(() if weights_text else result.checkpoint))
-    _reject_unfit(model, lazy=True)
-    if weights_text:
-        notes += tuple(state.load_into(model, Path(weights_text)))
+        seen = frozenset(watch.seen)
+        model, notes = _unwrap(result.model)
+        notes += (*result.notes, *(() if weights_text else result.checkpoint))
+        _reject_unfit(model, lazy=True)
+        if weights_text:
+            notes += tuple(state.load_into(model, Path(weights_text)))
+    watch.read_files(model)
+    stored, casts = ledger_of(model, watch)
     switch(model, training=False)
     with present(model), in_fp32(model):
         given, held_out = _find_inputs(module, target, result.spec, model, inputs_text, seed)
@@ -189,6 +194,8 @@ def _load(
         random_weights=not (weights_text or loaded or not list(model.parameters())),
         warnings=notes,
         stored_low={} if weights_text else result.stored_low,
+        stored=stored,
+        casts=casts,
     )
     return objective(module, result.spec, subject) if objective is not None else subject
 

@@ -21,8 +21,9 @@ from ..numerics.histogram import Profile
 from ..numerics.kernels import UnsupportedInFormat, adds_bias_apart, is_tensor_core, run_op
 from ..numerics.metrics import disagreement, output_error, runs, sqnr_db
 from ..numerics.nodes import op_of, operation_of, row_of, target_of, tensors_in, view_source, wait_for_result
-from ..records import Capture, Literals, NodeError
+from ..records import Capture, Literals, NodeError, ProductError
 from .causes import cause_of, deciding_nodes, divisors, guarding_nodes
+from .products import split_product
 
 Leaves = list[torch.Tensor]
 Error = Literal["none", "rounding", "inputs", "run"]
@@ -325,8 +326,20 @@ class InFormat:
             subnormal=gap.subnormal,
             max_ulp=gap.max_ulp,
             sqnr_db=sqnr_db(gap.error),
+            product=self._split(n),
             cause=cause_of(op_of(n), gap, row, profile, inputs, divisor, divides),
         )
+
+    def _split(self, n: fx.Node) -> ProductError | None:
+        """The causes of a product's error. Attention has a softmax between its products, and is not split."""
+        if not is_tensor_core(target_of(n)) or row_of(n).attention or n.kwargs:
+            return None
+        wide = fx.node.map_arg(n.args, lambda source: self._values[source.name])
+        try:
+            return split_product(target_of(n), wide, fx.node.map_arg(n.args, self._read))
+        except Exception as error:  # a kernel that exists only in FP32: the product itself was measured
+            let_through(error)
+            return None
 
     def _turns(self, n: fx.Node) -> bool:
         """Whether the low run is Inf or NaN where FP32 is finite, even if the node's separate run is finite."""

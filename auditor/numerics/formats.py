@@ -161,6 +161,11 @@ def is_low(dtype: torch.dtype) -> bool:
     return row is not None and row.low
 
 
+def significant_bits(dtype: torch.dtype) -> int:
+    """Number of significant bits of a floating-point dtype, the leading one included; 0 for another dtype."""
+    return next((row.mantissa + 1 for row in FORMATS.values() if row.storage and row.dtype is dtype), 0)
+
+
 @cache
 def _by_dtype() -> dict[torch.dtype, Format]:
     return {row.dtype: row for row in FORMATS.values() if row.native and row.dtype is not None}

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..errors import MeasureError
+from ..records.ledger import Loss
 from .entries import ON_GPU, dense, entries, is_plain, places
 
 _RUN = 1 << 17
@@ -86,6 +87,19 @@ def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
     if not math.isfinite(square) or not torch.equal(torch.where(infinite, r, zero), torch.where(infinite, c, zero)):
         square = math.inf
     return square, float(kept.square().sum())
+
+
+def loss_of(before: torch.Tensor, after: torch.Tensor) -> Loss | None:
+    """What a cast changed; None if it changed no value. Shapes: both [*], equal."""
+    wide = torch.promote_types(before.dtype if before.dtype.itemsize > 1 else after.dtype, torch.float32)
+    ours, theirs = (entries(x.detach()).to(wide) for x in (before, after))
+    changed = (ours != theirs) & ~(ours.isnan() & theirs.isnan())
+    if not changed.any():
+        return None
+    finite, nonzero = ours.isfinite() & theirs.isfinite(), ours != 0
+    zeros = float((nonzero & (theirs == 0)).sum() / nonzero.sum().clamp(min=1))
+    infinite = int((ours.isfinite() & ~theirs.isfinite()).sum())
+    return Loss(relative_l2(ours[finite], theirs[finite]), float(changed.double().mean()), zeros, infinite)
 
 
 def disagreement(reference: torch.Tensor, candidate: torch.Tensor) -> float:

@@ -27,6 +27,7 @@ from .measure import Linearity as Linearity
 from .measure import Magnitudes as Magnitudes
 from .measure import NodeError as NodeError
 from .measure import Noise as Noise
+from .measure import ProductError as ProductError
 from .measure import Verdict as Verdict
 from .measure import Weight as Weight
 from .plan import CriterionValue as CriterionValue

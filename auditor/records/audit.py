@@ -11,6 +11,7 @@ from ..folder import path_of, write
 from .decisions import Decisions
 from .generation import Generation
 from .graph import Node, Subject
+from .ledger import LedgerRow
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
 from .plan import Evaluation, Execution, Plan, Timing, Today, Verification
 from .training import Training
@@ -134,6 +135,7 @@ class Audit:
     graph_inputs: Annotated[tuple[str, ...], MeasurementField("names of the inputs in the captured graph")] = ()
     graph_outputs: Annotated[tuple[str, ...], MeasurementField("names of the outputs in the captured graph")] = ()
     weights: Annotated[tuple[Weight, ...], MeasurementField("magnitudes of every parameter and buffer")] = ()
+    ledger: Annotated[tuple[LedgerRow, ...], MeasurementField("dtypes of weights and operations at each stage")] = ()
     regions: Annotated[tuple[FlaggedRegion, ...], MeasurementField("connected sensitive or unsafe operations")] = ()
     linearity: Annotated[tuple[Linearity, ...], MeasurementField("per format: accuracy of predicted effects")] = ()
     decisions: Annotated[tuple[Decisions, ...], FileField("by format: decisions in the model that flip")] = ()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
+from .ledger import LedgerRow, SilentCast
 from .written import FileField, Unwritten, empty
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Subject:
     raised: which of the model's FP16 or BF16 tensors become FP32 for the audit, see Plan.raised; the batches then
     contain no half precision. stored_low: {dtype: number of parameter entries stored in it}. flags: torch's flags
     after importing the model's file, if any. given: the caller's subject, if this subject is a copy on another device.
+    stored, casts: the model's tensors as loaded, and silent casts on the way.
     """
 
     model: nn.Module
@@ -78,6 +80,8 @@ class Subject:
     stored_low: Mapping[str, int] = empty()
     flags: Mapping[str, Any] = empty()
     given: Subject | None = None
+    stored: tuple[LedgerRow, ...] = ()
+    casts: tuple[SilentCast, ...] = ()
 
 
 @dataclass(frozen=True)

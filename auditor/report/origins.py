@@ -45,7 +45,17 @@ def _origins(audit: Audit, fmt: str) -> list[Block]:
     if len(kinds) > SHOWN:
         said.append(f"{count(len(kinds) - SHOWN, 'more origin')} in the layer table.")
     lowered = Prose(label(fmt), tuple(said), listed=True)
-    return [lowered, Prose("", (_linearity(audit, fmt),)), _sources(audit, fmt), _regions(audit, fmt)]
+    grids = (_sources(audit, fmt), _products(audit, fmt), _regions(audit, fmt))
+    return [lowered, Prose("", (_linearity(audit, fmt),)), *grids]
+
+
+def _products(audit: Audit, fmt: str) -> Grid:
+    """Products with the largest error by themselves, and the part of each cause in it."""
+    split = [(r, r.errors[fmt].product) for r in audit.nodes if fmt in r.errors]
+    known = sorted(((r, p) for r, p in split if p is not None), key=lambda pair: -pair[1].whole)
+    rows = [(where(r.node), *map(ratio, (p.whole, p.inputs, p.accumulation, p.output))) for r, p in known[:SHOWN]]
+    caption = f"Products with the largest error by themselves in {label(fmt)}, by cause; squares add up"
+    return Grid(("Product", "Error", "Inputs", "Accumulation", "Output"), tuple(rows), caption=caption)
 
 
 def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:

@@ -15,6 +15,7 @@ from .blocks import Block, Code, Item, Prose, environment, to_markdown, to_termi
 from .charts import depth_chart
 from .findings import Causes, causes
 from .generation import generation_lines, generation_section
+from .ledger import headline, ledger_section
 from .origins import decision_words, decisions_section, origins
 from .table import table
 from .training import training_section
@@ -158,6 +159,8 @@ def html(audit: Audit) -> str:
         decisions_summary=decision_words(audit).replace("`", ""),
         generation=generation_section(audit),
         generation_summary=next(iter(generation_lines(audit)), "").replace("`", ""),
+        ledger=ledger_section(audit),
+        ledger_summary=headline(audit.findings),
         training=training_section(audit),
         method=method(audit, seen.limits),
     )

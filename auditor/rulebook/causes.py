@@ -18,14 +18,23 @@ from ..numerics.formats import runs
 from ..numerics.operations import operation
 from ..paths import place
 from ..records import Capture, Finding, Node, Plan, Verdict
+from ..records.ledger import SilentCast
 from ..records.measure import Ignore
-from .findings import FLAGGED, apply_selection, classify, compare_with_verdicts, exposed_findings, with_batches
+from .findings import (
+    FLAGGED,
+    apply_selection,
+    classify,
+    compare_with_verdicts,
+    exposed_findings,
+    silent_findings,
+    with_batches,
+)
 from .gather import gather
 from .rule import SEVERITIES, Rule
 
 Verdicts = Mapping[str, Mapping[str, Verdict]]
-APART = ("hardware", "collectives", "settings")
-"""Rule families about speed or devices, which do not explain errors on the same line."""
+APART = ("hardware", "collectives", "settings", "casts")
+"""Rule families about speed, devices or dtypes, which do not explain errors on the same line."""
 AMPLIFIED = 8.0
 """An operation amplifies errors if its inputs' errors change the outputs this many times as much as its result's
 errors."""
@@ -78,12 +87,13 @@ def findings_of(
     trains: bool,
     select: Sequence[str],
     ignores: Sequence[Ignore],
+    casts: Sequence[SilentCast] = (),
 ) -> tuple[Finding, ...]:
     """Findings of the rules, compared with the measurement, each with its cause. formats, trains: see `classify`;
-    exposed: see `exposed_findings`; select, ignores: see `apply_selection`."""
+    exposed: see `exposed_findings`; select, ignores: see `apply_selection`; casts: the silent casts."""
     fired = partial(classify, rules=rules, formats=formats, trains=trains)
     found = exposed_findings(fired(capture, gather(capture, graph.measured.ranges, graph.verdicts)), exposed)
-    found = compare_with_verdicts(found, graph.verdicts)
+    found = compare_with_verdicts(found, graph.verdicts) + silent_findings(casts, capture, rules, formats)
     caused = with_causes(apply_selection(found, select, ignores, rules), graph, rules)
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
     first = graph.measured.first if later else None  # the first batch's measurements, if later batches matter

@@ -7,8 +7,11 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..numerics.formats import auditable
-from ..records import Capture, Finding, Verdict
+import torch
+
+from ..numerics.formats import auditable, significant_bits
+from ..records import Capture, Finding, Node, Verdict
+from ..records.ledger import SilentCast
 from ..records.measure import MEASURED, Ignore
 from .conditions import evaluate, facts_used
 from .facts import NodeFacts, value_at
@@ -97,6 +100,17 @@ def _of(rule: Rule, **about: Any) -> Finding:
 
 
 UNUSED_IGNORE = "CFG001"
+SILENT = {
+    "loading": "CST001",
+    "conversion": "CST002",
+    "creation": "CST003",
+    "forward": "CST004",
+    "autocast": "CST005",
+    "scale": "CST006",
+}
+"""{kind of a silent cast: its rule}."""
+NAMED = 3
+"""Number of tensors that a finding on a silent cast names."""
 FLAGGED = ("unsafe", "sensitive")
 
 
@@ -175,6 +189,45 @@ def apply_selection(
     rule = next((rule for rule in rules if rule.code == UNUSED_IGNORE), None)
     stale = [_unused_ignore(rule, ignore) for ignore in unused] if rule and UNUSED_IGNORE.startswith(wanted) else []
     return tuple(finding for finding in [*chosen, *stale] if not any(_ignores(one, finding) for one in ignores))
+
+
+def silent_findings(
+    casts: Sequence[SilentCast], capture: Capture, rules: Sequence[Rule], formats: Collection[str]
+) -> tuple[Finding, ...]:
+    """A finding for each cast that nobody asked for, with the bits that it loses."""
+    known = {rule.code: rule for rule in rules}
+    found = []
+    for cast in casts:
+        if (rule := known.get(SILENT[cast.kind])) is not None:
+            node = capture.nodes.get(cast.node)
+            owner = node.owner if node else cast.names[0].rpartition(".")[0]
+            about = {"owner": owner, "op": node.op if node else "auditor.cast", "source": _line_of(cast, node)}
+            about |= {"called_from": node.called_from if node else None, "message": f"{rule.message}: {_said(cast)}"}
+            shown = {
+                "names": cast.names,
+                "before": cast.before,
+                "after": cast.after,
+                **(vars(cast.loss) if cast.loss else {}),
+            }
+            found.append(_of(rule, node=cast.node, formats=tuple(formats), evidence=shown, **about))
+    return tuple(found)
+
+
+def _line_of(cast: SilentCast, node: Node | None) -> str | None:
+    return node.source if node else f"{cast.file}:{cast.line}" if cast.file else None
+
+
+def _said(cast: SilentCast) -> str:
+    """What is cast, from which dtype to which, and what that changes."""
+    bits = [significant_bits(getattr(torch, name)) for name in (cast.before, cast.after)]
+    left = len(cast.names) - NAMED
+    names = ", ".join(cast.names[:NAMED]) + (f" and {left} more" if left > 0 else "")
+    text = f"{names}, from {cast.before} to {cast.after}, {bits[0]} to {bits[1]} significant bits"
+    if (loss := cast.loss) is None:
+        return text
+    text += f"; {loss.changed:.0%} of the values change, by {loss.error:.2g} (relative L2)"
+    text += f", {loss.zeros:.2g} become zero" if loss.zeros else ""
+    return text + (f", {loss.infinite:,} become Inf or NaN" if loss.infinite else "")
 
 
 def _is_cause(finding: Finding) -> bool:

@@ -43,6 +43,7 @@ WITH_PROGRESS = {"stages"}
 """Those that count to the room of progress: the clock whose calls are shown there."""
 
 CAPABILITIES = {
+    "dtypes": 900,
     "generation": 1500,
     "rehearsal": 900,
 }
@@ -50,27 +51,33 @@ CAPABILITIES = {
 
 PARTS = {
     "criteria/margins.py": "generation",
+    "execution/ledger.py": "dtypes",
+    "loading/watch.py": "dtypes",
     "measure/decisions.py": "generation",
+    "measure/products.py": "dtypes",
     "records/decisions.py": "generation",
     "records/generation.py": "generation",
+    "records/ledger.py": "dtypes",
     "report/generation.py": "generation",
+    "report/ledger.py": "dtypes",
     "report/rehearsal.py": "rehearsal",
 }
-"""Files of a capability in other rooms, which count to the capability."""
+"""Files of a capability in other rooms, which count to the capability: `dtypes`, the ledger and the causes of a product's error, has no room."""
 
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1320, "settings"),
+    "cli": (1360, "settings"),
     "criteria": (820, "criteria"),
     "document": (900, "document"),
+    "dtypes": (900, "dtypes"),
     "execution": (1200, "execution"),
     "fleet": (410, "fleet"),
     "generation": (1500, "generation"),
     "graphs": (1110, "graphs"),
     "isolation": (1200, "isolation"),
-    "loading": (1910, "loading"),
-    "loose files": (990, "flow"),
+    "loading": (1880, "loading"),
+    "loose files": (1020, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
@@ -78,8 +85,8 @@ BUDGET = {
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1260, "rehearsal"),
-    "report": (2810, "report"),
-    "rulebook": (2400, "rules"),
+    "report": (2820, "report"),
+    "rulebook": (2470, "rules"),
     "score": (280, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
@@ -87,7 +94,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30400, 203, 24
+LINES, FILES, ROOMS = 30590, 208, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
@@ -110,12 +117,17 @@ def test_no_room_is_over_its_budget() -> None:
 def test_the_whole_is_no_larger_than_it_was() -> None:
     assert _house() <= LINES
     assert len(modules()) <= FILES
-    assert len(lines()) - 1 <= ROOMS
+    assert _folders() <= ROOMS
 
 
 def test_every_room_counts_to_a_goal() -> None:
     assert {goal for _, goal in BUDGET.values()} == GOAL.keys() | CAPABILITIES.keys()
     assert sum(GOAL.values()) <= 30_000
+
+
+def _folders() -> int:
+    """Number of rooms that are folders."""
+    return sum((folder / "__init__.py").is_file() for folder in PACKAGE.iterdir())
 
 
 def _house() -> int:
@@ -133,7 +145,7 @@ def table() -> str:
         return most if rooms[goal] == 1 and now <= most else _tens(now)
 
     rows = [f'    "{room}": ({most(room, now)}, "{BUDGET[room][1]}"),' for room, now in sorted(lines().items())]
-    whole = f"LINES, FILES, ROOMS = {_tens(_house())}, {len(modules())}, {len(lines()) - 1}"
+    whole = f"LINES, FILES, ROOMS = {_tens(_house())}, {len(modules())}, {_folders()}"
     return "\n".join(["BUDGET = {", *rows, "}", whole])
 
 

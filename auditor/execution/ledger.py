@@ -1,0 +1,139 @@
+"""The ledger's rows for a run, and the casts to fewer bits in the model's own forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from ..loading.state import name_of
+from ..numerics.formats import FORMATS, significant_bits
+from ..numerics.metrics import loss_of
+from ..numerics.nodes import dtype, row_of, target_of
+from ..numerics.operations import operation
+from ..records import AutocastRegion, Capture, Plan, Subject
+from ..records.ledger import LedgerRow, SilentCast
+from .beside import UnderPlan
+from .execute import Executor
+from .policy import Policy, choice_from_scopes, policy_of
+
+
+def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPlan) -> tuple[LedgerRow, ...]:
+    """The subject's tensors as loaded, then the recorded operations, with their dtypes in a run, under the plan if
+    any."""
+    program = plan.program if plan is not None else None
+    choice = choice_from_scopes(plan.scopes) if plan and not program else None
+    kept = {each.node for each in program.kept} if program else set[str | None]()
+    stored = policy_of(capture, plan).stored if plan and not program else {}
+    places = {place.fqn: place.name for place in capture.placeholders if place.fqn is not None}
+
+    def weight(row: LedgerRow) -> LedgerRow:
+        place = places.get(row.name, "")
+        own = FORMATS[stored[place]].storage if place in stored else row.loaded
+        return replace(row, planned=own if choice else None, executed=" and ".join(run.read.get(place, ())) or None)
+
+    def operation_row(n: fx.Node) -> LedgerRow:
+        node, planned, computed = capture.nodes[n.name], None, run.dtypes.get(n.name)
+        if plan is not None and node.floating:
+            planned = FORMATS[choice(node.owner) if choice else "fp32" if n.name in kept else plan.format].storage
+        dtypes = (node.dtype, None, _asked(n, node.region), planned, computed.computed if computed else None)
+        return LedgerRow(n.name, "operation", *dtypes, module=node.owner, op=node.op, source=node.source)
+
+    nodes = (n for n in capture.graph_module.graph.nodes if n.name in capture.nodes and n.name not in capture.twins)
+    return (*map(weight, subject.stored), *map(operation_row, nodes))
+
+
+def _asked(n: fx.Node, region: AutocastRegion | None) -> str | None:
+    """The dtype that the author asks for at an operation, by a cast or by a region of autocast around it."""
+    if row_of(n).cast and (own := dtype(n)) is not None:
+        return name_of(own)
+    return None if region is None else region.dtype if region.enabled else "float32"
+
+
+class _Cast(NamedTuple):
+    """A cast in the forward. source: the value that is cast; None: the result, which is written in place. scale: what
+    it was divided by."""
+
+    kind: str
+    source: fx.Node | None
+    to: torch.dtype
+    scale: fx.Node | None = None
+
+
+def forward_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
+    """Casts to fewer bits in the forward that change values of the first batch: explicit ones of a model stored in more
+    bits, and those of the author's autocast regions that undo an upcast. Casts on one line are one."""
+    capture = capture.first
+    loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
+    nodes = [n for n in capture.graph_module.graph.nodes if n.name in capture.nodes]
+    found = {n: cast for n in nodes for cast in _casts(capture, n) if loaded != {name_of(cast.to)}}
+    return tuple(_measured(capture, subject, found)) if found else ()
+
+
+def _casts(capture: Capture, n: fx.Node) -> Iterator[_Cast]:
+    """The cast that an operation makes, unless it returns to a dtype in which the value was computed before."""
+    node, own = capture.nodes[n.name], dtype(n)
+    if row_of(n).cast and n.all_input_nodes and own is not None:
+        source = n.all_input_nodes[0]
+        returns = any(dtype(m) is own and not row_of(m).cast for m in _upstream(source))
+        scale = _scale_of(source) if own.itemsize == 1 else None
+        if _is_narrowing(source, own) and not returns and (scale is None or scale.op == "placeholder"):
+            yield _Cast("scale" if scale else "forward", source, own, scale)
+    elif node.in_place and own is not None and any(_is_narrowing(x, own) for x in n.all_input_nodes):
+        yield _Cast("forward", None, own)
+    elif node.region is not None and node.region.enabled and operation(node.op).autocast == "lower":
+        to = getattr(torch, node.region.dtype)
+        for source in n.all_input_nodes:
+            upcast = any(row_of(m).cast and dtype(m) is torch.float32 for m in _upstream(source))
+            if upcast and _is_narrowing(source, to):
+                yield _Cast("autocast", source, to)
+                return
+
+
+def _is_narrowing(source: fx.Node, to: torch.dtype) -> bool:
+    """Whether a dtype has fewer significant bits than a value and than FP32, which is the reference."""
+    most = significant_bits(torch.float32)
+    return 0 < significant_bits(to) < min(significant_bits(dtype(source) or torch.bool), most)
+
+
+def _upstream(n: fx.Node) -> Iterator[fx.Node]:
+    """A node and the operations whose results reach it as FP32 values; of values in fewer bits, the first operations."""
+    waiting, seen = [n], {n}
+    while waiting:
+        yield (m := waiting.pop())
+        if dtype(m) is torch.float32:
+            waiting += [x for x in m.all_input_nodes if x not in seen and x.op == "call_function"]
+            seen.update(m.all_input_nodes)
+
+
+def _scale_of(n: fx.Node) -> fx.Node | None:
+    """The second operand of the division or product that scales a value before a cast to 8 bits."""
+    while ((row := row_of(n)).packet in ("clamp", "clip") or row.transparent) and n.all_input_nodes:
+        n = n.all_input_nodes[0]
+    scaled = row.packet in ("div", "mul") and len(n.all_input_nodes) == 2
+    return n.all_input_nodes[1] if scaled else None
+
+
+def _measured(capture: Capture, subject: Subject, casts: Mapping[fx.Node, _Cast]) -> Iterator[SilentCast]:
+    """The casts that change values, measured in one replay; those of one line are one, with the first one's loss."""
+    policy, found = Policy.wide(capture), dict[Any, SilentCast]()
+    executor = Executor(capture.graph_module, policy)
+    with torch.no_grad():
+        for n, _ in executor.steps(*capture.bind(subject.model, subject.batches[0])):
+            if (cast := casts.get(n)) is None:
+                continue
+            if cast.scale is not None and not bool((executor.value_of(cast.scale) == 1).all()):
+                continue
+            node, (args, kwargs) = capture.nodes[n.name], policy.kernel_arguments(n, executor.value_of)
+            x = executor.value_of(cast.source) if cast.source else target_of(n)(*args, **kwargs)
+            if (loss := loss_of(x, x.to(cast.to))) is not None:
+                file, _, line = (node.source or "").rpartition(":")
+                key = (cast.kind, node.source_path or file, int(line or 0), node.op)
+                dtypes = name_of(x.dtype), name_of(cast.to)
+                known = found.setdefault(key, SilentCast(cast.kind, (), *dtypes, loss, *key[1:3], n.name))
+                names = dict.fromkeys((*known.names, node.owner or "the model"))
+                found[key] = replace(known, names=tuple(names))
+    yield from found.values()

@@ -1,0 +1,287 @@
+"""Observes how a model gets its weights: the files read, state dicts, conversions, and tensors created in low precision."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..capture.source import Place, kind_of, written_at
+from ..isolation.members import modules_of, named_modules, named_tensors
+from ..isolation.process import swap_attribute
+from ..numerics.entries import is_plain
+from ..numerics.formats import FORMATS, significant_bits
+from ..numerics.metrics import loss_of
+from ..records.ledger import LedgerRow, Loss, SilentCast
+from . import statedicts
+from .state import name_of
+
+READERS = (
+    ("torch", "load"),
+    ("safetensors", "safe_open"),
+    ("safetensors.torch", "load_file"),
+    ("transformers.modeling_utils", "safe_open"),
+)
+KEEP_LISTS = {
+    "_keep_in_fp32_modules_strict": (torch.float16, torch.bfloat16),
+    "_keep_in_fp32_modules": (torch.float16,),
+}
+"""Attributes of transformers' classes with parts of names of modules that must be FP32, and the dtypes of the other
+modules for which they apply."""
+PART = 1 << 20
+"""Number of entries that are compared at a time."""
+
+
+class Event(NamedTuple):
+    """A cast of a tensor at a line of code. module: the module that was converted, if one was."""
+
+    place: Place | None
+    before: torch.dtype
+    after: torch.dtype
+    loss: Loss | None = None
+    module: nn.Module | None = None
+
+
+@dataclass
+class Watch:
+    """What was observed while code below the function `outermost` ran.
+
+    seen: "restored" from a state dict, "read" from a file, "trained" by an optimizer. checkpoint: {tensor: the widest
+    dtype that it was loaded from, and where}. rounded, converted, created: {tensor: the cast on loading, by
+    `module.to(dtype)` or the like, at creation}. default: where the author set a low-precision default dtype.
+    """
+
+    outermost: CodeType
+    seen: set[str] = field(default_factory=set)
+    files: dict[Path, Place | None] = field(default_factory=dict)
+    checkpoint: MutableMapping[Tensor, tuple[torch.dtype, Place | None]] = field(default_factory=WeakIdKeyDictionary)
+    rounded: MutableMapping[Tensor, Event] = field(default_factory=WeakIdKeyDictionary)
+    converted: MutableMapping[Tensor, Event] = field(default_factory=WeakIdKeyDictionary)
+    created: MutableMapping[Tensor, Event] = field(default_factory=WeakIdKeyDictionary)
+    default: dict[torch.dtype, Place] = field(default_factory=dict)
+    converting: bool = False
+
+    def here(self) -> Place | None:
+        """The author's line that is running; a library's line if the author's code calls none."""
+        written = written_at(self.outermost)
+        if written is None:
+            return None
+        return written.caller if written.caller and kind_of(written.place.file) == "library" else written.place
+
+    def compare(self, own: Mapping[str, Tensor], given: Mapping[str, Any], place: Place | None, now: bool) -> None:
+        """Compare tensors of the model with the entries of the checkpoint that they were loaded from. now: whether they
+        were just loaded, so that no conversion came after."""
+        for name, x in own.items():
+            y = given.get(name)
+            if not isinstance(y, Tensor) or not _is_comparable(x) or not _is_comparable(y) or x.shape != y.shape:
+                continue
+            dtype, at = self.checkpoint.get(x, (y.dtype, place))
+            self.checkpoint[x] = max(dtype, y.dtype, key=significant_bits), at
+            after = None if x in self.rounded else _rounded_to(y, x)
+            if after is not None and (now or x not in self.converted or self.converted[x].after is not after):
+                self.rounded[x] = Event(at, y.dtype, after, loss_of(y, x.to(y.device)))
+
+    def read_files(self, model: nn.Module) -> None:
+        """Compare the model with the files that were read: its tensors may have been rounded on the way."""
+        prefixes = ("", *statedicts.PREFIXES, f"{getattr(type(model), 'base_model_prefix', '')}.")
+        named = dict(named_tensors(model))
+        also = {n: x for name, x in named.items() for p in prefixes for n in (f"{p}{name}", name.removeprefix(p))}
+        for path, place in self.files.items():
+            with suppress(ValueError, OSError):
+                self.compare({**also, **named}, statedicts.read_checkpoint(path), place, now=False)
+
+    def on_read(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Called for a function that reads a file."""
+        self.seen.add("read")
+        file = next(iter((*args, *kwargs.values())), None)
+        if isinstance(file, str | PathLike):
+            self.files.setdefault(Path(fspath(file)), self.here())
+        return original(*args, **kwargs)
+
+    def on_restore(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Called for `load_state_dict`."""
+        self.seen.add("restored")
+        result = original(module, *args, **kwargs)
+        self.compare(dict(named_tensors(module)), args[0] if args else kwargs["state_dict"], self.here(), now=True)
+        return result
+
+    def on_convert(self, original: Callable[..., Any], module: nn.Module, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """Called for `Module._apply`, which `to`, `half` and `bfloat16` call."""
+        if self.converting:
+            return original(module, fn, *args, **kwargs)
+        casts, place = dict[int, Event](), self.here()
+
+        def convert(x: Tensor) -> Tensor:
+            y: Tensor = fn(x)
+            if _is_comparable(x) and _is_comparable(y) and significant_bits(y.dtype) < significant_bits(x.dtype):
+                casts[y.data_ptr()] = Event(place, x.dtype, y.dtype, loss_of(x, y.to(x.device)), module)
+            return y
+
+        with swap_attribute(self, "converting", True):
+            result = original(module, convert, *args, **kwargs)
+        for x in (x for _, x in named_tensors(module) if casts and _is_comparable(x) and x.numel()):
+            if (event := casts.get(x.data_ptr())) is not None:
+                self.converted[x] = event
+        return result
+
+    def on_create(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Called for `register_parameter` and `register_buffer`."""
+        name = str(kwargs.get("name", args[0] if args else ""))
+        for x in (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x not in self.created):
+            if _is_narrow(x.dtype) or "scale" in name:
+                place = self.default.get(x.dtype) if torch.get_default_dtype() is x.dtype else None
+                self.created[x] = Event(place or self.here(), torch.float32, x.dtype)
+        return original(module, *args, **kwargs)
+
+    def on_default(self, original: Callable[..., Any], d: torch.dtype) -> Any:
+        """Called for `torch.set_default_dtype`; libraries set it for the models that they build."""
+        written = written_at(self.outermost)
+        if _is_narrow(d) and written is not None and kind_of(written.place.file) == "own":
+            self.default[d] = written.place
+        return original(d)
+
+
+def _is_comparable(x: Tensor) -> bool:
+    if is_lazy(x) or hasattr(type(x), "__tensor_flatten__"):
+        return False
+    return is_plain(x) and not x.is_meta and significant_bits(x.dtype) > 0
+
+
+def _is_narrow(dtype: torch.dtype) -> bool:
+    return 0 < significant_bits(dtype) < significant_bits(torch.float32)
+
+
+def _rounded_to(before: Tensor, now: Tensor) -> torch.dtype | None:
+    """The dtype of fewer bits to which `now` is rounded; None if it is equal to `before`, or has other values."""
+    if _is_equal(before, now):
+        return None
+    rows = [row for row in FORMATS.values() if row.dtype and row.mantissa + 1 < significant_bits(before.dtype)]
+    rows.sort(key=lambda row: -row.mantissa)
+    return next((row.dtype for row in rows if _is_equal(before, now, row.dtype)), None)
+
+
+def _is_equal(x: Tensor, y: Tensor, via: torch.dtype | None = None) -> bool:
+    """Whether tensors of any dtypes have the same values. via: the first is rounded to this dtype."""
+    parts = zip(*(torch.split(one.detach().reshape(-1), PART) for one in (x, y.to(x.device))), strict=True)
+    if via is None and x.dtype is y.dtype and x.dtype.itemsize > 1:
+        return all(torch.equal(a, b) for a, b in parts)
+    return all(torch.equal((a if via is None else a.to(via)).double(), b.double()) for a, b in parts)
+
+
+@contextmanager
+def watch_weights(outermost: CodeType) -> Iterator[Watch]:
+    """In the body, observe how tensors of modules are created, loaded and converted. outermost: as for `written_at`."""
+    watch = Watch(outermost)
+    for module in {module for module, _ in READERS if module.startswith("safetensors")}:
+        with suppress(ImportError):  # a library that the body imports gets these functions from it
+            importlib.import_module(module)
+    readers = [(sys.modules.get(module), name) for module, name in READERS]
+    calls: list[tuple[Any, str, Callable[..., Any]]] = [
+        *((holder, name, watch.on_read) for holder, name in readers if holder is not None and name in vars(holder)),
+        (nn.Module, "load_state_dict", watch.on_restore),
+        (nn.Module, "_apply", watch.on_convert),
+        (nn.Module, "register_parameter", watch.on_create),
+        (nn.Module, "register_buffer", watch.on_create),
+        (torch, "set_default_dtype", watch.on_default),
+    ]
+    with ExitStack() as stack:
+        stack.callback(register_optimizer_step_post_hook(lambda *_: watch.seen.add("trained")).remove)
+        for holder, name, handler in calls:
+            stack.enter_context(swap_attribute(holder, name, _through(handler, getattr(holder, name))))
+        yield watch
+
+
+def _through(handler: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return handler(original, *args, **kwargs)
+
+    return call
+
+
+def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tuple[SilentCast, ...]]:
+    """The model's parameters and buffers as loaded, and the casts to fewer bits that nobody asked for: those of one
+    line and kind are one, with the largest loss."""
+    weights, rows, groups = _Weights(model, watch), list[LedgerRow](), dict[Any, list[tuple[str, Event]]]()
+    for key, x in weights.tensors.items():
+        name, kind = weights.names[key][0], "parameter" if isinstance(x, nn.Parameter) else "buffer"
+        dtypes = (watch.checkpoint.get(x, (None,))[0], weights.asked(key))
+        known, asked = (None if dtype is None else name_of(dtype) for dtype in dtypes)
+        rows.append(LedgerRow(name, kind, name_of(x.dtype), known, asked, module=name.rpartition(".")[0]))
+        for how, event in weights.silent_casts(key):
+            groups.setdefault((how, *event[:3]), []).append((name, event))
+    return tuple(rows), tuple(_together(how, *zip(*several, strict=True)) for (how, *_), several in groups.items())
+
+
+def _together(kind: str, names: tuple[str, ...], events: tuple[Event, ...]) -> SilentCast:
+    place, before, after, loss, _ = max(events, key=lambda event: event.loss.error if event.loss else -1.0)
+    own = place if place is not None and kind_of(place.file) == "own" else Place("", 0)
+    return SilentCast(kind, names, name_of(before), name_of(after), loss, own.file, own.line)
+
+
+class _Weights:
+    """Parameters and buffers of a model, with who decided on their dtypes.
+
+    kept: those in the author's list of FP32 modules. uniform: the dtype of all other parameters, if they share one.
+    sources: the dtypes of parameters in the checkpoint.
+    """
+
+    def __init__(self, model: nn.Module, watch: Watch) -> None:
+        self.watch, self.modules = watch, dict(named_modules(model))
+        self.names, self.tensors = dict[int, list[str]](), dict[int, Tensor]()
+        for name, x in named_tensors(model):
+            self.names.setdefault(id(x), []).append(name)
+            self.tensors[id(x)] = x
+        low = {x.dtype for x in self.tensors.values()}
+        lists = (key for key, dtypes in KEEP_LISTS.items() if low.intersection(dtypes))
+        listed = {word for key in lists for word in vars(model).get(key) or getattr(type(model), key, None) or ()}
+        self.kept = {key for key, names in self.names.items() if listed.intersection(*(n.split(".") for n in names))}
+        parameters = {key: x for key, x in self.tensors.items() if isinstance(x, nn.Parameter)}
+        dtypes = {x.dtype for key, x in parameters.items() if key not in self.kept and significant_bits(x.dtype)}
+        self.uniform = dtypes.pop() if len(dtypes) == 1 else None
+        self.sources = {watch.checkpoint[x][0] for x in parameters.values() if x in watch.checkpoint}
+
+    def asked(self, key: int) -> torch.dtype | None:
+        """The dtype that the author asks for: by the list of FP32 modules, a conversion, or at creation."""
+        x = self.tensors[key]
+        events = (self.watch.converted.get(x), self.watch.created.get(x))
+        asked = next((one.after for one in events if one is not None and one.after is x.dtype), None)
+        return torch.float32 if key in self.kept else asked
+
+    def silent_casts(self, key: int) -> Iterator[tuple[str, Event]]:
+        """The casts of a tensor that nobody asked for, with their kinds.
+
+        A parameter may be rounded with all others, from a checkpoint of one dtype, or with its module.
+        """
+        watch, x, owners = self.watch, self.tensors[key], [n.rpartition(".")[0] for n in self.names[key]]
+        whole = isinstance(x, nn.Parameter) and key not in self.kept
+        if (event := watch.rounded.get(x)) is not None:
+            if not whole or self.uniform is not event.after or len(self.sources) > 1:
+                yield "loading", event
+        elif (event := watch.converted.get(x)) is not None and event.module is not None:
+            inside = {id(module) for module in modules_of(event.module)}
+            asked = whole and x.dtype is event.after and all(id(self.modules[path]) in inside for path in owners)
+            if not asked and event.loss is not None and _is_equal(x, x, event.after):
+                yield "conversion", event
+        elif (event := watch.created.get(x)) is not None and _is_narrow(x.dtype) and x.dtype.itemsize > 1:
+            default = event.place in watch.default.values()
+            if watch.checkpoint.get(x, (None,))[0] is not x.dtype and (default or self.uniform is not x.dtype):
+                yield "creation", event
+        if "scale" in self.names[key][0].rpartition(".")[2] and x not in watch.checkpoint and x in watch.created:
+            beside = (y.dtype for _, y in named_tensors(self.modules[owners[0]]))
+            short = next((dtype for dtype in beside if dtype.itemsize == 1 and dtype is not torch.bool), None)
+            if short is not None and _is_comparable(x) and bool((x == 1).all()):
+                yield "scale", watch.created[x]._replace(after=short)

@@ -1,0 +1,55 @@
+"""The ledger: the dtype of every parameter, buffer and operation at each stage, and casts that nobody asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from .written import FileField
+
+
+@dataclass(frozen=True)
+class LedgerRow:
+    """The dtypes of one parameter, buffer or operation, by torch's names."""
+
+    name: Annotated[str, FileField("name in the state dict, or of the operation in the captured graph")]
+    kind: Annotated[str, FileField("what it is", choices=("parameter", "buffer", "operation"))]
+    loaded: Annotated[str, FileField("dtype as loaded; of an operation: of its result in the recorded run")]
+    checkpoint: Annotated[str | None, FileField("dtype in the checkpoint; `null`: in none that was read")] = None
+    author: Annotated[str | None, FileField("dtype that the author's code or lists ask for; `null`: none")] = None
+    planned: Annotated[str | None, FileField("dtype under the plan, by module; `null`: no plan")] = None
+    executed: Annotated[str | None, FileField("dtype in which operations read it, or compute it; `null`: unused")] = (
+        None
+    )
+    module: Annotated[str, FileField("module that contains the operation, or that owns the weight")] = ""
+    op: Annotated[str, FileField("ATen overload of an operation")] = ""
+    source: Annotated[str | None, FileField("source line of an operation; `null`: unknown")] = None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a cast to fewer bits changes. error: relative L2; changed: share of the values; zeros: share of the non-zero
+    values that become zero; infinite: number of finite values that become infinite or NaN."""
+
+    error: float
+    changed: float
+    zeros: float = 0.0
+    infinite: int = 0
+
+
+@dataclass(frozen=True)
+class SilentCast:
+    """A cast to fewer bits that nobody asked for. kind: a key of rulebook.findings.SILENT.
+
+    names: parameters and buffers; for an operation, modules. file, line: of the cast, file "" if unknown. before, after:
+    dtypes by torch's names; loss: None if the values before the cast are unknown. node: the operation, if any.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    before: str
+    after: str
+    loss: Loss | None = None
+    file: str = ""
+    line: int = 0
+    node: str = ""

@@ -1,0 +1,98 @@
+"""The ledger as a table: the dtype of every weight and operation at each stage, and casts that nobody asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..isolation.process import ON_A_CPU, ON_A_GPU
+from ..records import Finding
+from ..records.audit import Audit
+from ..records.ledger import LedgerRow
+from ..rulebook.findings import SILENT
+from .blocks import Block, Grid, Item, Prose
+from .kept import dtype_label
+from .words import count, fold, fold_paths, line, op, remedy, sentence
+
+HEADS = ("Name", "Checkpoint", "As loaded", "Author", "Planned", "Executed")
+SHOWN = 60
+"""Number of lines of a table in the report; measurements.json and `auditor ledger` have all."""
+ABOUT = (
+    "Checkpoint: in the file that was read. Author: the dtype that a cast, a region of autocast, or a list such as "
+    "`_keep_in_fp32_modules` asks for. Planned: of its module under the plan. Executed: the dtype in which operations "
+    "read a weight, or compute. Repeated blocks are merged."
+)
+REDUCED = "allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"
+
+
+def overview(
+    name: str, rows: Sequence[LedgerRow], findings: Sequence[Finding], flags: Mapping[str, Any]
+) -> list[Block]:
+    """The page of `auditor ledger`."""
+    kinds = [f"{count(sum(row.kind == kind for row in rows), kind)}" for kind in ("parameter", "buffer", "operation")]
+    return [Prose(f"Dtypes in {name}", (", ".join(kinds),), "title"), *_blocks(rows, findings, flags, len(rows))]
+
+
+def ledger_section(audit: Audit) -> list[Block]:
+    """The section of the report; empty for an audit without a ledger."""
+    silent = [finding for finding in audit.findings if finding.rule in SILENT.values()]
+    return _blocks(audit.ledger, silent, audit.environment.flags, SHOWN) if audit.ledger else []
+
+
+def headline(findings: Sequence[Finding]) -> str:
+    """The number of casts that nobody asked for."""
+    silent = [finding for finding in findings if finding.rule in SILENT.values()]
+    return f"{count(len(silent), 'cast')} that nobody asked for" if silent else "No cast that nobody asked for"
+
+
+def _blocks(rows: Sequence[LedgerRow], findings: Sequence[Finding], flags: Mapping[str, Any], most: int) -> list[Block]:
+    entries = tuple(
+        Item(
+            f"{line(f.source, f.called_from) or 'unknown line'} {f.rule} {sentence(f.message)}",
+            (remedy(f.advice),),
+            f.severity,
+        )
+        for f in findings
+    )
+    page: list[Block] = [Prose("Casts", (sentence(headline(findings)),)), *entries, Prose("Flags", (_flags(flags),))]
+    page.append(Prose("", (ABOUT,), "about"))
+    for caption, operations in (("Parameters and buffers", False), ("Operations", True)):
+        own = [row for row in rows if (row.kind == "operation") is operations]
+        merged = fold(own, lambda row: row.module if row.op else row.name, _alike)
+        cells = [(_named(same), *map(_dtype, _dtypes(same[0]))) for same in merged]
+        page.append(Grid(HEADS, tuple(cells[:most]), caption=caption))
+        if len(cells) > most:
+            page.append(Prose("", (f"and {count(len(cells) - most, 'more line')}, in measurements.json",)))
+    return page
+
+
+def _alike(row: LedgerRow) -> tuple[Any, ...]:
+    return (*_dtypes(row), row.kind, row.op, row.source)
+
+
+def _dtypes(row: LedgerRow) -> tuple[str | None, ...]:
+    return row.checkpoint, row.loaded, row.author, row.planned, row.executed
+
+
+def _named(same: Sequence[LedgerRow]) -> str:
+    first = same[0]
+    if first.kind != "operation":
+        return fold_paths([row.name for row in same])
+    paths = list(dict.fromkeys(row.module for row in same))
+    times = f" x{len(same)}" if len(same) > len(paths) else ""
+    return f"{fold_paths(paths)} {op(first.op)}{times}{f' {first.source}' if first.source else ''}"
+
+
+def _dtype(dtype: str | None) -> str:
+    return " and ".join(map(dtype_label, dtype.split(" and "))) if dtype else "-"
+
+
+def _flags(flags: Mapping[str, Any]) -> str:
+    """Flags in force that let FP32 operations, or sums of low ones, use fewer bits."""
+    loose = [
+        f"{name}={flags[name]}" for name in (*ON_A_GPU, *ON_A_CPU) if flags.get(name) not in (None, "none", "ieee")
+    ]
+    loose += [f"{name}=True" for name in REDUCED if flags.get(f"cuda.matmul.{name}") is True]
+    return (
+        f"In force, with fewer bits than FP32: {', '.join(loose)}." if loose else "No flag allows fewer bits than FP32."
+    )
