@@ -54,17 +54,17 @@ BUDGET = {
     "cli": (1370, "settings"),
     "criteria": (1160, "criteria"),
     "document": (900, "document"),
-    "execution": (1290, "execution"),
+    "execution": (1280, "execution"),
     "fleet": (440, "fleet"),
     "generation": (640, "generation"),
     "graphs": (1110, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1910, "loading"),
     "loose files": (1000, "flow"),
-    "measure": (2360, "measure"),
-    "numerics": (2000, "numerics"),
+    "measure": (2470, "measure"),
+    "numerics": (2260, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2450, "plan"),
+    "plan": (2490, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1240, "rehearsal"),
@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33330, 203, 24
+LINES, FILES, ROOMS = 33810, 206, 24
 """Of all of them."""
 
 
