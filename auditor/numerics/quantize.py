@@ -152,12 +152,22 @@ def _round(x: torch.Tensor, zero: torch.Tensor | None, element: Element) -> tupl
 
 @dataclass(frozen=True)
 class Quantized:
-    """A tensor after fake quantization, in FP32. saturated: entries that exceed the largest element; zeroed: non-zero
-    entries that became zero."""
+    """A tensor after fake quantization, in FP32. beyond: where it exceeds the largest element; vanished: where a
+    non-zero entry became zero."""
 
     values: torch.Tensor
-    saturated: int
-    zeroed: int
+    beyond: torch.Tensor
+    vanished: torch.Tensor
+
+    @property
+    def saturated(self) -> int:
+        """Number of entries that exceed the largest element."""
+        return int(self.beyond.sum())
+
+    @property
+    def zeroed(self) -> int:
+        """Number of non-zero entries that became zero."""
+        return int(self.vanished.sum())
 
 
 def fake_quantize(x: torch.Tensor, quantizer: Quantizer, span: tuple[float, float] | None = None) -> Quantized:
@@ -166,9 +176,10 @@ def fake_quantize(x: torch.Tensor, quantizer: Quantizer, span: tuple[float, floa
     span: smallest and largest value of the calibration inputs, instead of the tensor's own. The last block of a row or
     column may be shorter, as if zeros followed.
     """
+    x = x.detach().float()
     if not x.numel():
-        return Quantized(x.detach().float(), 0, 0)
-    matrix = x.detach().float().reshape(-1, x.shape[-1] if x.dim() else 1)
+        return Quantized(x, x != x, x != x)
+    matrix = x.reshape(-1, x.shape[-1] if x.dim() else 1)
     rows, columns = matrix.shape
     height, width = (own or whole for own, whole in zip(quantizer.block, matrix.shape, strict=True))
     padded = functional.pad(matrix, (0, -columns % width, 0, -rows % height))
@@ -178,6 +189,5 @@ def fake_quantize(x: torch.Tensor, quantizer: Quantizer, span: tuple[float, floa
         bounds = Range(*(torch.full_like(bounds.low, bound) for bound in span))
     scaled = RULES[quantizer.rule](blocks, bounds, quantizer)
     units, beyond = _round(scaled.units, scaled.zero, quantizer.element)
-    values = (units * scaled.scale).view_as(padded)[:rows, :columns]
-    zeroed = (values == 0) & (matrix != 0)
-    return Quantized(values.reshape(x.shape), int(beyond.sum()), int(zeroed.sum()))
+    values, beyond = (one.view_as(padded)[:rows, :columns].reshape(x.shape) for one in (units * scaled.scale, beyond))
+    return Quantized(values, beyond, (values == 0) & (x != 0))

@@ -69,6 +69,11 @@ class Scheme:
     finer: str | None = None
 
     @property
+    def is_calibrated(self) -> bool:
+        """Whether calibration inputs determine a scale."""
+        return self.activation is not None and self.activation.calibrated
+
+    @property
     def label(self) -> str:
         """The display name: `fp8_block` -> `FP8 block`."""
         family, _, rest = self.name.partition("_")

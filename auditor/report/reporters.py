@@ -17,6 +17,7 @@ from .findings import Cause, Causes, causes
 from .generation import generation_lines, generation_section
 from .origins import decision_lines, decisions_section, origins
 from .plans import island_lines, more_ways, plan_folds, plan_table, snippets
+from .quantization import quantization_lines, quantization_section
 from .table import table
 from .training import training_section
 from .view import ReportView, method, view
@@ -108,6 +109,7 @@ def _more(audit: Audit, seen: ReportView) -> Iterator[Block]:
         yield Prose("Training", (sentence(audit.training.recommendation), *(f"- {title}" for title in titles)))
     yield from decision_lines(audit)
     yield from generation_lines(audit)
+    yield from quantization_lines(audit)
     if seen.criteria:
         shown = [p for p in seen.plans if p.recommended or seen.chosen is None]
         lines = [line if p.recommended else f"{p.title}: {line}" for p in shown for line in p.criteria]
@@ -169,6 +171,8 @@ def html(audit: Audit) -> str:
         decisions_summary=_summary(decision_lines(audit)),
         generation=generation_section(audit),
         generation_summary=_summary(generation_lines(audit)),
+        quantization=quantization_section(audit),
+        quantization_summary=_summary(quantization_lines(audit)),
         training=training_section(audit),
         method=method(audit, seen.limits, seen.proposals),
     )

@@ -51,7 +51,7 @@ CAPABILITIES = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1370, "settings"),
+    "cli": (1380, "settings"),
     "criteria": (1160, "criteria"),
     "document": (900, "document"),
     "execution": (1280, "execution"),
@@ -61,15 +61,15 @@ BUDGET = {
     "isolation": (1200, "isolation"),
     "loading": (1910, "loading"),
     "loose files": (1000, "flow"),
-    "measure": (2470, "measure"),
-    "numerics": (2260, "numerics"),
+    "measure": (2880, "measure"),
+    "numerics": (2270, "numerics"),
     "offload": (350, "offload"),
     "plan": (2490, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1240, "rehearsal"),
-    "report": (3280, "report"),
-    "rulebook": (2400, "rules"),
+    "report": (3360, "report"),
+    "rulebook": (2450, "rules"),
     "score": (290, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33810, 206, 24
+LINES, FILES, ROOMS = 34440, 210, 24
 """Of all of them."""
 
 
