@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -16,11 +15,14 @@ from ..records.quantization import KEEP, QuantizedLayer
 from ..stages import tick
 from .attribute import FirstOrder
 from .measure import Measurement
-from .quantized import Parts
+from .quantized import Part, together
 from .rerun import SENSITIVE_SHARE, Reruns, Yardstick
 
 RUNS = 24
 """Run limit per scheme, in forward passes of the model."""
+
+_ALIKE = 1.5
+"""Weight and input count as equally harmful up to this ratio of their effects."""
 
 
 def measure_layers(measurement: Measurement, first: FirstOrder, yardstick: Yardstick) -> Iterator[QuantizedLayer]:
@@ -34,51 +36,46 @@ def measure_layers(measurement: Measurement, first: FirstOrder, yardstick: Yards
         for name in sorted(known, key=lambda name: (name not in blind, -known[name].isolated)):
             tick(name)
             with torch.no_grad():
-                parts = measurement.quantized.run(name, scheme)
-                effect = known[name]
-                broken = not parts.result.isfinite().all()
-                if name in blind or broken or not effect.isolated <= SENSITIVE_SHARE * limit:
-                    effect = _run(reruns, name, parts, effect, name in blind or broken)
-                yield replace(
-                    _describe(measurement, name, scheme, parts, effect), **_remedy(reruns, name, scheme, effect, limit)
-                )
+                parts, effect = measurement.quantized.run(name, scheme), known[name]
+                needed = name in blind or not together(parts).isfinite().all()
+                if needed or not effect.isolated <= SENSITIVE_SHARE * limit:
+                    if reruns.spent < RUNS:
+                        error = reruns.error(name, measurement.values[name] + together(parts))
+                        effect = replace(effect, isolated=error, decided_by="re-run", criterion=reruns.criterion)
+                    elif needed:
+                        effect = replace(effect, decided_by="not-run")
+                remedy, remedied = _remedy(reruns, name, scheme, effect, limit)
+                layer = _describe(measurement, name, scheme, parts, effect)
+                yield replace(layer, remedy=remedy, remedied=remedied)
 
 
-def _run(reruns: Reruns, name: str, parts: Parts, effect: Contribution, needed: bool) -> Contribution:
-    """The effect in a run; beyond the run limit the prediction, or "not-run" if a run is needed."""
-    if reruns.spent >= RUNS:
-        return replace(effect, decided_by="not-run") if needed else effect
-    return replace(effect, isolated=reruns.error(name, parts.result), decided_by="re-run", criterion=reruns.criterion)
-
-
-def _remedy(reruns: Reruns, name: str, scheme: str, effect: Contribution, limit: float) -> dict[str, Any]:
-    """The first scheme with finer scales that gives a better verdict in a run; otherwise the layer is kept."""
+def _remedy(reruns: Reruns, name: str, scheme: str, effect: Contribution, limit: float) -> tuple[str, float]:
+    """The first scheme with finer scales that gives a better verdict in a run, and its effect; otherwise KEEP."""
     if effect.decided_by == "not-run" or effect.isolated <= SENSITIVE_SHARE * limit:
-        return {"remedied": effect.isolated}
+        return "", effect.isolated
     allowed = SENSITIVE_SHARE * limit if effect.isolated <= limit else limit
-    finer = SCHEMES[scheme].finer
+    measurement, finer = reruns.measurement, SCHEMES[scheme].finer
     while finer is not None and reruns.spent < RUNS:
-        remedied = reruns.error(name, reruns.measurement.quantized.run(name, finer).result)
-        if remedied <= allowed:
-            return {"remedy": finer, "remedied": remedied}
+        changed = measurement.values[name] + together(measurement.quantized.run(name, finer))
+        if (remedied := reruns.error(name, changed)) <= allowed:
+            return finer, remedied
         finer = SCHEMES[finer].finer
-    return {"remedy": KEEP, "remedied": 0.0}
+    return KEEP, 0.0
 
 
-def _describe(measurement: Measurement, name: str, scheme: str, parts: Parts, effect: Contribution) -> QuantizedLayer:
-    quantized, node = measurement.quantized, measurement.capture.nodes[name]
-    reference = measurement.values[name]
-
-    def relative(error: torch.Tensor | None) -> float:
-        return 0.0 if error is None else output_error([reference], [reference + error])
-
-    by_weight, by_input = relative(parts.weight_error), relative(parts.input_error)
-    weighs = (effect.own, effect.cast) if effect.own or effect.cast else (by_weight, by_input)
-    part = "activation" if math.isfinite(by_weight) and not weighs[1] <= weighs[0] else "weight"
-    if math.isfinite(by_weight) and not math.isfinite(by_input):
-        part = "activation"
-    cause = quantized.cause(name, scheme, parts, part)
-    made = [x for x in (parts.quantized_weight, parts.quantized_input) if x is not None]
+def _describe(
+    measurement: Measurement, name: str, scheme: str, parts: Sequence[Part], effect: Contribution
+) -> QuantizedLayer:
+    reference, node = measurement.values[name], measurement.capture.nodes[name]
+    errors = [output_error([reference], [reference + part.error]) for part in parts]
+    weighs = [effect.own, effect.cast] if effect.own or effect.cast else errors
+    ranked = sorted(zip(weighs, parts, strict=False), key=lambda pair: -pair[0])
+    if broken := [part for part in parts if not part.error.isfinite().all()]:
+        ranked = [(math.inf, broken[0])]  # NaN of a weight is in the input's part too
+    told = [part for weight, part in ranked if _ALIKE * weight >= ranked[0][0]]
+    causes = [(part.name, *measurement.quantized.cause(name, part)) for part in told]
+    plain = ("both" if len(told) > 1 else told[0].name, "rounding", "")
+    part, cause, place = next((one for one in causes if one[1] != "rounding"), plain)
     return QuantizedLayer(
         scheme=scheme,
         node=name,
@@ -88,13 +85,13 @@ def _describe(measurement: Measurement, name: str, scheme: str, parts: Parts, ef
         weight_effect=effect.own,
         activation_effect=effect.cast,
         decided_by=effect.decided_by,
-        error=relative(parts.error),
-        weight_error=by_weight,
-        activation_error=by_input,
-        saturated=sum(x.saturated for x in made),
-        zeroed=sum(x.zeroed for x in made),
+        error=output_error([reference], [reference + together(parts)]),
+        weight_error=errors[0],
+        activation_error=sum(errors[1:]),
+        saturated=sum(part.made.saturated for part in parts),
+        zeroed=sum(part.made.zeroed for part in parts),
         part=part,
-        cause=cause.kind,
-        place=cause.place,
+        cause=cause,
+        place=place,
         criterion=effect.criterion,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -94,34 +94,15 @@ def calibration_spans(capture: Capture, subject: Subject, batches: Iterable[Batc
 
 
 @dataclass(frozen=True)
-class Cause:
-    """Why a layer's error is large. part: "weight" or "activation"; kind: see QuantizedLayer.cause; place: the outlier
-    channels or the slice, in words."""
+class Part:
+    """The weight or input of a layer as a matrix [rows, channels], and quantized. error: its change of the result; of
+    an input, with the weight quantized already."""
 
-    part: str
-    kind: str
-    place: str = ""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A layer under a scheme: weight and input as matrices [rows, channels], and what quantization makes of them.
-
-    result: with both quantized; weight_error, input_error: what each changes of the result.
-    """
-
-    weight: torch.Tensor
-    quantized_weight: Quantized
-    given: torch.Tensor | None
-    quantized_input: Quantized | None
-    result: torch.Tensor
-    weight_error: torch.Tensor
-    input_error: torch.Tensor | None
-
-    @property
-    def error(self) -> torch.Tensor:
-        """What quantization changes of the result."""
-        return self.weight_error if self.input_error is None else self.weight_error + self.input_error
+    name: str
+    x: torch.Tensor
+    made: Quantized
+    by: Quantizer
+    error: torch.Tensor
 
 
 class QuantizedLayers:
@@ -138,63 +119,48 @@ class QuantizedLayers:
         self._values, self._spans = values, spans or {}
 
     def errors(self, name: str) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Yield (scheme, kind, error of the result): "isolated" of weight and input together, "own" of the weight alone,
-        "cast" of the input alone."""
+        """Yield (scheme, kind, error of the result): "own" of the weight alone, "cast" of the input alone, "isolated" of
+        both together."""
         for scheme in self.schemes if name in self.layers else ():
             parts = self.run(name, scheme)
-            yield scheme, "isolated", parts.error
-            yield scheme, "own", parts.weight_error
-            if parts.input_error is not None:
-                yield scheme, "cast", parts.input_error
+            for kind, part in zip(("own", "cast"), parts, strict=False):
+                yield scheme, kind, part.error
+            yield scheme, "isolated", together(parts)
 
-    def run(self, name: str, scheme: str) -> Parts:
-        """Run a layer in FP32 on its quantized weight and input."""
+    def run(self, name: str, scheme: str) -> list[Part]:
+        """Run a layer in FP32 on its quantized weight, then also on its quantized input, if the scheme has one."""
         layer, row, reference = self.layers[name], SCHEMES[scheme], self._values[name]
-        weight = self._values[layer.weight.name]
-        moved = weight.movedim(layer.summed, -1)  # [out, *kernel, in]
-        made = fake_quantize(moved.flatten(1), row.weight)
-        lowered = made.values.view(moved.shape).movedim(-1, layer.summed)
-        by_weight = self._result(layer, lowered) - reference
-        given, by = None if layer.given is None else self._values[layer.given.name], row.activation
-        if given is None or by is None:
-            return Parts(moved.flatten(1), made, None, None, reference + by_weight, by_weight, None)
-        channels = given.dim() - 1 - layer.spatial
-        rows = given.movedim(channels, -1)
-        quantized = fake_quantize(rows, _for_layer(by, layer), self._span(name, given, by))
-        result = self._result(layer, lowered, quantized.values.movedim(-1, channels))
-        flat = Quantized(*(x.reshape(-1, x.shape[-1]) for x in vars(quantized).values()))
-        return Parts(
-            moved.flatten(1),
-            made,
-            rows.reshape(-1, rows.shape[-1]),
-            flat,
-            result,
-            by_weight,
-            result - reference - by_weight,
-        )
+        moved = self._values[layer.weight.name].movedim(layer.summed, -1)  # [out, *kernel, in]
+        x = moved.flatten(1)
+        made = fake_quantize(x, row.weight)
+        weight = made.values.view(moved.shape).movedim(-1, layer.summed)
+        result = self._result(layer, weight)
+        parts = [Part("weight", x, made, row.weight, result - reference)]
+        if layer.given is not None and row.activation is not None:
+            given = self._values[layer.given.name]
+            channels = given.dim() - 1 - layer.spatial
+            moved = given.movedim(channels, -1)
+            x, by = moved.reshape(-1, moved.shape[-1]), _for_layer(row.activation, layer)
+            made = fake_quantize(x, by, self._spans[name] if by.calibrated else None)
+            changed = self._result(layer, weight, made.values.view(moved.shape).movedim(-1, channels))
+            parts.append(Part("activation", x, made, by, changed - result))
+        return parts
 
-    def cause(self, name: str, scheme: str, parts: Parts, part: str) -> Cause:
-        """What makes the error of the weight or the input large: outlier channels, a slice of a fused weight, values out
-        of the elements' range, or else rounding."""
-        layer, row = self.layers[name], SCHEMES[scheme]
-        if part == "weight":
-            x, made, by = parts.weight, parts.quantized_weight, row.weight
-        else:
-            assert parts.given is not None and parts.quantized_input is not None and row.activation is not None
-            x, made, by = parts.given, parts.quantized_input, _for_layer(row.activation, layer)
+    def cause(self, name: str, part: Part) -> tuple[str, str]:
+        """What makes the error of a layer's weight or input large, see QuantizedLayer.cause, and where, in words."""
+        made, is_weight = part.made, part.name == "weight"
         if not made.values.isfinite().all():
-            return Cause(part, "range", "a block of zeros has scale 0")
-        within = self._worst_slice(layer, parts) if part == "weight" else ""
-        if channels := _outliers(x, made.values, by):
-            places = (f"input {_listed('channel', channels)}", within)
-            return Cause(part, "outlier channel", ", ".join(filter(None, places)))
-        if rows := _outliers(x, made.values, by, rows=True):
-            return Cause(part, "outlier row", _listed("output channel" if part == "weight" else "row", rows))
+            return "range", "a block of zeros has scale 0"
+        within = self._worst_slice(name, part) if is_weight else ""
+        if channels := _outliers(part):
+            return "outlier channel", ", ".join(filter(None, (f"input {_listed('channel', channels)}", within)))
+        if rows := _outliers(part, axis=0):
+            return "outlier row", _listed("output channel" if is_weight else "row", rows)
         if within:
-            return Cause(part, "slice", within)
-        squared = (made.values - x).square()
+            return "slice", within
+        squared = (made.values - part.x).square()
         lost = float(squared[made.vanished | made.beyond].sum()) >= float(squared.sum()) / 2 > 0
-        return Cause(part, "range" if lost else "rounding")
+        return "range" if lost else "rounding", ""
 
     def _result(self, layer: Layer, weight: torch.Tensor, given: torch.Tensor | None = None) -> torch.Tensor:
         """The layer's result in FP32 with another weight and input."""
@@ -207,25 +173,21 @@ class QuantizedLayers:
         result: torch.Tensor = target_of(layer.node)(*args, **kwargs)
         return result
 
-    def _span(self, name: str, given: torch.Tensor, by: Quantizer) -> tuple[float, float] | None:
-        if not by.calibrated:
-            return None
-        low, high = given.aminmax()
-        return self._spans.get(name, (float(low), float(high)))
-
-    def _worst_slice(self, layer: Layer, parts: Parts) -> str:
+    def _worst_slice(self, name: str, part: Part) -> str:
         """The slice of a fused weight whose results have a much larger relative error than all others; "" if none."""
-        bounds = _slices(layer.node)
-        reference = parts.result - parts.error
-        relative = [
-            float(parts.weight_error[..., i:j].norm() / reference[..., i:j].norm().clamp(min=1e-30)) for i, j in bounds
-        ]
+        bounds, reference = _slices(self.layers[name].node), self._values[name]
+        norms = [(part.error[..., i:j].norm(), reference[..., i:j].norm().clamp(min=1e-30)) for i, j in bounds]
+        relative = [float(error / norm) for error, norm in norms]
         *others, worst = sorted(relative) or [0.0]
         if not others or not worst >= _WORSE_SLICE * others[-1]:
             return ""
-        number = relative.index(worst)
-        low, high = bounds[number]
+        low, high = bounds[number := relative.index(worst)]
         return f"slice {number + 1} of {len(bounds)}, output channels {low} to {high - 1}"
+
+
+def together(parts: Sequence[Part]) -> torch.Tensor:
+    """What quantization of weight and input changes of the result."""
+    return parts[0].error if len(parts) == 1 else parts[0].error + parts[1].error
 
 
 def _for_layer(by: Quantizer, layer: Layer) -> Quantizer:
@@ -233,9 +195,9 @@ def _for_layer(by: Quantizer, layer: Layer) -> Quantizer:
     return replace(by, block=(0, 0)) if layer.spatial and by.block == (1, 0) else by
 
 
-def _outliers(x: torch.Tensor, values: torch.Tensor, by: Quantizer, rows: bool = False) -> list[int]:
-    """Channels of x [rows, channels] without which the error of all other entries is much smaller; or rows."""
-    axis = 0 if rows else 1
+def _outliers(part: Part, axis: int = 1) -> list[int]:
+    """Channels without which the error of all other entries is much smaller; with axis 0, rows."""
+    x = part.x
     largest = x.abs().amax(1 - axis)
     median = largest[largest > 0].median() if (largest > 0).any() else largest.sum()
     order = largest.argsort(descending=True)[:_MOST_OUTLIERS]
@@ -243,8 +205,8 @@ def _outliers(x: torch.Tensor, values: torch.Tensor, by: Quantizer, rows: bool =
     if not chosen or len(chosen) == x.shape[axis]:
         return []
     picked = torch.tensor(chosen, device=x.device)
-    eased = fake_quantize(x.index_fill(axis, picked, 0.0), by).values
-    before, after = (float((y - x).index_fill(axis, picked, 0.0).norm()) for y in (values, eased))
+    eased = fake_quantize(x.index_fill(axis, picked, 0.0), part.by).values
+    before, after = (float((y - x).index_fill(axis, picked, 0.0).norm()) for y in (part.made.values, eased))
     return chosen if after <= _EASED * before else []
 
 

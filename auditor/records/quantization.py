@@ -37,7 +37,7 @@ class QuantizedLayer:
     activation_error: Annotated[float, FileField("relative L2 change of the result by quantizing the input too")]
     saturated: Annotated[int, FileField("entries of weight and input that exceed the largest element", least=0)]
     zeroed: Annotated[int, FileField("non-zero entries of weight and input that become zero", least=0)]
-    part: Annotated[str, FileField("the part with the larger effect", choices=("weight", "activation"))]
+    part: Annotated[str, FileField("the part with the larger effect", choices=("weight", "activation", "both"))]
     cause: Annotated[
         str,
         FileField(

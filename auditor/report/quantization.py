@@ -68,8 +68,8 @@ def _row(layer: QuantizedLayer) -> tuple[str, ...]:
 
 
 def _cause(layer: QuantizedLayer) -> str:
-    part = "input" if layer.part == "activation" else "weight"
-    return f"{layer.cause} of the {part}{f': {layer.place}' if layer.place else ''}"
+    parts = {"activation": "the input", "both": "weight and input"}
+    return f"{layer.cause} of {parts.get(layer.part, 'the weight')}{f': {layer.place}' if layer.place else ''}"
 
 
 def _remedy(layer: QuantizedLayer) -> str:

@@ -196,6 +196,39 @@ def test_a_planted_bad_slice_of_a_fused_weight_is_named_with_its_remedy() -> Non
     assert (clean.cause, clean.place) == ("rounding", "")
 
 
+class Fused(nn.Module):
+    """Query, key and value from one weight, which the model takes apart in one of the usual ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.qkv, self.way = nn.Linear(32, 64 if way == "split" else 96), way
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.qkv(x)
+        if self.way == "split":
+            q, k, v = y.split([32, 16, 16], -1)
+            q = q.unflatten(-1, (2, 16)).sum(-2)
+        elif self.way == "unbind":
+            q, k, v = y.unflatten(-1, (3, 32)).unbind(-2)
+        else:
+            q, k, v = y[..., :32], y[..., 32:64], y[..., 64:]
+        return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("way", "low", "high"), [("split", 32, 47), ("unbind", 32, 63), ("slice", 32, 63)], ids=["split", "unbind", "slice"]
+)
+def test_slices_are_those_that_the_model_takes(way: str, low: int, high: int) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, x = Fused(way).eval(), torch.randn(2, 8, 32)
+    with torch.no_grad():
+        model.qkv.weight[:32] *= 1000
+        model.qkv.weight[low : high + 1] /= 1000
+    one = layer(audited(model, x, formats="fp8_tensor"), "qkv", "fp8_tensor")
+    assert (one.cause, one.place) == ("slice", f"slice 2 of 3, output channels {low} to {high}")
+
+
 def test_a_row_that_takes_the_range_of_a_tensor_is_named() -> None:
     def plant(model: Net) -> None:
         model.block.qkv.weight[5] *= 1e5
