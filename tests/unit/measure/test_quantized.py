@@ -201,7 +201,7 @@ class Fused(nn.Module):
 
     def __init__(self, way: str) -> None:
         super().__init__()
-        self.qkv, self.way = nn.Linear(32, 64 if way == "split" else 96), way
+        self.qkv, self.way = nn.Linear(32, 64 if way == "split" else 96, bias=False), way
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.qkv(x)
