@@ -6,10 +6,8 @@ from ..numerics.schemes import SCHEMES
 from ..records.audit import Audit
 from ..records.quantization import KEEP, QuantizedLayer
 from .blocks import Block, Grid, Prose
-from .words import count, op, ratio, scope, sentence
+from .words import count, op, ratio, scope
 
-LAYERS_SHOWN = 2
-"""Number of layers per scheme that the terminal names; the report has all."""
 HEADS = ("Layer", "Verdict", "Effect", "Error", "Weight", "Input", "Saturated", "To zero", "Cause", "Remedy")
 ABOUT = (
     "Each layer by itself with quantized weight and input, everything else in FP32. Effect: change of the outputs. "
@@ -19,20 +17,21 @@ ABOUT = (
 
 
 def quantization_lines(audit: Audit) -> list[Block]:
-    """Lines for a terminal: for each scheme, the number of layers by verdict, and the worst layers."""
+    """Lines for a terminal: for each scheme, the number of safe layers, and the worst layer with cause and remedy."""
     lines = list[str]()
     for scheme, layers in _by_scheme(audit).items():
-        safe = sum(layer.verdict.verdict == "safe" for layer in layers)
-        lines.append(f"{SCHEMES[scheme].label}: {safe} of {count(len(layers), 'layer')} safe")
-        worst = [layer for layer in layers if layer.verdict.verdict != "safe"][:LAYERS_SHOWN]
-        lines += [f"- {layer_words(layer)}" for layer in worst]
+        safe, worst = sum(layer.verdict.verdict == "safe" for layer in layers), layers[0]
+        lines.append(f"{SCHEMES[scheme].label}: {safe} of {count(len(layers), 'layer')} safe. {_worst(worst)}".strip())
     return [Prose("Quantized", tuple(lines))] if lines else []
 
 
-def layer_words(layer: QuantizedLayer) -> str:
-    """A layer with its verdict, cause and remedy, in a sentence or two."""
-    what = f"`{scope(layer.owner)}` ({op(layer.op)}) is {layer.verdict.verdict}: {layer.verdict.reason}"
-    return f"{what}. {sentence(_cause(layer).capitalize())} {sentence(_remedy(layer))}".strip()
+def _worst(layer: QuantizedLayer) -> str:
+    """The layer's verdict, effect, cause and remedy; nothing for a safe layer."""
+    if layer.verdict.verdict == "safe":
+        return ""
+    remedy = f"; {_remedy(layer)}" if layer.remedy else ""
+    where = f"`{scope(layer.owner)}` ({op(layer.op)})"
+    return f"Worst: {where} is {layer.verdict.verdict}, effect {ratio(layer.effect)}; {_cause(layer)}{remedy}."
 
 
 def quantization_section(audit: Audit) -> list[Block]:

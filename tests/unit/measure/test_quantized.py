@@ -284,8 +284,10 @@ def test_static_scales_come_from_all_calibration_inputs() -> None:
 def test_reports_and_files_show_the_layers(some: tuple[Net, Audit], tmp_path) -> None:
     _, found = some
     shown = text(found, width=200, color=False, most=100)
-    assert "NVFP4: 0 of 7 layers safe" in shown
-    assert "`embed` (embedding) is unsafe: run low by itself, the operation changes the outputs by" in shown
+    worst = max((x for x in found.quantization if x.scheme == "nvfp4"), key=lambda x: x.effect)
+    assert f"NVFP4: 0 of 7 layers safe. Worst: `{worst.owner}` (" in shown
+    assert f") is unsafe, effect {worst.effect:.2g}; rounding of " in shown
+    assert "; do not quantize this layer." in shown
     assert "torchao: NVFP4DynamicActivationNVFP4WeightConfig()" in html(found)
     found.save(tmp_path)
     written = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))["quantization"]
