@@ -62,6 +62,14 @@ def test_quick_takes_the_first_of_what_was_asked_for() -> None:
         options(formats=("bf16", "int3"), quick=True)
 
 
+def test_schemes_are_set_apart_from_the_formats() -> None:
+    found = options(formats="fp16,nvfp4,fp8")
+    assert (found.formats, found.schemes) == (("fp16",), ("nvfp4", "fp8"))
+    found = options(formats="int8")
+    assert (found.formats, found.schemes) == (("bf16",), ("int8",))  # the other layers run in BF16
+    assert options().schemes == ()
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("4GB", 4 * 10**9), ("512MiB", 2**29), ("1.5g", 1_500_000_000), ("650 mb", 650_000_000), (10**9, 10**9)],

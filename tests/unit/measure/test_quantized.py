@@ -147,6 +147,22 @@ def test_a_criterion_decides_instead_of_the_error_budget() -> None:
     assert one.criterion == "output: max_abs <= 0.1"
 
 
+def test_beyond_the_run_limit_an_effect_that_needs_a_run_is_untested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("auditor.measure.layers.RUNS", 0)
+    found = audited(net(), ids(), formats="int8", criteria="output: max_abs <= 0.1")  # no gradient says this
+    assert {(x.decided_by, x.verdict.verdict, x.remedy) for x in found.quantization} == {("not-run", "untested", "")}
+    found = audited(net(), ids(), formats="int8", max_error=1e-4)
+    assert {(x.decided_by, x.verdict.verdict) for x in found.quantization} == {("first-order", "unsafe")}
+
+
+def test_effects_are_the_worst_over_the_batches() -> None:
+    model, x, y = net(), ids(0), ids(1)
+    both = audited(model, x, y, formats="nvfp4")
+    for owner in LAYERS - {"conv"}:
+        worst = max(change(model, by_hand(model, owner, "nvfp4"), batch) for batch in (x, y))
+        assert layer(both, owner, "nvfp4").effect == pytest.approx(worst, rel=1e-4)
+
+
 def plant_outlier(model: Net) -> None:
     model.block.norm2.weight[7] *= 100  # undone by the weight: the model stays the same function
     model.block.norm2.bias[7] *= 100
