@@ -29,6 +29,7 @@ from .records import Audit, Environment, Evaluation, Plan, Proposal, Weight
 from .records.audit import Provenance
 from .records.training import Training
 from .report.words import op, plan_title, scope, shorten
+from .rulebook.verdicts import judge_layers
 
 STEADY = 0.1
 """Share of the error budget up to which differences between FP32 runs need no warning."""
@@ -77,6 +78,7 @@ def assemble(
         ),
         command=options.command,
         noise=bench.noise.found,
+        quantization=judge_layers(captured, bench.measured, bench.yardstick, bench.noise.found),
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
         weights=tuple(
             Weight(p.fqn or p.name, p.kind, ranges[p.name])

@@ -92,7 +92,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
         with stages("measure", f"{recordings.operations} nodes", recordings.operations):
             yardstick = yardstick_of(subject, options, first)
-            captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick)
+            captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick, options.schemes)
             noise = noise_of(first, subject, yardstick, seed, native=options.native)
         measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, yardstick.budget, noise.found)

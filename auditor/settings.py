@@ -31,6 +31,7 @@ from .criteria import Criterion
 from .devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
 from .errors import AuditorError
 from .numerics.formats import DEFAULT, auditable, runs
+from .numerics.schemes import SCHEMES
 from .records.measure import CODE, Ignore
 from .records.plan import DIRECTIONS
 from .resources import table
@@ -45,6 +46,9 @@ S = TypeVar("S", bound="Settings")
 
 DEFAULT_GPU = "A100"
 MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
+UNQUANTIZED = ("bf16",)
+"""Format of the layers that are not quantized: audited if only schemes are given."""
+
 SEEDS = 2**32
 """Every random generator accepts seeds below this number."""
 
@@ -130,7 +134,8 @@ Function = Callable[..., Any] | None
 class Settings(BaseModel):
     """The keyword arguments of `auditor.audit()`, and values derived from them before it starts.
 
-    found: the device of the model; limits: the parsed criteria; scoring: the imported scoring function.
+    found: the device of the model; limits: the parsed criteria; scoring: the imported scoring function. schemes: the
+    quantization schemes in `formats`, which then has only formats.
     """
 
     model_config = ConfigDict(
@@ -139,9 +144,10 @@ class Settings(BaseModel):
 
     kwargs: Annotated[dict[str, Any] | None, Option("a dict of keyword arguments", flag="")] = None
     """keyword arguments for every call of the model"""
-    formats: Annotated[Names, Option(choices=auditable)] = DEFAULT
+    formats: Annotated[Names, Option(choices=lambda: (*auditable(), *SCHEMES))] = DEFAULT
     """number formats to audit; formats in which torch cannot compute, [such as FP8](api.md#other-formats), are emulated
-    by rounding"""
+    by rounding. Names of [quantization schemes](quantization.md), such as `fp8`, `int8` or `nvfp4`, audit every layer
+    with a weight under them; without a format beside them, BF16 is audited too"""
     strategies: Annotated[Names, Option(choices=all_strategies)] = SHIPPED
     """how to lower the precision: `autocast` (weights stay FP32; also for training), `cast` (weights stored in low
     precision; for inference), `graph` (a [program](method.md#plans-that-are-programs) with a precision for each
@@ -221,6 +227,7 @@ class Settings(BaseModel):
     rulebook: tuple[Rule, ...] = ()
     limits: tuple[Criterion, ...] = ()
     scoring: ScoreFunction | None = None
+    schemes: tuple[str, ...] = ()
 
     @field_validator("*", mode="after")
     @classmethod
@@ -247,6 +254,9 @@ class Settings(BaseModel):
         if self.loss_fn is not None and not self.training:
             raise bad("loss_fn is for mode='training': pass both, or neither")
         self.__dict__.update(use=self.use or self.mode)
+        if schemes := tuple(name for name in self.formats if name in SCHEMES):
+            formats = tuple(name for name in self.formats if name not in SCHEMES) or UNQUANTIZED
+            self.__dict__.update(formats=formats, schemes=schemes)
         if self.quick:
             self.__dict__.update(formats=self.formats[:1], strategies=self.strategies[:1])
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -242,6 +242,8 @@ class _Hook:
         for fmt, trace in self.traces.items():
             for kind, error in measurement.alone[fmt].errors(measurement.nodes[self.name], trace, self.index):
                 yield fmt, (kind,), inner_products(gradients, error, self.samples)[0]
+        for scheme, kind, error in measurement.quantized.errors(self.name):
+            yield scheme, (kind,), inner_products(gradients, error, self.samples)[0]
 
 
 def _steps(measurement: Measurement) -> int:
@@ -263,12 +265,13 @@ class FirstOrder:
 
     unseen: nodes whose effect is not, or only partly, differentiable. answers: whether contributions are in the
     yardstick's unit. If a criterion has no quadratic form, or all outputs are discrete, contributions only rank the
-    nodes.
+    nodes. quantized: of layers, by scheme; `own` is the effect of the weight alone, `cast` of the input alone.
     """
 
     contributions: Contributions
     unseen: frozenset[str]
     answers: bool
+    quantized: Contributions
 
 
 def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = PLAIN) -> FirstOrder:
@@ -277,12 +280,14 @@ def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = 
     parts = _parts(measurement, criteria) if criteria else {}
     passes = {by: estimate(measurement, seed, target, keep=True) for by, target in parts.items()}
     passes = passes or {"": estimate(measurement, seed)}
-    contributions = {
-        name: {
-            fmt: _most({by: one.contribution(name, fmt) for by, one in passes.items()}) for fmt in measurement.formats
+
+    def effects(names: Iterable[str], formats: Iterable[str]) -> Contributions:
+        return {
+            name: {fmt: _most({by: one.contribution(name, fmt) for by, one in passes.items()}) for fmt in formats}
+            for name in names
         }
-        for name in measurement.values
-    }
+
+    contributions = effects(measurement.values, measurement.formats)
     nodes = measurement.capture.nodes
     unseen = frozenset(
         name
@@ -292,7 +297,8 @@ def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = 
         or name in measurement.discrete
     )
     numbers = any(name not in nodes or nodes[name].floating for name in measurement.capture.outputs)
-    return FirstOrder(contributions, unseen, numbers and (criteria is None or bool(parts)))
+    quantized = effects(measurement.quantized.layers, measurement.quantized.schemes)
+    return FirstOrder(contributions, unseen, numbers and (criteria is None or bool(parts)), quantized)
 
 
 def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:

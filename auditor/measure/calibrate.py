@@ -13,12 +13,16 @@ from ..capture.several import RecordedPaths, join_paths, number_of, unjudged_lin
 from ..criteria.measure import Criteria
 from ..errors import MeasureError, let_through
 from ..numerics.histogram import merge_magnitudes
+from ..numerics.schemes import SCHEMES
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Linearity, Magnitudes, ModelPath, NodeError, Subject
 from ..records.decisions import Decisions
+from ..records.quantization import QuantizedLayer
 from .attribute import FirstOrder, first_order
 from .causes import refine_causes
 from .decisions import measure_decisions
+from .layers import measure_layers
 from .measure import Measurement, measure
+from .quantized import QuantizedLayers, calibration_spans
 from .reference import Back
 from .rerun import PLAIN, Yardstick, regions_of
 from .settle import settle
@@ -32,7 +36,7 @@ class Calibration:
 
     linearity: predictions compared with runs, by format. regions: effects of operations run in low precision together,
     on the first batch of each path. decisions: on the same batches; for each format, the Decisions with the largest
-    error. first: results of the first batch, if several batches were measured.
+    error. first: results of the first batch, if several batches were measured. quantized: by (layer, scheme).
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]
@@ -43,6 +47,7 @@ class Calibration:
     regions: tuple[FlaggedRegion, ...] = ()
     decisions: tuple[Decisions, ...] = ()
     first: Calibration | None = None
+    quantized: Mapping[tuple[str, str], QuantizedLayer] = field(default_factory=dict)
 
 
 def calibrate(
@@ -52,6 +57,7 @@ def calibrate(
     seed: int,
     yardstick: Yardstick = PLAIN,
     whole: Subject | None = None,
+    schemes: tuple[str, ...] = (),
 ) -> Calibration:
     """Measure each node over all batches: worst error, largest isolated effect, root-mean-square contribution, full
     range.
@@ -62,8 +68,14 @@ def calibrate(
     measures batches that take another path on a separate graph.
     """
 
+    batches = usable(capture, subject)
+    spans = (
+        calibration_spans(capture, subject, batches) if any(SCHEMES[scheme].is_calibrated for scheme in schemes) else {}
+    )
+
     def measure_once(batch: Batch, back: Back) -> tuple[Measurement, FirstOrder]:
         measured = measure(capture, subject.model, batch, formats, back=back)
+        measured.quantized = QuantizedLayers(capture, measured.values, schemes, spans)
         return measured, first_order(measured, seed, yardstick)
 
     def measure_batch(batch: Batch) -> tuple[Measurement, FirstOrder]:
@@ -88,9 +100,12 @@ def calibrate(
         leads = batch is subject.batches[0]
         regions = tuple(regions_of(measured, contributions, yardstick)) if leads else ()
         decisions = measure_decisions(measured, yardstick) if leads else ()
-        return Calibration(errors, contributions, measured.ranges, 1, linearity, regions, decisions)
+        quantized = {(layer.node, layer.scheme): layer for layer in measure_layers(measured, first, yardstick)}
+        return Calibration(
+            errors, contributions, measured.ranges, 1, linearity, regions, decisions, quantized=quantized
+        )
 
-    return reduce(_merge_calibrations, map(one, usable(capture, subject)))
+    return reduce(_merge_calibrations, map(one, batches))
 
 
 def calibrate_paths(
@@ -99,6 +114,7 @@ def calibrate_paths(
     formats: tuple[str, ...],
     seed: int,
     yardstick: Yardstick = PLAIN,
+    schemes: tuple[str, ...] = (),
 ) -> tuple[Capture, Calibration]:
     """Return the joined graph of all paths, and the combined results of `calibrate` on each path's batches.
 
@@ -112,7 +128,7 @@ def calibrate_paths(
             distance = replace(distance, names=tuple(path.outputs))
         try:
             by = replace(yardstick, distance=distance)
-            part = calibrate(path.capture, replace(subject, batches=path.batches), formats, seed, by, subject)
+            part = calibrate(path.capture, replace(subject, batches=path.batches), formats, seed, by, subject, schemes)
         except MeasureError as error:
             if not later:
                 raise
@@ -154,6 +170,9 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
         regions=(*a.regions, *b.regions),
         decisions=tuple({x.format: x for x in sorted((*a.decisions, *b.decisions), key=lambda x: x.error)}.values()),
         first=a.first or a,
+        quantized={
+            key: _worse_layer(a.quantized.get(key), b.quantized.get(key)) for key in {**a.quantized, **b.quantized}
+        },
     )
 
 
@@ -191,6 +210,11 @@ def _severity(error: NodeError) -> tuple[bool, int, float, float]:
 
 def _larger(a: float | None, b: float | None) -> float | None:
     return max((x for x in (a, b) if x is not None), default=None)
+
+
+def _worse_layer(a: QuantizedLayer | None, b: QuantizedLayer | None) -> QuantizedLayer:
+    known = [layer for layer in (a, b) if layer is not None]
+    return max(known, key=lambda layer: (layer.decided_by == "not-run", not layer.effect <= math.inf, layer.effect))
 
 
 def larger_effect(one: Contribution, other: Contribution) -> Contribution:

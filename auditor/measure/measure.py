@@ -20,6 +20,7 @@ from ..numerics.nodes import tensors_in, view_source
 from ..records import Batch, Capture, Magnitudes, NodeError
 from ..stages import tick
 from .alone import Alone, InFormat, Leaves, Trace
+from .quantized import QuantizedLayers
 from .reference import Back, Reference, as_leaf
 from .values import Listener, Place, Values, reading
 
@@ -36,7 +37,8 @@ class Measurement:
     weights, inputs and outputs inside the autograd graph. places: the values with a gradient, and their shapes.
     listeners: receivers of the values' gradients. elements: total number in all results. discrete: nodes without a
     floating-point result. errors, traces: {operation: {format: value}}. ranges: magnitudes of every value. blind: nodes with a path to the outputs
-    through a non-differentiable operation. pure: formats in which the whole model ran in low precision.
+    through a non-differentiable operation. pure: formats in which the whole model ran in low precision. quantized: runs
+    layers under quantization schemes.
     """
 
     capture: Capture
@@ -56,6 +58,10 @@ class Measurement:
     alone: Mapping[str, Alone] = field(default_factory=dict)
     pure: frozenset[str] = frozenset()
     blind: frozenset[str] = frozenset()
+    quantized: QuantizedLayers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.quantized = QuantizedLayers(self.capture, self.values)
 
     def keep(self, n: fx.Node, reference: Any, profiles: dict[fx.Node, Profile]) -> None:
         """Store a node's result and its magnitudes, and put the magnitudes into `profiles`."""

@@ -20,7 +20,11 @@ def round_to(x: torch.Tensor, name: str) -> torch.Tensor:
 
     Shapes: [*] -> [*]. Beyond the format's range: inf, or the largest value if the format has no inf. NaN stays NaN.
     """
-    fmt = FORMATS[name]
+    return round_in(x, FORMATS[name])
+
+
+def round_in(x: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """Round `x` in a format that need not be registered; see `round_to`."""
     if fmt.name == "fp32":
         return x.float()
     if fmt.overflows_to == "largest":

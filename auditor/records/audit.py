@@ -14,6 +14,7 @@ from .graph import Node, Subject
 from .ledger import LedgerRow
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
 from .plan import Evaluation, Execution, Plan, Timing, Today, Verification
+from .quantization import QuantizedLayer
 from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
 
@@ -148,6 +149,9 @@ class Audit:
     training: Annotated[Training | None, FileField("results for a training step; `null` in mode `inference`")] = None
     evaluation: Annotated[Evaluation | None, FileField("the user's scoring function; `null`: none")] = None
     generation: Annotated[Generation | None, FileField("FP32's generated tokens; `null`: not requested")] = None
+    quantization: Annotated[
+        tuple[QuantizedLayer, ...], FileField("layers under [quantization schemes](quantization.md), worst first")
+    ] = ()
     command: Annotated[str, MeasurementField("the command or function call that made the audit")] = ""
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)
     plan_errors: Annotated[Mapping[str, float], MeasurementField("by node: error under the recommended plan")] = empty()

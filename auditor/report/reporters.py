@@ -17,6 +17,7 @@ from .findings import Causes, causes
 from .generation import generation_lines, generation_section
 from .ledger import headline, ledger_section
 from .origins import decision_words, decisions_section, origins
+from .quantization import quantization_lines, quantization_section
 from .table import table
 from .training import training_section
 from .view import ReportView, method
@@ -109,6 +110,7 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
         "Training": training,
         "Decisions": [decision_words(audit)],
         "Tokens": generation_lines(audit),
+        "Quantized": quantization_lines(audit),
         "Criteria": [plans.SHARES, *limits] if audit.criteria else [],
         "Score": [plans.score_headline(audit), *(f"{p.title}: {p.score}" for p in seen.plans if p.score)],
         "Times": plans.times(audit),
@@ -159,6 +161,8 @@ def html(audit: Audit) -> str:
         decisions_summary=decision_words(audit).replace("`", ""),
         generation=generation_section(audit),
         generation_summary=next(iter(generation_lines(audit)), "").replace("`", ""),
+        quantization=quantization_section(audit),
+        quantization_summary=next(iter(quantization_lines(audit)), "").replace("`", ""),
         ledger=ledger_section(audit),
         ledger_summary=headline(audit.findings),
         training=training_section(audit),

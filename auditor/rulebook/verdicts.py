@@ -14,10 +14,11 @@ from ..capture.paths import same_operations
 from ..criteria.criterion import FLOOR, strict
 from ..execution.resolve import kept_low
 from ..measure.calibrate import Calibration, larger_effect, worse
-from ..measure.rerun import SENSITIVE_SHARE
+from ..measure.rerun import SENSITIVE_SHARE, Yardstick
 from ..numerics.formats import FORMATS, label
 from ..numerics.histogram import merge_magnitudes
 from ..records import Capture, Contribution, Dtypes, Finding, Magnitudes, Node, NodeError, NodeReport, Noise, Verdict
+from ..records.quantization import QuantizedLayer
 from ..records.training import BackwardNode
 from .gather import plainly
 from .values import literal_results
@@ -203,6 +204,50 @@ def judge(
                 verdict = verdict if alike else _with_batch(verdict, measured.contributions.get(name, {}).get(fmt))
             verdicts[name][fmt] = verdict
     return Judgement(verdicts, exposed)
+
+
+def judge_layers(
+    capture: Capture, measured: Calibration, yardstick: Yardstick, noise: Noise = QUIET
+) -> tuple[QuantizedLayer, ...]:
+    """The layers under all schemes with verdicts, by the thresholds of `verdict_of`; scheme by scheme, the worst first.
+
+    Layers that several recorded paths share appear once. measured: with effects in relative L2.
+    """
+    result = dict[tuple[str, str], QuantizedLayer]()
+    for (name, scheme), layer in measured.quantized.items():
+        effect, by_weight, by_input, remedied = (
+            x * yardstick.unit for x in (layer.effect, layer.weight_effect, layer.activation_effect, layer.remedied)
+        )
+        contribution = Contribution(effect, by_weight, by_input, layer.decided_by, criterion=layer.criterion)
+        if layer.decided_by == "not-run":
+            verdict = Verdict(
+                "untested", "only a run can measure the effect, and the limited number did not include it"
+            )
+        elif SENSITIVE_SHARE * yardstick.budget < effect <= noise.floor:
+            verdict = Verdict("safe", f"{effect_of(contribution)}, {within(noise)}")
+        elif not effect <= yardstick.budget:
+            verdict = Verdict("unsafe", effect_of(contribution, yardstick.budget))
+        elif not effect <= SENSITIVE_SHARE * yardstick.budget:
+            verdict = Verdict("sensitive", _share_of_budget(contribution, yardstick.budget))
+        else:
+            verdict = Verdict("safe", effect_of(contribution))
+        known = replace(
+            layer,
+            node=capture.twins.get(name, name),
+            effect=effect,
+            weight_effect=by_weight,
+            activation_effect=by_input,
+            remedied=remedied,
+            verdict=verdict,
+        )
+        if (key := (scheme, known.node)) not in result or not effect <= result[key].effect:
+            result[key] = known
+    schemes = list(dict.fromkeys(scheme for scheme, _ in result))
+    return tuple(sorted(result.values(), key=lambda one: (schemes.index(one.scheme), -_sortable(one.effect))))
+
+
+def _sortable(effect: float) -> float:
+    return effect if effect <= math.inf else math.inf
 
 
 def reports_of(

@@ -23,7 +23,7 @@ def options(**asked: Any) -> Settings:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"formats": ("fp16", "int4")}, "formats takes fp16, bf16, fp8_e4m3 or fp8_e5m2, not int4"),
+        ({"formats": ("fp16", "int3")}, "nvfp4 or nvfp4_one_level, not int3"),
         ({"formats": ()}, "none"),
         ({"strategies": ("prune",)}, "strategies takes autocast, cast or graph, not prune"),
         ({"mode": "training", "formats": "fp8_e4m3"}, "mode='training' supports fp16 or bf16, not fp8_e4m3"),
@@ -58,8 +58,16 @@ def test_names_are_given_one_by_one_or_together(given: Any, names: tuple[str, ..
 def test_quick_takes_the_first_of_what_was_asked_for() -> None:
     found = options(formats=("bf16", "fp16"), strategies=("cast", "autocast"), quick=True)
     assert (found.formats, found.strategies) == (("bf16",), ("cast",))
-    with pytest.raises(AuditorError, match="int4"):  # what is left aside is checked all the same
-        options(formats=("bf16", "int4"), quick=True)
+    with pytest.raises(AuditorError, match="int3"):  # what is left aside is checked all the same
+        options(formats=("bf16", "int3"), quick=True)
+
+
+def test_schemes_are_set_apart_from_the_formats() -> None:
+    found = options(formats="fp16,nvfp4,fp8")
+    assert (found.formats, found.schemes) == (("fp16",), ("nvfp4", "fp8"))
+    found = options(formats="int8")
+    assert (found.formats, found.schemes) == (("bf16",), ("int8",))  # the other layers run in BF16
+    assert options().schemes == ()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,235 @@
+"""Linear layers, convolutions and embeddings with quantized weights and inputs: results, errors, and what causes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..execution.execute import Executor
+from ..numerics.entries import finite
+from ..numerics.nodes import op_of, target_of, tensors_in, view_source
+from ..numerics.quantize import Quantized, fake_quantize
+from ..numerics.schemes import SCHEMES, Quantizer
+from ..records import Batch, Capture, Subject
+
+_ARGUMENTS = {
+    "linear": (0, 1, 1),
+    "conv1d": (0, 1, 1),
+    "conv2d": (0, 1, 1),
+    "conv3d": (0, 1, 1),
+    "convolution": (0, 1, 1),
+    "conv_transpose1d": (0, 1, 0),
+    "conv_transpose2d": (0, 1, 0),
+    "conv_transpose3d": (0, 1, 0),
+    "addmm": (1, 2, 0),
+    "embedding": (None, 0, 1),
+}
+"""{operation: (position of the input, position of the weight, the weight's dimension that is summed over)}."""
+
+_OUTLIER, _MOST_OUTLIERS = 4.0, 8
+"""A channel may be an outlier if its largest magnitude is this many times the median of all; at most this many."""
+
+_EASED = 0.5
+"""Outliers are the cause if the error of all other entries falls to this share without them."""
+
+_WORSE_SLICE = 3.0
+"""A slice is the cause if its relative error is this many times that of every other slice."""
+
+_PIECES = ("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with a weight. given: its input; None for an embedding. summed: the weight's dimension that is summed
+    over; spatial: number of dimensions of a convolution's kernel."""
+
+    node: fx.Node
+    given: fx.Node | None
+    weight: fx.Node
+    summed: int
+    spatial: int
+
+
+def layers_of(capture: Capture) -> dict[str, Layer]:
+    """The layers whose weight is a parameter, or a view of one, by name of the operation."""
+    parameters = {place.name for place in capture.placeholders if place.kind in ("parameter", "buffer")}
+    result = {}
+    for n in capture.graph_module.graph.nodes:
+        name = op_of(n).split(".")[1] if op_of(n).startswith("aten.") else ""
+        if n.op != "call_function" or name not in _ARGUMENTS:
+            continue
+        at, of, summed = _ARGUMENTS[name]
+        given, weight = None if at is None else n.args[at], n.args[of]
+        root = weight
+        while (source := view_source(root)) is not None:
+            root = source
+        shape = weight.meta["val"].shape
+        if root.name in parameters and len(shape) > 1:
+            convolves = "conv" in name
+            transposed = name == "convolution" and bool(n.args[6])
+            result[n.name] = Layer(n, given, weight, 0 if transposed else summed, len(shape) - 2 if convolves else 0)
+    return result
+
+
+def calibration_spans(capture: Capture, subject: Subject, batches: Iterable[Batch]) -> dict[str, tuple[float, float]]:
+    """{layer: smallest and largest value of its input} over the batches, for scales that are fixed by calibration."""
+    layers, result = layers_of(capture), dict[str, tuple[float, float]]()
+    readers: dict[str, list[str]] = {}
+    for name, layer in layers.items():
+        if layer.given is not None:
+            readers.setdefault(layer.given.name, []).append(name)
+    with torch.no_grad():
+        for batch in batches:
+            for n, value in Executor(capture.graph_module).steps(*capture.bind(subject.model, batch)):
+                for name in readers.get(n.name, ()):
+                    low, high = (float(x) for x in finite(tensors_in(value)[0]).float().aminmax())
+                    least, most = result.get(name, (low, high))
+                    result[name] = min(low, least), max(high, most)
+    return result
+
+
+@dataclass(frozen=True)
+class Part:
+    """The weight or input of a layer as a matrix [rows, channels], and quantized. error: its change of the result; of
+    an input, with the weight quantized already."""
+
+    name: str
+    x: torch.Tensor
+    made: Quantized
+    by: Quantizer
+    error: torch.Tensor
+
+
+class QuantizedLayers:
+    """Runs layers under schemes. values: FP32 results by name. spans: ranges of inputs, see `calibration_spans`."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        values: Mapping[str, Any],
+        schemes: tuple[str, ...] = (),
+        spans: Mapping[str, tuple[float, float]] | None = None,
+    ) -> None:
+        self.schemes, self.layers = schemes, layers_of(capture) if schemes else {}
+        self._values, self._spans = values, spans or {}
+
+    def errors(self, name: str) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Yield (scheme, kind, error of the result): "own" of the weight alone, "cast" of the input alone, "isolated" of
+        both together."""
+        for scheme in self.schemes if name in self.layers else ():
+            parts = self.run(name, scheme)
+            for kind, part in zip(("own", "cast"), parts, strict=False):
+                yield scheme, kind, part.error
+            yield scheme, "isolated", together(parts)
+
+    def run(self, name: str, scheme: str) -> list[Part]:
+        """Run a layer in FP32 on its quantized weight, then also on its quantized input, if the scheme has one."""
+        layer, row, reference = self.layers[name], SCHEMES[scheme], self._values[name]
+        moved = self._values[layer.weight.name].movedim(layer.summed, -1)  # [out, *kernel, in]
+        x = moved.flatten(1)
+        made = fake_quantize(x, row.weight)
+        weight = made.values.view(moved.shape).movedim(-1, layer.summed)
+        result = self._result(layer, weight)
+        parts = [Part("weight", x, made, row.weight, result - reference)]
+        if layer.given is not None and row.activation is not None:
+            given = self._values[layer.given.name]
+            channels = given.dim() - 1 - layer.spatial
+            moved = given.movedim(channels, -1)
+            x, by = moved.reshape(-1, moved.shape[-1]), _for_layer(row.activation, layer)
+            made = fake_quantize(x, by, self._spans[name] if by.calibrated else None)
+            changed = self._result(layer, weight, made.values.view(moved.shape).movedim(-1, channels))
+            parts.append(Part("activation", x, made, by, changed - result))
+        return parts
+
+    def cause(self, name: str, part: Part) -> tuple[str, str]:
+        """What makes the error of a layer's weight or input large, see QuantizedLayer.cause, and where, in words."""
+        made, is_weight = part.made, part.name == "weight"
+        if not made.values.isfinite().all():
+            return "range", "a block of zeros has scale 0"
+        within = self._worst_slice(name, part) if is_weight else ""
+        if channels := _outliers(part):
+            return "outlier channel", ", ".join(filter(None, (f"input {_listed('channel', channels)}", within)))
+        if rows := _outliers(part, axis=0):
+            return "outlier row", _listed("output channel" if is_weight else "row", rows)
+        if within:
+            return "slice", within
+        squared = (made.values - part.x).square()
+        lost = float(squared[made.vanished | made.beyond].sum()) >= float(squared.sum()) / 2 > 0
+        return "range" if lost else "rounding", ""
+
+    def _result(self, layer: Layer, weight: torch.Tensor, given: torch.Tensor | None = None) -> torch.Tensor:
+        """The layer's result in FP32 with another weight and input."""
+        swapped = {layer.weight: weight} | (
+            {layer.given: given} if layer.given is not None and given is not None else {}
+        )
+        args, kwargs = fx.node.map_arg(
+            (layer.node.args, layer.node.kwargs), lambda n: swapped[n] if n in swapped else self._values[n.name]
+        )
+        result: torch.Tensor = target_of(layer.node)(*args, **kwargs)
+        return result
+
+    def _worst_slice(self, name: str, part: Part) -> str:
+        """The slice of a fused weight whose results have a much larger relative error than all others; "" if none."""
+        bounds, reference = _slices(self.layers[name].node), self._values[name]
+        norms = [(part.error[..., i:j].norm(), reference[..., i:j].norm().clamp(min=1e-30)) for i, j in bounds]
+        relative = [float(error / norm) for error, norm in norms]
+        *others, worst = sorted(relative) or [0.0]
+        if not others or not worst >= _WORSE_SLICE * others[-1]:
+            return ""
+        low, high = bounds[number := relative.index(worst)]
+        return f"slice {number + 1} of {len(bounds)}, output channels {low} to {high - 1}"
+
+
+def together(parts: Sequence[Part]) -> torch.Tensor:
+    """What quantization of weight and input changes of the result."""
+    return parts[0].error if len(parts) == 1 else parts[0].error + parts[1].error
+
+
+def _for_layer(by: Quantizer, layer: Layer) -> Quantizer:
+    """A convolution sums over positions too, which a scale per row does not factor out of: it has one per tensor."""
+    return replace(by, block=(0, 0)) if layer.spatial and by.block == (1, 0) else by
+
+
+def _outliers(part: Part, axis: int = 1) -> list[int]:
+    """Channels without which the error of all other entries is much smaller; with axis 0, rows."""
+    x = part.x
+    largest = x.abs().amax(1 - axis)
+    median = largest[largest > 0].median() if (largest > 0).any() else largest.sum()
+    order = largest.argsort(descending=True)[:_MOST_OUTLIERS]
+    chosen = sorted(int(i) for i in order if largest[i] > _OUTLIER * median)
+    if not chosen or len(chosen) == x.shape[axis]:
+        return []
+    picked = torch.tensor(chosen, device=x.device)
+    eased = fake_quantize(x.index_fill(axis, picked, 0.0), part.by).values
+    before, after = (float((y - x).index_fill(axis, picked, 0.0).norm()) for y in (part.made.values, eased))
+    return chosen if after <= _EASED * before else []
+
+
+def _slices(n: fx.Node) -> list[tuple[int, int]]:
+    """Bounds of the slices of the result's last dimension that the model reads separately; empty if it reads it whole."""
+    shape = n.meta["val"].shape
+    bounds = set[tuple[int, int]]()
+    for user in n.users:
+        kind, values = op_of(user).split(".")[1:2], tensors_in(user.meta.get("val"))
+        if kind and kind[0] in _PIECES and sum(x.shape[-1] for x in values) == shape[-1]:
+            ends = [0]
+            for x in values:
+                ends.append(ends[-1] + x.shape[-1])
+            return list(pairwise(ends))
+        if kind == ["slice"] and user.args[1] in (-1, len(shape) - 1):
+            ends = [min(x, shape[-1]) for x in user.args[2:4] if isinstance(x, int)]
+            bounds.update([(ends[0], ends[1])] if len(ends) == 2 else [])
+        if kind in (["view"], ["reshape"], ["unflatten"]) and values and values[0].dim() > len(shape):
+            parts = values[0].shape[len(shape) - 1]  # [.., 3, heads, d]: query, key and value
+            if parts in (2, 3):
+                return [(i * shape[-1] // parts, (i + 1) * shape[-1] // parts) for i in range(parts)]
+    return sorted(bounds) if len(bounds) > 1 else []
+
+
+def _listed(noun: str, numbers: list[int]) -> str:
+    return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

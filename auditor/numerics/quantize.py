@@ -1,0 +1,193 @@
+"""Fake quantization: rounds a tensor under a scheme as the scheme's library does, and converts it back to FP32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from .casting import round_in
+from .formats import FORMATS
+from .schemes import Element, Quantizer
+
+_E4M3 = FORMATS["fp8_e4m3"]
+_BIAS, _BITS = 127, 23
+"""Exponent bias and fraction bits of float32."""
+
+
+class Range(NamedTuple):
+    """Smallest and largest value of every block, or of the calibration inputs, in FP32."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+    @property
+    def magnitude(self) -> torch.Tensor:
+        """The largest magnitude of every block."""
+        return torch.maximum(self.high, -self.low)
+
+
+class Scaled(NamedTuple):
+    """Blocks in units of the element. scale: what multiplies the elements afterwards. zero: the zero point, if any."""
+
+    units: torch.Tensor
+    scale: torch.Tensor
+    zero: torch.Tensor | None = None
+
+
+Rule = Callable[[torch.Tensor, Range, Quantizer], Scaled]
+"""A scale rule: divides blocks [r, R, c, C] by a scale per block, computed from their ranges [r, 1, c, 1]."""
+
+
+def by_largest(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
+    """The largest magnitude becomes the largest element; a block of zeros has scale 0, and becomes NaN.
+
+    Source: torchao 0.18, `_choose_scale_float8` and `_quantize_affine_float8` (no lower bound of the values given).
+    """
+    scale = span.magnitude / by.element.largest
+    return Scaled(x / scale, scale)
+
+
+def symmetric(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
+    """The largest magnitude becomes half the number of steps (127.5 of INT8), so the largest positive value saturates.
+
+    Source: torchao 0.18, `choose_qparams_affine` with MappingType.SYMMETRIC, and `quantize_affine`.
+    """
+    largest = torch.maximum(span.high.clamp(min=0), -span.low.clamp(max=0))
+    scale = (largest / ((by.element.largest - by.element.least) / 2)).clamp(min=by.least_scale)
+    return Scaled(x * (1.0 / scale), scale)
+
+
+def asymmetric(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
+    """Smallest and largest value become the smallest and largest element; zero stays exact, by an integer zero point.
+
+    Source: torchao 0.18, `choose_qparams_affine` with MappingType.ASYMMETRIC, and `quantize_affine`.
+    """
+    low = span.low.clamp(max=0)
+    scale = ((span.high.clamp(min=0) - low) / (by.element.largest - by.element.least)).clamp(min=by.least_scale)
+    zero = (by.element.least - torch.round(low / scale)).clamp(by.element.least, by.element.largest)
+    return Scaled(x * (1.0 / scale), scale, zero)
+
+
+def power_of_two(x: torch.Tensor, span: Range, by: Quantizer, rounding: str) -> Scaled:
+    """A scale in E8M0: the exponent of the largest magnitude minus that of the largest element.
+
+    rounding of the largest magnitude to a power of two: "floor", "ceil" or "even" (up if the element's rounding would
+    carry). Source: OCP Microscaling Formats 1.0, section 6.3 (floor); torchao 0.18, `to_mx` with ScaleCalculationMode.
+    Division uses at least 2^-126, multiplication 2^-127, as there.
+    """
+    assert by.element.row is not None
+    bits = span.magnitude.contiguous().view(torch.int32)
+    if rounding == "even":
+        bits = bits + (1 << (_BITS - by.element.row.mantissa - 1))
+    exponent = ((bits >> _BITS) & 255) - _BIAS
+    if rounding == "ceil":
+        exponent = exponent + ((bits & ((1 << _BITS) - 1)) > 0)
+    exponent = (exponent - by.element.top_exponent).clamp(-_BIAS, _BIAS + 1)
+    return Scaled(x / _two_to(exponent.clamp(min=1 - _BIAS)), _unless_nan(_two_to(exponent), span))
+
+
+def ratio_of_two(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
+    """A scale in E8M0: the quotient of the largest magnitude and the largest element, rounded up to a power of two.
+
+    Source: cuBLAS documentation, "1D Block Quantization"; torchao 0.18, `_to_mx_rceil` (ScaleCalculationMode.RCEIL).
+    The smallest scale, 2^-127, does not divide the values, as there.
+    """
+    exponent = torch.ceil(torch.log2(span.magnitude / by.element.largest)).clamp(-_BIAS, _BIAS)
+    divisor = torch.where(exponent == -_BIAS, 0.0, exponent)
+    return Scaled(x * _unless_nan(_two_to(-divisor), span), _unless_nan(_two_to(exponent), span))
+
+
+def e4m3_scale(x: torch.Tensor, span: Range, by: Quantizer, levels: int) -> Scaled:
+    """A scale in E4M3, from 2^-6 to 448. levels: 2 divides all scales of a tensor by one FP32 scale first.
+
+    Source: torchao 0.18, `nvfp4_quantize` and `per_tensor_amax_to_scale`. A tensor of zeros becomes NaN in two levels.
+    """
+    block = span.magnitude / by.element.largest
+    if levels == 1:
+        scale = round_in(block.clamp(_E4M3.smallest_normal, _E4M3.largest), _E4M3)
+        return Scaled(x * (1.0 / scale), scale)
+    whole = span.magnitude.amax() / (_E4M3.largest * by.element.largest)
+    scale = round_in((block / whole).clamp(_E4M3.smallest_normal, _E4M3.largest), _E4M3)
+    return Scaled(x * ((1.0 / whole) / scale), whole * scale)
+
+
+def _two_to(exponent: torch.Tensor) -> torch.Tensor:
+    return torch.pow(torch.full((), 2.0, device=exponent.device), exponent)
+
+
+def _unless_nan(scale: torch.Tensor, span: Range) -> torch.Tensor:
+    return torch.where(torch.isnan(span.magnitude), math.nan, scale)
+
+
+RULES: Mapping[str, Rule] = {
+    "largest": by_largest,
+    "symmetric": symmetric,
+    "asymmetric": asymmetric,
+    **{f"e8m0_{rounding}": partial(power_of_two, rounding=rounding) for rounding in ("floor", "ceil", "even")},
+    "e8m0_rceil": ratio_of_two,
+    "e4m3": partial(e4m3_scale, levels=1),
+    "e4m3_two_levels": partial(e4m3_scale, levels=2),
+}
+"""{name: scale rule}."""
+
+
+def _round(x: torch.Tensor, zero: torch.Tensor | None, element: Element) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round to nearest even and saturate. Returns the elements, minus the zero point, and where they saturated: where
+    rounding without a limit would exceed the largest value, so that clamping adds an error of its own."""
+    if element.row is not None:
+        step = math.ldexp(1.0, element.top_exponent - element.row.mantissa)
+        tie, odd = element.largest + step / 2, element.largest / step % 2 == 1
+        beyond = x.abs() >= tie if odd else x.abs() > tie
+        return round_in(x.clamp(-element.largest, element.largest), element.row), beyond
+    shift = torch.zeros((), device=x.device) if zero is None else zero
+    units, least, largest = torch.round(x), element.least - shift, element.largest - shift
+    return units.clamp(least, largest), (units < least) | (units > largest)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A tensor after fake quantization, in FP32. beyond: where it exceeds the largest element; vanished: where a
+    non-zero entry became zero."""
+
+    values: torch.Tensor
+    beyond: torch.Tensor
+    vanished: torch.Tensor
+
+    @property
+    def saturated(self) -> int:
+        """Number of entries that exceed the largest element."""
+        return int(self.beyond.sum())
+
+    @property
+    def zeroed(self) -> int:
+        """Number of non-zero entries that became zero."""
+        return int(self.vanished.sum())
+
+
+def fake_quantize(x: torch.Tensor, quantizer: Quantizer, span: tuple[float, float] | None = None) -> Quantized:
+    """Quantize a tensor and dequantize it. Rows are all dimensions but the last; shapes: [*] -> [*].
+
+    span: smallest and largest value of the calibration inputs, instead of the tensor's own. The last block of a row or
+    column may be shorter, as if zeros followed.
+    """
+    x = x.detach().float()
+    if not x.numel():
+        return Quantized(x, x != x, x != x)
+    matrix = x.reshape(-1, x.shape[-1] if x.dim() else 1)
+    rows, columns = matrix.shape
+    height, width = (own or whole for own, whole in zip(quantizer.block, matrix.shape, strict=True))
+    padded = functional.pad(matrix, (0, -columns % width, 0, -rows % height))
+    blocks = padded.view(padded.shape[0] // height, height, -1, width)  # [r, R, c, C]
+    bounds = Range(blocks.amin((1, 3), keepdim=True), blocks.amax((1, 3), keepdim=True))
+    if span is not None:
+        bounds = Range(*(torch.full_like(bounds.low, bound) for bound in span))
+    scaled = RULES[quantizer.rule](blocks, bounds, quantizer)
+    units, beyond = _round(scaled.units, scaled.zero, quantizer.element)
+    values, beyond = (one.view_as(padded)[:rows, :columns].reshape(x.shape) for one in (units * scaled.scale, beyond))
+    return Quantized(values, beyond, (values == 0) & (x != 0))

@@ -1,0 +1,151 @@
+"""Quantization schemes below 16 bits: number formats that share a scale per block. Importing this needs no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from .formats import FORMATS, Format
+
+FP4 = Format("fp4_e2m1", 1, 0, 6.0, 1, overflows_to="largest")
+"""The element of MXFP4 and NVFP4 (OCP Microscaling Formats 1.0); without a scale it is no format of an audit."""
+
+
+@dataclass(frozen=True)
+class Element:
+    """The values that a quantized tensor stores. row: a floating-point format; None: two's complement integers."""
+
+    bits: int
+    row: Format | None = None
+
+    @property
+    def largest(self) -> float:
+        """The largest value."""
+        return self.row.largest if self.row else 2.0 ** (self.bits - 1) - 1
+
+    @property
+    def least(self) -> float:
+        """The smallest value."""
+        return -self.row.largest if self.row else -(2.0 ** (self.bits - 1))
+
+    @property
+    def top_exponent(self) -> int:
+        """The exponent of the largest value."""
+        return math.frexp(self.largest)[1] - 1
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """How one tensor is quantized. block: (rows, columns) of a matrix that share a scale; 0: all of them.
+
+    rule: the scale rule, see `quantize.RULES`. least_scale: lower bound of an integer's scale. scale_bits: bits stored
+    per block. calibrated: whether the range comes from calibration inputs, not from the tensor.
+    """
+
+    element: Element
+    block: tuple[int, int]
+    rule: str
+    scale_bits: int = 32
+    least_scale: float = 0.0
+    calibrated: bool = False
+
+    @property
+    def bits(self) -> float:
+        """Bits of an element with its share of the scale; scales of whole rows and tensors are not counted."""
+        return self.element.bits + (self.scale_bits / math.prod(self.block) if all(self.block) else 0.0)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Quantizers of a layer's weight and input. activation: None leaves the input as it is. source: the library's name
+    for the scheme; finer: the scheme with the same element and finer scales, if there is one."""
+
+    name: str
+    weight: Quantizer
+    activation: Quantizer | None
+    source: str
+    finer: str | None = None
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether calibration inputs determine a scale."""
+        return self.activation is not None and self.activation.calibrated
+
+    @property
+    def label(self) -> str:
+        """The display name: `fp8_block` -> `FP8 block`."""
+        family, _, rest = self.name.partition("_")
+        return f"{family.upper()} {rest.replace('_', ' ')}".strip()
+
+
+_TENSOR, _ROW, _GROUP, _SQUARE = (0, 0), (1, 0), (1, 128), (128, 128)
+_E4M3, _E5M2 = (Quantizer(Element(8, FORMATS[name]), _ROW, "largest") for name in ("fp8_e4m3", "fp8_e5m2"))
+_INT8 = Quantizer(Element(8), _ROW, "symmetric", least_scale=2.0**-23)
+_INT4 = Quantizer(Element(4), _GROUP, "symmetric", least_scale=2.0**-126)
+_INT4_ZERO = replace(_INT4, rule="asymmetric", scale_bits=40)
+_MX8, _MX4 = (Quantizer(made, (1, 32), "", 8) for made in (Element(8, FORMATS["fp8_e4m3"]), Element(4, FP4)))
+_NV4 = Quantizer(Element(4, FP4), (1, 16), "e4m3_two_levels", 8)
+
+
+def _fp8(name: str, base: Quantizer, weight: tuple[int, int], activation: tuple[int, int], finer: str | None) -> Scheme:
+    assert base.element.row is not None
+    says = {_TENSOR: "PerTensor()", _ROW: "PerRow()", _GROUP: "PerBlock([1, 128])", _SQUARE: "PerBlock([128, 128])"}
+    source = f"Float8Tensor, torch.{base.element.row.storage}, weights {says[weight]}, activations {says[activation]}"
+    return Scheme(name, replace(base, block=weight), replace(base, block=activation), source, finer)
+
+
+def _microscaling(name: str, base: Quantizer, mode: str) -> Scheme:
+    both = replace(base, rule=f"e8m0_{mode}")
+    dtype = "float8_e4m3fn" if base is _MX8 else "float4_e2m1fn_x2"
+    finer = "nvfp4" if base is _MX4 else None
+    return Scheme(name, both, both, f"MXTensor, torch.{dtype}, ScaleCalculationMode.{mode.upper()}", finer)
+
+
+_GROUPS = "IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(128)"
+_ROWS = (
+    _fp8("fp8", _E4M3, _ROW, _ROW, "mxfp8"),
+    _fp8("fp8_tensor", _E4M3, _TENSOR, _TENSOR, "fp8"),
+    _fp8("fp8_token", _E4M3, _TENSOR, _ROW, "fp8"),
+    _fp8("fp8_block", _E4M3, _SQUARE, _GROUP, "mxfp8"),
+    _fp8("fp8_e5m2_row", _E5M2, _ROW, _ROW, None),
+    _fp8("fp8_e5m2_tensor", _E5M2, _TENSOR, _TENSOR, "fp8_e5m2_row"),
+    _fp8("fp8_e5m2_token", _E5M2, _TENSOR, _ROW, "fp8_e5m2_row"),
+    _fp8("fp8_e5m2_block", _E5M2, _SQUARE, _GROUP, None),
+    Scheme("int8", _INT8, _INT8, "Int8DynamicActivationInt8WeightConfig()"),
+    Scheme(
+        "int8_asymmetric",
+        _INT8,
+        replace(_INT8, rule="asymmetric"),
+        "Int8DynamicActivationInt8WeightConfig(act_mapping_type=MappingType.ASYMMETRIC)",
+    ),
+    Scheme(
+        "int8_static",
+        _INT8,
+        replace(_INT8, block=_TENSOR, calibrated=True),
+        "Int8StaticActivationInt8WeightConfig(granularity=PerTensor())",
+        "int8",
+    ),
+    Scheme("int8_weights", _INT8, None, "Int8WeightOnlyConfig()"),
+    Scheme("int4", _INT4, None, f"{_GROUPS})", "int4_asymmetric"),
+    Scheme("int4_asymmetric", _INT4_ZERO, None, f"{_GROUPS}, mapping_type=MappingType.ASYMMETRIC)"),
+    _microscaling("mxfp8", _MX8, "rceil"),
+    _microscaling("mxfp8_floor", _MX8, "floor"),
+    _microscaling("mxfp8_ceil", _MX8, "ceil"),
+    _microscaling("mxfp8_even", _MX8, "even"),
+    _microscaling("mxfp4", _MX4, "rceil"),
+    _microscaling("mxfp4_floor", _MX4, "floor"),
+    _microscaling("mxfp4_ceil", _MX4, "ceil"),
+    _microscaling("mxfp4_even", _MX4, "even"),
+    Scheme("nvfp4", _NV4, _NV4, "NVFP4DynamicActivationNVFP4WeightConfig()"),
+    Scheme(
+        "nvfp4_one_level",
+        replace(_NV4, rule="e4m3"),
+        replace(_NV4, rule="e4m3"),
+        "NVFP4DynamicActivationNVFP4WeightConfig(use_dynamic_per_tensor_scale=False)",
+        "nvfp4",
+    ),
+)
+SCHEMES: Mapping[str, Scheme] = MappingProxyType({row.name: row for row in _ROWS})
+"""{name: Scheme}: all schemes, with torchao's names as sources (version 0.18)."""
