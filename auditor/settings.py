@@ -182,15 +182,16 @@ class Settings(BaseModel):
     every plan; by default on a GPU only"""
     evaluate: Annotated[Any, Option(shown="F", path="place")] = None
     """your own scoring function, `func(model)`, called on the model in FP32 and under every verified plan;
-    see [docs/scores.md](scores.md). Outside Python: `f.py:func`, or a name in the target's file"""
+    see [docs/scores.md](scores.md). On the command line: `f.py:func`, or the name
+    of a function in the target's file"""
     max_drop: Annotated[Number | None, Field(ge=0), Option("a number from 0 on", "X")] = None
     """how much worse than FP32 the score of `evaluate` may be; without this option, scores reject no plan"""
     better: Annotated[str | None, Option(choices=lambda: DIRECTIONS)] = None
     """whether higher or lower scores are better; by default `lower` if the function of `evaluate` has
     `lower_is_better = True`, else `higher`"""
     generate: Annotated[Whole | None, Field(ge=1), Option("a whole number of tokens", "N")] = None
-    """[generate](generation.md) this many tokens, with the inputs as prompts. Every verified plan decodes the same
-    tokens with its own cache, and is compared with FP32"""
+    """[generate](generation.md) this many tokens, with the inputs as prompts. Under every verified
+    plan the model reads the tokens that FP32 chose, with a key-value cache of its own, and its choices are compared"""
     temperature: Annotated[Number, Field(ge=0), Option("a number from 0 on", "T")] = 0.0
     """sampling temperature for `generate`; random numbers come from `seed`; 0: always the likeliest token"""
     loss_fn: Annotated[Function, Option("a function: loss_fn(outputs, *targets) -> a scalar", flag="")] = None

@@ -70,7 +70,7 @@ def test_every_reporter_has_the_causes_and_no_kind_more(bad: Audit) -> None:
     for name in set(REPORTERS) - {"json"}:
         text = REPORTERS[name](bad)
         assert all(line(planted).removeprefix("planted.py:") in text for planted in MISTAKES), name
-    assert "4 problems to fix (4 warnings)" in REPORTERS["text"](bad)
+    assert "4 problems (4 warnings)" in REPORTERS["text"](bad)
 
 
 def test_what_inherits_an_overflow_is_in_the_cause_of_it(bad: Audit) -> None:
@@ -88,7 +88,7 @@ def test_what_it_says_of_the_recommended_plan_is_so(bad: Audit) -> None:
     found = causes(bad)
     plan = bad.plans[bad.recommended or ""]
     title = f"BF16 {strategy_of(plan.strategy).title}"
-    assert found.about == f"Severities refer to {title}, the recommended plan."
+    assert found.about == f"Severities apply to {title}, the recommended plan."
     assert (plan.format, plan.is_verified) == ("bf16", True)
     said = {cause.worst.source: cause.plan_effect for cause in found.wanting}
     opening = f"{title}, the recommended plan,"

@@ -146,10 +146,12 @@ Back = Literal["trusted", "tried", "none"]
 class Reference(SeparateResults):
     """Runs a graph whose inputs are leaves of an autograd graph.
 
-    back: whether backward passes through an operation are trusted, tested after its run, or skipped. anchors: leaves
-    for results that depend on no float input. lost: inputs that an operation reads without a derivative. readings:
-    {product: {value it reads: the copy that only this product reads, or None if no other node reads the value}}. saved:
-    addresses of the storages that autograd keeps for backward passes.
+    back: backward passes through an operation are "trusted", "tried" once after the operation, or skipped ("none").
+    anchors: leaves for results that depend on no float input.
+    lost: inputs that an operation reads without a derivative.
+    readings: for each matrix product and each value it reads, a copy that only this product reads; None if no other
+    node reads the value.
+    saved: addresses of the storages that autograd keeps for backward passes.
     """
 
     def __init__(self, back: Back = "trusted") -> None:

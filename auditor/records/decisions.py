@@ -36,7 +36,7 @@ class Decisions:
 
     format: Annotated[str, FileField("the number format")]
     error: Annotated[float, FileField("error of the outputs with the whole model in low precision")]
-    frozen: Annotated[float, FileField("`error` if all decisions are FP32's: the part that is not due to flips")]
+    frozen: Annotated[float, FileField("`error` with all decisions of the FP32 run: the part that is not due to flips")]
     operations: Annotated[tuple[Decision, ...], FileField("operations that decide, in decreasing order of `error`")]
     lifted: Annotated[
         str | None, FileField("module that computes the scores of the first operation; `null`: flips cost nothing")

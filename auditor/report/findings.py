@@ -123,7 +123,7 @@ class Causes:
             return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule matched"
         kinds = Counter(cause.severity for cause in self.wanting)
         counts = [count(kinds[severity], severity) for severity in SEVERITIES if kinds[severity]]
-        return f"{count(len(self.wanting), 'problem')} to fix ({', '.join(counts)})" + f", {said}" * bool(self.notes)
+        return f"{count(len(self.wanting), 'problem')} ({', '.join(counts)})" + f", {said}" * bool(self.notes)
 
 
 def causes(audit: Audit) -> Causes:
@@ -138,7 +138,7 @@ def causes(audit: Audit) -> Causes:
     wanting, notes = (tuple(one for one in result if (one.severity == "info") is info) for info in (False, True))
     plan, about = audit.plans.get(next((f.plan for f in audit.findings if f.plan), "")), ""
     if plan is not None:
-        about = f"Severities refer to {_plan_words(audit, plan)}."
+        about = f"Severities apply to {_plan_words(audit, plan)}."
     elif any(finding.bearing == "stops" for finding in audit.findings):
         about = "No plan within the budget uses low precision: severities are the rules' defaults."
     return Causes(wanting, notes, about)

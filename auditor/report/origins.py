@@ -15,13 +15,13 @@ from .words import count, fold, label, op, or_blank, percent, plan_title, ratio,
 SHOWN = 8
 DECISIONS = ("Operation", "Format", "Decisions", "Flips in 1,000", "Own", "Predicted", "Error of only these")
 ABOUT_DECISIONS = (
-    "The whole model was run in low precision on the first batch of each path, once normally and once with FP32's decisions, "
+    "The whole model was run in low precision on the first batch of each path, once normally and once with the decisions of the FP32 run, "
     "which leaves only the error from rounding. Squares of independent errors add up, so the share of flipped decisions in the squared "
-    "error is 1 - (error with FP32's decisions / error)²."
+    "error is 1 - (error with decisions of the FP32 run / error)²."
 )
 DECISIONS_CAPTION = (
-    "Operations that decide. Own: flips that remain if all other decisions are FP32's. Predicted: first-order prediction of "
-    "Own. Error of only these: error of the outputs if all other decisions are FP32's"
+    "Operations that decide. Own: flips that remain if all other decisions are taken from the FP32 run. Predicted: first-order prediction of "
+    "Own. Error of only these: error of the outputs if all other decisions are taken from the FP32 run"
 )
 
 
@@ -187,16 +187,16 @@ def _sentences(one: Decisions) -> list[str]:
     first = one.operations[0]
     if first.seen is None:
         others = " and others" if one.operations[1:] else ""
-        said = f"{low}, {ratio(one.frozen)} with FP32's decisions for the shapes of {where(first)}{others}"
+        said = f"{low}, {ratio(one.frozen)} with the FP32 run's decisions for the shapes of {where(first)}{others}"
         return [f"{said}: flips cause {percent(one.share)} of the squared error."]
     if one.lifted is None:
         flips = any(each.error is not None for each in one.operations)
         return [f"{low}, only rounding: {'flipped decisions change no output' if flips else 'no decision flips'}."]
     earlier = "" if one.lifted_seen <= first.seen / 2 else "; the remaining flips come from earlier operations"
     return [
-        f"{low}, {ratio(one.frozen)} with FP32's decisions: flips cause {percent(one.share)} of the squared error.",
+        f"{low}, {ratio(one.frozen)} with the FP32 run's decisions: flips cause {percent(one.share)} of the squared error.",
         f"Most costly: {where(first)}, {_in_1000(first.seen)} flips in 1,000.",
-        f"With the scores of this operation in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} flips in 1,000 remain, and the error is "
+        f"With the values that this operation compares in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} flips in 1,000 remain, and the error is "
         f"{ratio(one.lifted_error)}{earlier}.",
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..artefact.strategies import strategy_of
 from ..criteria.criterion import FLOOR
 from ..devices import CPU
 from ..numerics.formats import runs
@@ -157,7 +158,7 @@ def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
         failed = f"Without the plan: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
         what = "operation" if p.plan.program is not None else "module"
-        but = "" if p.plan.program else ", except operations that read FP32 values or that autocast runs in FP32"
+        but = _exceptions(p.plan)
         rest = f"All {'other ' if p.islands else ''}{what}s run in {label(p.plan.format)}{but}."
         yield Fold(
             f"{p.title}: {p.verdict}{kept}",
@@ -291,6 +292,17 @@ def advice(audit: Audit) -> str:
     if any(score.passed is False and not score.failure for score in scores):
         return "Allow a larger drop with --max-drop, or ask for smaller errors with --max-error."
     return "The function returns no score under these plans; the reasons are listed with the plans."
+
+
+def _exceptions(plan: Plan) -> str:
+    """A clause on operations of low-precision modules that run in FP32 nevertheless; "" if a plan has none."""
+    if not any(reason.operations and not reason.functions and reason.kind != "not-floating" for reason in plan.reasons):
+        return ""
+    if strategy_of(plan.strategy).regional:
+        return (
+            ", except operations that autocast runs in FP32, and those that read FP32 values and are no matrix products"
+        )
+    return ", except operations that read FP32 values"
 
 
 def times(audit: Audit) -> tuple[str, ...]:

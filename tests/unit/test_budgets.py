@@ -93,7 +93,7 @@ BUDGET = {
     "quantization": (2200, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1260, "rehearsal"),
-    "report": (2820, "report"),
+    "report": (2840, "report"),
     "rulebook": (2510, "rules"),
     "score": (280, "criteria"),
     "snippets": (450, "snippets"),
@@ -102,7 +102,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30690, 214, 24
+LINES, FILES, ROOMS = 30710, 214, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

@@ -131,7 +131,7 @@ def test_the_headline_counts_causes_by_severity_and_notes():
     audit = make_audit()
     found = causes(audit)
     warnings = [c for c in found.wanting if c.severity == "warning"]
-    assert found.headline == f"{len(found.wanting)} problems to fix (1 error, {len(warnings)} warnings)"
+    assert found.headline == f"{len(found.wanting)} problems (1 error, {len(warnings)} warnings)"
     notes = tuple(replace(f, severity="info") for f in audit.findings)
     assert causes(replace(audit, findings=notes)).headline == f"nothing to fix, {len(found.all)} notes"
     assert causes(replace(audit, findings=notes[:1])).headline == "nothing to fix, 1 note"
@@ -140,9 +140,9 @@ def test_the_headline_counts_causes_by_severity_and_notes():
 
 def test_the_plan_that_severities_are_for_is_named():
     audit = spoken(make_audit(60), RNG001="kept")
-    assert causes(audit).about == "Severities refer to FP16 under autocast, the recommended plan."
+    assert causes(audit).about == "Severities apply to FP16 under autocast, the recommended plan."
     alone = replace(audit, recommended=None)
-    assert causes(alone).about == "Severities refer to FP16 under autocast, the fastest plan within the budget."
+    assert causes(alone).about == "Severities apply to FP16 under autocast, the fastest plan within the budget."
     none = replace(
         audit, recommended=None, findings=tuple(replace(f, plan=None, bearing="stops") for f in audit.findings)
     )
