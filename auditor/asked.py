@@ -167,7 +167,7 @@ def validate(kind: type[S], given: Mapping[str, Any], named: Mapping[str, tuple[
         first: Any = error.errors()[0]
     option, name = options[first["loc"][0]], first["loc"][0]
     said, slug = named.get(name, (name if kind is Settings else option.flag or name, "bad-option"))
-    takes = either([*option.choices()]) if option.choices is not None else option.takes
+    takes = either([*option.choices()]) if option.choices and option.takes == Option.takes else option.takes
     plain = first["input"] is None or isinstance(first["input"], str | bytes | bool | int | float)
     short = repr(first["input"])[:60] if plain else f"a value of type {type(first['input']).__name__}"
     wrong = str(first.get("ctx", {}).get("error", "")) or short

@@ -49,6 +49,8 @@ MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
 UNQUANTIZED = ("bf16",)
 """Format of the layers that are not quantized: audited if only schemes are given."""
 
+TAKEN = "fp16, bf16, fp8_e4m3, fp8_e5m2, or a quantization scheme such as fp8, int8, mxfp4 or nvfp4"
+
 SEEDS = 2**32
 """Every random generator accepts seeds below this number."""
 
@@ -144,10 +146,11 @@ class Settings(BaseModel):
 
     kwargs: Annotated[dict[str, Any] | None, Option("a dict of keyword arguments", flag="")] = None
     """keyword arguments for every call of the model"""
-    formats: Annotated[Names, Option(choices=lambda: (*auditable(), *SCHEMES))] = DEFAULT
-    """number formats to audit; formats in which torch cannot compute, [such as FP8](api.md#other-formats), are emulated
-    by rounding. Names of [quantization schemes](quantization.md), such as `fp8`, `int8` or `nvfp4`, audit every layer
-    with a weight under them; without a format beside them, BF16 is audited too"""
+    formats: Annotated[Names, Option(TAKEN, choices=lambda: (*auditable(), *SCHEMES))] = DEFAULT
+    """number formats to audit: `fp16`, `bf16`, `fp8_e4m3` or `fp8_e5m2`; formats in which torch cannot compute,
+    [such as FP8](api.md#other-formats), are emulated by rounding. Names of [quantization schemes](quantization.md), such
+    as `fp8`, `int8` or `nvfp4`, audit every layer with a weight under them; without a format beside them, BF16 is
+    audited too"""
     strategies: Annotated[Names, Option(choices=all_strategies)] = SHIPPED
     """how to lower the precision: `autocast` (weights stay FP32; also for training), `cast` (weights stored in low
     precision; for inference), `graph` (a [program](method.md#plans-that-are-programs) with a precision for each

@@ -34,7 +34,7 @@ def _said(name: str, option: Option, line: bool) -> str:
     given = [
         f"`{one}`" for one in (default if isinstance(default, tuple) else (default,)) if one not in (None, "", False)
     ]
-    choices = [f"`{one}`" for one in option.choices()] if option.choices else []
+    choices = [f"`{one}`" for one in option.choices()] if option.choices and option.takes == Option.takes else []
     named = "" if all(one in option.help for one in choices) else f"{either(choices)}: "
     standard = f"; default: {' and '.join(given)}" if given else ""
     said = with_flags(option.help) if line else option.help

@@ -217,7 +217,7 @@ def refusal(**given: Any) -> AuditorError:
 @pytest.mark.parametrize(
     ("given", "slug", "said"),
     [
-        ({"formats": None}, "bad-option", "nvfp4 or nvfp4_one_level, not None"),
+        ({"formats": None}, "bad-option", "mxfp4 or nvfp4, not None"),
         ({"formats": [["fp16"]]}, "bad-option", "not a value of type list"),
         ({"strategies": [None]}, "bad-option", "strategies takes autocast"),
         ({"max_error": "x"}, "bad-option", "max_error takes a positive number, not 'x'"),

@@ -23,7 +23,7 @@ def options(**asked: Any) -> Settings:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"formats": ("fp16", "int3")}, "nvfp4 or nvfp4_one_level, not int3"),
+        ({"formats": ("fp16", "int3")}, "mxfp4 or nvfp4, not int3"),
         ({"formats": ()}, "none"),
         ({"strategies": ("prune",)}, "strategies takes autocast, cast or graph, not prune"),
         ({"mode": "training", "formats": "fp8_e4m3"}, "mode='training' supports fp16 or bf16, not fp8_e4m3"),
