@@ -194,7 +194,7 @@ class Settings(BaseModel):
     `lower_is_better = True`, else `higher`"""
     generate: Annotated[Whole | None, Field(ge=1), Option("a whole number of tokens", "N")] = None
     """[generate](generation.md) this many tokens, with the inputs as prompts. Under every verified
-    plan the model reads the tokens that FP32 chose, with a key-value cache of its own, and its choices are compared"""
+    plan the model reads the tokens that FP32 chose, with its own key-value cache; its own choices are compared with them"""
     temperature: Annotated[Number, Field(ge=0), Option("a number from 0 on", "T")] = 0.0
     """sampling temperature for `generate`; random numbers come from `seed`; 0: always the likeliest token"""
     loss_fn: Annotated[Function, Option("a function: loss_fn(outputs, *targets) -> a scalar", flag="")] = None

@@ -94,7 +94,7 @@ def recommend(
     if (chosen := best[use]) is not None:
         said = (
             f"{_title(chosen)}: measured error {chosen.measured_error or 0.0:.2g} "
-            f"within {_limit_clause(chosen, max_error)}, {chosen.low_precision_flops:.0%} of the FLOPs low, {kept_clause(chosen)}"
+            f"within {_limit_clause(chosen, max_error)}, {chosen.low_precision_flops:.0%} of the FLOPs in low precision, {kept_clause(chosen)}"
         )
     else:
         _require_runs(plans)
@@ -145,7 +145,7 @@ def _worth(plan: Plan) -> str:
     """Words for a plan: its title, its name in plan.json, and its value of the objective."""
     called, decides = f"{_title(plan)} (`{plan.name}`)", plan.timed and plan.timed.decides
     if plan.objective == "flops":
-        return f"{called}, {plan.low_precision_flops:.0%} of the FLOPs low"
+        return f"{called}, {plan.low_precision_flops:.0%} of the FLOPs in low precision"
     if plan.objective == "memory":
         measured = decides and plan.timed and plan.timed.memory_share is not None
         return f"{called}, {memory_share(plan):.0%} of the memory{' measured' if measured else ''}"

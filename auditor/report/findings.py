@@ -89,6 +89,11 @@ class Cause:
         return f"{_plan_words(self._audit, plan)}, {'; '.join(said)}."
 
     @property
+    def avoided(self) -> str:
+        """`The plan avoids this.` if the plan that severities apply to avoids the problem of every operation."""
+        return "The plan avoids this." if {finding.bearing for finding in self.members} == {"elsewhere"} else ""
+
+    @property
     def cost(self) -> str:
         """A sentence on the share of the FLOPs that leaves low precision if the modules of the cause stay in FP32."""
         nodes, owners = self._audit.nodes, self.owners

@@ -95,7 +95,7 @@ def test_what_the_measurement_finds_is_its_verdict_and_its_number_that_of_a_run(
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("HWR001", "this 8 x 10 x 100 matrix product has sizes that are not multiples of 8 (10 and 100)"),
+        ("HWR001", "this 8 x 10 x 100 matrix product has widths that are not multiples of 8 (10 and 100)"),
         ("HWR001", "padding adds 66% to the work"),
         ("ACT005", "the result of linear reaches 2e+04 on the calibration inputs: after 1.7 more doublings FP16 overflows"),
         ("BND003", "with cast weights (not under autocast)"),

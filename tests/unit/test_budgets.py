@@ -102,7 +102,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30710, 214, 24
+LINES, FILES, ROOMS = 30720, 214, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

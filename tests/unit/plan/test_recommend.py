@@ -75,7 +75,7 @@ def test_for_memory_and_flops_the_faster_of_two_as_good_is_taken(objective: str)
     [
         ("time", "autocast_fp16", "2.00x"),
         ("memory", "cast_fp16", "50% of the memory"),
-        ("flops", "cast_fp16", "95% of the FLOPs low"),
+        ("flops", "cast_fp16", "95% of the FLOPs in low precision"),
     ],
 )
 def test_each_objective_has_its_best(objective: str, best: str, worth: str) -> None:
@@ -88,7 +88,7 @@ def test_each_objective_has_its_best(objective: str, best: str, worth: str) -> N
 def test_the_sentence_holds_the_evidence() -> None:
     both = plans(named("cast_bf16", predicted_speedup=2.69), replace(MIXED, predicted_speedup=1.69))
     uses = "For inference: BF16 with cast weights (`cast_bf16`), 2.69x; for training: FP16 under autocast (`autocast_fp16`), 1.69x."
-    held = "measured error 0.002 within the error budget of 0.01, 90% of the FLOPs low"
+    held = "measured error 0.002 within the error budget of 0.01, 90% of the FLOPs in low precision"
     assert recommend(both, 0.01)[1] == f"BF16 with cast weights: {held}, nothing has to stay FP32. {uses}"
     assert recommend(both, 0.01, "training")[1] == f"FP16 under autocast: {held}, 1 module stays FP32. {uses}"
     more = replace(MIXED, scopes={**MIXED.scopes, "head": ScopeChoice("fp32")})

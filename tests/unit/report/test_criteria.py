@@ -140,6 +140,8 @@ def test_the_headline_counts_causes_by_severity_and_notes():
 
 def test_the_plan_that_severities_are_for_is_named():
     audit = spoken(make_audit(60), RNG001="kept")
+    assert "The plan avoids this." not in text(audit)
+    assert "The plan avoids this." in text(spoken(make_audit(60), RNG001="elsewhere"))
     assert causes(audit).about == "Severities apply to FP16 under autocast, the recommended plan."
     alone = replace(audit, recommended=None)
     assert causes(alone).about == "Severities apply to FP16 under autocast, the fastest plan within the budget."
