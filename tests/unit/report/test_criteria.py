@@ -15,6 +15,7 @@ from auditor.errors import AuditorError
 from auditor.records import Audit, CriterionValue, NodeError, Verdict, Verification
 from auditor.report.findings import causes
 from auditor.report.plans import criteria_lines, missed_criteria, shown_value
+from auditor.report.reporters import text
 from auditor.report.view import ReportView, next_step
 from auditor.report.words import percent
 from tests.support.refusing import refused
