@@ -52,7 +52,7 @@ def _in_fp64(x: Tensor) -> Tensor:
 
 
 def _sample(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments for some rows and columns of the result; for convolutions, for one image and some channels."""
+    """The arguments for some rows and columns of the result; for convolutions, part of one image and some channels."""
     row, bias = operation_of(target), args[2] if len(args) > 2 else None
     if row.gemm == "linear":
         x = args[0].reshape(-1, args[0].shape[-1])
@@ -60,7 +60,7 @@ def _sample(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...
     if row.gemm == "convolution" and args[0].dim() == args[1].dim():
         whole = args[0].shape[1] == args[1].shape[1]  # not split into groups
         w, *rest = [x if x is None or not whole else _some(x) for x in (args[1], *args[2:3])]
-        return (args[0][:1], w, *rest, *args[3:])
+        return (_crop(args[0][:1], w, args[5] if len(args) > 5 else 1), w, *rest, *args[3:])
     if row.flops == "product" and args[1].dim() == 2 <= args[0].dim():
         return _some(args[0].reshape(-1, args[0].shape[-1])), _some(args[1].T).T
     if row.flops == "product" and args[0].dim() == args[1].dim() > 2 and args[0].shape[0] == args[1].shape[0]:
@@ -68,6 +68,15 @@ def _sample(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...
     if row.flops == "added_product" and [x.dim() for x in args[:3]] == [1, 2, 2]:
         return _some(args[0]), _some(args[1]), _some(args[2].T).T, *args[3:]
     return args
+
+
+def _crop(x: Tensor, weight: Tensor, dilation: Any) -> Tensor:
+    """The middle of an image: at least SAMPLE / 4 entries of each spatial dimension, and as many as a kernel reads."""
+    spread = max(dilation) if isinstance(dilation, list | tuple) else int(dilation)
+    for dim in range(2, x.dim()):
+        keep = min(x.shape[dim], max(SAMPLE // 4, spread * weight.shape[dim]))
+        x = x.narrow(dim, (x.shape[dim] - keep) // 2, keep)
+    return x
 
 
 def _some(x: Tensor) -> Tensor:
