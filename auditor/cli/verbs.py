@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -342,7 +342,8 @@ class Rehearse(Verb):
                 if self.batches or error.slug != "missing-inputs":
                     raise
                 continue
-            return call(value, f"{name}()", "bad-inputs") if callable(value) else value
+            made = call(value, f"{name}()", "bad-inputs") if callable(value) else value
+            return value if isinstance(made, Iterator) else made  # a function is called again for the next pass
         return None
 
 

@@ -19,6 +19,7 @@ from .judge import problems_of, recommend, remedies_for
 from .result import FP32, Recipe, RecipeRun, Rehearsal
 from .session import Scene, Session, bad_step, known_scene
 
+Batches = Iterable[Any] | Callable[[], Iterable[Any]] | None
 FIRST_SCALE = 65536.0
 """GradScaler's default initial scale."""
 RECIPES = (
@@ -31,7 +32,7 @@ RECIPES = (
 
 def rehearse(
     step: Callable[..., Any],
-    batches: Iterable[Any] | None = None,
+    batches: Batches = None,
     steps: int = 200,
     *,
     plan: Audit | Plan | None = None,
@@ -44,7 +45,8 @@ def rehearse(
 
     step: called as `step(batch)`, or `step(*batch)` if it takes several arguments, or `step()`. The step runs
     forward, `backward()` and the optimizers' `step()`, in FP32 or with its own autocast regions and GradScaler; recipes
-    then set the regions' dtype. Model and optimizers must already exist. batches: an iterable, repeated if too short.
+    then set the regions' dtype. Model and optimizers must already exist. batches: an iterable, or a
+    function that returns one for each pass; repeated if too short, except an iterator, with which the rehearsal ends.
     plan: an audit, or one of its plans, to rehearse too. remedies: whether recipes with a problem are repaired and run
     again. progress: called as progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that
     cannot be rehearsed, or fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
@@ -72,10 +74,10 @@ def rehearse(
         runs[recipe.name] = run(recipe)
     problems = problems_of(runs)
     name = target or getattr(step, "__qualname__", type(step).__name__)
-    return Rehearsal(name, steps, runs["fp32"].batches, runs, problems, *recommend(runs, problems))
+    return Rehearsal(name, len(runs["fp32"].losses), runs["fp32"].batches, runs, problems, *recommend(runs, problems))
 
 
-def _look(step: Callable[..., Any], batches: Iterable[Any] | None, seed: int) -> Scene:
+def _look(step: Callable[..., Any], batches: Batches, seed: int) -> Scene:
     """Run one step in FP32 to find its optimizers, regions and backward passes. Raises: LoadError(slug="bad-step")."""
     scene = known_scene()
 
@@ -116,7 +118,7 @@ def _recipes(scene: Scene, plan: Audit | Plan | None) -> Iterator[Recipe]:
         yield Recipe("plan", f"the plan {plan.name}", plan.format, scale=scale, scopes=scopes, loss_in_fp32=True)
 
 
-def _number_batches(batches: Iterable[Any] | None) -> Iterator[tuple[int, Any]]:
+def _number_batches(batches: Batches) -> Iterator[tuple[int, Any]]:
     """Yield (number, batch), and repeat the batches endlessly; an iterator ends after one pass, an empty iterable at
     once."""
     if batches is None:
@@ -124,7 +126,8 @@ def _number_batches(batches: Iterable[Any] | None) -> Iterator[tuple[int, Any]]:
             yield 0, None
     while True:
         number = -1
-        for number, batch in enumerate(batches):
+        made = batches() if callable(batches) else batches
+        for number, batch in enumerate(made):
             yield number, batch
-        if number < 0 or iter(batches) is batches:
+        if number < 0 or (made is batches and iter(made) is made):
             return

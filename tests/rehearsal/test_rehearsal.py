@@ -38,6 +38,16 @@ def test_the_batch_that_breaks_is_named_with_its_operation_and_line() -> None:
     assert found.recommended == "bf16_autocast"
 
 
+def test_batches_of_a_function_are_made_again_for_each_pass_and_an_iterator_ends_the_rehearsal() -> None:
+    step, batches = CASES["clean_mlp"].make()
+    few = batches[:2]
+    again = auditor.rehearse(step, lambda: iter(few), 5, remedies=False)
+    once = auditor.rehearse(step, iter(few), 5, remedies=False)
+    assert (again.steps, again.batches) == (5, 2)
+    assert (once.steps, len(once.runs["fp32"].losses)) == (2, 2)
+    assert again.runs["fp32"].losses == auditor.rehearse(step, few, 5, remedies=False).runs["fp32"].losses
+
+
 @pytest.mark.slow
 def test_the_operation_to_blame_is_that_of_the_first_skipped_steps_where_later_ones_were_not_searched() -> None:
     found = rehearsed("cross_entropy_by_hand", 30, remedies=False)
