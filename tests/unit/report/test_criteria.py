@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.errors import AuditorError
-from auditor.records import Audit, CriterionValue, NodeError, Verdict, Verification
+from auditor.records import Audit, CriterionValue, NodeError, Reason, Verdict, Verification
 from auditor.report.findings import causes
 from auditor.report.plans import criteria_lines, missed_criteria, shown_value
-from auditor.report.reporters import text
+from auditor.report.reporters import html, text
 from auditor.report.view import ReportView, next_step
 from auditor.report.words import percent
 from tests.support.refusing import refused
@@ -137,6 +137,34 @@ def test_the_headline_counts_causes_by_severity_and_notes():
     assert causes(replace(audit, findings=notes)).headline == f"nothing to fix, {len(found.all)} notes"
     assert causes(replace(audit, findings=notes[:1])).headline == "nothing to fix, 1 note"
     assert causes(replace(audit, findings=())).headline == "nothing to fix: no rule matched"
+
+
+def test_a_plan_avoids_a_problem_only_if_it_avoids_it_at_every_operation():
+    audit = make_audit(60)
+    several = next(cause for cause in causes(audit).all if len({f.node for f in cause.members}) > 1)
+    for bearings, said in ((("elsewhere", "elsewhere"), "The plan avoids this."), (("elsewhere", "low"), "")):
+        first, other = bearings
+        findings = tuple(
+            replace(f, plan="autocast_fp16", bearing=first if f.node == several.members[0].node else other)
+            for f in audit.findings
+        )
+        found = causes(replace(audit, findings=findings)).all
+        assert next(cause for cause in found if len(cause.members) == len(several.members)).avoided == said
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("autocast_fp16", "strategy", "run in FP16, except operations that autocast runs in FP32, and those"),
+        ("cast_fp16", "inherited", "run in FP16, except operations that read FP32 values."),
+        ("autocast_fp16", "not-floating", "run in FP16."),
+    ],
+)
+def test_a_plan_says_which_operations_of_low_modules_run_in_fp32(name: str, kind: str, said: str):
+    audit = make_audit(6)
+    plan = replace(audit.plans["autocast_fp16"], name=name, strategy=name.partition("_")[0])
+    plans = {name: replace(plan, reasons=(Reason(kind, "why", operations=("node_1",)),))}
+    assert said in html(replace(audit, plans=plans, recommended=name))
 
 
 def test_the_plan_that_severities_are_for_is_named():
