@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -73,7 +72,6 @@ class Option:
     help: str = ""
 
 
-@cache
 def options_of(kind: type[BaseModel]) -> dict[str, Option]:
     """{field: its Option} for the fields that users can set, which are the fields with a docstring."""
     result = {}
