@@ -135,7 +135,7 @@ class Settings(BaseModel):
     """The keyword arguments of `auditor.audit()`, and values derived from them before it starts.
 
     found: the device of the model; limits: the parsed criteria; scoring: the imported scoring function. schemes: the
-    quantization schemes in `formats`, which then has only formats.
+    quantization schemes that the user gave in `formats`; `formats` then holds only the others.
     """
 
     model_config = ConfigDict(
