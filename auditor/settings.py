@@ -182,9 +182,8 @@ class Settings(BaseModel):
     """measure the [time](method.md#measured-time-and-memory) and peak memory of one forward pass, in FP32 and under
     every plan; by default on a GPU only"""
     evaluate: Annotated[Any, Option(shown="F", path="place")] = None
-    """your own scoring function, `func(model)`, called on the model in FP32 and under every verified plan;
-    see [docs/scores.md](scores.md). On the command line: `f.py:func`, or the name
-    of a function in the target's file"""
+    """your own scoring function, `func(model)` (on the command line `f.py:func`, or a name in the target's file);
+    called on the model in FP32 and under every verified plan; see [docs/scores.md](scores.md)"""
     max_drop: Annotated[Number | None, Field(ge=0), Option("a number from 0 on", "X")] = None
     """how much worse than FP32 the score of `evaluate` may be; without this option, scores reject no plan"""
     better: Annotated[str | None, Option(choices=lambda: DIRECTIONS)] = None
@@ -220,9 +219,9 @@ class Settings(BaseModel):
     """stop a command after this many seconds without progress (default: never). In an audit, also the limit for the run
     and for the score of each plan (default: half an hour)"""
     progress: Annotated[StrictBool | Function, Option("True, False or a function of four arguments", flag="")] = None
-    """a function, called as `progress(stage, detail, done, total)`; `total` is 0 if unknown. If the function raises, the
-    audit ends with [an error](errors.md#bad-callback), whose `__cause__` is that exception. `True` shows a progress line;
-    notebooks show one by default"""
+    """a function, called as `progress(stage, detail, done, total)`; `total` is 0 if unknown. If the function raises,
+    the audit ends with [an error](errors.md#bad-callback), whose `__cause__` is that exception. `True` shows a progress
+    line; notebooks show one by default"""
 
     command: str = "auditor.audit(model, example_inputs)"
     found: str | None = None

@@ -233,7 +233,7 @@ class Fleet(Verb):
 
     takes = ("targets", "out", "jobs", "timeout", "retries", "force", "baseline", "address", "quiet")
     targets: Annotated[Location, Option(shown="TARGETS")]
-    """a TOML file with one [[target]] table per model, with the keys name, target and audit options"""
+    """a TOML file with one [[target]] table per model: its keys are name, target and audit options"""
     out: Annotated[Location, Option(flag="--out")]
     """output directory DIR, with a folder for each audit and the summary page"""
     jobs: Annotated[Count | None, Option("a whole number", "N")] = None
