@@ -252,11 +252,7 @@ def _computes_low(resolution: Resolution, name: str) -> bool:
 def reference_plan(plans: Mapping[str, Plan], recommended: str | None) -> Plan | None:
     """The plan that severities refer to: the recommended plan, else the fastest low plan within the error budget, or
     None."""
-    held = [
-        plan
-        for plan in plans.values()
-        if plan.holds and any(choice.precision != "fp32" for choice in plan.scopes.values())
-    ]
+    held = [plan for plan in plans.values() if plan.holds and plan.has_low]
     held = [plan for plan in held if plan.program is None] or held
     return plans[recommended] if recommended else max(held, key=lambda plan: plan.predicted_speedup, default=None)
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from ..execution.policy import Policy, plain
 from ..execution.resolve import Resolution, is_low, resolve
-from ..numerics.formats import FORMATS, narrower
+from ..numerics.formats import FORMATS, dtype_name, narrower
 from ..numerics.nodes import dtype, op_of, readers, row_of, shape, source
 from ..numerics.operations import operation
 from ..records import Capture, Magnitudes, Verdict
@@ -53,7 +53,7 @@ def gather(
             owner=record.owner,
             owner_type=record.owner_type,
             dtype=record.dtype,
-            input_dtype=str(result).removeprefix("torch.") if read and (result := dtype(read)) else None,
+            input_dtype=dtype_name(result) if read and (result := dtype(read)) else None,
             consumers=tuple(sorted({op_of(reader) for reader in readers(node)})),
             producers=tuple(sorted({op_of(source(item)) for item in node.all_input_nodes})),
             upcast=name in uses.upcasts,

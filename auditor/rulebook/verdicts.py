@@ -31,6 +31,9 @@ GRADES = ("safe", "sensitive", "untested", "unsafe")
 QUIET = Noise()
 """Noise of a reproducible model."""
 
+UNKNOWN = NodeError()
+"""The error of an operation of which only the effect on the outputs is known."""
+
 
 def verdict_of(
     node: Node,
@@ -59,6 +62,18 @@ def verdict_of(
         return Verdict("safe", "the model's code keeps the operation in FP32 under both strategies")
     if error.unsupported:
         return Verdict("unsafe", error.unsupported, "range" if "does not fit" in error.unsupported else None)
+    return _weigh(contribution, max_error, noise, error, span, fmt)
+
+
+def _weigh(
+    contribution: Contribution,
+    max_error: float,
+    noise: Noise,
+    error: NodeError = UNKNOWN,
+    span: Magnitudes | None = None,
+    fmt: str = "",
+) -> Verdict:
+    """The verdict that an effect on the outputs gives; error, span, fmt: about the operation, for the reason."""
     if contribution.decided_by == "not-run":
         broken = error.overflow or error.nan
         what = "the result turns non-finite" if broken else "only a run can measure the effect on the outputs"
@@ -219,18 +234,6 @@ def judge_layers(
             x * yardstick.unit for x in (layer.effect, layer.weight_effect, layer.activation_effect, layer.remedied)
         )
         contribution = Contribution(effect, by_weight, by_input, layer.decided_by, criterion=layer.criterion)
-        if layer.decided_by == "not-run":
-            verdict = Verdict(
-                "untested", "only a run can measure the effect, and the limited number did not include it"
-            )
-        elif SENSITIVE_SHARE * yardstick.budget < effect <= noise.floor:
-            verdict = Verdict("safe", f"{effect_of(contribution)}, {within(noise)}")
-        elif not effect <= yardstick.budget:
-            verdict = Verdict("unsafe", effect_of(contribution, yardstick.budget))
-        elif not effect <= SENSITIVE_SHARE * yardstick.budget:
-            verdict = Verdict("sensitive", _share_of_budget(contribution, yardstick.budget))
-        else:
-            verdict = Verdict("safe", effect_of(contribution))
         known = replace(
             layer,
             node=capture.twins.get(name, name),
@@ -238,7 +241,7 @@ def judge_layers(
             weight_effect=by_weight,
             activation_effect=by_input,
             remedied=remedied,
-            verdict=verdict,
+            verdict=_weigh(contribution, yardstick.budget, noise),
         )
         if (key := (scheme, known.node)) not in result or not effect <= result[key].effect:
             result[key] = known
