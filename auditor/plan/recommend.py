@@ -11,14 +11,12 @@ from ..criteria.criterion import FLOOR
 from ..errors import PlanError
 from ..numerics.formats import label, runs
 from ..records import Plan, Times
+from ..settings import MODES
 from ..verify import says_nothing
 from .reasons import GAINS
 
 NOISE = 0.03
 """Relative uncertainty of predicted time and memory: plans that differ by less count as equal."""
-
-USES = ("inference", "training")
-"""Uses of a plan. A strategy states whether its plans can train."""
 
 Plans = Mapping[str, Plan]
 
@@ -79,7 +77,7 @@ def recommend(
 
     Raises: PlanError(slug="no-verdict") without such a plan, if one could not be run for reasons other than precision.
     """
-    best = {each: best_for(plans, each, stepped) for each in USES}
+    best = {each: best_for(plans, each, stepped) for each in MODES}
     if (chosen := best[use]) is not None:
         said = (
             f"{plan_title(chosen)}: measured error {chosen.measured_error or 0.0:.2g} "

@@ -151,19 +151,18 @@ def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
 def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Judgement:
     """Mark operations unsafe at which a baseline's outputs turn non-finite; returns the same Judgement if there are no
     such operations."""
-    changed, verdicts = False, {name: dict(by_format) for name, by_format in judged.verdicts.items()}
+    found = dict[tuple[str, str], Verdict]()
     for name, base in baselines.items():
         first, (strategy, _, fmt) = base.nonfinite, name.partition("_")
-        if first is not None and verdicts[first.node][fmt].verdict != "unsafe":
+        if first is not None:
             limit = "range" if first.cause in ("overflow", "underflow") else "precision"
             where = (
                 "" if first.begins == first.node else f" at {first.begins} ({first.begins_source or first.begins_op})"
             )
             cause = f"{first.cause}{where}{f' (batch {first.batch})' if first.batch > 1 else ''}"
             why = f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though finite by itself: {cause}"
-            verdicts[first.node][fmt] = Verdict("unsafe", why, limit, first.batch)
-            changed = True
-    return Judgement(verdicts, judged.exposed) if changed else judged
+            found.setdefault((first.node, fmt), Verdict("unsafe", why, limit, first.batch))
+    return judged.with_unsafe(found)
 
 
 def is_outdone(plan: Plan, baseline: Verification) -> bool:

@@ -188,6 +188,12 @@ class Judgement:
     verdicts: Mapping[str, Mapping[str, Verdict]]
     exposed: Mapping[str, Mapping[str, tuple[str, ...]]]
 
+    def with_unsafe(self, found: Mapping[tuple[str, str], Verdict]) -> Judgement:
+        """The Judgement with these verdicts, by node and format, on nodes that are not unsafe yet; itself if all are."""
+        new = {at: verdict for at, verdict in found.items() if self.verdicts[at[0]][at[1]].verdict != "unsafe"}
+        changed = {n: {fmt: new.get((n, fmt), one) for fmt, one in each.items()} for n, each in self.verdicts.items()}
+        return Judgement(changed, self.exposed) if new else self
+
 
 def judge(
     capture: Capture, measured: Calibration, formats: Sequence[str], max_error: float, noise: Noise = QUIET
@@ -246,11 +252,12 @@ def judge_layers(
         if (key := (scheme, known.node)) not in result or not effect <= result[key].effect:
             result[key] = known
     schemes = list(dict.fromkeys(scheme for scheme, _ in result))
-    return tuple(sorted(result.values(), key=lambda one: (schemes.index(one.scheme), -_sortable(one.effect))))
-
-
-def _sortable(effect: float) -> float:
-    return effect if effect <= math.inf else math.inf
+    return tuple(
+        sorted(
+            result.values(),
+            key=lambda one: (schemes.index(one.scheme), -(one.effect if one.effect <= math.inf else math.inf)),
+        )
+    )
 
 
 def reports_of(
@@ -330,12 +337,10 @@ def with_backward(judged: Judgement, captured: Capture, nodes: Sequence[Backward
     """The verdicts of the audited graph, with operations marked unsafe whose backward pass fails in the training step's
     graph."""
     same = same_operations(step, captured)
-    verdicts = {name: dict(by_format) for name, by_format in judged.verdicts.items()}
-    for node in nodes:
-        name = same.get(node.name)
-        if name is None:
-            continue
-        for fmt, reason in node.reasons.items():
-            if judged.exposed[name].get(fmt) and verdicts[name][fmt].verdict != "unsafe":
-                verdicts[name][fmt] = Verdict("unsafe", reason, "range")
-    return Judgement(verdicts, judged.exposed)
+    found = {
+        (same[node.name], fmt): Verdict("unsafe", reason, "range")
+        for node in nodes
+        for fmt, reason in node.reasons.items()
+        if node.name in same and judged.exposed[same[node.name]].get(fmt)
+    }
+    return judged.with_unsafe(found)
