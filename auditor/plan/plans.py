@@ -15,7 +15,7 @@ from ..stages import tick
 from .mincut import Candidate
 from .modules import Modules, as_candidate, as_plan
 from .reasons import improve, with_reasons
-from .recommend import gains, has_low
+from .recommend import gains
 from .search import RUNS, WORTH, choose, find_verified
 from .verified import is_outdone, judge_replay, verify
 from .workbench import Workbench
@@ -61,7 +61,7 @@ class Planner:
         for name, space in self.spaces.items():
             tick(f"why {name.replace('_', ' ')}")
             result[name] = plan = with_reasons(space, result[name], self.bench.findings)
-            if runs(plan.format) and not has_low(plan):
+            if runs(plan.format) and not plan.has_low:
                 result[name] = replace(plan, reach=None if self.bench.options.quick else space.reach())
         return {name: result[name] for name in self.spaces}
 

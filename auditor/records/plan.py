@@ -314,6 +314,17 @@ class Plan:
         return self.is_verified and (self.score is None or self.score.holds)
 
     @property
+    def has_low(self) -> bool:
+        """Whether any scope is in low precision."""
+        return any(choice.precision != "fp32" for choice in self.scopes.values())
+
+    @property
+    def has_fp32(self) -> bool:
+        """Whether any module, function or operation of the program is kept in FP32."""
+        kept = self.program is not None and bool(self.program.kept)
+        return kept or any(choice.precision == "fp32" or choice.keep for choice in self.scopes.values())
+
+    @property
     def kept_modules(self) -> tuple[str, ...]:
         """FP32 modules that contain operations or weights. If no reasons are recorded: the FP32 scopes."""
         if not self.reasons:

@@ -35,7 +35,6 @@ class Island:
     paths: tuple[str, ...]
     name: str
     why: str
-    noun: str = "module"
 
 
 def own(path: str) -> str:
@@ -52,7 +51,7 @@ def islands(plan: Plan) -> tuple[Island, ...]:
     for kept in fold(plan.program.kept if plan.program else (), lambda _: "", lambda kept: (kept.kind, kept.op)):
         names = tuple(one.name for one in kept)
         why = _one_for_all([one.because for one in kept])
-        result.append(Island(names, list_paths(names, 2, "operation"), why, "operation"))
+        result.append(Island(names, list_paths(names, 2, "operation"), why))
     if plan.program is not None:
         return tuple(result)
     scopes = plan.scopes

@@ -75,7 +75,7 @@ def test_a_budget_that_everything_low_breaks_is_searched_for(replays: list[Polic
 
 def test_what_is_unsafe_is_no_plan_and_a_baseline_all_the_same() -> None:
     bench = bench_of(seeded(overflowing), normal(4, 16) * 100, strategies=("cast",))
-    assert "unsafe" in {verdict.verdict for verdict in bench.verdicts["fp16"].values()}
+    assert "unsafe" in {each["fp16"].verdict for each in bench.judged.verdicts.values()}
     planner = Planner(bench)
     baselines = planner.baselines()
     assert not baselines["cast_fp16"].finite
