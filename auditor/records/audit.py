@@ -153,7 +153,8 @@ class Audit:
         tuple[QuantizedLayer, ...], FileField("layers under [quantization schemes](quantization.md), worst first")
     ] = ()
     quantized_plans: Annotated[
-        tuple[QuantizedPlan, ...], FileField("[plans](quantization.md#plans) of schemes: one per scheme, and a mixed one")
+        tuple[QuantizedPlan, ...],
+        FileField("[plans](quantization.md#plans) of schemes: one per scheme, and a mixed one"),
     ] = ()
     command: Annotated[str, MeasurementField("the command or function call that made the audit")] = ""
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)
