@@ -34,6 +34,7 @@ from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.rerun import of_verdicts
 from .plan.plans import Planner
+from .plan.quantized import QuantizedPlans
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.units import in_unit, yardstick_of
@@ -41,6 +42,7 @@ from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
 from .plan.workbench import Workbench
 from .records import Audit, Capture, Finding, Plan, Subject
 from .records.ledger import LedgerRow, SilentCast
+from .records.quantization import QuantizedPlan
 from .rulebook.causes import FlowGraph, about, findings_of
 from .rulebook.findings import silent_findings
 from .rulebook.load import spread
@@ -136,6 +138,19 @@ def _audit(subject: Subject, options: Settings) -> Audit:
     )
 
 
+def _quantized_plans(
+    bench: Workbench, stages: Stages, score: InFp32 | None, generating: GenerationReference | None
+) -> tuple[QuantizedPlan, ...]:
+    """The plans of quantization schemes, compared with FP32's tokens if there are any."""
+    with stages("schemes", "the fewest bits within the error budget"):
+        making = QuantizedPlans.of(bench, score)
+        plans = making.plans()
+    if generating is not None:
+        with stages("decode", "every plan of schemes"):
+            plans = tuple(generating.quantized(plan, making.model) for plan in plans)
+    return plans
+
+
 def _make_plans(
     bench: Workbench, stages: Stages, score: InFp32 | None, generating: GenerationReference | None
 ) -> GraphPlans:
@@ -147,6 +162,7 @@ def _make_plans(
         today, held = today_of(bench), tuple(run_held_choices(bench))
     with stages("plan", "solve, patch, verify"):
         plans = planner.plans(baselines)
+    schemes = _quantized_plans(bench, stages, score, generating) if options.schemes else ()
     if score is not None:
         with stages("scores", score.scoring.name):
             plans = score.under(plans, bench)
@@ -162,7 +178,7 @@ def _make_plans(
         with stages("times", "FP32 and every plan, repeatedly"):
             timed, timing = timed_plans(bench, planned.plans)
         planned = replace(planned, plans=timed, timing=timing)
-    return replace(planned, fp32_today=today, held=held)
+    return replace(planned, fp32_today=today, held=held, schemes=schemes)
 
 
 def ledger(subject: Subject, options: Settings, plan: Plan | None) -> tuple[tuple[LedgerRow, ...], tuple[Finding, ...]]:
