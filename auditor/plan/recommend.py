@@ -51,7 +51,7 @@ def speedup(plan: Plan) -> float:
 def has_fp32(plan: Plan) -> bool:
     """Whether a plan keeps any module or function, or any operation of its program, in FP32."""
     kept = plan.program is not None and bool(plan.program.kept)
-    return kept or any(choice.precision == "fp32" or choice.keep for choice in plan.scopes.values())
+    return kept or any(choice.precision == "fp32" or choice.exceptions for choice in plan.scopes.values())
 
 
 def has_low(plan: Plan) -> bool:
@@ -169,7 +169,8 @@ def kept_apart(plan: Plan) -> str:
 
     For a program, the number of operations.
     """
-    kept = {"module": len(plan.kept_modules), "function": len(plan.exceptions)}
+    outputs = sum(len(choice.fp32_output) for choice in plan.scopes.values())
+    kept = {"module": len(plan.kept_modules), "function": len(plan.exceptions) - outputs, "product output": outputs}
     if plan.program is not None:
         kept = {"operation": len(plan.program.kept)}
     return " and ".join(f"{many:,} {what}{'s' * (many != 1)}" for what, many in kept.items() if many)
