@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -112,11 +112,6 @@ def _is_free(node: fx.Node) -> bool:
         except RuntimeError:
             return False
     return how in ("always", "if_strides_allow")
-
-
-def with_fp32_output(cost: Cost, elements: int, format: str) -> Cost:
-    """Cost of a product that reads a format and writes FP32, in elements of that format. elements: those of its result."""
-    return replace(cost, elements=cost.elements + elements * (FORMATS["fp32"].bytes // FORMATS[format].bytes - 1))
 
 
 def seconds(cost: Cost, precision: str, device: str) -> float:

@@ -16,10 +16,11 @@ from ..capture.paths import reach
 from ..execution.policy import plain, readers_of
 from ..execution.resolve import Resolution
 from ..numerics.operations import operation
-from ..paths import FP32_OUTPUT, enclosing_paths, function_in, module_of, nearest_above
+from ..paths import function_in, nearest_above
 from ..records import Capture
 from .costs import TIE, cast_seconds
 from .mincut import FORBIDDEN, HIGH, LOW, Arc, Cuts
+from .outputs import without_effect
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -53,17 +54,12 @@ class Energy:
         return {owner: tuple(sorted(group)) for group in groups for owner in group}
 
     def settle(self, high: Collection[str]) -> frozenset[str]:
-        """All FP32 owners: those in `high`, and every shielded owner below an FP32 owner. Functions have FP32 output only
-        in low modules that do not keep them in FP32, nor do modules above."""
+        """All FP32 owners: those in `high`, and every shielded owner below an FP32 owner; and FP32 outputs."""
         result = set(high)
         for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):
             if self.tree[owner] in result:
                 result.add(owner)
-        for path in [path for path in result if path.endswith(FP32_OUTPUT)]:
-            module, name = module_of(path), path.removesuffix(FP32_OUTPUT).rpartition("..")[2]
-            if module in result or any(function_in(above, name) in result for above in enclosing_paths(module)):
-                result.remove(path)
-        return frozenset(result)
+        return frozenset(result - without_effect(result))
 
     def saving_of(self, owner: str) -> float:
         """Seconds saved if the operations directly in an owner run in low precision."""

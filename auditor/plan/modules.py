@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection
 
 from ..execution.policy import Policy, PrecisionChoice, choice_keeping, plain
 from ..numerics.formats import FORMATS
-from ..paths import FP32_OUTPUT, function_in, module_of
+from ..paths import FP32_OUTPUT, module_of
 from ..records import Plan, ScopeChoice
 from ..resources import table
 from .costs import cast_seconds
 from .mincut import FORBIDDEN, Candidate, Choice
+from .outputs import outputs_of
 from .problem import Problem
 from .search import MOST_OFF, Space
 
@@ -96,8 +97,7 @@ def as_candidate(problem: Problem, chosen: PrecisionChoice) -> Candidate:
     """The Candidate of a plan or of another strategy's choice, with all modules that share a weight with an FP32 one in
     FP32."""
     high = (owner for owner in problem.energy.scopes if chosen(owner) == "fp32")
-    wide = {function_in(path, f"{name}{FP32_OUTPUT}") for path, names in chosen.fp32_output.items() for name in names}
-    return evaluate(problem, wide.union(each for owner in high for each in problem.energy.together(owner)))
+    return evaluate(problem, outputs_of(chosen).union(each for x in high for each in problem.energy.together(x)))
 
 
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
@@ -164,8 +164,10 @@ def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
     error = math.sqrt(max(sum(map(terms.squares.__getitem__, path)) for path in problem.paths))
     cost = problem.whole_price(resolution, terms, casts)
     length = sum((owner in high) != (above in high) for owner, above in problem.energy.tree.items())
-    length += sum(path.endswith(FP32_OUTPUT) for path in high)
-    price = cost + problem.island * length  # per scope whose precision differs from the scope above
+    length += sum(
+        path.endswith(FP32_OUTPUT) for path in high
+    )  # per precision that differs from that of the scope above
+    price = cost + problem.island * length
     low_flops = sum(terms.low_flops.values()) / problem.flops if problem.flops else 0.0
     known[high] = Candidate(high, error, price, cost, sum(terms.seconds.values()) + casts, low_flops)
     return known[high]

@@ -13,8 +13,8 @@ from ..numerics.formats import runs
 from ..records import Plan, Verification
 from ..stages import tick
 from .mincut import Candidate
-from .modules import Modules, as_candidate, as_plan
-from .outputs import lowest_with_fp32_output
+from .modules import Modules, as_candidate, as_plan, evaluate
+from .outputs import with_fewest_outputs
 from .reasons import improve, with_reasons
 from .recommend import gains, has_low
 from .search import RUNS, WORTH, choose, find_verified
@@ -81,7 +81,7 @@ class Planner:
                 self._chosen[n].high for n, each in self.spaces.items() if each.problem.format == space.problem.format
             )
             points = [as_candidate(space.problem, choice_keeping(high, space.problem.format)) for high in others]
-            points += lowest_with_fp32_output(space, limit)
+            points += with_fewest_outputs(space.problem, space.low, evaluate, limit)
             better = sorted(
                 (p for p in points if p.feasible and p.cost < (1 - WORTH) * own.cost), key=attrgetter("price")
             )

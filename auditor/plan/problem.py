@@ -3,7 +3,6 @@ once; dtype conflicts between low scopes; functions that low modules may keep in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,9 +18,10 @@ from ..numerics.formats import FORMATS
 from ..numerics.operations import operation
 from ..paths import function_in, of_function
 from ..records import Capture, Contribution, MemoryUse, Node, Verdict
-from .costs import TIE, Cost, elements_of, memory_of, price, seconds, traffic_seconds, with_fp32_output
+from .costs import TIE, Cost, elements_of, memory_of, price, seconds, traffic_seconds
 from .energy import energy_of, timed_in
 from .mincut import FORBIDDEN, Candidate
+from .outputs import cost_of, fails_by_output, products_of
 
 ISLAND_SHARE = 0.003
 """Share of the FP32 price that one more scope must save: of plans with similar cost, fewer scopes are better."""
@@ -224,6 +224,7 @@ class Problem:
     energy = cached_property(energy_of)
     lowest = cached_property(find_lowest)
     exceptions = cached_property(find_exceptions)
+    products = cached_property(products_of)
 
     def variable(self, name: str) -> str:
         """Name of what decides a node's precision: its module, or a function in it (see paths.function_in)."""
@@ -244,13 +245,8 @@ class Problem:
 
     def node_price(self, name: str, resolution: Resolution) -> float:
         """Price of one node under the objective, in seconds."""
-        cost, elements, fmt = self.cost(name, resolution), self.elements[name], timed_in(resolution, name)
-        return price(self.objective, cost, elements, fmt, self.device)
-
-    def cost(self, name: str, resolution: Resolution) -> Cost:
-        """Cost of one node, in elements of the format that `timed_in` returns."""
-        factors = resolution.factors(name)
-        return with_fp32_output(self.costs[name], self.elements[name], factors) if factors else self.costs[name]
+        cost, fmt = cost_of(self, name, resolution), timed_in(resolution, name)
+        return price(self.objective, cost, self.elements[name], fmt, self.device)
 
     @property
     def byte_price(self) -> float:
@@ -286,7 +282,7 @@ class Problem:
             stored = self.format if resolution.low(name) else "fp32"
             terms.prices[name] = self.stored_price(name, stored) if name in self._priced else 0.0
             return
-        cost, fmt = self.cost(name, resolution), timed_in(resolution, name)
+        cost, fmt = cost_of(self, name, resolution), timed_in(resolution, name)
         terms.seconds[name] = seconds(cost, fmt, self.device)
         terms.prices[name] = self.node_price(name, resolution)
         terms.low_flops[name] = cost.flops if is_low(fmt) else 0
@@ -334,13 +330,8 @@ class Problem:
         if name in self.kept_formats or verdict is None or verdict.verdict not in ("unsafe", "untested"):
             return resolution.nodes[name].conflict
         if resolution.factors(name):  # the errors of its inputs count where these are rounded
-            return verdict.verdict == "untested" or not self.fails_by_output(name)
+            return verdict.verdict == "untested" or not fails_by_output(self, name)
         return resolution.touches_low(name)
-
-    def fails_by_output(self, name: str) -> bool:
-        """Whether more than half of a product's squared error is from the rounding, or the overflow, of its result."""
-        known = self.contribution(name, self.format)
-        return known is not None and not 2 * known.own**2 <= known.isolated**2 < math.inf
 
     def node_square(self, resolution: Resolution, name: str) -> float:
         """Squared error that a node itself adds, by its arithmetic and the rounding of its result; 0 in FP32."""

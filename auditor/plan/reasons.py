@@ -16,7 +16,7 @@ from ..paths import FP32_OUTPUT, function_in, module_of
 from ..records import Finding, Node, Plan, Reason
 from .mincut import Candidate
 from .modules import Modules, as_candidate, evaluate
-from .outputs import products_of, with_fp32_output
+from .outputs import outputs_in
 from .problem import Problem
 from .search import MARGIN, WORTH
 
@@ -28,14 +28,11 @@ def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
     """Lower further modules one after the other, or all but the output of their products, if each saves enough and the
     replay's error is at most `limit`."""
     problem = space.problem
-    owners = sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner))
-    products = products_of(problem) if owners else {}
-    for owner in owners:
-        if space.left <= 0:
-            break
+    for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
         low = _lower(problem, chosen, [owner])
-        for point in (*[low][: owner == module_of(owner)], *with_fp32_output(problem, products, low, owner)):
-            gains = point.feasible and point.price < (1 - WORTH) * chosen.price
+        wide = evaluate(problem, low.high | outputs_in(problem, owner))
+        for point in (*[low][: owner == module_of(owner)], *[wide][: wide != low]):
+            gains = space.left > 0 and point.feasible and point.price < (1 - WORTH) * chosen.price
             if gains and space.may_hold(chosen, point, limit) and space.holds(point, limit):
                 chosen = point
                 break

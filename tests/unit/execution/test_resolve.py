@@ -25,7 +25,6 @@ from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.operations import operation
 from auditor.paths import function_in
 from auditor.plan.modules import evaluate, scopes_of
-from auditor.plan.outputs import products_of
 from auditor.records import Capture, Plan, ScopeChoice
 from auditor.verify import run_patched
 from tests.support.capturing import Function
@@ -314,7 +313,7 @@ def drawn_functions(name: str, strategy: str, fmt: str, rnd: random.Random) -> d
         labels |= dict.fromkeys(group, labels[group[0]])
     nodes = [node for node in capture.nodes.values() if node.function is not None and not operation(node.op).cast]
     functions = sorted({(node.owner, node.function.path) for node in nodes})
-    paths = [*(function_in(*found) for found in functions), *sorted(products_of(problem_of(capture, strategy)))]
+    paths = [*(function_in(*found) for found in functions), *sorted(problem_of(capture, strategy).products)]
     return labels | {path: rnd.choice([fmt, "fp32"]) for path in paths}
 
 
@@ -324,7 +323,7 @@ def test_functions_that_are_kept_or_have_fp32_output_are_simulated_as_patched(na
     """The transformer asks what dtype a kept result has, which the graph does not know."""
     rnd = random.Random(name + strategy)
     drawn = [(fmt, drawn_functions(name, strategy, fmt, rnd)) for fmt in ("fp16", "bf16")]
-    outputs = dict.fromkeys(products_of(problem_of(small(name)[1], strategy)), "fp32")
+    outputs = dict.fromkeys(problem_of(small(name)[1], strategy).products, "fp32")
     drawn.append(("bf16", dict.fromkeys(owners_of(small(name)[1]), "bf16") | outputs))
     assert sum(assert_simulated_as_patched(name, strategy, fmt, labels) for fmt, labels in drawn)
 

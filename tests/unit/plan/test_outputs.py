@@ -8,7 +8,6 @@ from torch import Tensor, nn
 import auditor
 from auditor.paths import FP32_OUTPUT, function_in
 from auditor.plan.modules import evaluate
-from auditor.plan.outputs import products_of
 from auditor.records import Audit, Plan
 from tests.support.capturing import Function
 from tests.support.planning import bench_of
@@ -91,7 +90,7 @@ def test_it_costs_a_low_product_that_writes_four_bytes() -> None:
     """[64, 256] @ [256, 512] + [512]: 64 x 256 + 256 x 512 + 512 numbers of 2 bytes are read, 64 x 512 of 4 written."""
     model = seeded(lambda: Model(lambda m, x: m.layer(x), layer=nn.Linear(256, 512)))
     problem = bench_of(model, normal(64, 256), formats=("bf16",)).problem("autocast", "bf16")
-    (path,) = products_of(problem)
+    (path,) = problem.products
     low, wide, high = (evaluate(problem, some) for some in ((), (path,), ("layer",)))
     read, written, bandwidth = 64 * 256 + 256 * 512 + 512, 64 * 512, 2039e9
     assert problem.device == "A100"
@@ -109,5 +108,5 @@ def test_functions_whose_products_are_in_several_modules_are_left_out() -> None:
     model = Model(lambda m, x: m.inner(x @ x) @ m.weight + m.layer(x), inner=inner, layer=nn.Linear(8, 8))
     model.weight = nn.Parameter(normal(8, 8))
     problem = bench_of(model, normal(8, 8), formats=("bf16",)).problem("autocast", "bf16")
-    names = {path.removesuffix(FP32_OUTPUT) for path in products_of(problem)}
+    names = {path.removesuffix(FP32_OUTPUT) for path in problem.products}
     assert names == {function_in("inner", "matmul"), function_in("layer", "linear")}
