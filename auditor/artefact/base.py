@@ -71,5 +71,5 @@ def plan_table(plan: Plan) -> dict[str, Any]:
 
 def _scope(choice: ScopeChoice) -> dict[str, Any]:
     """One scope as a dict, without entries that have their default value."""
-    kept = {"keep": list(choice.keep)} if choice.keep else {}
+    kept = {key: list(names) for key in ("keep", "fp32_output") if (names := getattr(choice, key))}
     return {"precision": choice.precision, **kept, **({} if choice.output == "cast" else {"output": choice.output})}
