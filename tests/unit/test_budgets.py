@@ -83,22 +83,22 @@ BUDGET = {
     "document": (900, "document"),
     "dtypes": (900, "dtypes"),
     "execution": (1200, "execution"),
-    "fleet": (410, "fleet"),
+    "fleet": (400, "fleet"),
     "generation": (1500, "generation"),
-    "graphs": (1120, "graphs"),
+    "graphs": (1110, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1880, "loading"),
-    "loose files": (1040, "flow"),
-    "measure": (2330, "measure"),
+    "loose files": (1050, "flow"),
+    "measure": (2320, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2520, "plan"),
+    "plan": (2420, "plan"),
     "progress": (300, "telling"),
     "quantization": (2200, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1260, "rehearsal"),
     "report": (2840, "report"),
-    "rulebook": (2510, "rules"),
+    "rulebook": (2480, "rules"),
     "score": (280, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
@@ -106,7 +106,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30760, 216, 24
+LINES, FILES, ROOMS = 30680, 218, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
