@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from torch import nn
 from ..artefact.applying import apply_plan
 from ..artefact.base import plan_table
 from ..artefact.emit import emit
+from ..artefact.libraries import LIBRARIES, applicable, code_of, files_of, quantized_plan
 from ..artefact.strategies import GRAPHS
-from ..errors import PlanError
+from ..errors import PlanError, first_line
+from ..folder import write
 from ..isolation import isolate
 from ..isolation.members import size_of, structure_of, unwrap_model
 from ..numerics.formats import label, runs
@@ -33,8 +36,35 @@ def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise PlanError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
+    if (audit := _quantized(plan, name)) is not None:
+        return quantize_by_torchao(model, audit, str(name))
     audit, chosen = select(plan, name)
     return _apply(model, audit, chosen)
+
+
+def _quantized(plan: Any, name: str | None) -> Audit | None:
+    """The audit, if `name` is one of its plans of quantization schemes; else None."""
+    holds_all = isinstance(plan, Audit | str | PathLike) or (isinstance(plan, Mapping) and "plans" in plan)
+    audit = audit_in(plan) if holds_all else None
+    return audit if audit and any(name == one.name for one in audit.quantized_plans) else None
+
+
+def quantize_by_torchao(model: nn.Module, audit: Audit, name: str) -> nn.Module:
+    """Run a plan's code for torchao, in place. Raises: PlanError; the model is then unchanged."""
+    check_fit(model, audit)
+    library, plan = LIBRARIES["torchao"], quantized_plan(audit, name)
+    if name not in applicable(audit):
+        raise PlanError(f"{name!r} needs more than a model, see quantized/{name}/{library.file}.", slug="no-arithmetic")
+    names: dict[str, Any] = {}
+    try:
+        exec(code_of(audit, library, plan), names)
+        with isolate(model):  # torchao may fail halfway
+            names["quantize"](model)
+        result: nn.Module = names["quantize"](model)
+    except Exception as error:
+        said = f"torchao cannot quantize this model as in {name!r} here: {first_line(error)}"
+        raise PlanError(said, slug="no-arithmetic") from error
+    return result
 
 
 def select(plan: Any, name: str | None) -> tuple[Audit | None, Plan]:
@@ -49,7 +79,8 @@ def select(plan: Any, name: str | None) -> tuple[Audit | None, Plan]:
     if isinstance(plan, Mapping) and plan and all(isinstance(each, Plan) for each in plan.values()):
         return None, _runnable(plan_called(plan, name))
     audit = audit_in(plan)
-    return audit, _runnable(plan_called(audit.plans, name or audit.recommended))
+    quantized = (plan.name for plan in audit.quantized_plans)
+    return audit, _runnable(plan_called(audit.plans, name or audit.recommended, quantized))
 
 
 def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], str]:
@@ -58,14 +89,17 @@ def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], st
     Measurements and verification results are dropped, since the model may have changed since then. Raises:
     PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan" | "no-arithmetic" | "plan-is-program").
     """
-    audit, chosen = select(file, name)
+    audit, chosen = _quantized(file, name), name or ""
+    if audit is None:
+        audit, plan = select(file, name)
+        chosen = plan.name
     assert audit is not None
     plans = {
         key: replace(plan, verification=None)
         for key, plan in audit.plans.items()
         if runs(plan.format) and plan.strategy not in GRAPHS
     }
-    return audit, plans, chosen.name
+    return audit, plans, chosen
 
 
 def patched_source(subject: Subject, audit: Audit, plans: Mapping[str, Plan], chosen: str, directory: Path) -> str:
@@ -76,17 +110,26 @@ def patched_source(subject: Subject, audit: Audit, plans: Mapping[str, Plan], ch
     for plan in plans.values():
         with isolate(subject.model):  # one plan may round weights that the next needs in FP32
             _apply(subject.model, audit, _runnable(plan))
-    parameters = size_of(subject.model)
-    return emit(subject.origin, parameters, plans, chosen, directory, structure_of(subject.model))
+    if chosen not in plans:
+        with isolate(subject.model):
+            quantize_by_torchao(subject.model, audit, chosen)
+    parameters, quantized = size_of(subject.model), applicable(audit)
+    return emit(subject.origin, parameters, plans, chosen, directory, structure_of(subject.model), quantized)
 
 
-def check_artefact(subject: Subject, plans: Mapping[str, Plan], chosen: str, seed: int) -> None:
+def quantized_files(audit: Audit, chosen: str) -> dict[str, str]:
+    """The files of a plan of quantization schemes; none for another plan."""
+    return {} if chosen in audit.plans else files_of(audit, quantized_plan(audit, chosen))
+
+
+def check_artefact(subject: Subject, audit: Audit, plans: Mapping[str, Plan], chosen: str, seed: int) -> None:
     """Run the patched model once, in a fresh process. Raises: LoadError(slug="not-rebuilt");
     PlanError(slug="plan-mismatch")."""
     if subject.origin is None:
         return
     with Verifier.start(subject.batches[:1], seed=seed, gradients=False) as (verifier, folder), suppress(NotHandedOver):
-        failure = verifier.ask(emit_plans(subject, plans, folder), [chosen])[chosen]
+        write(folder, quantized_files(audit, chosen))
+        failure = verifier.ask(emit_plans(subject, plans, folder, applicable(audit)), [chosen])[chosen]
         if isinstance(failure, str):
             raise PlanError(f"the model does not run under {chosen}: {failure}", slug="plan-mismatch")
 

@@ -76,7 +76,9 @@ class QuantizedPlan:
         tuple[tuple[str, ...], ...], FileField("keys of `layers` that must have one scheme, such as q, k and v")
     ]
     effective_bits: Annotated[float, FileField("mean bits per weight of `layers`, with the scales of blocks", least=0)]
-    weights_bytes: Annotated[float, FileField("bytes of all parameters and buffers; 16 bits where not quantized", least=0)]
+    weights_bytes: Annotated[
+        float, FileField("bytes of all parameters and buffers; 16 bits where not quantized", least=0)
+    ]
     weights_share: Annotated[float, FileField("`weights_bytes` divided by that of a model in 16 bits", least=0)]
     time_share: Annotated[
         float | None, FileField("predicted time of one forward on `--gpu`, divided by BF16's; `null`: not predicted")
@@ -93,4 +95,6 @@ class QuantizedPlan:
     ]
     holds: Annotated[bool, FileField("whether the measured errors are within the error budget, and all criteria hold")]
     runs: Annotated[int, FileField("runs of the whole model that chose the layers", least=0)] = 0
-    generated: Annotated[TokenComparison | None, FileField("comparison with FP32's tokens; `null`: not requested")] = None
+    generated: Annotated[TokenComparison | None, FileField("comparison with FP32's tokens; `null`: not requested")] = (
+        None
+    )

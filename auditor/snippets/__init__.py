@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..artefact.libraries import LIBRARIES, code_of, quantized_plan
 from ..document.read import audit_in
 from ..errors import AuditorError
 from .offer import code_for
-from .quantized import LIBRARIES, code_of, quantized_plan
 from .storage import FSDP2, HUGGING_FACE
 from .trainers import GRADSCALER, LIGHTNING
 

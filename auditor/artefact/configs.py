@@ -1,26 +1,13 @@
-"""Plans of quantization schemes as code for torchao, compressed-tensors, transformers and ModelOpt."""
+"""Configurations of torchao, transformers, compressed-tensors and ModelOpt for layers {path: scheme}, as code."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pprint import pformat
+from collections.abc import Mapping
 from typing import Any
 
-from ..errors import PlanError
 from ..numerics.schemes import SCHEMES, Quantizer, Scheme
-from ..records import Audit
-from ..records.quantization import QuantizedPlan
-from .offer import WIDTH, comment
-
-KINDS = {
-    "linear": "linear",
-    "addmm": "transposed linear",
-    "embedding": "embedding",
-    "conv2d": "convolution",
-}
-"""{operation: kind of its layer}; further convolutions are `other convolution`."""
+from .text import literal
 
 _IMPORTS = {
     "torchao.quantization": (
@@ -46,85 +33,8 @@ _IMPORTS = {
 }
 
 
-@dataclass(frozen=True)
-class Library:
-    """A library that quantizes. kinds: the kinds of layers that it quantizes under a scheme, none if it lacks the scheme.
-    file: the file in an audit's directory. render: code for layers {path: scheme}, and for those kept in 16 bits.
-    notes: {scale rule: how the library's rule differs}."""
-
-    title: str
-    file: str
-    kinds: Callable[[Scheme], tuple[str, ...]]
-    render: Callable[[QuantizedPlan, Mapping[str, str], Mapping[str, str]], str]
-    notes: Mapping[str, str]
-
-
-def quantized_plan(audit: Audit, name: str | None = None) -> QuantizedPlan:
-    """The plan called `name`; by default the smallest one that holds. Raises: PlanError(slug="no-such-plan")."""
-    plans = {plan.name: plan for plan in audit.quantized_plans}
-    if name in plans:
-        return plans[name]
-    if not plans:
-        raise PlanError("the audit has no plan of quantization schemes: audit with --formats int8", slug="no-such-plan")
-    holding = [plan for plan in audit.quantized_plans if plan.holds]
-    if name is None and holding:
-        return min(holding, key=lambda plan: plan.effective_bits)
-    wanted = "no plan of quantization schemes holds" if name is None else f"{name!r} is not among the plans"
-    raise PlanError(f"{wanted}; choose one of {', '.join(plans)}.", slug="no-such-plan")
-
-
-def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
-    """The plan as code for a library, after comments on what the library cannot express."""
-    kinds = kinds_of(audit, plan)
-    layers, left = _expressible(audit, library, plan, kinds)
-    kept = {path: kinds[path] for path in plan.layers if path not in layers}
-    head = f"{library.title}: the plan {plan.name!r}, {len(layers)} of {len(plan.layers)} layers quantized."
-    if not layers:
-        return comment(f"{library.title}: cannot express the plan {plan.name!r}.", _left_out(library, left))
-    error = max(plan.calibration_error, plan.held_out_error or 0.0)
-    verdict = "Verified" if plan.holds else "NOT within the budget"
-    used = dict.fromkeys(layers.values())
-    rules = dict.fromkeys(SCHEMES[scheme].weight.rule for scheme in used)
-    notes = [library.notes[rule] for rule in rules if rule in library.notes]
-    said = f"{verdict}: measured error {error:.2g}, budget {audit.max_error:.2g}, run by {plan.verified_by}."
-    return comment(f"{head} {said}", _left_out(library, left), *notes) + library.render(plan, layers, kept)
-
-
-def kinds_of(audit: Audit, plan: QuantizedPlan) -> dict[str, str]:
-    """{layer of the plan: its kind}, see KINDS; "parameter" if the layer's module has another weight too."""
-    ops = {layer.owner: layer.op.split(".")[1] for layer in audit.quantization}
-    others = "other convolution"
-    return {path: KINDS.get(ops[path], others) if path in ops else "parameter" for path in plan.layers}
-
-
-def _expressible(
-    audit: Audit, library: Library, plan: QuantizedPlan, kinds: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """{layer: scheme} of what the library quantizes, and {layer: reason} of what it leaves in 16 bits. Layers that must
-    have one scheme, or are one weight, stay together."""
-    left = {
-        path: f"{kinds[path]}, {scheme}"
-        for path, scheme in plan.layers.items()
-        if scheme and kinds[path] not in library.kinds(SCHEMES[scheme])
-    }
-    tied = [tuple(name.removesuffix(".weight") for name in group) for group in audit.tied_parameters]
-    for group in (*plan.groups, *tied):
-        if first := next((path for path in group if path in left), None):
-            left |= {path: f"with {first}" for path in group if plan.layers.get(path) and path not in left}
-    return {path: scheme for path, scheme in plan.layers.items() if scheme and path not in left}, left
-
-
-def _left_out(library: Library, left: Mapping[str, str], shown: int = 6) -> str:
-    if not left:
-        return ""
-    listed = [f"{path} ({why})" for path, why in left.items()]
-    more = [f"and {len(listed) - shown} more"] if len(listed) > shown else []
-    return f"{library.title} cannot quantize, so these stay in 16 bits: {', '.join([*listed[:shown], *more])}."
-
-
-def _literal(name: str, value: Any) -> str:
-    """An assignment in Python, one entry per line if it is long."""
-    return f"{name} = {pformat(value, width=WIDTH, sort_dicts=False)}\n"
+def _assign(name: str, value: Any) -> str:
+    return f"{name} = {literal(value)}\n"
 
 
 _QUANTIZE = """
@@ -154,12 +64,12 @@ _STATIC = """    for path, scale in input_scales(model, [path for path in config
 _SCALES = """
 
 def input_scales(model, paths, batches):
-    \"\"\"Yield (path, scale of the layer's inputs); batches: tuples of the model's arguments.\"\"\"
+    \"\"\"List of (path, scale of the layer's inputs); batches: tuples of the model's arguments.\"\"\"
     largest = {}
 
     def look(path, module, args):
-        if args[0].is_floating_point():
-            largest[path] = torch.maximum(largest.get(path, args[0].new_zeros(())), args[0].abs().max())
+        value = args[0].abs().amax(keepdim=True)
+        largest[path] = torch.maximum(largest.get(path, value), value)
 
     hooks = [model.get_submodule(path).register_forward_pre_hook(partial(look, path)) for path in paths]
     with torch.no_grad():
@@ -170,9 +80,10 @@ def input_scales(model, paths, batches):
     missing = [path for path in paths if path not in largest]
     if missing:
         raise ValueError(f"int8_static needs batches that reach these layers: {', '.join(missing)}")
-    return [(path, (value / 127.5).view(1, 1)) for path, value in largest.items()]
+    return [(path, value / 127.5) for path, value in largest.items()]
 """
 
+_TREES = "from torch.utils._pytree import tree_map_only\n"
 _EMULATED = """if not torch.cuda.is_available():  # the kernels for MX need a GPU
     for config in CONFIGS.values():
         if hasattr(config, "kernel_preference"):
@@ -180,7 +91,7 @@ _EMULATED = """if not torch.cuda.is_available():  # the kernels for MX need a GP
 """
 
 
-def _torchao(plan: QuantizedPlan, layers: Mapping[str, str], kept: Mapping[str, str]) -> str:
+def torchao_code(layers: Mapping[str, str], kept: list[str]) -> str:
     """A function `quantize(model)`."""
     static = "int8_static" in layers.values()
     imports, configs = _configs(layers, "FqnToConfig", "quantize_")
@@ -189,11 +100,10 @@ def _torchao(plan: QuantizedPlan, layers: Mapping[str, str], kept: Mapping[str, 
         about=" batches: for the scales of inputs." if static else "",
         static=_STATIC if static else "",
     )
-    sizes = _literal("MULTIPLES", {scheme: _multiples(SCHEMES[scheme]) for scheme in dict.fromkeys(layers.values())})
-    standard = "import warnings\n" + (
-        "from dataclasses import replace\nfrom functools import partial\n" if static else ""
-    )
-    return f"{standard}\nimport torch\n{imports}\n{configs}{sizes}{_SCALES if static else ''}{quantize}"
+    sizes = _assign("MULTIPLES", {scheme: _multiples(SCHEMES[scheme]) for scheme in dict.fromkeys(layers.values())})
+    replaced = "from dataclasses import replace\n" if static else ""
+    head = f"import warnings\n{replaced}from functools import partial\n\nimport torch\n{_TREES}{imports}\n"
+    return f"{head}{configs}{sizes}{_SCALES if static else ''}{quantize}"
 
 
 def _multiples(scheme: Scheme) -> tuple[int, int]:
@@ -213,7 +123,7 @@ def _configs(layers: Mapping[str, str], *names: str) -> tuple[str, str]:
         if (listed := [name for name in known if name in text])
     )
     entries = "".join(f"    {scheme!r}: {config},\n" for scheme, config in used.items())
-    return imports, f"{_literal('LAYERS', dict(layers))}CONFIGS = {{\n{entries}}}\n{_EMULATED if emulates else ''}"
+    return imports, f"{_assign('LAYERS', dict(layers))}CONFIGS = {{\n{entries}}}\n{_EMULATED if emulates else ''}"
 
 
 _METHODS = {
@@ -224,17 +134,17 @@ _METHODS = {
 """{scheme: the quantization method of transformers with the same scales, besides torchao}."""
 
 
-def _transformers(plan: QuantizedPlan, layers: Mapping[str, str], kept: Mapping[str, str]) -> str:
+def transformers_code(layers: Mapping[str, str], kept: list[str]) -> str:
     """QUANTIZATION_CONFIG for `from_pretrained`, and the same by another method if there is one."""
     imports, configs = _configs(layers, "FqnToConfig")
     schemes = set(layers.values())
     other = _METHODS.get(*schemes) if len(schemes) == 1 else None
     names = ["TorchAoConfig", *([other.partition("(")[0]] if other else [])]
-    skipped = [_only(path, layers) for path, kind in kept.items() if kind in ("linear", "parameter")]
+    skipped = [_only(path, layers) for path in kept]
     lines = [
         f"import torch\n{imports}from transformers import {', '.join(sorted(names))}\n\n",
         configs,
-        _literal("KEPT", skipped),
+        _assign("KEPT", skipped),
         "QUANTIZATION_CONFIG = TorchAoConfig(\n    FqnToConfig({path: CONFIGS[scheme] for path, scheme in LAYERS.items()}), "
         "modules_to_not_convert=KEPT\n)\n",
         *([f"# Another method, whose scales may differ slightly:\nOTHER_CONFIG = {other}\n"] if other else []),
@@ -249,7 +159,7 @@ def _only(path: str, layers: Mapping[str, str]) -> str:
     return rf"^{re.escape(path)}(\.weight)?$" if any(matches) else path
 
 
-def compressed_config(layers: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, Any]:
+def compressed_config(layers: Mapping[str, str], kept: list[str]) -> dict[str, Any]:
     """`quantization_config` of a model's config.json, as vLLM and transformers read it, for compressed-tensors."""
     schemes = list(dict.fromkeys(layers.values()))
     groups = {
@@ -267,17 +177,16 @@ def compressed_config(layers: Mapping[str, str], kept: Mapping[str, str]) -> dic
         "quant_method": "compressed-tensors",
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "config_groups": groups,
-        "ignore": [path for path, kind in kept.items() if kind in ("linear", "parameter")],
+        "ignore": kept,
     }
 
 
 def _format(scheme: Scheme) -> str:
     """How compressed-tensors stores the weights."""
-    packed = {"int4": "pack", "int4_asymmetric": "pack", "int8_weights": "pack", "mxfp8": "mxfp8"}
     family = scheme.name.split("_")[0]
-    if family in ("mxfp4", "nvfp4"):
-        return f"{family}-pack-quantized"
-    return f"{packed.get(scheme.name, 'float' if scheme.weight.element.row else 'int')}-quantized"
+    blocks = {"mxfp8": "mxfp8-", "mxfp4": "mxfp4-pack-", "nvfp4": "nvfp4-pack-", "int4": "pack-"}
+    kind = "pack-" if scheme.activation is None else "float-" if scheme.weight.element.row else "int-"
+    return f"{blocks.get(family, kind)}quantized"
 
 
 def _compressed(by: Quantizer, *, is_weight: bool) -> dict[str, Any]:
@@ -311,9 +220,9 @@ def modifier():
 '''
 
 
-def _for_compressed(plan: QuantizedPlan, layers: Mapping[str, str], kept: Mapping[str, str]) -> str:
+def compressed_code(layers: Mapping[str, str], kept: list[str]) -> str:
     """QUANTIZATION_CONFIG, and llm-compressor's modifier."""
-    return _literal("QUANTIZATION_CONFIG", compressed_config(layers, kept)) + _LLM_COMPRESSOR
+    return _assign("QUANTIZATION_CONFIG", compressed_config(layers, kept)) + _LLM_COMPRESSOR
 
 
 _MODELOPT = '''
@@ -338,13 +247,13 @@ def quantize(model, forward_loop):
 '''
 
 
-def _modelopt(plan: QuantizedPlan, layers: Mapping[str, str], kept: Mapping[str, str]) -> str:
+def modelopt_code(layers: Mapping[str, str], kept: list[str]) -> str:
     """QUANT_CFG for `modelopt.torch.quantization.quantize`."""
     formats = {}
     for name in dict.fromkeys(layers.values()):
         parts = {"weight": SCHEMES[name].weight, "input": SCHEMES[name].activation}
         formats[name] = {part: _attributes(by, is_weight=part == "weight") for part, by in parts.items() if by}
-    return f"{_literal('LAYERS', dict(layers))}{_literal('FORMATS', formats)}{_MODELOPT}"
+    return f"{_assign('LAYERS', dict(layers))}{_assign('FORMATS', formats)}{_MODELOPT}"
 
 
 def _attributes(by: Quantizer, *, is_weight: bool) -> dict[str, Any]:
@@ -357,49 +266,3 @@ def _attributes(by: Quantizer, *, is_weight: bool) -> dict[str, Any]:
     per_axis = not any(by.block) or (is_weight and by.block == (1, 0))
     scales = {"axis": 0 if any(by.block) else None} if per_axis else {"block_sizes": blocks}
     return {"num_bits": (bits - 1 - row.mantissa, row.mantissa) if row else bits, **dynamic, **scales}
-
-
-def _linear_unless(*lacks: str) -> Callable[[Scheme], tuple[str, ...]]:
-    """Kinds of a library for linear layers, which lacks the schemes whose names contain one of the words."""
-    return lambda scheme: () if any(word in scheme.name for word in lacks) else ("linear",)
-
-
-def _torchao_kinds(scheme: Scheme) -> tuple[str, ...]:
-    if scheme.config is None:
-        return ()
-    more = {"int8": ("embedding",), "int4": ("embedding", "convolution")}
-    return ("linear", *more.get(scheme.name.split("_")[0], ()))
-
-
-_INTEGERS = "ModelOpt divides integers' largest magnitude by 127 or 7, torchao by 127.5 or 7.5, so errors differ."
-_POWERS = "{} has its own rule for the scales of MX formats, so errors differ."
-_MX_RULES = tuple(f"e8m0_{rounding}" for rounding in ("floor", "ceil", "even", "rceil"))
-_KERNELS = "NVFP4 runs on Blackwell GPUs, with the package MSLK, or without it if use_triton_kernel=False is given."
-
-LIBRARIES = {
-    "torchao": Library("torchao", "torchao_config.py", _torchao_kinds, _torchao, {"e4m3_two_levels": _KERNELS}),
-    "hf-quantization": Library(
-        "transformers",
-        "transformers_config.py",
-        lambda scheme: ("linear",) if scheme.config and not scheme.is_calibrated else (),
-        _transformers,
-        {},
-    ),
-    "compressed-tensors": Library(
-        "compressed-tensors",
-        "quantization_config.json",
-        _linear_unless("e5m2", "one_level"),
-        _for_compressed,
-        dict.fromkeys(_MX_RULES, _POWERS.format("compressed-tensors"))
-        | {"e4m3_two_levels": "compressed-tensors calibrates the tensor scale of inputs."},
-    ),
-    "modelopt": Library(
-        "ModelOpt",
-        "modelopt_config.py",
-        _linear_unless("e5m2", "one_level", "asymmetric"),
-        _modelopt,
-        dict.fromkeys(_MX_RULES, _POWERS.format("ModelOpt")) | {"symmetric": _INTEGERS},
-    ),
-}
-"""{name in `--for`: library}: what each can express was tested with torchao 0.18, compressed-tensors 0.20, ModelOpt 0.47
-and transformers 5.23."""
