@@ -13,6 +13,9 @@ from .written import FileField
 KEEP = "keep"
 """The remedy that does not quantize a layer."""
 
+MIXED = "mixed"
+"""Name of the plan that chooses among several schemes."""
+
 UNJUDGED = Verdict("untested", "not judged yet")
 
 
@@ -83,8 +86,10 @@ class QuantizedPlan:
     time_share: Annotated[
         float | None, FileField("predicted time of one forward on `--gpu`, divided by BF16's; `null`: not predicted")
     ]
-    predicted_error: Annotated[float, FileField("predicted error of the plan on the calibration inputs")]
-    single_errors: Annotated[float, FileField("root sum of squares of the layers' single effects")]
+    predicted_error: Annotated[
+        float, FileField("predicted error on the calibration inputs: root sum of squares of the layers' single effects")
+    ]
+    single_errors: Annotated[float, FileField("sum of the layers' single effects")]
     calibration_error: Annotated[float, FileField("measured error on the calibration inputs, worst batch")]
     held_out_error: Annotated[float | None, FileField("measured error on the held-out inputs; `null`: none")]
     verified_by: Annotated[
