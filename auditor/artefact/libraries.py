@@ -43,17 +43,16 @@ class Library:
 
 
 def quantized_plan(audit: Audit, name: str | None = None) -> QuantizedPlan:
-    """The plan called `name`; by default the smallest one that holds. Raises: PlanError(slug="no-such-plan")."""
+    """The plan called `name`; by default the one with the fewest bits that holds. Raises:
+    PlanError(slug="no-such-plan")."""
     plans = {plan.name: plan for plan in audit.quantized_plans}
-    if name in plans:
-        return plans[name]
     if not plans:
         raise PlanError("the audit has no plan of quantization schemes: audit with --formats int8", slug="no-such-plan")
-    holding = [plan for plan in audit.quantized_plans if plan.holds]
-    if name is None and holding:
-        return min(holding, key=lambda plan: plan.effective_bits)
-    wanted = "no plan of quantization schemes holds" if name is None else f"{name!r} is not among the plans"
-    raise PlanError(f"{wanted}; choose one of {', '.join(plans)}.", slug="no-such-plan")
+    if name is None:
+        return min(audit.quantized_plans, key=lambda plan: (not plan.holds, plan.effective_bits))
+    if name not in plans:
+        raise PlanError(f"{name!r} is not among the plans; choose one of {', '.join(plans)}.", slug="no-such-plan")
+    return plans[name]
 
 
 def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
@@ -109,7 +108,7 @@ def _expressible(
         if first := next((path for path in group if path in left), None):
             left |= {path: f"with {first}" for path in group if plan.layers.get(path) and path not in left}
     layers = {path: scheme for path, scheme in plan.layers.items() if scheme and path not in left}
-    return layers, [path for path in plan.layers if path not in layers and kinds[path] == "linear"], left
+    return layers, [path for path, op in ops.items() if KINDS.get(op) == "linear" and path not in layers], left
 
 
 def _left_out(library: Library, left: Mapping[str, str], shown: int = 6) -> str:

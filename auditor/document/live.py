@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
@@ -17,8 +17,8 @@ from ..artefact.emit import emit
 from ..artefact.libraries import LIBRARIES, applicable, code_of, files_of, quantized_plan
 from ..artefact.strategies import GRAPHS
 from ..errors import PlanError, first_line
-from ..folder import write
 from ..isolation import isolate
+from ..isolation.answer import answer
 from ..isolation.members import size_of, structure_of, unwrap_model
 from ..numerics.formats import label, runs
 from ..plan.workbench import emit_plans
@@ -49,8 +49,10 @@ def _quantized(plan: Any, name: str | None) -> Audit | None:
     return audit if audit and any(name == one.name for one in audit.quantized_plans) else None
 
 
-def quantize_by_torchao(model: nn.Module, audit: Audit, name: str) -> nn.Module:
-    """Run a plan's code for torchao, in place. Raises: PlanError; the model is then unchanged."""
+def quantize_by_torchao(
+    model: nn.Module, audit: Audit, name: str, then: Callable[[], object] = lambda: None
+) -> nn.Module:
+    """Run a plan's code for torchao, in place, and then a function. Raises: PlanError; the model is then unchanged."""
     check_fit(model, audit)
     library, plan = LIBRARIES["torchao"], quantized_plan(audit, name)
     if name not in applicable(audit):
@@ -60,6 +62,7 @@ def quantize_by_torchao(model: nn.Module, audit: Audit, name: str) -> nn.Module:
         exec(code_of(audit, library, plan), names)
         with isolate(model):  # torchao may fail halfway
             names["quantize"](model)
+            then()
         result: nn.Module = names["quantize"](model)
     except Exception as error:
         said = f"torchao cannot quantize this model as in {name!r} here: {first_line(error)}"
@@ -110,10 +113,8 @@ def patched_source(subject: Subject, audit: Audit, plans: Mapping[str, Plan], ch
     for plan in plans.values():
         with isolate(subject.model):  # one plan may round weights that the next needs in FP32
             _apply(subject.model, audit, _runnable(plan))
-    if chosen not in plans:
-        with isolate(subject.model):
-            quantize_by_torchao(subject.model, audit, chosen)
-    parameters, quantized = size_of(subject.model), applicable(audit)
+    parameters = size_of(subject.model)
+    quantized = {name: file for name, file in applicable(audit).items() if name == chosen}
     return emit(subject.origin, parameters, plans, chosen, directory, structure_of(subject.model), quantized)
 
 
@@ -123,13 +124,18 @@ def quantized_files(audit: Audit, chosen: str) -> dict[str, str]:
 
 
 def check_artefact(subject: Subject, audit: Audit, plans: Mapping[str, Plan], chosen: str, seed: int) -> None:
-    """Run the patched model once, in a fresh process. Raises: LoadError(slug="not-rebuilt");
-    PlanError(slug="plan-mismatch")."""
+    """Run the patched model once, in a fresh process; a model quantized by torchao here, where no GPU is emulated.
+    Raises: LoadError(slug="not-rebuilt"); PlanError(slug="plan-mismatch" | "no-arithmetic")."""
+    if chosen not in plans:
+        with isolate(subject.model):
+            quantize_by_torchao(
+                subject.model, audit, chosen, lambda: answer(subject.model, subject.batches[0], seed=seed)
+            )
+        return
     if subject.origin is None:
         return
     with Verifier.start(subject.batches[:1], seed=seed, gradients=False) as (verifier, folder), suppress(NotHandedOver):
-        write(folder, quantized_files(audit, chosen))
-        failure = verifier.ask(emit_plans(subject, plans, folder, applicable(audit)), [chosen])[chosen]
+        failure = verifier.ask(emit_plans(subject, plans, folder), [chosen])[chosen]
         if isinstance(failure, str):
             raise PlanError(f"the model does not run under {chosen}: {failure}", slug="plan-mismatch")
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -194,12 +193,10 @@ def worst_of(values: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
 
 
-def emit_plans(
-    subject: Subject, plans: Mapping[str, Plan], folder: str | Path, quantized: Mapping[str, str] = MappingProxyType({})
-) -> Path:
-    """Write `patched_model.py` with these plans into a folder; returns the file's path. quantized: see `emit`."""
-    file, every = Path(folder, "patched_model.py"), {**plans, **plan_of_fp32(subject)}
-    content = emit(subject.origin, size_of(subject.model), every, None, file.parent, quantized=quantized)
+def emit_plans(subject: Subject, plans: Mapping[str, Plan], folder: str | Path) -> Path:
+    """Write `patched_model.py` with these plans into a folder; returns the file's path."""
+    file = Path(folder, "patched_model.py")
+    content = emit(subject.origin, size_of(subject.model), {**plans, **plan_of_fp32(subject)}, None, file.parent)
     file.write_text(content, encoding="utf-8")
     return file
 
