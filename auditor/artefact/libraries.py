@@ -108,7 +108,8 @@ def _expressible(
         if first := next((path for path in group if path in left), None):
             left |= {path: f"with {first}" for path in group if plan.layers.get(path) and path not in left}
     layers = {path: scheme for path, scheme in plan.layers.items() if scheme and path not in left}
-    return layers, [path for path, op in ops.items() if KINDS.get(op) == "linear" and path not in layers], left
+    kept = sorted(path for path, op in ops.items() if KINDS.get(op) == "linear" and path not in layers)
+    return layers, kept, left
 
 
 def _left_out(library: Library, left: Mapping[str, str], shown: int = 6) -> str:

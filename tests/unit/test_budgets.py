@@ -51,6 +51,9 @@ CAPABILITIES = {
 """Lines that what came after the third house may have in all, wherever its files are."""
 
 PARTS = {
+    "artefact/configs.py": "quantization",
+    "artefact/libraries.py": "quantization",
+    "artefact/text.py": "quantization",
     "criteria/margins.py": "generation",
     "execution/ledger.py": "dtypes",
     "loading/watch.py": "dtypes",
