@@ -96,7 +96,8 @@ class Apply(Verb):
     quiet: bool = True
 
     def run_watched(self, progress: Display) -> int:
-        from ..document.live import check_artefact, patched_source, quantized_files, read_plans
+        from ..document.live import check_artefact, patched_source, read_plans
+        from ..document.torchao import quantized_files
         from ..loading import load
         from ..plan.recommend import kept_apart
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from torch import nn
 from ..artefact.applying import apply_plan
 from ..artefact.base import plan_table
 from ..artefact.emit import emit
-from ..artefact.libraries import LIBRARIES, applicable, code_of, files_of, quantized_plan
+from ..artefact.libraries import applicable
 from ..artefact.strategies import GRAPHS
-from ..errors import PlanError, first_line
+from ..errors import PlanError
 from ..isolation import isolate
 from ..isolation.answer import answer
 from ..isolation.members import size_of, structure_of, unwrap_model
@@ -25,6 +24,7 @@ from ..plan.workbench import emit_plans
 from ..records import Audit, Plan, Subject
 from ..verify import NotHandedOver, Verifier
 from .read import audit_in, plan_called, plan_of
+from .torchao import quantize, quantized_audit
 
 
 def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
@@ -36,38 +36,11 @@ def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise PlanError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
-    if (audit := _quantized(plan, name)) is not None:
-        return quantize_by_torchao(model, audit, str(name))
+    if (audit := quantized_audit(plan, name)) is not None:
+        check_fit(model, audit)
+        return quantize(model, audit, str(name))
     audit, chosen = select(plan, name)
     return _apply(model, audit, chosen)
-
-
-def _quantized(plan: Any, name: str | None) -> Audit | None:
-    """The audit, if `name` is one of its plans of quantization schemes; else None."""
-    holds_all = isinstance(plan, Audit | str | PathLike) or (isinstance(plan, Mapping) and "plans" in plan)
-    audit = audit_in(plan) if holds_all else None
-    return audit if audit and any(name == one.name for one in audit.quantized_plans) else None
-
-
-def quantize_by_torchao(
-    model: nn.Module, audit: Audit, name: str, then: Callable[[], object] = lambda: None
-) -> nn.Module:
-    """Run a plan's code for torchao, in place, and then a function. Raises: PlanError; the model is then unchanged."""
-    check_fit(model, audit)
-    library, plan = LIBRARIES["torchao"], quantized_plan(audit, name)
-    if name not in applicable(audit):
-        raise PlanError(f"{name!r} needs more than a model, see quantized/{name}/{library.file}.", slug="no-arithmetic")
-    names: dict[str, Any] = {}
-    try:
-        exec(code_of(audit, library, plan), names)
-        with isolate(model):  # torchao may fail halfway
-            names["quantize"](model)
-            then()
-        result: nn.Module = names["quantize"](model)
-    except Exception as error:
-        said = f"torchao cannot quantize this model as in {name!r} here: {first_line(error)}"
-        raise PlanError(said, slug="no-arithmetic") from error
-    return result
 
 
 def select(plan: Any, name: str | None) -> tuple[Audit | None, Plan]:
@@ -92,7 +65,7 @@ def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], st
     Measurements and verification results are dropped, since the model may have changed since then. Raises:
     PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan" | "no-arithmetic" | "plan-is-program").
     """
-    audit, chosen = _quantized(file, name), name or ""
+    audit, chosen = quantized_audit(file, name), name or ""
     if audit is None:
         audit, plan = select(file, name)
         chosen = plan.name
@@ -118,19 +91,13 @@ def patched_source(subject: Subject, audit: Audit, plans: Mapping[str, Plan], ch
     return emit(subject.origin, parameters, plans, chosen, directory, structure_of(subject.model), quantized)
 
 
-def quantized_files(audit: Audit, chosen: str) -> dict[str, str]:
-    """The files of a plan of quantization schemes; none for another plan."""
-    return {} if chosen in audit.plans else files_of(audit, quantized_plan(audit, chosen))
-
-
 def check_artefact(subject: Subject, audit: Audit, plans: Mapping[str, Plan], chosen: str, seed: int) -> None:
     """Run the patched model once, in a fresh process; a model quantized by torchao here, where no GPU is emulated.
     Raises: LoadError(slug="not-rebuilt"); PlanError(slug="plan-mismatch" | "no-arithmetic")."""
     if chosen not in plans:
+        check_fit(subject.model, audit)
         with isolate(subject.model):
-            quantize_by_torchao(
-                subject.model, audit, chosen, lambda: answer(subject.model, subject.batches[0], seed=seed)
-            )
+            quantize(subject.model, audit, chosen, lambda: answer(subject.model, subject.batches[0], seed=seed))
         return
     if subject.origin is None:
         return

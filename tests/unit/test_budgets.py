@@ -55,6 +55,7 @@ PARTS = {
     "artefact/libraries.py": "quantization",
     "artefact/text.py": "quantization",
     "criteria/margins.py": "generation",
+    "document/torchao.py": "quantization",
     "execution/ledger.py": "dtypes",
     "loading/watch.py": "dtypes",
     "measure/decisions.py": "generation",
@@ -107,7 +108,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30760, 216, 24
+LINES, FILES, ROOMS = 30770, 220, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
