@@ -139,11 +139,11 @@ def _audit(subject: Subject, options: Settings) -> Audit:
 
 
 def _quantized_plans(
-    bench: Workbench, stages: Stages, generating: GenerationReference | None
+    bench: Workbench, stages: Stages, score: InFp32 | None, generating: GenerationReference | None
 ) -> tuple[QuantizedPlan, ...]:
     """The plans of quantization schemes, compared with FP32's tokens if there are any."""
     with stages("schemes", "the fewest bits within the error budget"):
-        making = QuantizedPlans.of(bench)
+        making = QuantizedPlans.of(bench, score)
         plans = making.plans()
     if generating is not None:
         with stages("decode", "every plan of schemes"):
@@ -162,7 +162,7 @@ def _make_plans(
         today, held = today_of(bench), tuple(run_held_choices(bench))
     with stages("plan", "solve, patch, verify"):
         plans = planner.plans(baselines)
-    schemes = _quantized_plans(bench, stages, generating) if options.schemes else ()
+    schemes = _quantized_plans(bench, stages, score, generating) if options.schemes else ()
     if score is not None:
         with stages("scores", score.scoring.name):
             plans = score.under(plans, bench)

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import median
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from ..records import Batch, Capture
 from ..records.quantization import MIXED, QuantizedLayer, QuantizedPlan
 from ..stages import tick
 from .costs import half_of, quantized_seconds, seconds
+from .scores import InFp32
 from .workbench import Workbench, worst_of
 
 RUNS = 48
@@ -42,6 +43,9 @@ SPREAD = 0.3
 
 UNLIKELY = 0.05
 """Choices are not run if their probability to be within the limit is below this."""
+
+MUCH_CLOSER = 0.7
+"""After a refusal by the user's score, the error must be this share of the refused plan's."""
 
 KEPT = 16.0
 """Bits per weight of a layer that is not quantized."""
@@ -198,15 +202,16 @@ class QuantizedPlans:
     bench: Workbench
     model: QuantizedModel
     groups: Sequence[Group]
+    score: InFp32 | None
 
     @classmethod
-    def of(cls, bench: Workbench) -> QuantizedPlans:
-        """For the audited model."""
+    def of(cls, bench: Workbench, score: InFp32 | None = None) -> QuantizedPlans:
+        """For the audited model. score: the FP32 model's, if plans are scored."""
         schemes = bench.options.schemes
         model = QuantizedModel(bench.subject.model)
         if any(SCHEMES[scheme].is_calibrated for scheme in schemes):
             model.calibrate(bench.subject.batches, bench.options.seed)
-        return cls(bench, model, groups_of(bench))
+        return cls(bench, model, groups_of(bench), score)
 
     def plans(self) -> tuple[QuantizedPlan, ...]:
         """A plan for each scheme, and one that chooses among all of them if there are several."""
@@ -224,9 +229,14 @@ class QuantizedPlans:
             choice = search.best(target) if attempt < REFUSALS else ("",) * len(groups)
             layers = self._schemes(choice)
             by, measured, held_out = self._verify(layers)
-            if measured <= limit and held_out <= limit:
+            score, meets = None, measured <= limit and held_out <= limit
+            if self.score is not None and meets:
+                score = self.score.score_of(self.model.model, partial(self.model.under, layers), self.bench.options)
+                meets = score.holds
+            if meets:
                 break
-            target = CLOSER * min(target, measured * limit / max(measured, held_out))
+            accepted = measured * limit / max(measured, held_out) if score is None else MUCH_CLOSER * measured
+            target = CLOSER * min(target, accepted)
             search.left = MORE_RUNS
         return QuantizedPlan(
             name=name,
@@ -239,7 +249,8 @@ class QuantizedPlans:
             calibration_error=measured,
             held_out_error=held_out if subject.held_out else None,
             verified_by=by,
-            holds=measured <= limit and held_out <= limit,
+            holds=meets,
+            score=score,
             runs=search.spent,
             time_share=self._time(layers),
             weights_bytes=self._bytes(layers),

@@ -93,7 +93,7 @@ def change(model: nn.Module, other: nn.Module, x: Tensor) -> float:
         return float((other(x) - reference).norm() / reference.norm())
 
 
-SOME = ("fp8", "fp8_block", "int8", "int8_asymmetric", "int4", "mxfp4", "nvfp4")
+SOME = ("fp8", "mxfp8", "int8", "int8_asymmetric", "int4", "mxfp4", "nvfp4")
 
 
 @pytest.fixture(scope="module")
