@@ -14,7 +14,7 @@ from .graph import Node, Subject
 from .ledger import LedgerRow
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
 from .plan import Evaluation, Execution, Plan, Timing, Today, Verification
-from .quantization import QuantizedLayer, QuantizedPlan
+from .quantization import PipelineRun, QuantizedLayer, QuantizedPlan
 from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
 
@@ -155,6 +155,9 @@ class Audit:
     quantized_plans: Annotated[
         tuple[QuantizedPlan, ...],
         FileField("[plans](quantization.md#plans) of schemes: one per scheme, and a mixed one"),
+    ] = ()
+    pipelines: Annotated[
+        tuple[PipelineRun, ...], FileField("what [other pipelines](quantization.md#other-pipelines) do to the model")
     ] = ()
     command: Annotated[str, MeasurementField("the command or function call that made the audit")] = ""
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)

@@ -58,6 +58,7 @@ PARTS = {
     "document/torchao.py": "quantization",
     "execution/ledger.py": "dtypes",
     "loading/watch.py": "dtypes",
+    "graphs/pipelines.py": "quantization",
     "measure/decisions.py": "generation",
     "measure/joint.py": "quantization",
     "measure/layers.py": "quantization",
