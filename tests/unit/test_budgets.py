@@ -91,13 +91,13 @@ BUDGET = {
     "graphs": (1120, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1880, "loading"),
-    "loose files": (1040, "flow"),
+    "loose files": (1050, "flow"),
     "measure": (2330, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2520, "plan"),
+    "plan": (2530, "plan"),
     "progress": (300, "telling"),
-    "quantization": (2200, "quantization"),
+    "quantization": (2230, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1260, "rehearsal"),
     "report": (2840, "report"),
@@ -109,7 +109,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30770, 220, 24
+LINES, FILES, ROOMS = 30790, 221, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
