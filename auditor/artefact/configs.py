@@ -10,26 +10,12 @@ from ..numerics.schemes import SCHEMES, Quantizer, Scheme
 from .text import literal
 
 _IMPORTS = {
-    "torchao.quantization": (
-        "Float8DynamicActivationFloat8WeightConfig",
-        "FqnToConfig",
-        "Int8DynamicActivationInt8WeightConfig",
-        "Int8StaticActivationInt8WeightConfig",
-        "Int8WeightOnlyConfig",
-        "IntxWeightOnlyConfig",
-        "MappingType",
-        "PerBlock",
-        "PerGroup",
-        "PerRow",
-        "PerTensor",
-        "quantize_",
-    ),
-    "torchao.quantization.quantize_.common.kernel_preference": ("KernelPreference",),
-    "torchao.prototype.mx_formats": (
-        "MXDynamicActivationMXWeightConfig",
-        "NVFP4DynamicActivationNVFP4WeightConfig",
-        "ScaleCalculationMode",
-    ),
+    "torchao.quantization": "Float8DynamicActivationFloat8WeightConfig FqnToConfig Int8DynamicActivationInt8WeightConfig "
+    "Int8StaticActivationInt8WeightConfig Int8WeightOnlyConfig IntxWeightOnlyConfig MappingType PerBlock PerGroup PerRow "
+    "PerTensor quantize_",
+    "torchao.quantization.quantize_.common.kernel_preference": "KernelPreference",
+    "torchao.prototype.mx_formats": "MXDynamicActivationMXWeightConfig NVFP4DynamicActivationNVFP4WeightConfig "
+    "ScaleCalculationMode",
 }
 
 
@@ -120,7 +106,7 @@ def _configs(layers: Mapping[str, str], *names: str) -> tuple[str, str]:
     imports = "".join(
         f"from {module} import {', '.join(listed)}\n"
         for module, known in _IMPORTS.items()
-        if (listed := [name for name in known if name in text])
+        if (listed := [name for name in known.split() if name in text])
     )
     entries = "".join(f"    {scheme!r}: {config},\n" for scheme, config in used.items())
     return imports, f"{_assign('LAYERS', dict(layers))}CONFIGS = {{\n{entries}}}\n{_EMULATED if emulates else ''}"
@@ -155,8 +141,10 @@ def transformers_code(layers: Mapping[str, str], kept: list[str]) -> str:
 def _only(path: str, layers: Mapping[str, str]) -> str:
     """The path, which transformers searches as a pattern, at the start and the end of names; anchored if that would
     match a quantized layer."""
-    matches = (re.match(rf"(?:{path})(?:(?<=\.)|(?=\.|$))", layer) or layer.endswith(path) for layer in layers)
-    return rf"^{re.escape(path)}(\.weight)?$" if any(matches) else path
+    plain = re.fullmatch(r"[\w.]+", path) is not None
+    if plain and not any(re.match(rf"{path}(?=\.|$)", layer) or layer.endswith(path) for layer in layers):
+        return path
+    return rf"^{re.escape(path)}(\.weight)?$"
 
 
 def compressed_config(layers: Mapping[str, str], kept: list[str]) -> dict[str, Any]:

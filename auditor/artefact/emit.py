@@ -106,7 +106,7 @@ _FIND = '''def runtime_of(strategy: str) -> type[Runtime]:
 '''
 
 _SEPARATED = "\n\n"
-_CHOOSE = "choose one of {', '.join([*PLANS, *QUANTIZED])}"
+_CHOOSE, _NONE = "choose one of {', '.join([*PLANS, *QUANTIZED])}", "no plan of this audit can be applied to a module"
 
 
 def emit(
@@ -135,9 +135,7 @@ def emit(
         f"PLANS: dict[str, dict[str, Any]] = {literal({name: _table(plan) for name, plan in runnable.items()})}\n",
         *(_left_out(name, plan) for name, plan in plans.items() if name not in runnable),
         f"\nQUANTIZED: dict[str, str] = {literal(dict(quantized))}\n",
-        _BUILD
-        if {**runnable, **quantized}
-        else _BUILD.replace(_CHOOSE, "no plan of this audit can be applied to a module"),
+        _BUILD if {**runnable, **quantized} else _BUILD.replace(_CHOOSE, _NONE),
         "\n\n# From here on the code is the same for every model. First: how the original model is built.\n\n",
         _text_from(members, "WRAPPERS = "),
         _SEPARATED,

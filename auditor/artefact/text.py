@@ -11,9 +11,7 @@ WIDTH = 100
 
 def comment(*paragraphs: str) -> str:
     """Paragraphs as comment lines; line breaks in a paragraph cannot end the comment."""
-    wrapper = textwrap.TextWrapper(
-        WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False, break_on_hyphens=False
-    )
+    wrapper = textwrap.TextWrapper(WIDTH, "# ", "# ", break_long_words=False, break_on_hyphens=False)
     printable = ("".join(c if c.isprintable() else " " for c in paragraph) for paragraph in paragraphs if paragraph)
     return "".join(f"{line}\n" for paragraph in printable for line in wrapper.wrap(paragraph))
 

@@ -53,7 +53,6 @@ CAPABILITIES = {
 PARTS = {
     "artefact/configs.py": "quantization",
     "artefact/libraries.py": "quantization",
-    "artefact/text.py": "quantization",
     "criteria/margins.py": "generation",
     "document/torchao.py": "quantization",
     "execution/ledger.py": "dtypes",
@@ -97,7 +96,7 @@ BUDGET = {
     "offload": (350, "offload"),
     "plan": (2530, "plan"),
     "progress": (300, "telling"),
-    "quantization": (2230, "quantization"),
+    "quantization": (2200, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1260, "rehearsal"),
     "report": (2840, "report"),
@@ -109,7 +108,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30790, 221, 24
+LINES, FILES, ROOMS = 30820, 221, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

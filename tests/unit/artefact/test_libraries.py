@@ -297,6 +297,34 @@ def test_modelopts_model_is_the_emulation(scheme: str) -> None:
         assert output_error([ours], [theirs]) < 1e-5
 
 
+def test_modelopts_attributes_are_those_of_its_recipes() -> None:
+    """ModelOpt is too large for the tests' requirements: these are modelopt_recipes/configs/numerics/*.yaml of 0.47."""
+    blocks = {"nvfp4": ((2, 1), 16, (4, 3)), "mxfp8": ((4, 3), 32, (8, 0)), "mxfp4": ((2, 1), 32, (8, 0))}
+    for name, (bits, size, scale) in blocks.items():
+        expected = {"num_bits": bits, "block_sizes": {-1: size, "type": "dynamic", "scale_bits": scale}}
+        assert code(planned({"q": name}), "modelopt")["FORMATS"] == {name: {"weight": expected, "input": expected}}
+    plain = {name: code(planned({"q": name}), "modelopt")["FORMATS"][name] for name in ("fp8", "int8_static", "int4")}
+    assert plain["fp8"]["weight"] == {"num_bits": (4, 3), "axis": 0}
+    assert plain["fp8"]["input"] == {"num_bits": (4, 3), "type": "dynamic", "block_sizes": {-1: None}}
+    assert plain["int8_static"] == {"weight": {"num_bits": 8, "axis": 0}, "input": {"num_bits": 8, "axis": None}}
+    assert plain["int4"] == {"weight": {"num_bits": 4, "block_sizes": {-1: 128}}}
+    assert code(planned({"q": "fp8"}), "modelopt")["QUANT_CFG"]["quant_cfg"] == [
+        {"quantizer_name": "*", "enable": False},
+        {"quantizer_name": "q.weight_quantizer", "cfg": plain["fp8"]["weight"]},
+        {"quantizer_name": "q.input_quantizer", "cfg": plain["fp8"]["input"]},
+    ]
+
+
+def test_names_that_are_patterns_match_only_themselves() -> None:
+    pytest.importorskip("torchao.quantization", exc_type=ImportError)
+    quantizers = pytest.importorskip("transformers.quantizers.quantizers_utils")
+    audit = planned({"q": "int8"})
+    odd = replace(audit.quantization[0], owner="k(*[", op="aten.linear.default")
+    kept = code(replace(audit, quantization=(*audit.quantization, odd)), "hf-quantization")["KEPT"]
+    assert not quantizers.should_convert_module("k(*[", kept)
+    assert quantizers.should_convert_module("q", kept)
+
+
 def test_an_audits_directory_has_the_plan_for_every_library(tmp_path: Path) -> None:
     pytest.importorskip("torchao.quantization", exc_type=ImportError)
     audit = planned(alike("int8"), "int8")
