@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from . import __version__
+from .artefact.strategies import plan_title
 from .criteria.criterion import FLOOR
 from .criteria.defaults import by_itself, describe_defaults, suggest_criteria
 from .criteria.measure import Criteria, names_of
@@ -23,12 +24,11 @@ from .loading.inputs import shapes_of
 from .measure.causes import storage_notes
 from .offload import came_to, within
 from .paths import enclosing_paths
-from .plan.verified import say_not_fresh
 from .plan.workbench import Workbench
 from .records import Audit, Environment, Evaluation, Plan, Proposal, Weight
 from .records.audit import Provenance
 from .records.training import Training
-from .report.words import op, plan_title, scope, shorten
+from .report.words import op, scope, shorten
 from .rulebook.verdicts import judge_layers
 
 STEADY = 0.1
@@ -166,4 +166,8 @@ def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
             f"Gradients were measured on {training.batches} of {len(subject.batches)} batches: "
             "the other batches have other shapes or operations in the training step."
         )
-    yield from say_not_fresh(bench)
+    for reason in bench.not_fresh[:1]:
+        yield (
+            f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "
+            "the model, and did not run its plans."
+        )

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..isolation import members
 from ..loading import importer, statedicts
-from ..numerics import functions
+from ..numerics import fp32_output, functions
 from ..numerics.formats import label, runs
 from ..records import Origin, Plan
 from . import applying as runtime
@@ -37,7 +37,8 @@ Reading PLANS: a scope is a module; modules inside it have the same precision un
 `because` has the codes of the rules that fired and the measured reasons; `cost` is the predicted time that low
 precision in this scope would save, as a share. `keep` names functions of torch that run in FP32 in a low-precision
 scope and the modules inside it, in any spelling ("pow": torch.pow, x.pow, x ** 2), except for in-place calls. Matrix
-products of their results run in low precision. Errors are relative to FP32.
+products of their results run in low precision. `fp32_output` names functions whose matrix products have low-precision
+inputs and FP32 output. Errors are relative to FP32.
 """
 
 from __future__ import annotations
@@ -146,6 +147,8 @@ def emit(
         _text_from(source, "def make_original"),
         "\n\n# How weights are stored, and how a scope runs.\n\n",
         _text_from(functions, "def function_name"),
+        _SEPARATED,
+        _text_from(fp32_output, "FACTORS = "),
         _SEPARATED,
         _text_from(strategies_runtime, "DTYPES = "),
         _runtimes({plan.strategy for plan in runnable.values()}),

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from ..loading.state import name_of
-from ..numerics.formats import FORMATS, significant_bits
+from ..numerics.formats import FORMATS, dtype_name, significant_bits
 from ..numerics.metrics import loss_of
 from ..numerics.nodes import dtype, row_of, target_of
 from ..numerics.operations import operation
@@ -49,7 +48,7 @@ def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPla
 def _asked(n: fx.Node, region: AutocastRegion | None) -> str | None:
     """The dtype that the author asks for at an operation, by a cast or by a region of autocast around it."""
     if row_of(n).cast and (own := dtype(n)) is not None:
-        return name_of(own)
+        return dtype_name(own)
     return None if region is None else region.dtype if region.enabled else "float32"
 
 
@@ -69,7 +68,7 @@ def forward_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
     capture = capture.first
     loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
     nodes = [n for n in capture.graph_module.graph.nodes if n.name in capture.nodes]
-    found = {n: cast for n in nodes for cast in _casts(capture, n) if loaded != {name_of(cast.to)}}
+    found = {n: cast for n in nodes for cast in _casts(capture, n) if loaded != {dtype_name(cast.to)}}
     return tuple(_measured(capture, subject, found)) if found else ()
 
 
@@ -132,7 +131,7 @@ def _measured(capture: Capture, subject: Subject, casts: Mapping[fx.Node, _Cast]
             if (loss := loss_of(x, x.to(cast.to))) is not None:
                 file, _, line = (node.source or "").rpartition(":")
                 key = (cast.kind, node.source_path or file, int(line or 0), node.op)
-                dtypes = name_of(x.dtype), name_of(cast.to)
+                dtypes = dtype_name(x.dtype), dtype_name(cast.to)
                 known = found.setdefault(key, SilentCast(cast.kind, (), *dtypes, loss, *key[1:3], n.name))
                 names = dict.fromkeys((*known.names, node.owner or "the model"))
                 found[key] = replace(known, names=tuple(names))

@@ -35,7 +35,7 @@ from ..records.quantization import PipelineRun, QuantizedPlan
 from ..stages import tick
 from ..verify import PROGRAM
 from .exported import ExportedModel, SavedProgram, cannot, export_model, outlines, save_program
-from .operations import Table, is_pick, low_arguments, table_of
+from .operations import Table, low_arguments, table_of
 
 COPIED = "copied"
 """Key in a node's `meta` for the original node's name; casts have none."""
@@ -350,7 +350,6 @@ def memory_needed(module: fx.GraphModule) -> MemoryUse:
     nodes = list(module.graph.nodes)
     size = {node.name: sum(x.nbytes for x in tensors_in(node.meta.get("val"))) for node in nodes}
     free = {name for name, cost in costs_of(module.graph).items() if cost.free}
-    free |= {node.name for node in nodes if node.op == "call_function" and is_pick(node)}
     inputs = {node.name for node in nodes if node.op == "placeholder"}
     held = [attrgetter(str(node.target))(module) for node in nodes if node.op == "get_attr"]
     weights = {id(x): x.nbytes for x in held if isinstance(x, torch.Tensor)}

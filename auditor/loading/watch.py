@@ -23,11 +23,10 @@ from ..capture.source import Place, kind_of, written_at
 from ..isolation.members import modules_of, named_modules, named_tensors
 from ..isolation.process import swap_attribute
 from ..numerics.entries import is_plain
-from ..numerics.formats import FORMATS, significant_bits
+from ..numerics.formats import FORMATS, dtype_name, significant_bits
 from ..numerics.metrics import loss_of
 from ..records.ledger import LedgerRow, Loss, SilentCast
 from . import statedicts
-from .state import name_of
 
 READERS = (
     ("torch", "load"),
@@ -219,8 +218,8 @@ def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tu
     for key, x in weights.tensors.items():
         name, kind = weights.names[key][0], "parameter" if isinstance(x, nn.Parameter) else "buffer"
         dtypes = (watch.checkpoint.get(x, (None,))[0], weights.asked(key))
-        known, asked = (None if dtype is None else name_of(dtype) for dtype in dtypes)
-        rows.append(LedgerRow(name, kind, name_of(x.dtype), known, asked, module=name.rpartition(".")[0]))
+        known, asked = (None if dtype is None else dtype_name(dtype) for dtype in dtypes)
+        rows.append(LedgerRow(name, kind, dtype_name(x.dtype), known, asked, module=name.rpartition(".")[0]))
         for how, event in weights.silent_casts(key):
             groups.setdefault((how, *event[:3]), []).append((name, event))
     return tuple(rows), tuple(_together(how, *zip(*several, strict=True)) for (how, *_), several in groups.items())
@@ -229,7 +228,7 @@ def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tu
 def _together(kind: str, names: tuple[str, ...], events: tuple[Event, ...]) -> SilentCast:
     place, before, after, loss, _ = max(events, key=lambda event: event.loss.error if event.loss else -1.0)
     own = place if place is not None and kind_of(place.file) == "own" else Place("", 0)
-    return SilentCast(kind, names, name_of(before), name_of(after), loss, own.file, own.line)
+    return SilentCast(kind, names, dtype_name(before), dtype_name(after), loss, own.file, own.line)
 
 
 class _Weights:

@@ -217,6 +217,11 @@ def _problem(row: Format) -> str | None:
     return _storage_problem(row)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype's name without `torch.`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def _on_grid(row: Format) -> bool:
     fraction, _ = math.frexp(row.largest)
     return math.ldexp(fraction, row.mantissa + 1).is_integer()

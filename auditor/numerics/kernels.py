@@ -12,7 +12,7 @@ from ..errors import MeasureError, first_line, let_through
 from ..trees import over_tensors, tensors_in
 from .casting import carried_in, format_in, in_float32, in_format, scalars_lowered, widen
 from .cells import is_fused_cell, run_cell, run_layer
-from .formats import FORMATS, Format, format_of, is_low
+from .formats import FORMATS, Format, dtype_name, format_of, is_low
 from .nodes import mutates, operation_of, overload_of, wait_for_result
 from .operations import Operation
 from .scans import fourier_transform, is_scan, run_scan
@@ -136,7 +136,7 @@ def _reason(name: str, row: Format, error: BaseException) -> str:
 
 
 def _type_name(x: torch.Tensor) -> str:
-    return row.name if (row := carried_in(x)) is not None else str(x.dtype).removeprefix("torch.")
+    return row.name if (row := carried_in(x)) is not None else dtype_name(x.dtype)
 
 
 def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:

@@ -107,9 +107,10 @@ def view_source(n: fx.Node) -> fx.Node | None:
     return source if first or row_of(n).entries in ("same", "turned") else None
 
 
-def source(node: fx.Node) -> fx.Node:
-    """The node that computed the values of `node`, upstream of reshapes, selections, dropout and casts."""
-    while row_of(node).transparent and node.all_input_nodes:
+def source(node: fx.Node, stops: Callable[[fx.Node], bool] = lambda _: False) -> fx.Node:
+    """The node that computed the values of `node`, upstream of reshapes, selections, dropout and casts, or the first of
+    these that `stops`."""
+    while row_of(node).transparent and node.all_input_nodes and not stops(node):
         node = node.all_input_nodes[0]
     return node
 

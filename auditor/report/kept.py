@@ -35,7 +35,6 @@ class Island:
     paths: tuple[str, ...]
     name: str
     why: str
-    noun: str = "module"
 
 
 def own(path: str) -> str:
@@ -52,7 +51,7 @@ def islands(plan: Plan) -> tuple[Island, ...]:
     for kept in fold(plan.program.kept if plan.program else (), lambda _: "", lambda kept: (kept.kind, kept.op)):
         names = tuple(one.name for one in kept)
         why = _one_for_all([one.because for one in kept])
-        result.append(Island(names, list_paths(names, 2, "operation"), why, "operation"))
+        result.append(Island(names, list_paths(names, 2, "operation"), why))
     if plan.program is not None:
         return tuple(result)
     scopes = plan.scopes
@@ -64,11 +63,13 @@ def islands(plan: Plan) -> tuple[Island, ...]:
         paths, reasons = tuple(path for path, _ in same), [reason for _, reason in same]
         words = _one_for_all([reason.words for reason in reasons])
         result.append(Island(paths, list_paths([own(path) for path in paths], 2), _with_rules(words, reasons)))
-    for keeping in fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep):
+    for keeping in fold(
+        [path for path in scopes if scopes[path].exceptions], str, lambda path: scopes[path].exceptions
+    ):
         place = "the whole model" if keeping == [""] else list_paths(keeping, 2)
         reasons = [*plan.reasons_of(keeping[0])]
         why = _with_rules(", ".join(reason.words for reason in reasons), reasons)
-        result.append(Island(tuple(keeping), f"{', '.join(scopes[keeping[0]].keep)} in {place}", why))
+        result.append(Island(tuple(keeping), f"{', '.join(scopes[keeping[0]].exceptions)} in {place}", why))
     return tuple(result)
 
 

@@ -1,5 +1,6 @@
 """Where a model's code lies, and how the user's Python finds it: the verdict is the same, and the emitted file works."""
 
+import ast
 import pickle
 import sys
 from pathlib import Path
@@ -97,12 +98,6 @@ CASES = {
     "its own package by name, by the console script": Case(ABSOLUTE, "pkg/model.py:build", program=CONSOLE),
     "a module": Case(package(), "pkg.model:build"),
     "src": Case(in_src(package()), "pkg.model:build", env={"PYTHONPATH": "src"}),
-    "src, a file, with a score": Case(
-        {**in_src(ABSOLUTE), "tools/score.py": SCORE},
-        "src/pkg/model.py:build",
-        options=("--evaluate", "tools/score.py:score"),
-        env={"PYTHONPATH": "src"},
-    ),
     "a script beside src": Case(
         {**in_src(package()), "bin/run.py": using("pkg.parts")}, "run.py:build", "bin", env={"PYTHONPATH": "../src"}
     ),
@@ -160,14 +155,36 @@ CASES = {
     ),
 }
 
-USUAL = "src, a file, with a score"
-"""The one that has most of what the others have: those are for the slow suite."""
 
-
-@pytest.mark.parametrize("name", [USUAL, *(pytest.param(n, marks=pytest.mark.slow) for n in CASES if n != USUAL)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_verdict_and_emitted_file(name: str, tmp_path: Path) -> None:
     audited = audit_project(tmp_path / "project", CASES[name])
     check_verdict(audited)
+    check_error(audited)
+
+
+SEEN = """import os, sys
+    with open(os.environ["LOG"], "a") as log:
+        paths = [os.path.abspath(path) for path in os.environ["PYTHONPATH"].split(os.pathsep)]
+        print([os.getpid(), os.getcwd(), sys.argv, paths[0], Net.__module__, os.environ["MINE"]], file=log)"""
+
+
+def test_the_fresh_process_is_where_the_user_is(tmp_path: Path) -> None:
+    """In a project of the usual layout, with a score, whose verdict and emitted file are as everywhere."""
+    case = Case(
+        {**in_src(package(model=first(SEEN, using("pkg.parts")))), "tools/score.py": SCORE},
+        "src/pkg/model.py:build",
+        options=("--evaluate", "tools/score.py:score"),
+        env={"LOG": str(tmp_path / "log"), "MINE": "kept", "PYTHONPATH": "src"},
+    )
+    audited = audit_project(tmp_path / "project", case)
+    check_verdict(audited)
+    processes, *seen = zip(*map(ast.literal_eval, (tmp_path / "log").read_text().splitlines()), strict=True)
+    assert len(set(processes)) > 1
+    assert [len({str(value) for value in values}) for values in seen] == [1] * 5
+    assert seen[0][0] == str(audited.cwd)
+    assert seen[2][0] == str(tmp_path / "project" / "src")
     check_error(audited)
 
 

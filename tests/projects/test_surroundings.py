@@ -1,7 +1,6 @@
 """What a model's code expects around it, such as its working directory, its arguments, files and inputs of its own."""
 
 import argparse
-import ast
 import os
 import shutil
 import sys
@@ -181,24 +180,6 @@ def test_inputs_that_do_not_pickle(tmp_path: Path) -> None:
     check_error(audited)
 
 
-SEEN = """import os, sys
-    with open(os.environ["LOG"], "a") as log:
-        paths = [os.path.abspath(path) for path in os.environ["PYTHONPATH"].split(os.pathsep)]
-        print([os.getpid(), os.getcwd(), sys.argv, paths[0], Net.__module__, os.environ["MINE"]], file=log)"""
-
-
-def test_the_fresh_process_is_where_the_user_is(tmp_path: Path) -> None:
-    env = {"LOG": str(tmp_path / "log"), "MINE": "kept", "PYTHONPATH": "../lib"}
-    files = {"lib/parts.py": PARTS, "net/model.py": first(SEEN, using("parts"))}
-    audited = audit_project(tmp_path / "project", Case(files, cwd="net", env=env))
-    check_verdict(audited)
-    processes, *seen = zip(*map(ast.literal_eval, (tmp_path / "log").read_text().splitlines()), strict=True)
-    assert len(set(processes)) > 1
-    assert [len({str(value) for value in values}) for values in seen] == [1] * 5
-    assert seen[0][0] == str(audited.cwd)
-    assert seen[2][0] == str(tmp_path / "project" / "lib")
-
-
 def test_nothing_is_written_into_a_project(tmp_path: Path) -> None:
     """Its folders are read-only, which root does not heed."""
 
@@ -210,7 +191,6 @@ def test_nothing_is_written_into_a_project(tmp_path: Path) -> None:
     case = Case(files, "project/pkg/model.py:build", "..", options=("--out", "out"), prepare=lock, program=HERE)
     audited = audit_project(tmp_path / "project", case)
     check_verdict(audited)
-    check_error(audited)
     written = {path.relative_to(audited.root).as_posix() for path in audited.root.rglob("*") if not path.is_dir()}
     assert written == set(files)
 
