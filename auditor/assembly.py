@@ -75,6 +75,7 @@ def assemble(
         noise=bench.noise.found,
         quantization=judge_layers(captured, bench.measured, bench.yardstick, bench.noise.found),
         quantized_plans=planned.schemes,
+        pipelines=planned.pipelines,
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
         weights=tuple(
             Weight(p.fqn or p.name, p.kind, ranges[p.name])

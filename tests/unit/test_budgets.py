@@ -51,8 +51,12 @@ CAPABILITIES = {
 """Lines that what came after the third house may have in all, wherever its files are."""
 
 PARTS = {
+    "artefact/configs.py": "quantization",
+    "artefact/libraries.py": "quantization",
     "criteria/margins.py": "generation",
+    "document/torchao.py": "quantization",
     "execution/ledger.py": "dtypes",
+    "graphs/pipelines.py": "quantization",
     "loading/watch.py": "dtypes",
     "measure/decisions.py": "generation",
     "measure/joint.py": "quantization",
