@@ -58,9 +58,7 @@ def islands(plan: Plan) -> tuple[Island, ...]:
         paths, reasons = tuple(path for path, _ in same), [reason for _, reason in same]
         words = _one_for_all([reason.words for reason in reasons])
         result.append(Island(paths, list_paths(paths, 2), _with_rules(words, reasons)))
-    for keeping in fold(
-        [path for path in scopes if scopes[path].exceptions], str, lambda path: scopes[path].exceptions
-    ):
+    for keeping in fold(dict.fromkeys(p for p, _ in plan.exceptions), str, lambda path: scopes[path].exceptions):
         place = "the whole model" if keeping == [""] else list_paths(keeping, 2)
         reasons = [*plan.reasons_of(keeping[0])]
         why = _with_rules(", ".join(reason.words for reason in reasons), reasons)
