@@ -50,11 +50,9 @@ def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
         return
     first = next((each for each in run.skipped if each.where), None)
     blamed = f", the first at {first.where}" if first else ""
-    if not run.finite_weights or (run.scale is None and run.skipped):
-        step = f" from step {run.skipped[0].step} (batch {run.skipped[0].batch})" if run.skipped else ""
-        yield problem(
-            "not-finite", f"gradients and weights turn Inf or NaN{step}{blamed}", first.module if first else None
-        )
+    if run.scale is None and run.skipped:
+        at = f"in step {run.skipped[0].step} (batch {run.skipped[0].batch})"
+        yield problem("not-finite", f"gradients or weights turn Inf or NaN {at}{blamed}", _module(run.skipped))
         return
     late = [each for each in run.skipped if each.step >= len(run.losses) // 2]
     if run.scale is not None and (len(late) > max(SKIPS * len(run.losses) / 2, 1) or run.scale < 1):
