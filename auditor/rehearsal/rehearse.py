@@ -16,7 +16,7 @@ from ..records.audit import Audit
 from .forked import call_forked
 from .judge import problems_of, recommend, remedies_for
 from .result import FP32, Recipe, RecipeRun, Rehearsal
-from .session import Scene, Session, bad_step, known_scene
+from .session import Scene, Session, bad_step, known_objects, root_of
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]] | None
 FIRST_SCALE = 65536.0
@@ -54,9 +54,9 @@ def rehearse(
         raise bad_step("rehearse(step, batches, steps) needs a function that runs one step, and a number of steps")
     if not hasattr(os, "fork"):
         raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
-    tell, scene = guard_progress(progress or (lambda *_: None)), known_scene()
+    tell, (modules, optimizers) = guard_progress(progress or (lambda *_: None)), known_objects()
 
-    def run(recipe: Recipe, steps: int = steps) -> tuple[RecipeRun, set[int], bool]:
+    def run(recipe: Recipe, scene: Scene, steps: int = steps) -> tuple[RecipeRun, set[int], bool]:
         def work(send: Callable[[int], None]) -> tuple[RecipeRun, set[int], bool]:
             reseed(seed)
             session = Session(recipe, scene, step)
@@ -64,24 +64,24 @@ def rehearse(
 
         done, failure = call_forked(work, lambda done: tell("rehearse", recipe.title, done, steps))
         result, used, own_regions = done or (RecipeRun(recipe, failure=failure), set[int](), False)
-        failure = result.failure or ""
-        if recipe == FP32 and result.skipped:
-            failure = f"gradients or weights turn Inf or NaN in step {result.skipped[0].step}"
-        if recipe.format == "fp32" and failure:
-            raise bad_step(f"the step fails in FP32: {failure}")
+        if recipe == FP32 and result.failure is not None:
+            raise bad_step(f"the step fails in FP32: {result.failure}")
         return result, used, own_regions
 
-    look, used, own_regions = run(Recipe("as_written", "one step"), 1)
+    look, used, own_regions = run(FP32, Scene(optimizers), 1)
     if not look.batches:
         raise bad_step("batches is empty: give at least one batch")
     if not used:
         raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
-    scene = Scene(scene.modules, {key: one for key, one in scene.optimizers.items() if key in used}, own_regions)
+    scene = Scene({key: one for key, one in optimizers.items() if key in used}, own_regions=own_regions)
+    scene.root = root_of(modules, scene.group_numbers)
     if any(p.device.type in NATIVE for p in scene.group_numbers):
         raise bad_step("the model is on a GPU: move the model and the batches to the CPU, which emulates a GPU")
-    runs = {recipe.name: run(recipe)[0] for recipe in _recipes(scene, plan)}
+    runs = {recipe.name: run(recipe, scene)[0] for recipe in _recipes(scene, plan)}
     for recipe in remedies_for(runs) if remedies else ():
-        runs[recipe.name] = run(recipe)[0]
+        runs[recipe.name] = run(recipe, scene)[0]
+    if runs["fp32"].skipped:
+        raise bad_step("the step fails in FP32: gradients or weights turn Inf or NaN")
     problems = problems_of(runs)
     name = target or getattr(step, "__qualname__", type(step).__name__)
     return Rehearsal(name, len(runs["fp32"].losses), runs["fp32"].batches, runs, problems, *recommend(runs, problems))

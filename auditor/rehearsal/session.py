@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,11 +46,11 @@ _Autocast = torch.amp.autocast_mode.autocast
 
 @dataclass
 class Scene:
-    """All modules of the process, and its optimizers: first all, then those that the step calls. own_regions: whether
-    the step opens autocast regions."""
+    """What a step uses. optimizers: by their ids. root: the module with all their parameters. own_regions: whether the
+    step opens autocast regions."""
 
-    modules: list[nn.Module]
     optimizers: dict[int, Optimizer]
+    root: nn.Module = field(default_factory=nn.Module)
     own_regions: bool = False
 
     @property
@@ -59,26 +59,27 @@ class Scene:
         groups = ((n, group) for one in self.optimizers.values() for n, group in enumerate(one.param_groups))
         return {p: n for n, group in groups for p in group["params"]}
 
-    def roots(self) -> dict[str, nn.Module]:
-        """{prefix of parameter names: module}, for the outermost modules that contain the optimizers' parameters."""
-        left, found = {*map(id, self.group_numbers)}, list[nn.Module]()
-        for module in sorted(self.modules, key=lambda m: -sum(1 for _ in m.modules())):
-            if own := left & {id(p) for p in module.parameters()}:
-                found.append(module)
-                left -= own
-        return {f"{type(one).__name__}{i}." if found[1:] else "": one for i, one in enumerate(found)}
-
 
 def bad_step(message: str) -> LoadError:
     """The error for a step that cannot be rehearsed."""
     return LoadError(message, slug="bad-step")
 
 
-def known_scene() -> Scene:
+def known_objects() -> tuple[list[nn.Module], dict[int, Optimizer]]:
     """All modules and optimizers of this process, except those whose constructor failed."""
     found = [one for one in gc.get_objects() if issubclass(type(one), nn.Module | Optimizer)]
     modules = [one for one in found if isinstance(one, nn.Module) and "_modules" in vars(one)]
-    return Scene(modules, {id(one): one for one in found if "param_groups" in vars(one)})
+    return modules, {id(one): one for one in found if "param_groups" in vars(one)}
+
+
+def root_of(modules: list[nn.Module], parameters: Iterable[nn.Parameter]) -> nn.Module:
+    """The outermost module that contains the parameters; if there are several, a container of all."""
+    left, found = {*map(id, parameters)}, dict[str, nn.Module]()
+    for module in sorted(modules, key=lambda m: -sum(1 for _ in m.modules())):
+        if own := left & {id(p) for p in module.parameters()}:
+            found[f"{type(module).__name__}{len(found)}"] = module
+            left -= own
+    return nn.ModuleDict(found) if len(found) > 1 else next(iter(found.values()), nn.Module())
 
 
 class Session:
@@ -87,7 +88,7 @@ class Session:
     def __init__(self, recipe: Recipe, scene: Scene, step: Callable[..., Any]) -> None:
         self.recipe, self.scene, self.result = recipe, scene, RecipeRun(recipe, scale=recipe.scale)
         self.used = set[int]()
-        self._step, self._roots = step, scene.roots()
+        self._step, self._root = step, scene.root
         self._parameters: dict[str, nn.Parameter] = {}
         self._names: dict[int, str] = {}
         self._calls: list[str] = []
@@ -177,13 +178,11 @@ class Session:
     def _prepare(self) -> None:
         """Convert the model and the optimizers as the recipe requires, and replace functions of torch."""
         recipe, trained = self.recipe, self.scene.group_numbers
-        for prefix, root in self._roots.items():
-            for path, module in root.named_modules():
-                self._names.setdefault(id(module), prefix + without_wrappers(path))
-            for path, p in root.named_parameters():
-                if p in trained and p.numel():
-                    name = prefix + without_wrappers(path)
-                    self._parameters[name], self.result.parameters[name] = p, ParameterSeries(p.numel(), trained[p])
+        self._names = {id(module): without_wrappers(path) for path, module in self._root.named_modules()}
+        for path, p in self._root.named_parameters():
+            if p in trained and p.numel():
+                name = without_wrappers(path)
+                self._parameters[name], self.result.parameters[name] = p, ParameterSeries(p.numel(), trained[p])
         if recipe.name != "as_written":
             self._store(dtype_of(recipe.format) if recipe.stored else torch.float32)
         for optimizer in self.scene.optimizers.values():
@@ -200,18 +199,15 @@ class Session:
         if all(p.dtype is dtype for p in self._parameters.values()):
             return
         self._casts_inputs = True
-        for root in self._roots.values():
-            root.to(dtype)
+        self._root.to(dtype)
         for optimizer in self.scene.optimizers.values():
             optimizer.load_state_dict(optimizer.state_dict())  # which casts the state to the dtypes of the weights
 
     def _apply(self, scopes: Mapping[str, Any]) -> None:
-        """Apply the scopes of a plan, each to the root whose prefix its path has."""
-        for prefix, root in self._roots.items():
-            own = {
-                path.removeprefix(prefix): how for path, how in scopes.items() if not path or path.startswith(prefix)
-            }
-            apply_plan(root, {"strategy": "autocast", "format": self.recipe.format, "scopes": own})
+        """Apply the scopes of a plan; the scope of the root is also that of each module in a container."""
+        parts = self._root if isinstance(self._root, nn.ModuleDict) and "" in scopes else ()
+        scopes = {**dict.fromkeys(parts, scopes.get("")), **scopes}
+        apply_plan(self._root, {"strategy": "autocast", "format": self.recipe.format, "scopes": scopes})
 
     # Replacements of torch functions
 
@@ -233,13 +229,8 @@ class Session:
         """Context for one step: FP32, or emulated CUDA; autocast regions of the step get the recipe's dtype."""
         low, dtype = self.recipe.format != "fp32", dtype_of(self.recipe.format)
         regional = low and not self.recipe.stored and not self.recipe.loss_in_fp32
-        with ExitStack() as stack:
-            stack.enter_context(ieee())
-            stack.enter_context(disable_compilers())
-            emulated = emulate("cuda") if low else written_as_meant()
-            stack.enter_context(emulated if handler is None else intercept(handler))
-            if regional and not self.scene.own_regions:
-                stack.enter_context(torch.autocast("cuda", dtype=dtype))
+        emulated = emulate("cuda") if low else written_as_meant()
+        with ieee(), disable_compilers(), emulated if handler is None else intercept(handler):
             enter = vars(_Autocast)["__enter__"]
 
             def enter_region(region: Any) -> Any:
@@ -249,8 +240,9 @@ class Session:
                     region.fast_dtype = dtype if regional else region.fast_dtype
                 return enter(region)
 
-            stack.enter_context(swap_attribute(_Autocast, "__enter__", enter_region))
-            yield
+            around = torch.autocast("cuda", dtype=dtype) if regional and not self.scene.own_regions else nullcontext()
+            with around, swap_attribute(_Autocast, "__enter__", enter_region):
+                yield
 
     def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         outermost = not self._calls
