@@ -107,12 +107,8 @@ def _recipes(scene: Scene, plan: Audit | Plan | None) -> Iterator[Recipe]:
 def _number_batches(batches: Batches) -> Iterator[tuple[int, Any]]:
     """Yield (number, batch), and repeat the batches endlessly; an iterator ends after one pass, an empty iterable at
     once."""
-    if batches is None:
-        while True:
-            yield 0, None
     while True:
-        number = -1
-        made = batches() if callable(batches) else batches
+        number, made = -1, [None] if batches is None else batches() if callable(batches) else batches
         for number, batch in enumerate(made):
             yield number, batch
         if number < 0 or (made is batches and iter(made) is made):

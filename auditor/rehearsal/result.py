@@ -146,6 +146,10 @@ class Rehearsal:
     recommended: str
     recommendation: str
 
+    def problems_of(self, name: str) -> list[RecipeProblem]:
+        """The problems of one recipe."""
+        return [problem for problem in self.problems if problem.recipe == name]
+
     def to_dict(self) -> dict[str, Any]:
         """All results as plain data, with Inf and NaN as text."""
         return {"format_version": 1, **plain(asdict(self))}

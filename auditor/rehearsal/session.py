@@ -218,11 +218,8 @@ class Session:
         nn.Module.__call__ = lambda module, *a, **k: self._call(called, module, *a, **k)  # type: ignore[method-assign]
         torch.autograd.backward = lambda *a, **k: self._backward(backward, *a, **k)
         torch.autograd.grad = lambda outputs, *a, **k: self._grad(grad, outputs, *a, **k)
-        scaler = torch.amp.grad_scaler.GradScaler  # the user's scaler does nothing: this session scales
-        scaler.scale = lambda self, outputs: outputs  # type: ignore[method-assign]
-        scaler.unscale_ = lambda self, optimizer: None  # type: ignore[method-assign]
-        scaler.step = lambda self, optimizer, *a, **k: optimizer.step(*a, **k)  # type: ignore[method-assign]
-        scaler.update = lambda self, *a, **k: None  # type: ignore[method-assign]
+        # The user's scalers are disabled, since this session scales.
+        torch.amp.grad_scaler.GradScaler._enabled = property(lambda self: False, lambda self, value: None)  # type: ignore
 
     @contextmanager
     def _around(self, handler: Handler | None) -> Iterator[None]:

@@ -15,9 +15,11 @@ from torch.utils.checkpoint import checkpoint
 import auditor
 from auditor.errors import AuditorError
 from auditor.records import ScopeChoice
+from auditor.rehearsal import session
 from auditor.rehearsal.judge import problems_of
 from auditor.rehearsal.remedies import REMEDIES, code_of, repair
 from auditor.rehearsal.result import FP32, Recipe, RecipeRun
+from benchmarks.rehearsal import costs
 from tests.rehearsal.cases import CASES, Made, classes, mlp, plain
 from tests.support.refusing import refused
 
@@ -457,6 +459,14 @@ def test_the_command_writes_its_files_and_refuses_in_one_line(tmp_path: Path, mo
     assert main(["rehearse", "train.py:fails", "--steps", "5", "--out", "other", "--quiet"]) == 2
     assert "ZeroDivisionError: division by zero (train.py:17)" in capsys.readouterr().err
     assert not Path("other").exists()
+
+
+@pytest.mark.slow
+def test_a_recipe_costs_at_most_three_times_its_steps(monkeypatch: Any) -> None:
+    monkeypatch.setattr(session, "LOOKS", 5)  # as many of 20 steps as 24 are of 100
+    alone, recipes = costs(20)
+    assert len(recipes) == 4
+    assert max(recipes.values()) <= 3 * alone
 
 
 @pytest.mark.slow
