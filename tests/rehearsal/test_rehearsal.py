@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import auditor
+from auditor.capture.emulation import Emulation
 from auditor.errors import AuditorError
 from auditor.records import ScopeChoice
 from auditor.rehearsal import session
@@ -459,6 +461,41 @@ def test_the_command_writes_its_files_and_refuses_in_one_line(tmp_path: Path, mo
     assert main(["rehearse", "train.py:fails", "--steps", "5", "--out", "other", "--quiet"]) == 2
     assert "ZeroDivisionError: division by zero (train.py:17)" in capsys.readouterr().err
     assert not Path("other").exists()
+
+
+class Counting(torch.optim.SGD):
+    """Counts its updates of a weight, also those of forked processes."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.updates = torch.frombuffer(mmap(-1, 4), dtype=torch.float32)
+
+    def step(self, closure: Any = None) -> None:
+        self.updates += sum(p.grad is not None for group in self.param_groups for p in group["params"])
+        super().step()
+
+
+def test_shadows_apply_no_update_and_updates_in_fp32_are_not_emulated(monkeypatch: Any) -> None:
+    emulated, whole = [0], Emulation.whole
+
+    def count(self: Any, *args: Any) -> Any:
+        emulated[0] += str(args[0]).startswith("aten")  # not of torch's profiler, which surrounds an update
+        return whole(self, *args)
+
+    monkeypatch.setattr(Emulation, "whole", count)
+    model = mlp(16, 4)
+    optimizer = Counting(model.parameters())
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> float:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        before = emulated[0]
+        optimizer.step()
+        return float(emulated[0] - before)
+
+    runs = auditor.rehearse(step, classes(2), 3, remedies=False).runs
+    assert float(optimizer.updates) == 2 * (1 + 4 * 3)  # two weights, in the first look and three steps of four recipes
+    assert {name for name, run in runs.items() if any(run.losses)} == {"bf16"}
 
 
 @pytest.mark.slow
