@@ -307,6 +307,7 @@ class Session:
             elif self._updates is not None:
                 self._updates.begin(optimizer, shadow)
             for p in own if not finite or (shadow and is_last) else ():  # the update is skipped, as GradScaler does
+                self._open[-1].callback(setattr, p, "grad", p.grad)
                 p.grad = None
         if not self.recipe.stored:
             self._open[-1].enter_context(plain_torch())  # an update in FP32 needs no emulation, which takes longer

@@ -463,6 +463,20 @@ def test_the_command_writes_its_files_and_refuses_in_one_line(tmp_path: Path, mo
     assert not Path("other").exists()
 
 
+def test_gradients_of_a_skipped_step_are_there_after_the_update() -> None:
+    model = mlp(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> float:
+        optimizer.zero_grad()
+        (1e4 * F.cross_entropy(model(x), y)).backward()  # in FP16, 1e4 times the scale of 65536 overflows
+        optimizer.step()
+        return float(sum(p.grad.norm() for p in model.parameters()))  # type: ignore[union-attr]
+
+    run = auditor.rehearse(step, classes(4), 4, remedies=False).runs["fp16_autocast"]
+    assert (run.failure, len(run.skipped)) == (None, 4)
+
+
 class Counting(torch.optim.SGD):
     """Counts its updates of a weight, also those of forked processes."""
 
