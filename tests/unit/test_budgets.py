@@ -102,7 +102,7 @@ BUDGET = {
     "progress": (300, "telling"),
     "quantization": (2200, "quantization"),
     "records": (1500, "records"),
-    "rehearsal": (1260, "rehearsal"),
+    "rehearsal": (1220, "rehearsal"),
     "report": (2840, "report"),
     "rulebook": (2480, "rules"),
     "score": (280, "criteria"),
