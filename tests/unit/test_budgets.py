@@ -88,11 +88,11 @@ BUDGET = {
     "graphs": (1110, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1880, "loading"),
-    "loose files": (1020, "flow"),
+    "loose files": (1030, "flow"),
     "measure": (2330, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2500, "plan"),
+    "plan": (2520, "plan"),
     "progress": (300, "telling"),
     "quantization": (2200, "quantization"),
     "records": (1500, "records"),
@@ -106,7 +106,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30720, 214, 24
+LINES, FILES, ROOMS = 30790, 218, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
