@@ -97,10 +97,10 @@ def test_every_value_is_what_the_patched_model_gives(name: str) -> None:
 def test_a_criterion_makes_a_plan_that_the_joint_error_alone_does_not() -> None:
     without = auditor.audit(detector(), normal(4, 8, 6), device="cpu", formats="bf16", strategies="cast")
     assert without.plans["cast_bf16"].is_verified
-    assert not without.plans["cast_bf16"].kept_modules
+    assert not without.plans["cast_bf16"].has_fp32
     baseline, plan = audited().baselines["cast_bf16"], audited().plans["cast_bf16"]
     assert {one.kind: one.holds for one in baseline.criteria}["max_abs"] is False
-    assert plan.kept_modules
+    assert plan.has_fp32
     assert plan.verification.joint < 0.01
 
 
