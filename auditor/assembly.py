@@ -70,16 +70,12 @@ def assemble(
         use=options.use,
         capture_method=captured.method,
         plan_errors={name: error for name, error in followed.errors.items() if name not in twins},
-        warnings=(
-            *subject.warnings,
-            *captured.warnings,
-            *planned.said,
-            *_warnings(bench, found["training"]),
-        ),
+        warnings=(*subject.warnings, *captured.warnings, *planned.said, *_warnings(bench, found["training"])),
         command=options.command,
         noise=bench.noise.found,
         quantization=judge_layers(captured, bench.measured, bench.yardstick, bench.noise.found),
         quantized_plans=planned.schemes,
+        pipelines=planned.pipelines,
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
         weights=tuple(
             Weight(p.fqn or p.name, p.kind, ranges[p.name])

@@ -24,12 +24,14 @@ from .execution.ledger import forward_casts, rows_of
 from .execution.policy import Policy, policy_of
 from .generation.stage import GenerationReference, generate_reference
 from .graphs import GraphPlans, graphs_of
+from .graphs.pipelines import run_pipelines
 from .isolation import isolate
 from .isolation.process import flags, ieee
 from .loading import in_eval
 from .loading.placement import devices_of, place_subject
 from .loading.state import upcast_model
 from .measure.calibrate import calibrate_paths
+from .measure.flags import flag_costs
 from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.rerun import of_verdicts
@@ -50,7 +52,7 @@ from .rulebook.verdicts import judge, reports_of, with_backward
 from .settings import Settings
 from .stages import Stages, explain
 from .training.recommend import recommend_plan
-from .training.stage import conclude, prepare
+from .training.stage import MeasuredStep, conclude, prepare
 
 TOO_SMALL = "The GPU's memory was too small, so the audit ran on the CPU, which emulates a GPU."
 
@@ -108,7 +110,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             findings = find(graph, judged.exposed)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
         with bench.held:
-            planned = _make_plans(bench, stages, score, generating)
+            planned = _make_plans(bench, stages, score, generating, step)
         if (known := mark_unsafe(judged, planned.baselines)) is not judged:
             judged, graph = known, replace(graph, verdicts=known.verdicts)
             findings = find(graph, judged.exposed)
@@ -121,6 +123,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         with stages("follow", recommended or "FP32"):
             findings = about(findings, planned.plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], planned.plans.get(recommended or ""))
+            costs = flag_costs(first, subject, measured, yardstick.budget)
     flops = {name: cost.flops for name, cost in bench.costs.items()}
     return assemble(
         bench,
@@ -133,6 +136,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         recommended=recommended,
         recommendation=reason,
         followed=followed,
+        flags=costs,
         training=training,
         seconds=stages.seconds,
     )
@@ -152,7 +156,11 @@ def _quantized_plans(
 
 
 def _make_plans(
-    bench: Workbench, stages: Stages, score: InFp32 | None, generating: GenerationReference | None
+    bench: Workbench,
+    stages: Stages,
+    score: InFp32 | None,
+    generating: GenerationReference | None,
+    step: MeasuredStep | None,
 ) -> GraphPlans:
     """Run the model all low, and make the plans with their scores; exported programs too if requested."""
     options = bench.options
@@ -163,6 +171,7 @@ def _make_plans(
     with stages("plan", "solve, patch, verify"):
         plans = planner.plans(baselines)
     schemes = _quantized_plans(bench, stages, score, generating) if options.schemes else ()
+    pipelines = tuple(run_pipelines(bench, step.first.by_parameter if step else None, stages))
     if score is not None:
         with stages("scores", score.scoring.name):
             plans = score.under(plans, bench)
@@ -178,7 +187,7 @@ def _make_plans(
         with stages("times", "FP32 and every plan, repeatedly"):
             timed, timing = timed_plans(bench, planned.plans)
         planned = replace(planned, plans=timed, timing=timing)
-    return replace(planned, fp32_today=today, held=held, schemes=schemes)
+    return replace(planned, fp32_today=today, held=held, schemes=schemes, pipelines=pipelines)
 
 
 def ledger(subject: Subject, options: Settings, plan: Plan | None) -> tuple[tuple[LedgerRow, ...], tuple[Finding, ...]]:

@@ -31,7 +31,7 @@ from ..plan.verified import judge_replay, verify
 from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
 from ..records.decisions import Decisions
-from ..records.quantization import QuantizedPlan
+from ..records.quantization import PipelineRun, QuantizedPlan
 from ..stages import tick
 from ..verify import PROGRAM
 from .exported import ExportedModel, SavedProgram, cannot, export_model, outlines, save_program
@@ -46,6 +46,7 @@ class GraphPlans:
     """plans, baselines: by name; files: the saved programs, by file name. said: warnings.
 
     fp32_today, timing: see Audit. held: see run_held_choices. schemes: plans of quantization schemes.
+    pipelines: see run_pipelines.
     """
 
     plans: Mapping[str, Plan] = field(default_factory=dict)
@@ -56,6 +57,7 @@ class GraphPlans:
     held: tuple[Decisions, ...] = ()
     timing: Timing | None = None
     schemes: tuple[QuantizedPlan, ...] = ()
+    pipelines: tuple[PipelineRun, ...] = ()
 
 
 def graphs_of(bench: Workbench, score: InFp32 | None = None) -> GraphPlans:

@@ -9,7 +9,7 @@ from typing import Annotated
 from .generation import TokenComparison
 from .measure import Verdict
 from .plan import Score
-from .written import FileField
+from .written import FileField, empty
 
 KEEP = "keep"
 """The remedy that does not quantize a layer."""
@@ -107,3 +107,16 @@ class QuantizedPlan:
     generated: Annotated[TokenComparison | None, FileField("comparison with FP32's tokens; `null`: not requested")] = (
         None
     )
+
+
+@dataclass(frozen=True)
+class PipelineRun:
+    """What a quantization pipeline with a scheme of its own does to the model."""
+
+    name: Annotated[str, FileField("the pipeline", choices=("quantize_dynamic", "PT2E INT8", "Adam8bit"))]
+    error: Annotated[
+        float | None,
+        FileField("error of the outputs, or for Adam8bit relative L2 error of the weights' change; `null`: not run"),
+    ]
+    said: Annotated[str, FileField("what ran, or why it did not")]
+    parts: Annotated[Mapping[str, float], FileField("for Adam8bit: the error by module")] = empty()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ..artefact.text import comment
 from ..paths import nearest, nearest_above
 from ..records import Audit, Plan
-from .offer import Tool, comment, dtype_text
+from .offer import Tool, dtype_text
 
 _CAST_NOTE = (
     "FSDP2 keeps the shards in FP32 and gathers each group of parameters in param_dtype, so a cast plan also trains. Each "
