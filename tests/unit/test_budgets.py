@@ -80,29 +80,29 @@ PARTS = {
 """Files of a capability in other rooms, which count to the capability. `dtypes` (the ledger and the causes of a product's error) and `quantization` have no room."""
 
 BUDGET = {
-    "artefact": (950, "artefact"),
+    "artefact": (960, "artefact"),
     "capture": (2800, "capture"),
     "cli": (1370, "settings"),
     "criteria": (820, "criteria"),
     "document": (900, "document"),
     "dtypes": (900, "dtypes"),
     "execution": (1200, "execution"),
-    "fleet": (410, "fleet"),
+    "fleet": (400, "fleet"),
     "generation": (1500, "generation"),
     "graphs": (1120, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1880, "loading"),
-    "loose files": (1050, "flow"),
-    "measure": (2330, "measure"),
+    "loose files": (1060, "flow"),
+    "measure": (2320, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2530, "plan"),
+    "plan": (2420, "plan"),
     "progress": (300, "telling"),
     "quantization": (2200, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1260, "rehearsal"),
     "report": (2840, "report"),
-    "rulebook": (2510, "rules"),
+    "rulebook": (2480, "rules"),
     "score": (280, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
@@ -110,7 +110,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30820, 221, 24
+LINES, FILES, ROOMS = 30730, 223, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
