@@ -70,12 +70,7 @@ def assemble(
         use=options.use,
         capture_method=captured.method,
         plan_errors={name: error for name, error in followed.errors.items() if name not in twins},
-        warnings=(
-            *subject.warnings,
-            *captured.warnings,
-            *planned.said,
-            *_warnings(bench, found["training"]),
-        ),
+        warnings=(*subject.warnings, *captured.warnings, *planned.said, *_warnings(bench, found["training"])),
         command=options.command,
         noise=bench.noise.found,
         quantization=judge_layers(captured, bench.measured, bench.yardstick, bench.noise.found),

@@ -19,7 +19,7 @@ from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..isolation.process import disable_compilers, disable_fused_path
 from ..numerics.formats import dtype_name
 from ..numerics.metrics import output_error
-from ..numerics.nodes import row_of
+from ..numerics.nodes import row_of, tensors_in
 from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Placeholder, Subject
 from .builder import Binder, RecordedModule, Recording, tensor_at
 from .calls import paths_of
@@ -218,10 +218,7 @@ def _describe(node: fx.Node, recording: Recording, types: dict[str, str]) -> Nod
     mark = recording.marks[node.name]
     owner, written = mark.calls[-1].path, mark.written
     place, caller = (written.place, written.caller) if written else (None, None)
-    value = node.meta.get("val")
-    if isinstance(value, (tuple, list)):
-        value = next((item for item in value if isinstance(item, torch.Tensor)), None)
-    tensor = value if isinstance(value, torch.Tensor) else None
+    tensor = next(iter(tensors_in(node.meta.get("val"))), None)
     return Node(
         name=node.name,
         op=node.meta["op"],

@@ -206,8 +206,7 @@ class Casts:
 class Policy(Semantics):
     """How a recorded graph runs under a strategy, when a plan gives every owner a precision.
 
-    wrapped: the root, every owner whose precision differs from its parent owner's, and low owners with kept functions,
-    or functions with FP32 output.
+    wrapped: the root, every owner whose precision differs from its parent owner's, and low owners with exceptions.
     stored: precision of every placeholder that the strategy stores. layout: the Layout of another policy, if already
     computed.
     """
@@ -247,8 +246,7 @@ class Policy(Semantics):
             precision = self._assigned[owner]
             listed = (nearest_above(path, precisions) for path in (owner, *self.capture.aliases.get(owner, ())))
             callers = {None if path is None else precisions[path] for path in listed}
-            some = owner in self._keep or owner in self._fp32_output
-            if callers != {precision} or (some and precision != "fp32"):
+            if callers != {precision} or (owner in {*self._keep, *self._fp32_output} and precision != "fp32"):
                 precisions[owner], above[owner] = precision, callers.pop() if len(callers) == 1 else "input"
         handed_low: set[str] = set()
         for reader, paths in self.layout.exited_modules.items() if "fp32" in precisions.values() else ():
@@ -256,8 +254,8 @@ class Policy(Semantics):
                 handed_low |= paths
         result = {}
         for path, precision in precisions.items():
-            none, low = frozenset[str](), precision != "fp32"
-            kept, wide = (some.get(path, none) if low else none for some in (self._keep, self._fp32_output))
+            low, some = precision != "fp32", (self._keep, self._fp32_output)
+            kept, wide = (names.get(path, frozenset()) if low else frozenset[str]() for names in some)
             keeps = bool(wide) and not self.how.regional if low else path not in handed_low
             entry, exit = self.how.boundary(precision, above[path], keeps)
             result[path] = Boundary(precision, keeps, entry, exit, kept, wide)
@@ -294,12 +292,9 @@ class Policy(Semantics):
 
     def has_fp32_output(self, node: Node) -> bool:
         """Whether a node is a product of low-precision inputs with FP32 output."""
-        function = node.function.path if node.function and self._fp32_output and operation(node.op).product else ""
-        return bool(function) and any(
-            function in self.wrapped[call.path].fp32_output
-            for call in self.enclosing_calls(node.name)
-            if call.path in self.wrapped
-        )
+        path = node.function.path if node.function and self._fp32_output and operation(node.op).product else None
+        scopes = (self.wrapped.get(call.path) for call in self.enclosing_calls(node.name)) if path else ()
+        return any(scope is not None and path in scope.fp32_output for scope in scopes)
 
     def setting(self, name: str) -> Setting:
         """The setting of a node's scope, before Setting.in_region."""

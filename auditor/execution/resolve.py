@@ -80,10 +80,6 @@ class Resolution:
         """The format of the kernel's result, before an explicit cast of that result."""
         return self.nodes[name].kernel if name in self.nodes else ""
 
-    def factors(self, name: str) -> str:
-        """The low format of the inputs of a product with FP32 output; "" for other operations."""
-        return self.nodes[name].factors if name in self.nodes else ""
-
     def low(self, name: str) -> bool:
         """Whether the node's result is in a low format."""
         return name in self.nodes and is_low(self.nodes[name].dtype)

@@ -76,9 +76,8 @@ class Watch:
     def here(self) -> Place | None:
         """The author's line that is running; a library's line if the author's code calls none."""
         written = written_at(self.outermost)
-        if written is None:
-            return None
-        return written.caller if written.caller and kind_of(written.place.file) == "library" else written.place
+        within_library = written is not None and kind_of(written.place.file) == "library"
+        return None if written is None else (within_library and written.caller) or written.place
 
     def compare(self, own: Mapping[str, Tensor], given: Mapping[str, Any], place: Place | None, now: bool) -> None:
         """Compare tensors of the model with the entries of the checkpoint that they were loaded from. now: whether they
@@ -204,11 +203,7 @@ def watch_weights(outermost: CodeType) -> Iterator[Watch]:
 
 
 def _through(handler: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return handler(original, *args, **kwargs)
-
-    return call
+    return functools.wraps(original)(lambda *args, **kwargs: handler(original, *args, **kwargs))
 
 
 def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tuple[SilentCast, ...]]:

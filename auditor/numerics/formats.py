@@ -97,10 +97,6 @@ class Format:
         """Spacing of the numbers in [1, 2)."""
         return math.ldexp(1.0, -self.mantissa)
 
-    def headroom_bits(self, magnitude: float) -> float:
-        """log2(largest / magnitude): doublings left before overflow; inf for 0, negative once it overflows."""
-        return math.log2(self.largest) - math.log2(magnitude) if magnitude > 0 else math.inf
-
 
 _ROWS = (
     Format("fp64", 52, -1022, 1.7976931348623157e308, 8, "float64", native=True),

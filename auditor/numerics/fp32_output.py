@@ -11,23 +11,20 @@ FACTORS = {"linear": (0, 1), "matmul": (0, 1), "mm": (0, 1), "bmm": (0, 1), "add
 """{torch function: positions of the two factors of its product}."""
 
 
-class Product(torch.autograd.Function):
+class _Product(torch.autograd.Function):
     """`torch.mm` or `torch.bmm` with FP32 output. torch has no derivative of it; this one is that of autocast: the
     gradient is rounded to the factors' dtype."""
 
     @staticmethod
     def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Multiply on tensor cores."""
         return (torch.mm if x.dim() == 2 else torch.bmm)(x, y, out_dtype=torch.float32)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
-        """Save the factors."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """Multiply the rounded gradient by each factor."""
         x, y = ctx.saved_tensors
         rounded = gradient.to(x.dtype)
         return rounded @ y.mT, x.mT @ rounded
@@ -56,9 +53,9 @@ def multiply(name: str, function: Callable[..., Any], low: Any, wide: Any) -> to
 def _matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """`x @ y` in FP32 for at least two dimensions: [*, m, k] @ [*, k, n] -> [*, m, n]."""
     if y.dim() == 2:
-        result: torch.Tensor = Product.apply(x.reshape(-1, x.shape[-1]), y)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _Product.apply(x.reshape(-1, x.shape[-1]), y)  # type: ignore[no-untyped-call]
         return result.view(*x.shape[:-1], y.shape[-1])
     batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])  # type: ignore[no-untyped-call]
     each = (z.expand(*batch, *z.shape[-2:]).reshape(-1, *z.shape[-2:]) for z in (x, y))
-    result = Product.apply(*each)  # type: ignore[no-untyped-call]
+    result = _Product.apply(*each)  # type: ignore[no-untyped-call]
     return result.view(*batch, x.shape[-2], y.shape[-1])

@@ -99,7 +99,7 @@ class Energy:
 
 def timed_in(resolution: Resolution, name: str) -> str:
     """Format for predicting a node's time; FP32 for other dtypes, whose bytes never change."""
-    return resolution.factors(name) or resolution.computed_format(name) or "fp32"
+    return resolution.nodes[name].factors or resolution.computed_format(name) or "fp32"
 
 
 def energy_of(problem: Problem) -> Energy:

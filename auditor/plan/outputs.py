@@ -53,17 +53,17 @@ def outputs_of(choice: PrecisionChoice) -> set[str]:
 
 def without_effect(high: Collection[str]) -> set[str]:
     """Functions with FP32 output in FP32 modules, or that their module or a module above keeps in FP32."""
-    result = set()
-    for path in (path for path in high if path.endswith(FP32_OUTPUT)):
-        module, name = module_of(path), path.removesuffix(FP32_OUTPUT).rpartition("..")[2]
-        if module in high or any(function_in(above, name) in high for above in enclosing_paths(module)):
-            result.add(path)
-    return result
+    found = ((path, *path.removesuffix(FP32_OUTPUT).rpartition("..")) for path in high if path.endswith(FP32_OUTPUT))
+    return {
+        path
+        for path, module, _, name in found
+        if module in high or any(function_in(above, name) in high for above in enclosing_paths(module))
+    }
 
 
 def cost_of(problem: Problem, name: str, resolution: Resolution) -> Cost:
     """Cost of one node, in elements of the format that `timed_in` returns; an FP32 output counts as several of these."""
-    cost, factors = problem.costs[name], resolution.factors(name)
+    cost, factors = problem.costs[name], resolution.nodes[name].factors
     wider = FORMATS["fp32"].bytes // FORMATS[factors].bytes - 1 if factors else 0
     return replace(cost, elements=cost.elements + wider * problem.elements[name]) if wider else cost
 

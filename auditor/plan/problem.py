@@ -329,7 +329,7 @@ class Problem:
         verdict = self.verdicts.get(name)
         if name in self.kept_formats or verdict is None or verdict.verdict not in ("unsafe", "untested"):
             return resolution.nodes[name].conflict
-        if resolution.factors(name):  # the errors of its inputs count where these are rounded
+        if resolution.nodes[name].factors:  # the errors of its inputs count where these are rounded
             return verdict.verdict == "untested" or not fails_by_output(self, name)
         return resolution.touches_low(name)
 

@@ -35,7 +35,7 @@ MORE_RUNS = 8
 REFUSALS = 6
 """After this many plans that the verification refuses, all layers keep 16 bits."""
 
-CLOSER = 0.98
+CLOSER = 0.99
 """After a refusal, the error on calibration inputs must be this share of what would have been accepted."""
 
 SPREAD = 0.3
@@ -213,8 +213,8 @@ class QuantizedPlans:
                 meets = score.holds
             if meets:
                 break
-            accepted = measured * limit / max(measured, held_out) if score is None else MUCH_CLOSER * measured
-            target = CLOSER * min(target, accepted)
+            share = limit / max(measured, held_out) if score is None else MUCH_CLOSER
+            target = CLOSER * min(target, share * known[choice])
             search.left = MORE_RUNS
         return QuantizedPlan(
             name=name,

@@ -205,7 +205,7 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
         node, name = nodes.get(n.name), n.name
         if (
             node is None
-            or is_low(resolution.factors(name) or resolution.computed_format(name))
+            or is_low(resolution.nodes[name].factors or resolution.computed_format(name))
             or (not node.floating and resolution.touches_low(name))
         ):
             continue

@@ -140,6 +140,9 @@ class Audit:
     regions: Annotated[tuple[FlaggedRegion, ...], MeasurementField("connected sensitive or unsafe operations")] = ()
     linearity: Annotated[tuple[Linearity, ...], MeasurementField("per format: accuracy of predicted effects")] = ()
     decisions: Annotated[tuple[Decisions, ...], FileField("by format: decisions in the model that flip")] = ()
+    flags: Annotated[Mapping[str, float], FileField("by flag: predicted share of the error budget that it uses")] = (
+        empty()
+    )
     noise: Annotated[Noise | None, MeasurementField("difference between repeated FP32 runs")] = None
     findings: Annotated[tuple[Finding, ...], FileField("every match of a rule, one finding per operation")]
     contributions: Annotated[

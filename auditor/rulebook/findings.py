@@ -31,17 +31,17 @@ def classify(
 ) -> tuple[Finding, ...]:
     """Apply rules. Returns findings in graph order, then by code; the measurement sets `agrees` later.
 
-    formats: the audited formats, by default all. trains: whether training is audited. A finding is dropped if another
-    finding on the same operation supersedes it.
+    formats: the audited formats, by default all; others, such as TF32, always count. trains: whether training is
+    audited. A finding is dropped if another finding on the same operation supersedes it.
     """
-    matcher = Matcher(capture, facts)
+    matcher, known = Matcher(capture, facts), auditable()
+    formats = known if formats is None else formats
     order = {name: index for index, name in enumerate(capture.nodes)}
     findings = [
-        _make_finding(rule, capture, facts[name], name, spoken, why)
+        _make_finding(rule, capture, facts[name], name, spoken, without(set(known).difference(formats), rule.why))
         for rule in rules
         if trains or rule.family != TRAINING
-        if (spoken := _formats_of(rule, formats))
-        for why in [without(set(auditable()).difference(formats or auditable()), rule.why)]
+        if (spoken := tuple(fmt for fmt in rule.formats if fmt in formats or fmt not in known))
         for name in matcher.find(rule.match)
         if evaluate(rule.when, facts[name]) is True
     ]
@@ -65,11 +65,6 @@ def _most_specific(findings: list[Finding], rules: Mapping[str, Rule]) -> list[F
                 confidence = max((one.confidence for one in group), key=CONFIDENCES.index)
                 kept.append(replace(finding, severity=severity, confidence=confidence))
     return kept
-
-
-def _formats_of(rule: Rule, formats: Collection[str] | None) -> tuple[str, ...]:
-    """The audited formats that a rule concerns; formats outside audits, such as TF32, are always included."""
-    return tuple(name for name in rule.formats if formats is None or name in formats or name not in auditable())
 
 
 def _make_finding(

@@ -237,14 +237,11 @@ def phases(capture: Capture) -> set[fx.Node]:
     """Nodes whose values reach a sine or cosine only through products, sums, joins and reshapes."""
     result: set[fx.Node] = set()
     for node in reversed(capture.graph_module.graph.nodes):
-        if any(row_of(user).wave or (user in result and _shapes_a_phase(user)) for user in node.users):
-            result.add(node)
+        for row, onward in ((row_of(user), user in result) for user in node.users):
+            passes = row.sum or row.scales or row.product or row.joins or row.transparent
+            if row.wave or (onward and passes):
+                result.add(node)
     return result
-
-
-def _shapes_a_phase(node: fx.Node) -> bool:
-    row = row_of(node)
-    return row.sum or row.scales or row.product or row.joins or row.transparent
 
 
 def cancelled_bits(node: fx.Node, into: float | None, out: float | None) -> float | None:
