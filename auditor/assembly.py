@@ -22,6 +22,7 @@ from .graphs import GraphPlans
 from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .loading.inputs import shapes_of
 from .measure.causes import storage_notes
+from .measure.flags import flag_costs
 from .offload import came_to, within
 from .paths import enclosing_paths
 from .plan.workbench import Workbench
@@ -48,7 +49,7 @@ def assemble(
     **found: Any,
 ) -> Audit:
     """The Audit. followed: the run under the recommended plan. planned: all plans. found: more fields."""
-    subject, captured, options, ranges = bench.subject, bench.capture, bench.options, bench.measured.ranges
+    subject, captured, options, measured = bench.subject, bench.capture, bench.options, bench.measured
     plans, twins = planned.plans, captured.twins
     owners = {node.owner for node in captured.nodes.values()}
     around = {path for owner in owners for path in enclosing_paths(owner)} - owners  # modules that only contain others
@@ -67,6 +68,9 @@ def assemble(
         environment=_environment(bench, seconds),
         formats=options.formats,
         max_error=bench.yardstick.budget,
+        flags=flag_costs(
+            captured, measured.errors, measured.contributions, measured.under_flags, bench.yardstick.budget
+        ),
         use=options.use,
         capture_method=captured.method,
         plan_errors={name: error for name, error in followed.errors.items() if name not in twins},
@@ -78,9 +82,9 @@ def assemble(
         pipelines=planned.pipelines,
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
         weights=tuple(
-            Weight(p.fqn or p.name, p.kind, ranges[p.name])
+            Weight(p.fqn or p.name, p.kind, measured.ranges[p.name])
             for p in captured.placeholders
-            if p.kind in ("parameter", "buffer") and p.name in ranges
+            if p.kind in ("parameter", "buffer") and p.name in measured.ranges
         ),
         decisions=(*bench.measured.decisions, *planned.held),
         ledger=rows_of(subject, captured, plans.get(found["recommended"] or ""), followed),

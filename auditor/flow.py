@@ -31,7 +31,6 @@ from .loading import in_eval
 from .loading.placement import devices_of, place_subject
 from .loading.state import upcast_model
 from .measure.calibrate import calibrate_paths
-from .measure.flags import flag_costs
 from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.rerun import of_verdicts
@@ -123,7 +122,6 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         with stages("follow", recommended or "FP32"):
             findings = about(findings, planned.plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], planned.plans.get(recommended or ""))
-            costs = flag_costs(first, subject, measured, yardstick.budget)
     flops = {name: cost.flops for name, cost in bench.costs.items()}
     return assemble(
         bench,
@@ -136,7 +134,6 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         recommended=recommended,
         recommendation=reason,
         followed=followed,
-        flags=costs,
         training=training,
         seconds=stages.seconds,
     )

@@ -21,8 +21,7 @@ from .policy import Policy, choice_from_scopes, policy_of
 
 
 def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPlan) -> tuple[LedgerRow, ...]:
-    """The subject's tensors as loaded, then the recorded operations, with their dtypes in a run, under the plan if
-    any."""
+    """The subject's tensors as loaded, then the recorded operations, with their dtypes in a run, maybe under a plan."""
     program = plan.program if plan is not None else None
     choice = choice_from_scopes(plan.scopes) if plan and not program else None
     kept = {each.node for each in program.kept} if program else set[str | None]()
@@ -122,9 +121,8 @@ def _measured(capture: Capture, subject: Subject, casts: Mapping[fx.Node, _Cast]
     executor = Executor(capture.graph_module, policy)
     with torch.no_grad():
         for n, _ in executor.steps(*capture.bind(subject.model, subject.batches[0])):
-            if (cast := casts.get(n)) is None:
-                continue
-            if cast.scale is not None and not bool((executor.value_of(cast.scale) == 1).all()):
+            cast = casts.get(n)
+            if cast is None or (cast.scale is not None and not bool((executor.value_of(cast.scale) == 1).all())):
                 continue
             node, (args, kwargs) = capture.nodes[n.name], policy.kernel_arguments(n, executor.value_of)
             x = executor.value_of(cast.source) if cast.source else target_of(n)(*args, **kwargs)

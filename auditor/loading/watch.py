@@ -153,9 +153,8 @@ class Watch:
 
 
 def _is_comparable(x: Tensor) -> bool:
-    if is_lazy(x) or hasattr(type(x), "__tensor_flatten__"):
-        return False
-    return is_plain(x) and not x.is_meta and significant_bits(x.dtype) > 0
+    wrapped = is_lazy(x) or hasattr(type(x), "__tensor_flatten__")
+    return not wrapped and is_plain(x) and not x.is_meta and significant_bits(x.dtype) > 0
 
 
 def _is_narrow(dtype: torch.dtype) -> bool:
@@ -166,9 +165,9 @@ def _rounded_to(before: Tensor, now: Tensor) -> torch.dtype | None:
     """The dtype of fewer bits to which `now` is rounded; None if it is equal to `before`, or has other values."""
     if _is_equal(before, now):
         return None
-    rows = [row for row in FORMATS.values() if row.dtype and row.mantissa + 1 < significant_bits(before.dtype)]
-    rows.sort(key=lambda row: -row.mantissa)
-    return next((row.dtype for row in rows if _is_equal(before, now, row.dtype)), None)
+    rows = (row for row in FORMATS.values() if row.dtype and row.mantissa + 1 < significant_bits(before.dtype))
+    dtypes = (row.dtype for row in sorted(rows, key=lambda row: -row.mantissa))
+    return next((dtype for dtype in dtypes if _is_equal(before, now, dtype)), None)
 
 
 def _is_equal(x: Tensor, y: Tensor, via: torch.dtype | None = None) -> bool:

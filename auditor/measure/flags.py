@@ -7,18 +7,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, fx
 
-from ..execution.execute import Executor
+from ..errors import let_through
 from ..numerics.accumulators import rounded_sum, truncated_sum
 from ..numerics.casting import round_to
 from ..numerics.formats import FORMATS
 from ..numerics.fp32_output import FACTORS
 from ..numerics.metrics import relative_l2
 from ..numerics.nodes import row_of, target_of
-from ..records import Capture, Subject
-from .calibrate import Calibration
+from ..records import Capture, Contribution, NodeError
 from .products import sample
 
 ENTRIES = 16
@@ -46,28 +44,50 @@ FLAGS: Mapping[str, Flag] = {
 }
 
 
-def flag_costs(capture: Capture, subject: Subject, measured: Calibration, budget: float) -> dict[str, float]:
+def flag_errors(n: fx.Node, values: Mapping[str, Any]) -> dict[str, float]:
+    """{flag: relative L2 error of a product under it}, on a sample, for the flags that the product follows.
+
+    values: FP32 results by name. Nothing for operations that cannot be computed in FP64.
+    """
+    row = row_of(n)
+    of = "product" if row.packet in FACTORS else row.gemm
+    named = {name: flag for name, flag in FLAGS.items() if flag.of == of}
+    if not named or n.kwargs:
+        return {}
+    args = fx.node.map_arg(n.args, lambda source: values[source.name])
+    try:
+        return {name: _local_error(n, args, flag) for name, flag in named.items()}
+    except Exception as error:  # a subclass of Tensor, or a kernel that FP64 does not have
+        let_through(error)
+        return {}
+
+
+def flag_costs(
+    capture: Capture,
+    errors: Mapping[str, Mapping[str, NodeError]],
+    contributions: Mapping[str, Mapping[str, Contribution]],
+    under_flags: Mapping[str, Mapping[str, float]],
+    budget: float,
+) -> dict[str, float]:
     """{flag: predicted share of the error budget that this flag alone would use}, if some operation follows the flag.
+    under_flags: by node, results of `flag_errors`.
 
     A product's own contribution in a format is scaled by its error under the flag, divided by the error of rounding its
     result. A recurrent layer's contribution is scaled by the spacing of TF32's numbers.
     """
-    squares, executor = dict[str, float](), Executor(capture.graph_module)
-    with torch.no_grad():
-        for n, _ in executor.steps(*capture.bind(subject.model, subject.batches[0])):
-            row, errors = row_of(n), measured.errors.get(n.name, {})
-            of = "recurrent" if row.recurrent else "product" if row.packet in FACTORS else row.gemm
-            for name, flag in FLAGS.items():
-                for fmt, error in [*errors.items()][:1] if flag.of == of else ():
-                    effect, split = measured.contributions[n.name][fmt], error.product
-                    if of == "recurrent":
-                        cost = effect.isolated * FORMATS[flag.reads].epsilon / FORMATS[fmt].epsilon
-                    elif split is not None and split.output:
-                        local = _local_error(n, fx.node.map_arg(n.args, executor.value_of), flag)
-                        cost = effect.own * local / split.output
-                    else:
-                        continue
-                    squares[name] = squares.get(name, 0.0) + cost**2
+    squares = dict[str, float]()
+    for n in capture.graph_module.graph.nodes:
+        for fmt, error in [*errors.get(n.name, {}).items()][:1]:
+            effect, split = contributions[n.name][fmt], error.product
+            if row_of(n).recurrent:
+                cost = effect.isolated * FORMATS["tf32"].epsilon / FORMATS[fmt].epsilon
+                costs = {name: cost for name, flag in FLAGS.items() if flag.of == "recurrent"}
+            elif split is not None and split.output:
+                costs = {name: effect.own * local / split.output for name, local in under_flags[n.name].items()}
+            else:
+                costs = {}
+            for name, cost in costs.items():
+                squares[name] = squares.get(name, 0.0) + cost**2
     return {name: math.sqrt(squares[name]) / budget for name in FLAGS if name in squares}
 
 

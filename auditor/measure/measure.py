@@ -20,6 +20,7 @@ from ..numerics.nodes import tensors_in, view_source
 from ..records import Batch, Capture, Magnitudes, NodeError
 from ..stages import tick
 from .alone import InFormat, Leaves, Trace
+from .flags import flag_errors
 from .quantized import QuantizedLayers
 from .reference import Back, Reference, as_leaf
 from .values import Listener, Place, Values, reading
@@ -37,8 +38,8 @@ class Measurement:
     weights, inputs and outputs inside the autograd graph. places: the values with a gradient, and their shapes.
     listeners: receivers of the values' gradients. elements: total number in all results. discrete: nodes without a
     floating-point result. errors, traces: {operation: {format: value}}. ranges: magnitudes of every value. blind: nodes with a path to the outputs
-    through a non-differentiable operation. pure: formats in which the whole model ran in low precision. quantized: runs
-    layers under quantization schemes.
+    through a non-differentiable operation. pure: formats in which the whole model ran in low precision. under_flags: by
+    node, results of `flag_errors`. quantized: runs layers under quantization schemes.
     """
 
     capture: Capture
@@ -58,6 +59,7 @@ class Measurement:
     alone: Mapping[str, InFormat] = field(default_factory=dict)
     pure: frozenset[str] = frozenset()
     blind: frozenset[str] = frozenset()
+    under_flags: dict[str, Mapping[str, float]] = field(default_factory=dict)
     quantized: QuantizedLayers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -135,6 +137,8 @@ def measure(
                         told[name] = run.measure(n)
                     # A weight is freed, and rounded again for its next reader: tied weights would occupy memory long.
                     run.forget((*used_up, *(source for source in n.all_input_nodes if source.op != "call_function")))
+                with torch.no_grad():
+                    found.under_flags[n.name] = flag_errors(n, found.values)
                 found.errors[n.name] = {name: error for name, (error, _) in told.items()}
                 found.traces[n.name] = {name: trace for name, (_, trace) in told.items()}
                 for source in used_up:

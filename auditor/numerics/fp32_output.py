@@ -40,8 +40,7 @@ def multiply(name: str, function: Callable[..., Any], low: Any, wide: Any) -> to
     (args, kwargs), (first, second) = low, FACTORS[name]
     x = args[first]
     if x.device.type == "cuda" and not kwargs and min(x.dim(), args[second].dim()) >= 2:
-        y = args[second].mT if name == "linear" else args[second]
-        result = _matmul(x, y)
+        result = _matmul(x, args[second].mT if name == "linear" else args[second])
         added = args[0] if first else args[2] if len(args) > 2 else None
         return result if added is None else result + added
     exact: torch.Tensor = function(*wide[0], **wide[1])

@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 
 
 def products_of(problem: Problem) -> Mapping[str, frozenset[str]]:
-    """{path of a function with FP32 output: its products}, for functions whose products are all directly in one module.
-
-    Calls in submodules would have FP32 output too, so such functions are left out; so are author's autocast regions,
-    shared modules, and products that no plan lowers.
-    """
+    """{path of a function with FP32 output: its products}, all directly in one module: calls in submodules would have FP32
+    output too. Without author's autocast regions, shared modules, and products that no plan lowers."""
     able, unable = defaultdict[str, set[str]](set), set[str]()
     for name, node in problem.capture.nodes.items():
         if node.function is None or operation(node.op).packet not in FACTORS:
@@ -42,7 +39,7 @@ def products_of(problem: Problem) -> Mapping[str, frozenset[str]]:
 
 
 def outputs_in(problem: Problem, owner: str) -> set[str]:
-    """Paths of the functions in a module, or of the one function, that may have FP32 output."""
+    """Paths of the functions in a module, or of one function, that may have FP32 output."""
     return {path for path in problem.products if owner in (module_of(path), path.removesuffix(FP32_OUTPUT))}
 
 
@@ -68,10 +65,10 @@ def cost_of(problem: Problem, name: str, resolution: Resolution) -> Cost:
     return replace(cost, elements=cost.elements + wider * problem.elements[name]) if wider else cost
 
 
-def fails_by_output(problem: Problem, name: str) -> bool:
-    """Whether more than half of a product's squared error is from the rounding, or the overflow, of its result."""
+def fails_by_inputs(problem: Problem, name: str) -> bool:
+    """Whether a product is unsafe whatever its output: the outputs turn Inf or NaN by its inputs, or it was not run."""
     known = problem.contribution(name, problem.format)
-    return known is not None and not 2 * known.own**2 <= known.isolated**2 < math.inf
+    return known is None or math.isfinite(known.own) > math.isfinite(known.isolated)
 
 
 def with_fewest_outputs(

@@ -21,7 +21,7 @@ from ..records import Capture, Contribution, MemoryUse, Node, Verdict
 from .costs import TIE, Cost, elements_of, memory_of, price, seconds, traffic_seconds
 from .energy import energy_of, timed_in
 from .mincut import FORBIDDEN, Candidate
-from .outputs import cost_of, fails_by_output, products_of
+from .outputs import cost_of, fails_by_inputs, products_of
 
 ISLAND_SHARE = 0.003
 """Share of the FP32 price that one more scope must save: of plans with similar cost, fewer scopes are better."""
@@ -330,7 +330,7 @@ class Problem:
         if name in self.kept_formats or verdict is None or verdict.verdict not in ("unsafe", "untested"):
             return resolution.nodes[name].conflict
         if resolution.nodes[name].factors:  # the errors of its inputs count where these are rounded
-            return verdict.verdict == "untested" or not fails_by_output(self, name)
+            return verdict.verdict == "untested" or fails_by_inputs(self, name)
         return resolution.touches_low(name)
 
     def node_square(self, resolution: Resolution, name: str) -> float:
