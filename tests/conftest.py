@@ -62,12 +62,12 @@ def root() -> Path:
     return ROOT
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+@pytest.fixture(scope="session", autouse=hasattr(os, "fork"))
+def _forked() -> Iterator[None]:
     """The processes that verify plans need not import torch, each anew."""
     from tests.support.template import forking
 
-    with forking(tmp_path_factory.mktemp("t")):
+    with forking():
         yield
 
 

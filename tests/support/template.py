@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,8 @@ from typing import Any
 
 from auditor.processes import Process
 from auditor.verify import artefact
+
+ROOT = Path(__file__).resolve().parents[2]
 
 STANDS_IN = """
 import array, json, os, signal, socket, sys
@@ -37,17 +40,17 @@ os._exit(code)
 
 
 @contextmanager
-def forking(folder: Path) -> Iterator[None]:
-    """In the body, verification processes are forked. folder: for a socket."""
-    place = str(folder / "template")
+def forking() -> Iterator[None]:
+    """In the body, verification processes are forked."""
+    folder = tempfile.TemporaryDirectory()
+    place = str(Path(folder.name) / "template")
     template: list[subprocess.Popen[bytes]] = []
 
     def start(command: list[str], **how: Any) -> Process:
         if not template:
             code = "import sys; from tests.support.template import serve; serve(sys.argv[1])"
-            template.append(
-                subprocess.Popen([sys.executable, "-c", code, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            )
+            piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            template.append(subprocess.Popen([sys.executable, "-c", code, place], cwd=ROOT, **piped))
             assert template[0].stdout is not None
             template[0].stdout.readline()  # it listens
         return Process([sys.executable, "-I", "-S", "-c", STANDS_IN, place, command[-1]], **how)
@@ -59,6 +62,7 @@ def forking(folder: Path) -> Iterator[None]:
         artefact.Process = real  # type: ignore[misc]
         for one in template:
             one.communicate()
+        folder.cleanup()
 
 
 def serve(place: str) -> None:
