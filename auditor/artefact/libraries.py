@@ -65,7 +65,7 @@ def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
     verdict = "Verified" if plan.holds else "NOT within the budget"
     notes = [note for start, note in library.notes.items() if any(map(re.compile(start).match, layers.values()))]
     head = f"{library.title}: the plan {plan.name!r}, {len(layers)} of {len(plan.layers)} layers quantized."
-    said = f"{verdict}: the whole plan has error {error:.2g}, budget {audit.max_error:.2g}, run by {plan.verified_by}."
+    said = f"{verdict}: with all else in FP32, its error is {error:.2g}, budget {audit.max_error:.2g} ({plan.verified_by})."
     return comment(f"{head} {said}", _left_out(library, left), *dict.fromkeys(notes)) + library.render(layers, kept)
 
 

@@ -123,7 +123,8 @@ def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Pa
     if settings.format == "text":
         baseline = f"Baseline {len(audit.findings) - len(new)} findings known, {len(new)} new\n" if known else ""
         step = to_terminal([Prose("Next", (next_step(audit, directory),))])
-        names = ", ".join(str(file.relative_to(directory)) for file in files if file != report)
+        paths = (file.relative_to(directory) for file in files if file != report)
+        names = ", ".join(dict.fromkeys("quantized/" if "quantized" in path.parts else str(path) for path in paths))
         below = f"Report   {report}\nFiles    {directory}/: {names}\n{baseline}{step}"
         say(text(audit, most=LINES - below.count("\n")))
     else:

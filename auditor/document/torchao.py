@@ -10,6 +10,7 @@ from torch import nn
 
 from ..artefact.libraries import LIBRARIES, applicable, code_of, files_of, quantized_plan
 from ..errors import PlanError, first_line
+from ..graphs.exported import quietly
 from ..isolation import isolate
 from ..records import Audit
 from .read import audit_in
@@ -34,7 +35,8 @@ def quantize(model: nn.Module, audit: Audit, name: str, then: Callable[[], objec
     if name not in applicable(audit):
         raise PlanError(f"{name!r} needs more than a model: see quantized/{name}/{library.file}.", slug="no-arithmetic")
     try:
-        exec(code_of(audit, library, plan), names)
+        with quietly():  # torchao logs which libraries for GPUs it does not find
+            exec(code_of(audit, library, plan), names)
         with isolate(model):  # torchao may fail halfway
             names["quantize"](model)
             then()
