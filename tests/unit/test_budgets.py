@@ -92,7 +92,7 @@ BUDGET = {
     "progress": (300, "telling"),
     "quantization": (2200, "quantization"),
     "records": (1500, "records"),
-    "rehearsal": (1220, "rehearsal"),
+    "rehearsal": (1210, "rehearsal"),
     "report": (2840, "report"),
     "rulebook": (2510, "rules"),
     "score": (280, "criteria"),
