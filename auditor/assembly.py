@@ -93,6 +93,7 @@ def assemble(
         programs=planned.files,
         fp32_today=planned.fp32_today,
         timing=planned.timing,
+        flags=planned.flags,
         **_held_to(bench, plans, found["recommended"]),
         **found,
     )

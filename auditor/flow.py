@@ -19,9 +19,9 @@ from .capture.several import record_paths
 from .devices import CPU, follow, let_go
 from .document.places import from_repository
 from .errors import device_is_full
-from .execution.beside import under_plan, under_policy
+from .execution.beside import policy_of, under_plan, under_policy
 from .execution.ledger import forward_casts, rows_of
-from .execution.policy import Policy, policy_of
+from .execution.policy import Policy
 from .generation.stage import GenerationReference, generate_reference
 from .graphs import GraphPlans, graphs_of
 from .isolation import isolate
@@ -120,7 +120,6 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         with stages("follow", recommended or "FP32"):
             findings = about(findings, planned.plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], planned.plans.get(recommended or ""))
-            costs = flag_costs(first, subject, measured, yardstick.budget)
     flops = {name: cost.flops for name, cost in bench.costs.items()}
     return assemble(
         bench,
@@ -133,7 +132,6 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         recommended=recommended,
         recommendation=reason,
         followed=followed,
-        flags=costs,
         training=training,
         seconds=stages.seconds,
     )
@@ -165,7 +163,8 @@ def _make_plans(
         with stages("times", "FP32 and every plan, repeatedly"):
             timed, timing = timed_plans(bench, planned.plans)
         planned = replace(planned, plans=timed, timing=timing)
-    return replace(planned, fp32_today=today, held=held)
+    flags = flag_costs(bench.capture.first, bench.subject, bench.measured, bench.yardstick.budget)
+    return replace(planned, fp32_today=today, held=held, flags=flags)
 
 
 def ledger(subject: Subject, options: Settings, plan: Plan | None) -> tuple[tuple[LedgerRow, ...], tuple[Finding, ...]]:

@@ -44,7 +44,7 @@ COPIED = "copied"
 class GraphPlans:
     """plans, baselines: by name; files: the saved programs, by file name. said: warnings.
 
-    fp32_today, timing: see Audit. held: see run_held_choices.
+    fp32_today, flags, timing: see Audit. held: see run_held_choices.
     """
 
     plans: Mapping[str, Plan] = field(default_factory=dict)
@@ -53,6 +53,7 @@ class GraphPlans:
     said: tuple[str, ...] = ()
     fp32_today: Today | None = None
     held: tuple[Decisions, ...] = ()
+    flags: Mapping[str, float] = field(default_factory=dict)
     timing: Timing | None = None
 
 
