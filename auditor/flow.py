@@ -19,9 +19,9 @@ from .capture.several import record_paths
 from .devices import CPU, follow, let_go
 from .document.places import from_repository
 from .errors import device_is_full
-from .execution.beside import under_plan, under_policy
+from .execution.beside import policy_of, under_plan, under_policy
 from .execution.ledger import forward_casts, rows_of
-from .execution.policy import Policy, policy_of
+from .execution.policy import Policy
 from .generation.stage import GenerationReference, generate_reference
 from .graphs import GraphPlans, graphs_of
 from .graphs.pipelines import run_pipelines

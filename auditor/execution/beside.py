@@ -20,7 +20,7 @@ from ..numerics.metrics import relative_l2
 from ..numerics.nodes import row_of, target_of, tensors_in, view_source
 from ..records import Batch, Capture, Dtypes, ModelPath, NonFinite, Plan
 from .execute import Executor, ValueOf, beside
-from .policy import Policy, policy_of
+from .policy import Policy, choice_from_scopes
 from .resolve import resolve
 
 
@@ -34,6 +34,11 @@ class UnderPlan:
     errors: Mapping[str, float] = field(default_factory=dict)
     dtypes: Mapping[str, Dtypes] = field(default_factory=dict)
     read: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def policy_of(capture: Capture, plan: Plan) -> Policy:
+    """The policy of a plan for modules."""
+    return Policy(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
 
 
 def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> UnderPlan:

@@ -210,6 +210,15 @@ def separate_tensors(result: Any, inputs: Sequence[Any]) -> Any:
     return pytree.tree_map_only(torch.Tensor, another, result)
 
 
+def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
+    """{placeholder: owners of the nodes that read it}."""
+    readers: dict[str, dict[str, None]] = {place.name: {} for place in capture.placeholders}
+    for node in capture.nodes.values():
+        for source in readers.keys() & set(node.inputs):
+            readers[source][node.owner] = None
+    return {name: tuple(owners) for name, owners in readers.items() if owners}
+
+
 def low_literals(node: Node, format: str) -> Literals | None:
     """Constants that Python derives from a dtype, for an operation that runs in the format, under any strategy.
 

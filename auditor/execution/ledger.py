@@ -15,9 +15,9 @@ from ..numerics.nodes import dtype, row_of, target_of
 from ..numerics.operations import operation
 from ..records import AutocastRegion, Capture, Plan, Subject
 from ..records.ledger import LedgerRow, SilentCast
-from .beside import UnderPlan
+from .beside import UnderPlan, policy_of
 from .execute import Executor
-from .policy import Policy, choice_from_scopes, policy_of
+from .policy import Policy, choice_from_scopes
 
 
 def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPlan) -> tuple[LedgerRow, ...]:

@@ -20,8 +20,8 @@ from ..numerics.kernels import UnsupportedInFormat, run_op
 from ..numerics.nodes import dtype, target_of, tensors_in
 from ..numerics.operations import Treatment, operation
 from ..paths import FP32_OUTPUT, enclosing_paths, function_in, nearest, nearest_above, of_function, within
-from ..records import AutocastRegion, Call, Capture, Literals, Node, Plan, ScopeChoice
-from .execute import Semantics, ValueOf, with_literals
+from ..records import AutocastRegion, Call, Capture, Literals, Node, ScopeChoice
+from .execute import Semantics, ValueOf, readers_of, with_literals
 
 KEPT = function_in("", "")
 """Path that stands for calls of functions kept in FP32."""
@@ -63,13 +63,7 @@ def choice_from_scopes(scopes: Mapping[str, ScopeChoice]) -> PrecisionChoice:
         return "fp32" if listed is None else scopes[listed].precision
 
     keep = {path: frozenset(choice.keep) for path, choice in scopes.items() if choice.keep}
-    wide = {path: frozenset(choice.fp32_output) for path, choice in scopes.items() if choice.fp32_output}
-    return PrecisionChoice(precision, keep, wide)
-
-
-def policy_of(capture: Capture, plan: Plan) -> Policy:
-    """The policy of a plan for modules."""
-    return Policy(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
+    return PrecisionChoice(precision, keep, {p: frozenset(c.fp32_output) for p, c in scopes.items() if c.fp32_output})
 
 
 def plain(format: str) -> Callable[[str], str]:
@@ -141,15 +135,6 @@ class Layout:
         return {path: frozenset(names) for path, names in result.items()}
 
 
-def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
-    """{placeholder: owners of the nodes that read it}."""
-    readers: dict[str, dict[str, None]] = {place.name: {} for place in capture.placeholders}
-    for node in capture.nodes.values():
-        for source in readers.keys() & set(node.inputs):
-            readers[source][node.owner] = None
-    return {name: tuple(owners) for name, owners in readers.items() if owners}
-
-
 @dataclass(frozen=True)
 class Boundary:
     """Conversions at a wrapped module. entry, exit: precisions to which its inputs and result are cast; None: no cast.
@@ -180,8 +165,7 @@ class Setting:
     kept: bool = False
 
     def in_region(self, region: AutocastRegion | None) -> Setting:
-        """The setting in an autocast region of the model's code: the region's, unless the scope is inside the
-        region."""
+        """The setting in an autocast region of the model's code: the region's, unless the scope is inside it."""
         if region is None or self.wins:
             return self
         named = format_of(getattr(torch, region.dtype))
@@ -311,8 +295,7 @@ class Policy(Semantics):
         return Setting(self._computes_in(around[-1]), low, wins=inside)
 
     def _computes_in(self, call: Call) -> str:
-        precision: str = self.how.computes_in(self.wrapped[call.path].precision)
-        return precision
+        return str(self.how.computes_in(self.wrapped[call.path].precision))
 
     def conversions_between(self, source: str, reader: str) -> tuple[str, ...]:
         """Precisions to which a value is cast between producer and reader; the graph's output lies outside the root.

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import networkx as nx
 
 from ..capture.paths import reach
-from ..execution.policy import plain, readers_of
+from ..execution.execute import readers_of
+from ..execution.policy import plain
 from ..execution.resolve import Resolution
 from ..numerics.operations import operation
 from ..paths import function_in, nearest_above

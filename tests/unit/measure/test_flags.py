@@ -13,6 +13,8 @@ from auditor.numerics.accumulators import rounded_sum, truncated_sum
 from auditor.numerics.casting import round_to
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.metrics import relative_l2
+from auditor.report.blocks import Grid
+from auditor.report.ledger import ledger_section
 from tests.support.subjects import normal, seeded
 
 BUDGET = 0.01
@@ -73,6 +75,12 @@ def test_it_is_what_a_run_with_this_arithmetic_in_every_product_gives(
 @pytest.fixture(scope="module")
 def costs() -> dict[str, float]:
     return dict(auditor.audit(seeded(net), normal(64, 256), strategies="autocast", max_error=BUDGET).flags)
+
+
+def test_the_section_on_dtypes_and_plan_json_have_them() -> None:
+    audit = auditor.audit(nn.Linear(8, 8), normal(4, 8), strategies="autocast", formats="bf16")
+    rows = next(block for block in ledger_section(audit) if isinstance(block, Grid) and block.heads[0] == "Flag").rows
+    assert [row[0] for row in rows] == [*audit.flags] == [*audit.to_dict()["flags"]]
 
 
 def test_each_flag_concerns_the_operations_that_follow_it(costs: dict[str, float]) -> None:
