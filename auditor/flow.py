@@ -34,6 +34,7 @@ from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.rerun import of_verdicts
 from .plan.plans import Planner
+from .plan.quantized import QuantizedPlans
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.units import in_unit, yardstick_of
@@ -41,6 +42,7 @@ from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
 from .plan.workbench import Workbench
 from .records import Audit, Capture, Finding, Plan, Subject
 from .records.ledger import LedgerRow, SilentCast
+from .records.quantization import QuantizedPlan
 from .rulebook.causes import FlowGraph, about, findings_of
 from .rulebook.findings import silent_findings
 from .rulebook.load import spread
@@ -105,6 +107,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             find = _finder(captured, options, _casts(subject, captured))
             findings = find(graph, judged.exposed)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
+        quantized = _quantized_plans(bench, stages, generating) if options.schemes else ()
         with bench.held:
             planned = _make_plans(bench, stages, score, generating)
         if (known := mark_unsafe(judged, planned.baselines)) is not judged:
@@ -126,6 +129,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         findings=findings,
         regions=of_verdicts(relative.regions, captured, judged.verdicts),
         planned=planned,
+        quantized_plans=quantized,
         evaluation=score.evaluation if score else None,
         generation=generating.record(planned.plans.get(recommended or "")) if generating else None,
         recommended=recommended,
@@ -134,6 +138,19 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         training=training,
         seconds=stages.seconds,
     )
+
+
+def _quantized_plans(
+    bench: Workbench, stages: Stages, generating: GenerationReference | None
+) -> tuple[QuantizedPlan, ...]:
+    """The plans of quantization schemes, compared with FP32's tokens if there are any."""
+    with stages("schemes", "the fewest bits within the error budget"):
+        making = QuantizedPlans.of(bench)
+        plans = making.plans()
+    if generating is not None:
+        with stages("decode", "every plan of schemes"):
+            plans = tuple(generating.quantized(plan, making.model) for plan in plans)
+    return plans
 
 
 def _make_plans(

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import fx
@@ -19,17 +20,20 @@ from ..capture.paths import reach
 from ..criteria import Criterion, criteria_of
 from ..criteria.margins import margins_of
 from ..criteria.measure import Criteria, names_of
+from ..errors import let_through
 from ..execution.policy import choice_from_scopes
 from ..folder import OWN
 from ..isolation.answer import answer
+from ..measure.joint import QuantizedModel
 from ..numerics.nodes import readers, row_of, tensors_in
 from ..plan.problem import Problem
 from ..plan.workbench import Workbench
 from ..records import Batch, Capture, Plan, Subject
 from ..records.generation import Generation, PartShare, StoredCache
+from ..records.quantization import QuantizedPlan
 from ..settings import Settings
 from ..stages import Stages
-from ..verify import Runs
+from ..verify import Runs, failure_of
 from .compare import Decoding, ReferenceTokens, expected_flips, figures, recommend_cache, stored_caches
 from .decode import cannot_generate, prompts_of
 
@@ -67,6 +71,18 @@ class GenerationReference:
         with self.folder:
             given = bench.ask(wanted, question) if wanted else {}
         return {name: self._with(bench, plan, given[name]) if name in given else plan for name, plan in plans.items()}
+
+    def quantized(self, plan: QuantizedPlan, model: QuantizedModel) -> QuantizedPlan:
+        """A plan of schemes, with its decoding results if it meets the error budget."""
+        if not plan.holds:
+            return plan
+        found: dict[str, Any] | str
+        try:
+            found = self.decoding.compare(model.model, self.checks, partial(model.under, plan.layers))
+        except Exception as error:
+            let_through(error)
+            found = failure_of(error)
+        return replace(plan, generated=figures(self.checks, found))
 
     def _with(self, bench: Workbench, plan: Plan, given: dict[str, list[torch.Tensor]] | str) -> Plan:
         distance = bench.yardstick.distance

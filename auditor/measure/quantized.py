@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -45,14 +45,35 @@ _PIECES = ("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk")
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with a weight. given: its input; None for an embedding. summed: the weight's dimension that is summed
-    over; spatial: number of dimensions of a convolution's kernel."""
+    """A layer with a weight. given: its input; None for an embedding. parameter: the weight, or what the weight is a
+    view of. summed: the weight's dimension that is summed over; spatial: number of dimensions of a convolution's
+    kernel."""
 
     node: fx.Node
     given: fx.Node | None
     weight: fx.Node
+    parameter: fx.Node
     summed: int
     spatial: int
+
+
+class Roles(NamedTuple):
+    """Positions of a layer's input and weight among its arguments, and the rest of `Layer`."""
+
+    given: int | None
+    weight: int
+    summed: int
+    spatial: int
+
+
+def roles_of(op: str, args: Sequence[Any], shape: Callable[[Any], torch.Size]) -> Roles | None:
+    """Roles of an operation's arguments; None if it is no layer. shape: returns the shape of an argument."""
+    name = op.split(".")[1] if op.startswith("aten.") else ""
+    if name not in _ARGUMENTS:
+        return None
+    given, weight, summed = _ARGUMENTS[name]
+    transposed = name == "convolution" and bool(args[6])
+    return Roles(given, weight, 0 if transposed else summed, len(shape(args[weight])) - 2 if "conv" in name else 0)
 
 
 def layers_of(capture: Capture) -> dict[str, Layer]:
@@ -60,20 +81,22 @@ def layers_of(capture: Capture) -> dict[str, Layer]:
     parameters = {place.name for place in capture.placeholders if place.kind in ("parameter", "buffer")}
     result = {}
     for n in capture.graph_module.graph.nodes:
-        name = op_of(n).split(".")[1] if op_of(n).startswith("aten.") else ""
-        if n.op != "call_function" or name not in _ARGUMENTS:
+        roles = roles_of(op_of(n), n.args, shape_of) if n.op == "call_function" else None
+        if roles is None:
             continue
-        at, of, summed = _ARGUMENTS[name]
-        given, weight = None if at is None else n.args[at], n.args[of]
-        root = weight
+        root = weight = n.args[roles.weight]
         while (source := view_source(root)) is not None:
             root = source
-        shape = weight.meta["val"].shape
-        if root.name in parameters and len(shape) > 1:
-            convolves = "conv" in name
-            transposed = name == "convolution" and bool(n.args[6])
-            result[n.name] = Layer(n, given, weight, 0 if transposed else summed, len(shape) - 2 if convolves else 0)
+        if root.name in parameters and len(shape_of(weight)) > 1:
+            given = None if roles.given is None else n.args[roles.given]
+            result[n.name] = Layer(n, given, weight, root, *roles[2:])
     return result
+
+
+def shape_of(n: fx.Node) -> torch.Size:
+    """Shape of a node's recorded result."""
+    shape: torch.Size = n.meta["val"].shape
+    return shape
 
 
 def calibration_spans(capture: Capture, subject: Subject, batches: Iterable[Batch]) -> dict[str, tuple[float, float]]:
@@ -130,19 +153,13 @@ class QuantizedLayers:
     def run(self, name: str, scheme: str) -> list[Part]:
         """Run a layer in FP32 on its quantized weight, then also on its quantized input, if the scheme has one."""
         layer, row, reference = self.layers[name], SCHEMES[scheme], self._values[name]
-        moved = self._values[layer.weight.name].movedim(layer.summed, -1)  # [out, *kernel, in]
-        x = moved.flatten(1)
-        made = fake_quantize(x, row.weight)
-        weight = made.values.view(moved.shape).movedim(-1, layer.summed)
+        x, made, weight = quantize_weight(self._values[layer.weight.name], layer.summed, row.weight)
         result = self._result(layer, weight)
         parts = [Part("weight", x, made, row.weight, result - reference)]
         if layer.given is not None and row.activation is not None:
-            given = self._values[layer.given.name]
-            channels = given.dim() - 1 - layer.spatial
-            moved = given.movedim(channels, -1)
-            x, by = moved.reshape(-1, moved.shape[-1]), _for_layer(row.activation, layer)
-            made = fake_quantize(x, by, self._spans[name] if by.calibrated else None)
-            changed = self._result(layer, weight, made.values.view(moved.shape).movedim(-1, channels))
+            by, given = for_layer(row.activation, layer.spatial), self._values[layer.given.name]
+            x, made, given = quantize_input(given, layer.spatial, by, self._spans[name] if by.calibrated else None)
+            changed = self._result(layer, weight, given)
             parts.append(Part("activation", x, made, by, changed - result))
         return parts
 
@@ -190,9 +207,30 @@ def together(parts: Sequence[Part]) -> torch.Tensor:
     return parts[0].error if len(parts) == 1 else parts[0].error + parts[1].error
 
 
-def _for_layer(by: Quantizer, layer: Layer) -> Quantizer:
+def for_layer(by: Quantizer, spatial: int) -> Quantizer:
     """A convolution sums over positions too, which a scale per row does not factor out of: it has one per tensor."""
-    return replace(by, block=(0, 0)) if layer.spatial and by.block == (1, 0) else by
+    return replace(by, block=(0, 0)) if spatial and by.block == (1, 0) else by
+
+
+QuantizedMatrix = tuple[torch.Tensor, Quantized, torch.Tensor]
+"""A tensor as a matrix [rows, channels], that matrix quantized, and the quantized values in the tensor's shape."""
+
+
+def quantize_weight(weight: torch.Tensor, summed: int, by: Quantizer) -> QuantizedMatrix:
+    """Quantize a layer's weight, with the summed dimension as columns."""
+    moved = weight.movedim(summed, -1)  # [out, *kernel, in]
+    made = fake_quantize(x := moved.flatten(1), by)
+    return x, made, made.values.view(moved.shape).movedim(-1, summed)
+
+
+def quantize_input(
+    given: torch.Tensor, spatial: int, by: Quantizer, span: tuple[float, float] | None = None
+) -> QuantizedMatrix:
+    """Quantize a layer's input, with its channels as columns. spatial, span: see Layer and `fake_quantize`."""
+    channels = given.dim() - 1 - spatial
+    moved = given.movedim(channels, -1)
+    made = fake_quantize(x := moved.reshape(-1, moved.shape[-1]), by, span)
+    return x, made, made.values.view(moved.shape).movedim(-1, channels)
 
 
 def _outliers(part: Part, axis: int = 1) -> list[int]:

@@ -74,6 +74,29 @@ class Scheme:
         return self.activation is not None and self.activation.calibrated
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether torchao has kernels for a CPU, and `source` is its configuration: INT8 and INT4."""
+        return self.weight.element.row is None and not self.is_calibrated
+
+    @property
+    def products(self) -> str:
+        """Name of the products' element in plan/devices.toml; "" if only weights are quantized."""
+        element = self.weight.element
+        return "" if self.activation is None else f"{'int' if element.row is None else 'fp'}{element.bits}"
+
+    def fits(self, kind: str, rows: int, columns: int) -> bool:
+        """Whether kernels exist for a weight [rows, columns]. kind: linear | convolution | embedding.
+
+        Blocks must divide the weight, and NVFP4's kernels need multiples of 16 rows; embeddings have no input to
+        quantize; no convolution has scales per block.
+        """
+        height, width = self.weight.block
+        if kind != "linear" and (self.activation is not None if kind == "embedding" else width > 0):
+            return False
+        multiple = 16 if self.weight.rule.startswith("e4m3") else max(height, 1)
+        return columns % max(width, 1) == 0 and (not width or rows % multiple == 0)
+
+    @property
     def label(self) -> str:
         """The display name: `fp8_block` -> `FP8 block`."""
         family, _, rest = self.name.partition("_")

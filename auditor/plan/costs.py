@@ -13,6 +13,7 @@ from ..execution.resolve import Resolution
 from ..numerics.flops import flops_of
 from ..numerics.formats import FORMATS, is_low
 from ..numerics.nodes import row_of, tensors_in
+from ..numerics.schemes import Scheme
 from ..records import Capture, MemoryUse
 from ..resources import table
 
@@ -121,6 +122,22 @@ def seconds(cost: Cost, precision: str, device: str) -> float:
     peaks, row = table("plan/devices")[device], FORMATS[precision]
     arithmetic = cost.flops / (peaks.get(row.speed or "", peaks["fp32"]) * 1e12)
     return max(arithmetic, cost.elements * row.bytes / (peaks["bandwidth"] * 1e9))
+
+
+def half_of(device: str) -> str:
+    """The 16-bit format in which a device computes what is not quantized."""
+    return "bf16" if "bf16" in table("plan/devices")[device] else "fp16"
+
+
+def quantized_seconds(cost: Cost, weights: int, scheme: Scheme, device: str) -> float:
+    """Roofline time of a layer under a scheme in seconds. weights: elements of its weight; activations have 16 bits.
+
+    A device that lacks the scheme's products, or a scheme of weights alone, computes in 16 bits.
+    """
+    peaks = table("plan/devices")[device]
+    arithmetic = cost.flops / (peaks.get(scheme.products, peaks[half_of(device)]) * 1e12)
+    read = weights * scheme.weight.bits / 8 + (cost.elements - weights) * 2
+    return float(max(arithmetic, read / (peaks["bandwidth"] * 1e9)))
 
 
 def traffic_seconds(bytes: int, device: str) -> float:

@@ -14,7 +14,7 @@ from .graph import Node, Subject
 from .ledger import LedgerRow
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
 from .plan import Evaluation, Execution, Plan, Timing, Today, Verification
-from .quantization import QuantizedLayer
+from .quantization import QuantizedLayer, QuantizedPlan
 from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
 
@@ -151,6 +151,10 @@ class Audit:
     generation: Annotated[Generation | None, FileField("FP32's generated tokens; `null`: not requested")] = None
     quantization: Annotated[
         tuple[QuantizedLayer, ...], FileField("layers under [quantization schemes](quantization.md), worst first")
+    ] = ()
+    quantized_plans: Annotated[
+        tuple[QuantizedPlan, ...],
+        FileField("[plans](quantization.md#plans) of schemes: one per scheme, and a mixed one"),
     ] = ()
     command: Annotated[str, MeasurementField("the command or function call that made the audit")] = ""
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)

@@ -1,10 +1,12 @@
-"""Records of quantization: each layer under each scheme."""
+"""Records of quantization: each layer under each scheme, and plans of a scheme for every layer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+from .generation import TokenComparison
 from .measure import Verdict
 from .written import FileField
 
@@ -55,3 +57,46 @@ class QuantizedLayer:
     remedied: Annotated[float, FileField("measured `effect` with the remedy")] = 0.0
     criterion: Annotated[str, FileField("the criterion of which this layer uses the largest share")] = ""
     verdict: Annotated[Verdict, FileField("verdict and reason")] = UNJUDGED
+
+
+@dataclass(frozen=True)
+class QuantizedPlan:
+    """A scheme, or 16 bits, for every layer that the plan's schemes can quantize. Errors are in the error budget's measure."""
+
+    name: Annotated[str, FileField("the scheme, or `mixed` for several schemes")]
+    schemes: Annotated[tuple[str, ...], FileField("the schemes from which the plan chooses")]
+    layers: Annotated[
+        Mapping[str, str],
+        FileField(
+            "scheme of each layer, or an empty text for 16 bits; by path of the module whose `weight` it is, else by the "
+            "parameter's name; a tied weight has an entry for each name"
+        ),
+    ]
+    groups: Annotated[
+        tuple[tuple[str, ...], ...], FileField("keys of `layers` that must have one scheme, such as q, k and v")
+    ]
+    effective_bits: Annotated[float, FileField("mean bits per weight of `layers`, with the scales of blocks", least=0)]
+    weights_bytes: Annotated[
+        float, FileField("bytes of all parameters and buffers; 16 bits where not quantized", least=0)
+    ]
+    weights_share: Annotated[float, FileField("`weights_bytes` divided by that of a model in 16 bits", least=0)]
+    time_share: Annotated[
+        float | None, FileField("predicted time of one forward on `--gpu`, divided by BF16's; `null`: not predicted")
+    ]
+    predicted_error: Annotated[
+        float, FileField("predicted error on the calibration inputs: root sum of squares of the layers' single effects")
+    ]
+    single_errors: Annotated[float, FileField("sum of the layers' single effects")]
+    calibration_error: Annotated[float, FileField("measured error on the calibration inputs, worst batch")]
+    held_out_error: Annotated[float | None, FileField("measured error on the held-out inputs; `null`: none")]
+    verified_by: Annotated[
+        str,
+        FileField(
+            "what ran: the model quantized by `torchao`, or the audit's `emulation`", choices=("torchao", "emulation")
+        ),
+    ]
+    holds: Annotated[bool, FileField("whether the measured errors are within the error budget, and all criteria hold")]
+    runs: Annotated[int, FileField("runs of the whole model that chose the layers", least=0)] = 0
+    generated: Annotated[TokenComparison | None, FileField("comparison with FP32's tokens; `null`: not requested")] = (
+        None
+    )
