@@ -45,7 +45,7 @@ class Command(Settings):
     baseline: Annotated[Directory, Option("the path of a plan.json", "PLAN")] = None
     """the `plan.json` or directory of an earlier audit, whose findings do not affect the exit code of this audit"""
     explain_layer: Annotated[str | None, Option(shown="NAME")] = None
-    """also show the precision of this module or operation under each plan, with the reason if it stays FP32"""
+    """also show the precision of this module or operation under each plan, with the reason if it stays in FP32"""
     model_explorer: Flag = False
     """also write the graph and its measured errors as files for Google's [Model Explorer](#model-explorer)"""
     onnx: Annotated[str | None, Option(choices=lambda: ("fp32", "low"))] = None

@@ -34,7 +34,7 @@ from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.rerun import of_verdicts
 from .plan.plans import Planner
-from .plan.quantized import QuantizedPlans
+from .plan.quantized import QuantizedPlans, require_layers
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.units import in_unit, yardstick_of
@@ -90,6 +90,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         with stages("capture", subject.name):
             recordings = record_paths(subject, formats, seed)
             first = recordings.first.capture
+            require_layers([one.capture for one in recordings.each], options.schemes)
             if (limit := offload.now()) is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
         with stages("measure", f"{recordings.operations} nodes", recordings.operations):

@@ -135,7 +135,7 @@ class Settings(BaseModel):
     """The keyword arguments of `auditor.audit()`, and values derived from them before it starts.
 
     found: the device of the model; limits: the parsed criteria; scoring: the imported scoring function. schemes: the
-    quantization schemes in `formats`, which then has only formats.
+    quantization schemes that the user gave in `formats`; `formats` then holds only the others.
     """
 
     model_config = ConfigDict(
@@ -146,11 +146,11 @@ class Settings(BaseModel):
     """keyword arguments for every call of the model"""
     formats: Annotated[Names, Option(TAKEN, choices=lambda: (*auditable(), *SCHEMES))] = DEFAULT
     """number formats to audit: `fp16`, `bf16`, `fp8_e4m3` or `fp8_e5m2`; formats in which torch cannot compute,
-    [such as FP8](api.md#other-formats), are emulated by rounding. Names of [quantization schemes](quantization.md), such
-    as `fp8`, `int8` or `nvfp4`, audit every layer with a weight under them; without a format beside them, BF16 is
+    [such as FP8](api.md#other-formats), are emulated by rounding. A [quantization scheme](quantization.md), such as
+    `fp8`, `int8` or `nvfp4`, audits every layer with a weight under that scheme; if only schemes are given, BF16 is
     audited too"""
     strategies: Annotated[Names, Option(choices=all_strategies)] = SHIPPED
-    """how to lower the precision: `autocast` (weights stay FP32; also for training), `cast` (weights stored in low
+    """how low precision is applied: `autocast` (weights stay FP32; also for training), `cast` (weights stored in low
     precision; for inference), `graph` (a [program](method.md#plans-that-are-programs) with a precision for each
     operation), or [a strategy of your own](api.md#other-strategies)"""
     max_error: Annotated[Number, Field(gt=0), Option("a positive number", "X")] = 0.01
@@ -165,7 +165,7 @@ class Settings(BaseModel):
         AfterValidator(lambda value: kind_and_number(value) and value),
         Option("auto, cpu, cuda or cuda:N (a cpu emulates the formats of a GPU)", "DEVICE"),
     ] = "auto"
-    """`auto` (the model's own GPUs, else the current GPU, else the CPU, which emulates a GPU), `cpu`, `cuda`,
+    """`auto` (the GPUs that hold the model, else the current GPU, else the CPU, which emulates a GPU), `cpu`, `cuda`,
     `cuda:N`"""
     gpu: Annotated[str | None, Option(choices=lambda: table("plan/devices"))] = None
     """the GPU for which times and memory are predicted; by default the GPU that the audit runs on, else A100"""
@@ -182,17 +182,16 @@ class Settings(BaseModel):
     """measure the [time](method.md#measured-time-and-memory) and peak memory of one forward pass, in FP32 and under
     every plan; by default on a GPU only"""
     evaluate: Annotated[Any, Option(shown="F", path="place")] = None
-    """your own scoring function, `func(model)`, called on the model in FP32 and under every verified plan;
-    see [docs/scores.md](scores.md). On the command line: `f.py:func`, or the name
-    of a function in the target's file"""
+    """your own scoring function, `func(model)` (on the command line `f.py:func`, or a name in the target's file);
+    called on the model in FP32 and under every verified plan; see [docs/scores.md](scores.md)"""
     max_drop: Annotated[Number | None, Field(ge=0), Option("a number from 0 on", "X")] = None
     """how much worse than FP32 the score of `evaluate` may be; without this option, scores reject no plan"""
     better: Annotated[str | None, Option(choices=lambda: DIRECTIONS)] = None
     """whether higher or lower scores are better; by default `lower` if the function of `evaluate` has
     `lower_is_better = True`, else `higher`"""
     generate: Annotated[Whole | None, Field(ge=1), Option("a whole number of tokens", "N")] = None
-    """[generate](generation.md) this many tokens, with the inputs as prompts. Under every verified
-    plan the model reads the tokens that FP32 chose, with its own key-value cache; its own choices are compared with them"""
+    """[generate](generation.md) this many tokens in FP32, with the inputs as prompts. Under every verified plan, the
+    model reads the same tokens with a key-value cache of its own; its choices are compared with FP32's"""
     temperature: Annotated[Number, Field(ge=0), Option("a number from 0 on", "T")] = 0.0
     """sampling temperature for `generate`; random numbers come from `seed`; 0: always the likeliest token"""
     loss_fn: Annotated[Function, Option("a function: loss_fn(outputs, *targets) -> a scalar", flag="")] = None
@@ -208,7 +207,7 @@ class Settings(BaseModel):
         tuple[Annotated[Ignore, AfterValidator(_require_reason)], ...],
         Option("a list of tables: module, code and reason, each a string", flag="", typed="Iterable[dict[str, str]]"),
     ] = ()
-    """rules to suppress in some modules: one table each with `module` (a glob pattern), `code` and `reason`"""
+    """rules to suppress in some modules: a list of tables with `module` (a glob pattern), `code` and `reason`"""
     memory: Annotated[
         ByteSize | None, Field(gt=0), Option("a size such as 4GB or 512MiB", "SIZE", typed="str | int | None")
     ] = None
@@ -220,9 +219,9 @@ class Settings(BaseModel):
     """stop a command after this many seconds without progress (default: never). In an audit, also the limit for the run
     and for the score of each plan (default: half an hour)"""
     progress: Annotated[StrictBool | Function, Option("True, False or a function of four arguments", flag="")] = None
-    """called as `progress(stage, detail, done, total)`; `total` is 0 if unknown. If it raises, the audit ends
-    with [an error](errors.md#bad-callback), whose `__cause__` is that exception. `True` shows a progress line; notebooks
-    show one by default"""
+    """a function, called as `progress(stage, detail, done, total)`; `total` is 0 if unknown. If the function raises,
+    the audit ends with [an error](errors.md#bad-callback), whose `__cause__` is that exception. `True` shows a progress
+    line; notebooks show one by default"""
 
     command: str = "auditor.audit(model, example_inputs)"
     found: str | None = None

@@ -124,7 +124,7 @@ class Snippet(Verb):
     tool: Annotated[str | None, Option(flag="--for", choices=lambda: TOOLS)] = None
     """the tool that the code is for; by default all tools"""
     plan: PlanName = None
-    """name of the plan; by default the recommended plan, or the most similar plan that the tool can use"""
+    """name of the plan; by default the recommended plan, else a verified plan that the tool can use"""
 
     def run(self) -> int:
         from ..snippets import snippet, snippets
@@ -135,8 +135,8 @@ class Snippet(Verb):
 
 
 class Ledger(Verb):
-    """List the dtype of every weight and operation: in the checkpoint, as loaded, as the author's code asks, planned
-    and executed. Report casts that nobody asked for."""
+    """List five dtypes of every weight and operation: in the checkpoint, as loaded, requested by the author's code,
+    planned and executed. Report casts that nobody asked for."""
 
     takes = ("target", "plan_file", "inputs", "weights", "format", "fail_on", "timeout", "seed")
     target: Target
@@ -171,7 +171,7 @@ class Ledger(Verb):
 
 
 class ExplainLayer(Verb):
-    """Show the precision of a module or operation under each plan, with the reason if it stays FP32."""
+    """Show the precision of a module or operation under each plan, with the reason if it stays in FP32."""
 
     takes = ("plan_file", "name")
     plan_file: PlanFile
@@ -233,7 +233,7 @@ class Fleet(Verb):
 
     takes = ("targets", "out", "jobs", "timeout", "retries", "force", "baseline", "address", "quiet")
     targets: Annotated[Location, Option(shown="TARGETS")]
-    """a TOML file with one [[target]] table per model, with the keys name, target and audit options"""
+    """a TOML file with one [[target]] table per model: its keys are name, target and audit options"""
     out: Annotated[Location, Option(flag="--out")]
     """output directory DIR, with a folder for each audit and the summary page"""
     jobs: Annotated[Count | None, Option("a whole number", "N")] = None
@@ -303,9 +303,9 @@ class Rehearse(Verb):
     """the batches for the training step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
     `get_batches()`, `train_loader` or `loader`"""
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
-    """the plan.json or directory of an audit, to rehearse its autocast plan too"""
+    """the plan.json or directory of an audit, whose autocast plan is then rehearsed too"""
     remedies: Flag = True
-    """if a recipe has a problem, also run variants of the recipe with a fix"""
+    """if a recipe has a problem, also run variants of the recipe, each with a fix"""
 
     def run_watched(self, progress: Display) -> int:
         progress("load", self.target, 0, 0)

@@ -113,7 +113,8 @@ class Decoding:
         return logits.double() - self.temperature * (-uniform.log()).log()
 
     def _row(self, step: int, expected: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """[4, prompts]: KL from FP32, 1 if the chosen and if the likeliest token differ, change of P(FP32's token)."""
+        """Compare one step, as [4, prompts]: KL divergence from FP32; 1 if the chosen token differs; 1 if the likeliest
+        differs; change of the probability of FP32's token."""
         kl, _ = divergence(expected.double(), logits.double())
         chosen = self._scores(step, logits).argmax(-1) != tokens
         ours, theirs = (x.double().softmax(-1).gather(-1, tokens[:, None])[:, 0] for x in (expected, logits))

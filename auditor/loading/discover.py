@@ -171,7 +171,7 @@ def require(target: Target) -> None:
 def from_hub(target: Target, seed: int) -> BuiltModel:
     """Build the model of a hub target in FP32, with its origin.
 
-    Raises: LoadError(slug="missing-target" | "no-symbol" | "bad-target" | "model-raises" | "quantised-model" |
+    Raises: LoadError(slug="missing-target" | "no-symbol" | "bad-target" | "model-raises" | "quantized-model" |
     "remote-code" | "missing-weights" | "bad-weights" | "weights-mismatch").
     """
     with swap_attribute(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True):
@@ -251,7 +251,7 @@ def _folder(target: Target) -> Path:
 def _config(transformers: Any, folder: Path) -> Any:
     """Read config.json; code in the directory is never run.
 
-    Raises: LoadError(slug="remote-code" | "model-raises" | "quantised-model").
+    Raises: LoadError(slug="remote-code" | "model-raises" | "quantized-model").
     """
     what, read = f"reading {folder / 'config.json'}", transformers.AutoConfig.from_pretrained
     try:
@@ -264,14 +264,14 @@ def _config(transformers: Any, folder: Path) -> Any:
             "model.py whose get_model() calls from_pretrained(..., trust_remote_code=True)",
             slug="remote-code",
         ) from error
-    if (quantised := getattr(config, "quantization_config", None)) is not None:
-        told = quantised if isinstance(quantised, Mapping) else vars(quantised)
+    if (quantized := getattr(config, "quantization_config", None)) is not None:
+        told = quantized if isinstance(quantized, Mapping) else vars(quantized)
         method = told.get("quant_method", "a method of its own")
         raise LoadError(
-            f"the checkpoint in {folder} is quantised ({getattr(method, 'value', method)}), so there are no FP32 "
-            "values to compare with: give the original checkpoint, or save it dequantised (`model.dequantize()`, then "
+            f"the checkpoint in {folder} is quantized ({getattr(method, 'value', method)}), so there are no FP32 "
+            "values to compare with: give the original checkpoint, or save it dequantized (`model.dequantize()`, then "
             "`save_pretrained`, with no quantization_config in config.json)",
-            slug="quantised-model",
+            slug="quantized-model",
         )
     return config
 

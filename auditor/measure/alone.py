@@ -217,7 +217,7 @@ class InFormat:
         given = tensors_in([self._values.get(source.name) for source in n.all_input_nodes])
         results, error = tensors_in(self._values[n.name]), NodeError()
         if any(leaf.is_quantized for leaf in (*given, *results)):
-            reason = f"{op_of(n)} computes with quantised integers"
+            reason = f"{op_of(n)} computes with quantized integers"
             error = NodeError(unsupported=reason, cause="unsupported")
         elif not any(leaf.device.type == "meta" for leaf in results):
             try:

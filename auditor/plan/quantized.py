@@ -20,7 +20,7 @@ from ..measure.quantized import Layer, layers_of, shape_of
 from ..numerics.nodes import view_source
 from ..numerics.schemes import SCHEMES
 from ..records import Batch, Capture
-from ..records.quantization import QuantizedLayer, QuantizedPlan
+from ..records.quantization import MIXED, QuantizedLayer, QuantizedPlan
 from ..stages import tick
 from .costs import half_of, quantized_seconds, seconds
 from .workbench import Workbench, worst_of
@@ -28,11 +28,14 @@ from .workbench import Workbench, worst_of
 RUNS = 48
 """Limit of runs on all calibration inputs that choose the layers of one plan."""
 
-MORE_RUNS = 12
-"""Further runs each time that the held-out inputs refuse a plan."""
+MORE_RUNS = 8
+"""Further runs each time that the verification refuses a plan."""
 
-REFUSALS = 3
-"""After this many plans that the held-out inputs refuse, all layers keep 16 bits."""
+REFUSALS = 6
+"""After this many plans that the verification refuses, all layers keep 16 bits."""
+
+CLOSER = 0.98
+"""After a refusal, the error on calibration inputs must be this share of what would have been accepted."""
 
 SPREAD = 0.3
 """Relative standard deviation of a predicted change of the squared error, for a group in the context of others."""
@@ -42,9 +45,6 @@ UNLIKELY = 0.05
 
 KEPT = 16.0
 """Bits per weight of a layer that is not quantized."""
-
-MIXED = "mixed"
-"""Name of the plan that chooses among all schemes."""
 
 _EXPERTS = re.compile(r"(.*?[^.]*expert[^.]*)\.\d+\.")
 """The list of a layer's experts, in the path of a layer of one expert."""
@@ -201,16 +201,12 @@ class QuantizedPlans:
 
     @classmethod
     def of(cls, bench: Workbench) -> QuantizedPlans:
-        """For the audited model. Raises: PlanError(slug="no-layer") if a scheme has no layer to quantize."""
+        """For the audited model."""
         schemes = bench.options.schemes
-        groups = groups_of(bench)
-        for scheme in schemes:
-            if not any(scheme in group.options for group in groups):
-                raise PlanError(_no_layer(scheme, bool(bench.measured.quantized)), slug="no-layer")
         model = QuantizedModel(bench.subject.model)
         if any(SCHEMES[scheme].is_calibrated for scheme in schemes):
             model.calibrate(bench.subject.batches, bench.options.seed)
-        return cls(bench, model, groups)
+        return cls(bench, model, groups_of(bench))
 
     def plans(self) -> tuple[QuantizedPlan, ...]:
         """A plan for each scheme, and one that chooses among all of them if there are several."""
@@ -230,7 +226,7 @@ class QuantizedPlans:
             by, measured, held_out = self._verify(layers)
             if measured <= limit and held_out <= limit:
                 break
-            target *= 0.98 * limit / max(measured, held_out) if math.isfinite(measured + held_out) else 0.0
+            target = CLOSER * min(target, measured * limit / max(measured, held_out))
             search.left = MORE_RUNS
         return QuantizedPlan(
             name=name,
@@ -300,15 +296,28 @@ class QuantizedPlans:
         return left / whole if whole else None
 
 
-def _no_layer(scheme: str, has_layers: bool) -> str:
-    if not has_layers:
-        return f"the model has no layer with a weight that `{scheme}` could quantize: remove it from --formats"
-    row = SCHEMES[scheme]
-    needs = f", whose blocks are {row.weight.block[0]}x{row.weight.block[1]}," if all(row.weight.block) else ""
-    return (
-        f"no layer of the model can be quantized as `{scheme}`: kernels{needs} do not take its embeddings, convolutions or "
-        "the widths of its linear layers. Remove it from --formats"
-    )
+def require_layers(captures: Sequence[Capture], schemes: Iterable[str]) -> None:
+    """Raises: PlanError(slug="no-layer") if a scheme can quantize no layer of the model."""
+    layers = [layer for capture in captures for layer in layers_of(capture).values()]
+    for scheme in schemes:
+        if not layers:
+            why = "it has no linear layer, convolution or embedding whose weight is a parameter"
+        elif not any(_fits(layer, scheme) for layer in layers):
+            height, width = SCHEMES[scheme].weight.block
+            divide = f" the blocks of {height}x{width} do not divide its linear layers, and" if width else ""
+            why = f"{divide} no kernel takes its other layers".removeprefix(" ")
+        else:
+            continue
+        raise PlanError(
+            f"no layer of the model can be quantized as `{scheme}`: {why}. Remove it from --formats", "no-layer"
+        )
+
+
+def _fits(layer: Layer, scheme: str) -> bool:
+    """Whether kernels exist for a layer under a scheme."""
+    kind = "embedding" if layer.given is None else "convolution" if layer.spatial else "linear"
+    columns = shape_of(layer.weight)[layer.summed]
+    return SCHEMES[scheme].fits(kind, shape_of(layer.weight).numel() // columns, columns)
 
 
 def _captures(bench: Workbench) -> Sequence[Capture]:
@@ -339,17 +348,13 @@ def groups_of(bench: Workbench) -> list[Group]:
     effects, allowed = dict[tuple[str, str], list[float]](), dict[str, set[str]]()
     rates = _rates(bench.measured.quantized.values())
     for name, key, layer in _layers(bench):
-        kind = "embedding" if layer.given is None else "convolution" if layer.spatial else "linear"
-        columns = shape_of(layer.weight)[layer.summed]
-        rows = shape_of(layer.weight).numel() // columns
-        fitting = {s for s in bench.options.schemes if SCHEMES[s].fits(kind, rows, columns)}
+        fitting = {s for s in bench.options.schemes if _fits(layer, s)}
         allowed[key] = allowed.get(key, fitting) & fitting
         alike.add_node(key)
-        if kind == "linear" and (parent := key.rpartition(".")[0]):
-            source = layer.given
-            while source is not None and (viewed := view_source(source)) is not None:
+        source, parent = layer.given, key.rpartition(".")[0]
+        if source is not None and not layer.spatial and parent:
+            while (viewed := view_source(source)) is not None:
                 source = viewed
-            assert source is not None
             alike.add_edge(key, readers.setdefault((parent, source.name), key))
         if expert := _EXPERTS.match(key):
             alike.add_edge(key, readers.setdefault((expert[1], ""), key))

@@ -13,6 +13,9 @@ from .written import FileField
 KEEP = "keep"
 """The remedy that does not quantize a layer."""
 
+MIXED = "mixed"
+"""Name of the plan that chooses among several schemes."""
+
 UNJUDGED = Verdict("untested", "not judged yet")
 
 

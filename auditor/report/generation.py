@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from ..records import Plan
 from ..records.audit import Audit
 from ..records.generation import Generation, StoredCache, TokenComparison
 from .blocks import Block, Chart, Grid, Prose
 from .charts import line_chart
+from .quantization import quantized_title
 from .words import count, in_bytes, label, or_blank, percent, plan_title, ratio
 
 HEADS = (
@@ -28,7 +29,14 @@ PARTS = "Model parts: share of the margins' squared error, and predicted flips p
 CACHES = "FP32 model with its key-value cache stored in fewer bits: flips per 1,000 tokens, and memory of the cache by text length"
 LENGTHS = (2048, 32768, 131072)
 """Text lengths in tokens for which the report gives the memory of the cache."""
-Decoded = tuple[Plan, TokenComparison]
+
+
+class Decoded(NamedTuple):
+    """Title of a plan, its comparison with FP32, and the CSS class of its curve; plans of schemes have no curve."""
+
+    title: str
+    generated: TokenComparison
+    style: str = ""
 
 
 def generation_lines(audit: Audit) -> tuple[str, ...]:
@@ -36,7 +44,7 @@ def generation_lines(audit: Audit) -> tuple[str, ...]:
     error; the prompts and tokens."""
     if audit.generation is None:
         return ()
-    lines = (f"{plan_title(plan)}: {_figures(generated)}" for plan, generated in _decoded_plans(audit))
+    lines = (f"{title}: {_figures(generated)}" for title, generated, _ in _decoded_plans(audit))
     return (*lines, *lift_words(audit), *_cache_words(audit), _about(audit.generation))
 
 
@@ -54,15 +62,15 @@ def generation_section(audit: Audit) -> list[Block]:
         "tokens up to and including the first flip; the median over prompts, and the 10th percentile."
     )
     parts = tuple(
-        (plan_title(plan), one.part, percent(one.share), f"{one.operations:,}", or_blank(one.flips))
-        for plan, generated in decoded
+        (title, one.part, percent(one.share), f"{one.operations:,}", or_blank(one.flips))
+        for title, generated, _ in decoded
         for one in generated.parts
     )
     heads = ("Plan", "Part", "Share", "Operations", "Flips if FP32")
     return [
         Prose("", (_about(audit.generation), *lift_words(audit), *_cache_words(audit)), "lead"),
         Prose("", (about,), "about"),
-        Grid(HEADS, tuple(_row(plan, generated) for plan, generated in decoded)),
+        Grid(HEADS, tuple(_row(one.title, one.generated) for one in decoded)),
         Grid(heads, parts, texts=2, caption=PARTS),
         _caches(audit.generation),
         *_chart(audit.generation, decoded),
@@ -93,11 +101,11 @@ def _size(one: StoredCache, length: int, times: int = 1) -> str:
 def lift_words(audit: Audit) -> Iterator[str]:
     """A sentence on the part of the model that adds most error, and on the flips predicted with this part in FP32;
     nothing without predictions."""
-    for plan, generated in _decoded_plans(audit)[:1]:
+    for title, generated, _ in _decoded_plans(audit)[:1]:
         best = next((part for part in generated.parts if part.flips is not None), None)
         if best is not None and generated.predicted_flips is not None:
             yield (
-                f"Under {plan_title(plan)}, {percent(best.share)} of the error that flips tokens comes "
+                f"Under {title}, {percent(best.share)} of the error that flips tokens comes "
                 f"from: {best.part} ({count(best.operations, 'operation')}). With this part in FP32, {best.flips:.3g} "
                 f"flips per 1,000 tokens are predicted instead of {generated.predicted_flips:.3g}."
             )
@@ -115,9 +123,11 @@ def _cache_words(audit: Audit) -> Iterator[str]:
 
 
 def _decoded_plans(audit: Audit) -> list[Decoded]:
-    """The plans that decoded or failed to, with their results; the recommended plan first."""
-    decoded = [(plan, plan.generated) for plan in audit.plans.values() if plan.generated is not None]
-    return sorted(decoded, key=lambda pair: pair[0].name != audit.recommended)
+    """The plans that decoded or failed to, with their results: the recommended plan first, plans of schemes last."""
+    plans = sorted(audit.plans.values(), key=lambda plan: plan.name != audit.recommended)
+    titled = ((plan_title(plan), plan.generated, f"{plan.format} {plan.strategy}") for plan in plans)
+    schemes = ((quantized_title(plan), plan.generated, "") for plan in audit.quantized_plans)
+    return [Decoded(title, one, style) for title, one, style in (*titled, *schemes) if one is not None]
 
 
 def _about(made: Generation) -> str:
@@ -142,11 +152,11 @@ def _flips(generated: TokenComparison) -> tuple[str, str]:
     return f"{generated.flips or 0:.3g}", f"{low:.2g} to {high:.2g}"
 
 
-def _row(plan: Plan, generated: TokenComparison) -> tuple[str, ...]:
+def _row(title: str, generated: TokenComparison) -> tuple[str, ...]:
     if generated.failure is not None:
-        return (plan_title(plan), f"did not decode: {generated.failure}", *[""] * (len(HEADS) - 2))
+        return (title, f"did not decode: {generated.failure}", *[""] * (len(HEADS) - 2))
     return (
-        plan_title(plan),
+        title,
         *(or_blank(x, ratio) for x in (generated.kl, generated.kl_99, generated.kl_most)),
         or_blank(generated.same_top, percent),
         or_blank(generated.rms_probability, ratio),
@@ -159,10 +169,10 @@ def _row(plan: Plan, generated: TokenComparison) -> tuple[str, ...]:
 def _chart(made: Generation, decoded: list[Decoded]) -> Iterator[Chart]:
     """Chart: KL divergence from FP32 by position after the prompt, one curve per plan."""
     steps, curves = made.steps, []
-    for plan, generated in decoded:
+    for title, generated, style in decoded:
         last = len(generated.kl_by_position) - 1
         points = [(i * steps / last, kl) for i, kl in enumerate(generated.kl_by_position) if kl > 0 and last]
-        curves += [(f"{plan.format} {plan.strategy}", plan_title(plan), points)] if points else []
+        curves += [(style, title, points)] if points and style else []
     about = "Mean KL divergence from FP32 (logarithmic) by position after the prompt."
     ticks = ((steps * share / 4, f"{round(steps * share / 4):,}") for share in range(5))
     return line_chart("Divergence by position", about, curves, steps, "tokens after the prompt", ticks, -99)

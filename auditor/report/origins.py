@@ -183,20 +183,20 @@ def decisions_section(audit: Audit) -> list[Block]:
 def _sentences(one: Decisions) -> list[str]:
     """Sentences on the parts of the error, the operation whose flips add most error, and the error with the scores of
     this operation in FP32."""
-    low = f"{label(one.format)}, all low: error {ratio(one.error)}"
+    low = f"With all operations in {label(one.format)}, the error is {ratio(one.error)}"
     first = one.operations[0]
     if first.seen is None:
         others = " and others" if one.operations[1:] else ""
-        said = f"{low}, {ratio(one.frozen)} with the FP32 run's decisions for the shapes of {where(first)}{others}"
-        return [f"{said}: flips cause {percent(one.share)} of the squared error."]
+        said = f"{low}; with the FP32 run's decisions for the shapes of {where(first)}{others}, {ratio(one.frozen)}"
+        return [f"{said}. Flips cause {percent(one.share)} of the squared error."]
     if one.lifted is None:
         flips = any(each.error is not None for each in one.operations)
-        return [f"{low}, only rounding: {'flipped decisions change no output' if flips else 'no decision flips'}."]
+        return [f"{low}, all from rounding: {'flipped decisions change no output' if flips else 'no decision flips'}."]
     earlier = "" if one.lifted_seen <= first.seen / 2 else "; the remaining flips come from earlier operations"
     return [
-        f"{low}, {ratio(one.frozen)} with the FP32 run's decisions: flips cause {percent(one.share)} of the squared error.",
-        f"Most costly: {where(first)}, {_in_1000(first.seen)} flips in 1,000.",
-        f"With the values that this operation compares in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} flips in 1,000 remain, and the error is "
+        f"{low}; with the FP32 run's decisions, {ratio(one.frozen)}. Flips cause {percent(one.share)} of the squared error.",
+        f"The most costly flips are those of {where(first)}, {_in_1000(first.seen)} in 1,000 decisions.",
+        f"If the values that this operation compares are in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} in 1,000 remain, and the error is "
         f"{ratio(one.lifted_error)}{earlier}.",
     ]
 

@@ -1,12 +1,12 @@
-"""Layers under quantization schemes: how many are safe, the worst with cause and remedy, and the table of all."""
+"""Layers under quantization schemes, and plans of schemes: lines for a terminal, and tables."""
 
 from __future__ import annotations
 
 from ..numerics.schemes import SCHEMES
 from ..records.audit import Audit
-from ..records.quantization import KEEP, QuantizedLayer
+from ..records.quantization import KEEP, MIXED, QuantizedLayer, QuantizedPlan
 from .blocks import Block, Grid, Prose
-from .words import count, op, ratio, scope
+from .words import count, in_bytes, list_paths, op, or_blank, percent, ratio, scope
 
 HEADS = ("Layer", "Verdict", "Effect", "Error", "Weight", "Input", "Saturated", "To zero", "Cause", "Remedy")
 ABOUT = (
@@ -15,14 +15,96 @@ ABOUT = (
     "input. Saturated, to zero: number of entries."
 )
 
+PLAN_HEADS = (
+    "Plan",
+    "Run by",
+    "Bits",
+    "Weights",
+    "Share",
+    "Time",
+    "Error",
+    "Held-out",
+    "Predicted",
+    "Sum of single",
+    "Runs",
+)
+PLANS = (
+    "Plans: the fewest bits per weight within the error budget, with everything else in FP32. Bits: with the scales of "
+    "blocks, over all layers that a scheme can quantize. Weights, share, time: with everything else in 16 bits; share and "
+    "time are relative to 16 bits. Predicted: root sum of squares of the single effects, to compare with the error on the "
+    "calibration inputs; then the sum of the single effects."
+)
+LAYERS_SHOWN = 3
+
+
+def quantized_title(plan: QuantizedPlan) -> str:
+    """A plan's display name: `FP8 plan`."""
+    return "mixed plan" if plan.name == MIXED else f"{SCHEMES[plan.name].label} plan"
+
 
 def quantization_lines(audit: Audit) -> list[str]:
-    """Lines for a terminal: for each scheme, the number of safe layers, and the worst layer with cause and remedy."""
-    lines = list[str]()
+    """Lines for a terminal: each plan; for each scheme, the number of safe layers, and the worst layer with cause and
+    remedy."""
+    lines = [_plan_line(plan, audit) for plan in audit.quantized_plans]
     for scheme, layers in _by_scheme(audit).items():
         safe, worst = sum(layer.verdict.verdict == "safe" for layer in layers), layers[0]
         lines.append(f"{SCHEMES[scheme].label}: {safe} of {count(len(layers), 'layer')} safe. {_worst(worst)}".strip())
     return lines
+
+
+def _plan_line(plan: QuantizedPlan, audit: Audit) -> str:
+    """A plan's bits, memory, time, errors, and the layers that it keeps in 16 bits."""
+    kept = _layers_of(plan, "")
+    error = max(plan.calibration_error, plan.held_out_error or 0.0)
+    if len(kept) == len(plan.layers):
+        return f"{quantized_title(plan)}: quantizes no layer, since each exceeds the error budget of {ratio(audit.max_error)}."
+    faster = f", {percent(plan.time_share)} of the predicted time" if plan.time_share is not None else ""
+    left = f" In 16 bits: {list_paths(kept, LAYERS_SHOWN, 'layer')}." if kept else " All layers are quantized."
+    return (
+        f"{quantized_title(plan)}: {plan.effective_bits:.2f} bits per weight, {percent(plan.weights_share)} of 16-bit weights"
+        f"{faster}; error {ratio(error)} of {ratio(audit.max_error)}.{left}"
+    )
+
+
+def _layers_of(plan: QuantizedPlan, scheme: str) -> list[str]:
+    return [layer for layer, one in plan.layers.items() if one == scheme]
+
+
+def _plan_tables(audit: Audit) -> list[Block]:
+    """The plans, and the layers of each plan by scheme."""
+    rows = tuple(map(_plan_row, audit.quantized_plans))
+    layers = [
+        (
+            quantized_title(plan),
+            SCHEMES[scheme].label if scheme else "16 bits",
+            f"{len(found):,}",
+            list_paths(found, len(found)),
+        )
+        for plan in audit.quantized_plans
+        for scheme in (*plan.schemes, "")
+        if (found := _layers_of(plan, scheme))
+    ]
+    return [
+        Prose("", (PLANS,), "about"),
+        Grid(PLAN_HEADS, rows, caption="Plans"),
+        Grid(("Plan", "Scheme", "Number", "Layers"), tuple(layers), texts=4, caption="Layers of the plans"),
+    ]
+
+
+def _plan_row(plan: QuantizedPlan) -> tuple[str, ...]:
+    return (
+        quantized_title(plan),
+        plan.verified_by,
+        f"{plan.effective_bits:.3f}",
+        in_bytes(plan.weights_bytes),
+        percent(plan.weights_share),
+        or_blank(plan.time_share, percent),
+        ratio(plan.calibration_error),
+        or_blank(plan.held_out_error, ratio),
+        ratio(plan.predicted_error),
+        ratio(plan.single_errors),
+        f"{plan.runs:,}",
+    )
 
 
 def _worst(layer: QuantizedLayer) -> str:
@@ -43,7 +125,7 @@ def quantization_section(audit: Audit) -> list[Block]:
         Grid(HEADS, tuple(map(_row, layers)), caption=f"{SCHEMES[scheme].label}, torchao: {SCHEMES[scheme].source}")
         for scheme, layers in by_scheme.items()
     ]
-    return [Prose("", (ABOUT,), "about"), *tables]
+    return [*_plan_tables(audit), Prose("", (ABOUT,), "about"), *tables]
 
 
 def _by_scheme(audit: Audit) -> dict[str, list[QuantizedLayer]]:

@@ -277,7 +277,7 @@ class AdditionRun:
 
 
 def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Node, AdditionRun]:
-    """The repeated additions that end at each node: `h + f(h)` continues the additions of h."""
+    """The chain of additions that ends at each node: `h + f(h)` continues the chain of h."""
     runs: dict[fx.Node, AdditionRun] = {}
     for node in capture.graph_module.graph.nodes:
         longest = max((runs[item] for item in node.all_input_nodes), key=lambda run: run.length, default=AdditionRun())
@@ -289,8 +289,8 @@ def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Nod
 
 
 def _longer(run: AdditionRun, node: fx.Node, ranges: Mapping[str, Magnitudes]) -> AdditionRun:
-    """Extend repeated additions by one. The larger of the two terms is taken as the running value, the smaller as the
-    update."""
+    """The chain of additions with this node as its last. The larger of the node's two terms counts as the running value,
+    the smaller as the update."""
     known = sorted(found.max_abs for item in node.all_input_nodes if (found := nearest_range(item, ranges)))
     if len(known) < 2:
         return AdditionRun(run.length + 1, run.lost)

@@ -107,7 +107,7 @@ DTYPES: dict[str, Callable[..., Any]] = {
     "half": lambda m, h: h.half().float() * 1.5,
     "FP8": lambda m, h: h.to(torch.float8_e4m3fn).to(h.dtype),
     "whole": lambda m, h: h + (h * 4).round().int().float() / 4,
-    "quantised": lambda m, h: torch.quantize_per_tensor(h.float(), 0.1, 0, torch.qint8).dequantize(),
+    "quantized": lambda m, h: torch.quantize_per_tensor(h.float(), 0.1, 0, torch.qint8).dequantize(),
     "bytes": lambda m, h: (h.sigmoid() * 255).to(torch.uint8).float() / 255,
     "conjugate": lambda m, h: torch.view_as_complex(h.float().reshape(4, 4, 2).contiguous()).conj() * 1j,
 }
@@ -317,8 +317,8 @@ def audited(table: str) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("step", [Step("vmapped", (Step("quantised"),)), Step("conjugate")])
-def test_quantised_under_vmap_and_conjugated(step: Step) -> None:
+@pytest.mark.parametrize("step", [Step("vmapped", (Step("quantized"),)), Step("conjugate")])
+def test_quantized_under_vmap_and_conjugated(step: Step) -> None:
     assert outcome(Program((step,), options={"formats": ("bf16",), "strategies": ("cast",)})) == "audited"
 
 

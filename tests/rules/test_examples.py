@@ -101,7 +101,7 @@ def test_what_the_measurement_finds_is_its_verdict_and_its_number_that_of_a_run(
         ("BND003", "with cast weights (not under autocast)"),
         ("RNN003", "one of 20 calls of this cell: under autocast and with cast weights"),
         ("POS001", "angles up to 905 are computed in low precision, where adjacent numbers differ by 0.5 in FP16 and 4 in BF16"),
-        ("RED008", "32 additions to one value end here"),
+        ("RED008", "this is the last of 32 additions to one value"),
         ("RED009", "cancel to a result of at most 1: 10.0 significant bits are lost. FP16 has 11 bits. BF16 has 8 bits"),
         ("CON003", "a constant that differs from 1 by 1e-06 acts as exactly 1 in FP16 and BF16"),
         ("TRN002", "the guard 1e-09 of a root"),

@@ -162,15 +162,15 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "contains no state dict",
     ),
     "the dtype is none": (lambda f: with_config(f, dtype="bloat16"), "model-raises", "bloat16"),
-    "it is quantised": (
+    "it is quantized": (
         lambda f: with_config(f, quantization_config={"quant_method": "gptq", "bits": 4}),
-        "quantised-model",
-        "is quantised (gptq)",
+        "quantized-model",
+        "is quantized (gptq)",
     ),
     "it is in FP8, with scales": (
         lambda f: with_config(f, quantization_config={"quant_method": "fp8"}),
-        "quantised-model",
-        "is quantised (fp8)",
+        "quantized-model",
+        "is quantized (fp8)",
     ),
     "its code is its own": (with_code, "remote-code", "trust_remote_code=True"),
 }

@@ -28,7 +28,7 @@ def engine() -> Iterator[None]:
 
 
 class Stubs(nn.Module):
-    """A quantised layer between two stubs, and one in FP32 after them."""
+    """A quantized layer between two stubs, and one in FP32 after them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,21 +54,21 @@ def static(convert: bool = True, aware: bool = False) -> nn.Module:
 
 
 @pytest.mark.parametrize("aware", [False, True], ids=["calibrated", "trained so"])
-def test_the_float_part_of_a_quantised_model(aware: bool) -> None:
+def test_the_float_part_of_a_quantized_model(aware: bool) -> None:
     audit = held(drawn(lambda: Around(static(aware=aware)), 4, 16))
     reports = {report.node.owner.removeprefix("inner."): report for report in audit.nodes}
     words = {error.unsupported for error in reports["leave"].errors.values()}
-    assert words == {"aten.dequantize.self computes with quantised integers"}
+    assert words == {"aten.dequantize.self computes with quantized integers"}
     assert all(error.local_error is not None for error in reports["last"].errors.values())
     assert audit.plans["autocast_fp16"].low_precision_flops == 1
 
 
 @pytest.mark.parametrize("aware", [False, True], ids=["calibrated", "trained so"])
-def test_on_the_way_to_a_quantised_model(aware: bool) -> None:
+def test_on_the_way_to_a_quantized_model(aware: bool) -> None:
     held(drawn(lambda: static(convert=False, aware=aware), 4, 16), formats="fp16")
 
 
-def test_layers_quantised_as_they_run() -> None:
+def test_layers_quantized_as_they_run() -> None:
     def make() -> nn.Module:
         return nn.Sequential(Net(), quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 4)), {nn.Linear}))
 

@@ -1,0 +1,313 @@
+"""Plans of quantization schemes: planted models, all choices in turn, and plans run by hand."""
+
+import copy
+import itertools
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor import audit
+from auditor.api import with_rules
+from auditor.asked import validate
+from auditor.document.read import load
+from auditor.errors import PlanError
+from auditor.flow import run
+from auditor.loading.subject import from_object
+from auditor.numerics.quantize import fake_quantize
+from auditor.numerics.schemes import SCHEMES
+from auditor.plan.costs import Cost, quantized_seconds
+from auditor.plan.quantized import Group, Option, Search
+from auditor.records.audit import Audit
+from auditor.records.quantization import QuantizedPlan
+from auditor.report.reporters import html, text
+from auditor.settings import Settings
+
+WIDTH = 64
+
+
+class Expert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(WIDTH, 128), nn.Linear(WIDTH, 128), nn.Linear(128, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
+
+
+class Decoder(nn.Module):
+    """A tied embedding, two blocks of attention with a gated layer or two experts, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.attention = nn.Embedding(32, WIDTH), nn.ModuleList(Attention() for _ in range(2))
+        self.mlp, self.experts = Expert(), nn.ModuleList(Expert() for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(5))
+        self.head = nn.Linear(WIDTH, 32, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        x = x + self.attention[0](self.norms[0](x))
+        x = x + self.mlp(self.norms[1](x))
+        x = x + self.attention[1](self.norms[2](x))
+        y = self.norms[3](x)
+        x = x + sum(expert(y) for expert in self.experts)
+        return self.head(self.norms[4](x))
+
+
+def seeded(make: object, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make().eval()  # type: ignore[operator]
+
+
+def ids(seed: int) -> Tensor:
+    return torch.randint(0, 32, (4, 12), generator=torch.Generator().manual_seed(seed))
+
+
+def audited(model: nn.Module, x: Tensor, *held_out: Tensor, **settings: object) -> Audit:
+    asked = {"strategies": "cast", "quick": True, "max_error": 0.05, **settings}
+    subject = from_object(model, x, {})
+    others = tuple(((y,), {}) for y in held_out)
+    return run(replace(subject, held_out=others), with_rules(validate(Settings, asked)))
+
+
+def by_hand(model: nn.Module, layers: dict[str, str]) -> nn.Module:
+    """A copy of the model whose linear layers have quantized weights and quantize their inputs."""
+    model = copy.deepcopy(model)
+    for path, scheme in layers.items():
+        module = model.get_submodule(path)
+        if not scheme:
+            continue
+        module.weight = nn.Parameter(fake_quantize(module.weight, SCHEMES[scheme].weight).values)
+        if (by := SCHEMES[scheme].activation) is not None:
+            module.register_forward_pre_hook(lambda _, args, by=by: (fake_quantize(args[0], by).values,))
+    return model
+
+
+def change(model: nn.Module, other: nn.Module, x: Tensor) -> float:
+    with torch.no_grad():
+        reference = model(x)
+        return float((other(x) - reference).norm() / reference.norm())
+
+
+def plan(found: Audit, name: str) -> QuantizedPlan:
+    return next(one for one in found.quantized_plans if one.name == name)
+
+
+class Twins(nn.Module):
+    """Two layers with equal effects, side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.a(x), self.b(x.flip(0))], -1)
+
+
+def test_two_layers_within_the_budget_alone_but_not_together_are_not_both_quantized() -> None:
+    model, x = seeded(Twins), torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(1))
+    alone = [change(model, by_hand(model, {name: "fp8"}), x) for name in "ab"]
+    both = change(model, by_hand(model, {"a": "fp8", "b": "fp8"}), x)
+    budget = 1.1 * max(alone)
+    assert both > 1.1 * budget
+    found = audited(model, x, formats="fp8", max_error=budget)
+    assert {layer.verdict.verdict for layer in found.quantization} == {"sensitive"}
+    (one,) = found.quantized_plans
+    assert sorted(one.layers.values()) == ["", "fp8"]
+    assert (one.effective_bits, one.holds) == (12.0, True)
+    assert one.calibration_error == pytest.approx(min(alone), rel=0.2)
+    (both_fit,) = audited(model, x, formats="fp8", max_error=1.05 * both).quantized_plans
+    assert set(both_fit.layers.values()) == {"fp8"}
+    assert both_fit.predicted_error == pytest.approx(both, rel=0.25)
+    assert both_fit.single_errors == pytest.approx(sum(alone), rel=0.25)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> tuple[nn.Module, Audit]:
+    model = seeded(Decoder)
+    return model, audited(model, ids(0), ids(1), ids(2), formats="fp8,int8_weights,nvfp4", max_error=0.06)
+
+
+def test_layers_that_run_as_one_kernel_have_one_scheme(decoder: tuple[nn.Module, Audit]) -> None:
+    _, found = decoder
+    experts = {f"experts.{i}.{name}" for i in range(2) for name in ("gate", "up", "down")}
+    expected = [{"mlp.gate", "mlp.up"}, experts, {"embed", "head"}]
+    expected += [{f"attention.{i}.{name}" for name in "qkv"} for i in range(2)]
+    assert len(found.quantized_plans) == 4
+    for one in found.quantized_plans:
+        assert sorted(map(sorted, one.groups)) == sorted(map(sorted, expected))
+        assert all(len({one.layers[key] for key in group}) == 1 for group in one.groups)
+    assert {plan(found, "fp8").layers[key] for key in ("embed", "head")} == {""}  # an embedding has no FP8 kernel
+
+
+def test_errors_are_those_of_the_model_quantized_by_hand(decoder: tuple[nn.Module, Audit]) -> None:
+    model, found = decoder
+    before = copy.deepcopy(model.state_dict())
+    quantized = 0
+    for one in found.quantized_plans:
+        assert one.holds
+        other = by_hand(model, one.layers)
+        assert one.calibration_error == pytest.approx(change(model, other, ids(0)), rel=2e-2)
+        worst = max(change(model, other, ids(seed)) for seed in (1, 2))
+        assert one.held_out_error == pytest.approx(worst, rel=2e-2)
+        assert max(one.calibration_error, worst) <= 0.06 * 1.001
+        quantized += any(one.layers.values())
+    assert quantized == 4
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_the_mixed_plan_has_the_fewest_bits(decoder: tuple[nn.Module, Audit]) -> None:
+    _, found = decoder
+    bits = {one.name: one.effective_bits for one in found.quantized_plans}
+    assert bits["mixed"] == min(bits.values()) < 8.0
+    numbers = dict.fromkeys(plan(found, "mixed").layers, WIDTH * WIDTH)
+    model = seeded(Decoder)
+    sizes = {key: model.get_submodule(key).weight.numel() for key in numbers if key != "head"}  # tied: counted once
+    mixed = plan(found, "mixed").layers
+    each = {"": 16.0, "fp8": 8.0, "int8_weights": 8.0, "nvfp4": 4.5}
+    total = sum(each[mixed[key]] * size for key, size in sizes.items()) / sum(sizes.values())
+    assert bits["mixed"] == pytest.approx(total)
+
+
+def test_predictions_are_within_half_again_of_measurements() -> None:
+    ratios = []
+    for seed in range(3):
+        found = audited(seeded(Decoder, seed), ids(seed), formats="fp8,int8,int4,mxfp4,nvfp4", max_error=0.1)
+        ratios += [one.predicted_error / one.calibration_error for one in found.quantized_plans if one.single_errors]
+    assert len(ratios) >= 15
+    assert sum(1 / 1.5 <= ratio <= 1.5 for ratio in ratios) >= 0.9 * len(ratios), sorted(ratios)
+
+
+def test_torchao_runs_the_plan_where_it_has_kernels() -> None:
+    pytest.importorskip("torchao.quantization", reason="torchao is not installed", exc_type=ImportError)
+    model = seeded(Decoder)
+    found = audited(model, ids(0), ids(1), formats="int8,int8_weights,fp8", max_error=0.1)
+    assert {one.name: one.verified_by for one in found.quantized_plans if one.name != "mixed"} == {
+        "int8": "torchao",
+        "int8_weights": "torchao",
+        "fp8": "emulation",
+    }
+    for name in ("int8", "int8_weights"):
+        emulated = change(model, by_hand(model, plan(found, name).layers), ids(1))
+        assert plan(found, name).held_out_error == pytest.approx(emulated, rel=0.05)
+    assert type(model.head.weight) is nn.Parameter
+
+
+@pytest.mark.parametrize("criteria", ["output: top1 >= 0.9", "output: max_abs <= 0.4"])
+def test_criteria_without_a_gradient_hold_under_a_plan(criteria: str) -> None:
+    model = seeded(Decoder)
+    found = audited(model, ids(0), ids(1), formats="nvfp4", criteria=criteria)
+    (one,) = found.quantized_plans
+    assert one.holds and 4.5 <= one.effective_bits < 16.0
+    other = by_hand(model, one.layers)
+    with torch.no_grad():
+        pairs = [(model(ids(seed)), other(ids(seed))) for seed in (0, 1)]
+    if "top1" in criteria:
+        assert all(float((x.argmax(-1) == y.argmax(-1)).float().mean()) >= 0.9 for x, y in pairs)
+    else:
+        assert all(float((x - y).abs().max()) <= 0.4 * 1.001 for x, y in pairs)
+
+
+def test_generated_tokens_are_compared_under_the_plan() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=97, initializer_range=0.3, **sizes)
+    config.eos_token_id = config.pad_token_id = None
+    model = seeded(lambda: transformers.LlamaForCausalLM(config))
+    tokens = torch.randint(5, 97, (4, 12), generator=torch.Generator().manual_seed(1))
+    found = audit(model, {"input_ids": tokens}, formats="fp8", generate=6, max_error=0.2, strategies="cast", quick=True)
+    (one,) = found.quantized_plans
+    other, expected = by_hand(model, one.layers), []
+    with torch.no_grad():
+        for _ in range(6):
+            before, after = (x(input_ids=tokens).logits[:, -1].double().log_softmax(-1) for x in (model, other))
+            expected.append((before.exp() * (before - after)).sum(-1))
+            tokens = torch.cat([tokens, before.argmax(-1, keepdim=True)], 1)
+    assert one.generated is not None and one.generated.failure is None
+    assert one.generated.kl == pytest.approx(float(torch.stack(expected).mean()), rel=0.02)
+    assert "FP8 plan: KL" in text(found, width=200, color=False, most=100)
+
+
+def problem(seed: int) -> tuple[list[Group], float]:
+    """Groups with random sizes and effects of two schemes, and an error budget."""
+    draw = random.Random(seed)
+    groups = []
+    for i in range(7):
+        elements = draw.choice([10, 20, 40, 80])
+        effect = 0.01 * math.exp(draw.gauss(0, 1))
+        options = {"": Option(16.0 * elements, 0.0), "fp8": Option(8.0 * elements, effect**2)}
+        options["nvfp4"] = Option(4.5 * elements, (draw.uniform(2, 6) * effect) ** 2)
+        groups.append(Group((str(i),), elements, options, {}))
+    return groups, 0.03 * math.exp(draw.gauss(0, 0.5))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_search_is_as_good_as_trying_all_choices(seed: int) -> None:
+    groups, limit = problem(seed)
+    draw = random.Random(seed)
+    real = {
+        (i, s): one.square * math.exp(draw.gauss(0, 0.2))
+        for i, group in enumerate(groups)
+        for s, one in group.options.items()
+    }
+
+    def measure(choice: tuple[str, ...]) -> float:
+        return math.sqrt(sum(real[i, s] for i, s in enumerate(choice)))
+
+    search = Search(groups, ("fp8", "nvfp4"), measure, {("",) * 7: 0.0})
+    found = search.best(limit)
+    assert measure(found) <= limit
+    every = (choice for choice in itertools.product(("", "fp8", "nvfp4"), repeat=7) if measure(choice) <= limit)
+    assert search.bits(found) <= 1.02 * min(map(search.bits, every))
+    assert search.spent <= 48
+
+
+def test_a_device_without_the_products_gains_only_bytes() -> None:
+    product, reading = Cost(10**12, 2 * 10**6, False), Cost(10, 2 * 10**8, False)
+    fp8, nvfp4 = SCHEMES["fp8"], SCHEMES["nvfp4"]
+    assert quantized_seconds(product, 10**6, fp8, "H100") == pytest.approx(10**12 / 1979e12)
+    assert quantized_seconds(product, 10**6, fp8, "A100") == pytest.approx(10**12 / 312e12)
+    assert quantized_seconds(product, 10**6, nvfp4, "B200") == pytest.approx(10**12 / 9000e12)
+    # 10^8 weights of 4.5 bits and 10^8 activations of 16 bits at 2039 GB/s
+    assert quantized_seconds(reading, 10**8, nvfp4, "A100") == pytest.approx(10**8 * (4.5 / 8 + 2) / 2039e9)
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "why"),
+    [
+        (nn.Sequential(nn.Linear(48, 48)), torch.randn(4, 48), "blocks of 1x128 do not divide"),
+        (nn.Sequential(nn.GELU()), torch.randn(4, 48), "no linear layer, convolution or embedding"),
+    ],
+    ids=["widths", "no layer"],
+)
+def test_a_scheme_without_a_layer_is_an_error(model: nn.Module, x: Tensor, why: str) -> None:
+    with pytest.raises(PlanError, match=why) as caught:
+        audit(model.eval(), x, formats="int4")
+    assert caught.value.slug == "no-layer"
+
+
+def test_reports_and_files_show_the_plans(decoder: tuple[nn.Module, Audit], tmp_path: Path) -> None:
+    _, found = decoder
+    one, shown = plan(found, "fp8"), text(found, width=200, color=False)
+    assert f"FP8 plan: {one.effective_bits:.2f} bits per weight" in shown
+    assert shown.count("\n") <= 40
+    page = html(found)
+    assert "mixed plan" in page and "Sum of single" in page
+    found.save(tmp_path)
+    assert load(tmp_path).quantized_plans[0].layers == found.quantized_plans[0].layers
