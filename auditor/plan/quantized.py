@@ -6,12 +6,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from statistics import median
 from typing import NamedTuple
 
 import networkx as nx
 import torch
+from torch.nn import functional
 
 from ..errors import PlanError, let_through
 from ..isolation.members import named_tensors
@@ -43,6 +43,12 @@ SPREAD = 0.3
 UNLIKELY = 0.05
 """Choices are not run if their probability to be within the limit is below this."""
 
+LEVELS = 4096
+"""Resolution of predicted squared errors, as a share of their limit."""
+
+CLOSE = 1.01
+"""Ratio of two limits of the predicted squared error between which no further choice is run."""
+
 KEPT = 16.0
 """Bits per weight of a layer that is not quantized."""
 
@@ -69,15 +75,6 @@ class Group:
     elements: int
     options: Mapping[str, Option]
     single: Mapping[str, float]
-
-    def steps(self, schemes: Iterable[str]) -> Iterator[tuple[float, str]]:
-        """(squared error per bit saved, scheme) of the steps from 16 bits down the convex hull of these options."""
-        at = self.options[""]
-        while below := {s: one for s in schemes if (one := self.options.get(s)) and one.bits < at.bits}:
-            slopes = {s: max(one.square - at.square, 0.0) / (at.bits - one.bits) for s, one in below.items()}
-            best = min(slopes, key=lambda s: (slopes[s], below[s].bits, below[s].square))
-            yield slopes[best], best
-            at = below[best]
 
 
 class _Change(NamedTuple):
@@ -109,15 +106,6 @@ class Search:
         for i, group in enumerate(self.groups):
             self.squares |= {(i, scheme): one.square for scheme, one in group.options.items()}
 
-    @cached_property
-    def path(self) -> list[Choice]:
-        """Choices from all 16 bits to the fewest bits, the step with the least squared error per bit first."""
-        steps = [(*step, i) for i, group in enumerate(self.groups) for step in group.steps(self.schemes)]
-        result = [("",) * len(self.groups)]
-        for _, scheme, i in sorted(steps, key=lambda step: step[0]):
-            result.append((*result[-1][:i], scheme, *result[-1][i + 1 :]))
-        return result
-
     def bits(self, choice: Choice) -> float:
         """Bits of all weights."""
         return sum(group.options[scheme].bits for group, scheme in zip(self.groups, choice, strict=True))
@@ -141,15 +129,47 @@ class Search:
         )
 
     def _bisect(self, limit: float) -> None:
-        """Run choices of the path, first where the prediction meets the limit, until neighbors enclose it."""
-        low, high, scale = 0, len(self.path), 1.0
-        while high - low > 1 and self.left > 0:
-            below = sum(scale * self.predicted(choice) <= limit for choice in self.path[low + 1 : high])
-            at = min(low + max(below, 1), high - 1)
-            error = self._run(self.path[at], self.path[low])
-            predicted = self.predicted(self.path[at])
-            scale = error / predicted if predicted > 0 and math.isfinite(error) else 1.0
-            low, high = (at, high) if error <= limit else (low, at)
+        """Run the choices of fewest bits by prediction, with ever closer limits of the predicted error, until their errors
+        enclose the limit."""
+        low, high, cap = (
+            1e-9 * limit**2,
+            2 * sum(max(self._squares_of(i).values()) for i in range(len(self.groups))),
+            limit**2,
+        )
+        while self.left > 0 and high > CLOSE * low:
+            choice = self._cheapest(cap)
+            error = self._run(choice, self._within(limit))
+            low, high = (cap, high) if error <= limit else (low, cap)
+            predicted = sum(self._squares_of(i)[scheme] for i, scheme in enumerate(choice))
+            cap = predicted * (limit / error) ** 2 if 0 < error < math.inf else 0.0
+            if not low * CLOSE < cap < high / CLOSE:
+                cap = math.sqrt(low * high)
+
+    def _squares_of(self, i: int) -> dict[str, float]:
+        """{scheme: squared effect} of a group's options in this search."""
+        return {scheme: self.squares[i, scheme] for scheme in ("", *self.schemes) if (i, scheme) in self.squares}
+
+    def _cheapest(self, cap: float) -> Choice:
+        """The choice with the fewest bits whose predicted squared error is within a cap, to a resolution of 1/LEVELS.
+
+        Dynamic programming over the groups: `bits` [LEVELS + 1] are the fewest for every squared error.
+        """
+        bits, taken = torch.zeros(LEVELS + 1, dtype=torch.float64), list[tuple[list[tuple[str, int]], torch.Tensor]]()
+        for i, group in enumerate(self.groups):
+            levels = [(scheme, round(LEVELS * min(x / cap, 2.0))) for scheme, x in self._squares_of(i).items()]
+            options = sorted((one for one in levels if one[1] <= LEVELS), key=lambda one: one[1])
+            rows = [
+                functional.pad(bits[: LEVELS + 1 - n], (n, 0), value=math.inf) + group.options[s].bits
+                for s, n in options
+            ]
+            bits, picked = torch.stack(rows).min(0)
+            taken.append((options, picked))
+        at, choice = int(bits.argmin()), list[str]()
+        for options, picked in reversed(taken):
+            scheme, level = options[int(picked[at])]
+            at -= level
+            choice.append(scheme)
+        return tuple(reversed(choice))
 
     def _promising(self, limit: float) -> Choice | None:
         """The choice that differs from the best so far in one or two groups, and is expected to save most: bits saved
