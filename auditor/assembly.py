@@ -79,6 +79,7 @@ def assemble(
         command=options.command,
         noise=bench.noise.found,
         quantization=judge_layers(captured, bench.measured, bench.yardstick, bench.noise.found),
+        quantized_plans=planned.schemes,
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
         weights=tuple(
             Weight(p.fqn or p.name, p.kind, ranges[p.name])

@@ -34,7 +34,7 @@ from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.rerun import of_verdicts
 from .plan.plans import Planner
-from .plan.quantized import QuantizedPlans, require_layers
+from .plan.quantized import QuantizedPlans
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.units import in_unit, yardstick_of
@@ -90,7 +90,6 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         with stages("capture", subject.name):
             recordings = record_paths(subject, formats, seed)
             first = recordings.first.capture
-            require_layers([one.capture for one in recordings.each], options.schemes)
             if (limit := offload.now()) is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
         with stages("measure", f"{recordings.operations} nodes", recordings.operations):
@@ -108,7 +107,6 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             find = _finder(captured, options, _casts(subject, captured))
             findings = find(graph, judged.exposed)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
-        quantized = _quantized_plans(bench, stages, generating) if options.schemes else ()
         with bench.held:
             planned = _make_plans(bench, stages, score, generating)
         if (known := mark_unsafe(judged, planned.baselines)) is not judged:
@@ -130,7 +128,6 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         findings=findings,
         regions=of_verdicts(relative.regions, captured, judged.verdicts),
         planned=planned,
-        quantized_plans=quantized,
         evaluation=score.evaluation if score else None,
         generation=generating.record(planned.plans.get(recommended or "")) if generating else None,
         recommended=recommended,
@@ -165,6 +162,7 @@ def _make_plans(
         today, held = today_of(bench), tuple(run_held_choices(bench))
     with stages("plan", "solve, patch, verify"):
         plans = planner.plans(baselines)
+    schemes = _quantized_plans(bench, stages, generating) if options.schemes else ()
     if score is not None:
         with stages("scores", score.scoring.name):
             plans = score.under(plans, bench)
@@ -180,7 +178,7 @@ def _make_plans(
         with stages("times", "FP32 and every plan, repeatedly"):
             timed, timing = timed_plans(bench, planned.plans)
         planned = replace(planned, plans=timed, timing=timing)
-    return replace(planned, fp32_today=today, held=held)
+    return replace(planned, fp32_today=today, held=held, schemes=schemes)
 
 
 def ledger(subject: Subject, options: Settings, plan: Plan | None) -> tuple[tuple[LedgerRow, ...], tuple[Finding, ...]]:

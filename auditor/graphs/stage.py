@@ -31,6 +31,7 @@ from ..plan.verified import judge_replay, verify
 from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
 from ..records.decisions import Decisions
+from ..records.quantization import QuantizedPlan
 from ..stages import tick
 from ..verify import PROGRAM
 from .exported import ExportedModel, SavedProgram, cannot, export_model, outlines, save_program
@@ -44,7 +45,7 @@ COPIED = "copied"
 class GraphPlans:
     """plans, baselines: by name; files: the saved programs, by file name. said: warnings.
 
-    fp32_today, timing: see Audit. held: see run_held_choices.
+    fp32_today, timing: see Audit. held: see run_held_choices. schemes: plans of quantization schemes.
     """
 
     plans: Mapping[str, Plan] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class GraphPlans:
     fp32_today: Today | None = None
     held: tuple[Decisions, ...] = ()
     timing: Timing | None = None
+    schemes: tuple[QuantizedPlan, ...] = ()
 
 
 def graphs_of(bench: Workbench, score: InFp32 | None = None) -> GraphPlans:

@@ -22,7 +22,7 @@ from .causes import refine_causes
 from .decisions import measure_decisions
 from .layers import measure_layers
 from .measure import Measurement, measure
-from .quantized import QuantizedLayers, calibration_spans
+from .quantized import QuantizedLayers, calibration_spans, require_layers
 from .reference import Back
 from .rerun import PLAIN, Yardstick, regions_of
 from .settle import settle
@@ -118,9 +118,10 @@ def calibrate_paths(
 ) -> tuple[Capture, Calibration]:
     """Return the joined graph of all paths, and the combined results of `calibrate` on each path's batches.
 
-    A later path that cannot be measured is omitted, with a warning. Raises: MeasureError if the first path fails.
+    A later path that cannot be measured is omitted, with a warning. Raises: MeasureError if the first path fails;
+    PlanError(slug="no-layer") if a scheme can quantize no layer.
     """
-
+    require_layers([path.capture for path in recordings.each], schemes)
     paths, result, unjudged = list[ModelPath](), list[Calibration](), [*recordings.unjudged]
     for path in recordings.each:
         later, distance = path is not recordings.first, yardstick.distance

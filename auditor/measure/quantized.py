@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from ..errors import PlanError
 from ..execution.execute import Executor
 from ..numerics.entries import finite
 from ..numerics.nodes import op_of, target_of, tensors_in, view_source
@@ -97,6 +98,28 @@ def shape_of(n: fx.Node) -> torch.Size:
     """Shape of a node's recorded result."""
     shape: torch.Size = n.meta["val"].shape
     return shape
+
+
+def require_layers(captures: Sequence[Capture], schemes: Iterable[str]) -> None:
+    """Raises: PlanError(slug="no-layer") if a scheme can quantize no layer of the model."""
+    layers = [layer for capture in captures for layer in layers_of(capture).values()]
+    for scheme in schemes:
+        if not layers:
+            why = "the model has no linear layer, convolution or embedding whose weight is a parameter"
+        elif not any(fits(layer, scheme) for layer in layers):
+            height, width = SCHEMES[scheme].weight.block
+            divide = f" the blocks of {height}x{width} do not divide its linear layers, and" if width else ""
+            why = f"{divide} no kernel takes its other layers".removeprefix(" ")
+        else:
+            continue
+        raise PlanError(f"no layer can be quantized as `{scheme}`: {why}. Remove it from --formats", "no-layer")
+
+
+def fits(layer: Layer, scheme: str) -> bool:
+    """Whether kernels exist for a layer under a scheme."""
+    kind = "embedding" if layer.given is None else "convolution" if layer.spatial else "linear"
+    columns = shape_of(layer.weight)[layer.summed]
+    return SCHEMES[scheme].fits(kind, shape_of(layer.weight).numel() // columns, columns)
 
 
 def calibration_spans(capture: Capture, subject: Subject, batches: Iterable[Batch]) -> dict[str, tuple[float, float]]:

@@ -13,10 +13,10 @@ import networkx as nx
 import torch
 from torch.nn import functional
 
-from ..errors import PlanError, let_through
+from ..errors import let_through
 from ..isolation.members import named_tensors
 from ..measure.joint import QuantizedModel, key_of
-from ..measure.quantized import Layer, layers_of, shape_of
+from ..measure.quantized import Layer, fits, layers_of, shape_of
 from ..numerics.nodes import view_source
 from ..numerics.schemes import SCHEMES
 from ..records import Batch, Capture
@@ -316,30 +316,6 @@ class QuantizedPlans:
         return left / whole if whole else None
 
 
-def require_layers(captures: Sequence[Capture], schemes: Iterable[str]) -> None:
-    """Raises: PlanError(slug="no-layer") if a scheme can quantize no layer of the model."""
-    layers = [layer for capture in captures for layer in layers_of(capture).values()]
-    for scheme in schemes:
-        if not layers:
-            why = "it has no linear layer, convolution or embedding whose weight is a parameter"
-        elif not any(_fits(layer, scheme) for layer in layers):
-            height, width = SCHEMES[scheme].weight.block
-            divide = f" the blocks of {height}x{width} do not divide its linear layers, and" if width else ""
-            why = f"{divide} no kernel takes its other layers".removeprefix(" ")
-        else:
-            continue
-        raise PlanError(
-            f"no layer of the model can be quantized as `{scheme}`: {why}. Remove it from --formats", "no-layer"
-        )
-
-
-def _fits(layer: Layer, scheme: str) -> bool:
-    """Whether kernels exist for a layer under a scheme."""
-    kind = "embedding" if layer.given is None else "convolution" if layer.spatial else "linear"
-    columns = shape_of(layer.weight)[layer.summed]
-    return SCHEMES[scheme].fits(kind, shape_of(layer.weight).numel() // columns, columns)
-
-
 def _captures(bench: Workbench) -> Sequence[Capture]:
     return [path.capture for path in bench.capture.paths] or [bench.capture]
 
@@ -368,7 +344,7 @@ def groups_of(bench: Workbench) -> list[Group]:
     effects, allowed = dict[tuple[str, str], list[float]](), dict[str, set[str]]()
     rates = _rates(bench.measured.quantized.values())
     for name, key, layer in _layers(bench):
-        fitting = {s for s in bench.options.schemes if _fits(layer, s)}
+        fitting = {s for s in bench.options.schemes if fits(layer, s)}
         allowed[key] = allowed.get(key, fitting) & fitting
         alike.add_node(key)
         source, parent = layer.given, key.rpartition(".")[0]

@@ -55,11 +55,13 @@ PARTS = {
     "execution/ledger.py": "dtypes",
     "loading/watch.py": "dtypes",
     "measure/decisions.py": "generation",
+    "measure/joint.py": "quantization",
     "measure/layers.py": "quantization",
     "measure/products.py": "dtypes",
     "measure/quantized.py": "quantization",
     "numerics/quantize.py": "quantization",
     "numerics/schemes.py": "quantization",
+    "plan/quantized.py": "quantization",
     "records/decisions.py": "generation",
     "records/generation.py": "generation",
     "records/ledger.py": "dtypes",
@@ -81,14 +83,14 @@ BUDGET = {
     "execution": (1200, "execution"),
     "fleet": (410, "fleet"),
     "generation": (1500, "generation"),
-    "graphs": (1110, "graphs"),
+    "graphs": (1120, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1880, "loading"),
-    "loose files": (1020, "flow"),
+    "loose files": (1040, "flow"),
     "measure": (2330, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2500, "plan"),
+    "plan": (2520, "plan"),
     "progress": (300, "telling"),
     "quantization": (2200, "quantization"),
     "records": (1500, "records"),
@@ -102,7 +104,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30720, 214, 24
+LINES, FILES, ROOMS = 30760, 216, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

@@ -209,7 +209,7 @@ def test_torchao_runs_the_plan_where_it_has_kernels() -> None:
     assert type(model.head.weight) is nn.Parameter
 
 
-@pytest.mark.parametrize("criteria", ["output: top1 >= 0.9", "output: max_abs <= 0.4"])
+@pytest.mark.parametrize("criteria", ["output: top1 >= 0.9", "output: max_abs <= 1"])
 def test_criteria_without_a_gradient_hold_under_a_plan(criteria: str) -> None:
     model = seeded(Decoder)
     found = audited(model, ids(0), ids(1), formats="nvfp4", criteria=criteria)
@@ -221,7 +221,7 @@ def test_criteria_without_a_gradient_hold_under_a_plan(criteria: str) -> None:
     if "top1" in criteria:
         assert all(float((x.argmax(-1) == y.argmax(-1)).float().mean()) >= 0.9 for x, y in pairs)
     else:
-        assert all(float((x - y).abs().max()) <= 0.4 * 1.001 for x, y in pairs)
+        assert all(float((x - y).abs().max()) <= 1.001 for x, y in pairs)
 
 
 def test_generated_tokens_are_compared_under_the_plan() -> None:
