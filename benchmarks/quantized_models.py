@@ -98,7 +98,7 @@ def topics(number: int) -> list[str]:
 
 def _characters(make: Callable[[int], nn.Module]) -> Case:
     """A language model of characters, trained here."""
-    model, _ = trained(make)
+    model, _ = trained(make, steps=200)
     ids, _ = text()
     windows = ids[-len(ids) // 10 :][torch.arange(24)[:, None] * 1500 + torch.arange(97)]
     inputs, following = windows[:, :-1], windows[:, 1:]
@@ -123,7 +123,14 @@ def smollm2() -> Case:
     model.config.use_cache = False
     ids = torch.tensor([read(text)["input_ids"][:49] for text in topics(6)])
     inputs, following = ids[:, :-1], ids[:, 1:]
-    return Case(one_output(model, "logits"), (inputs[:2],), (inputs[2:],), labels=following[:2], choices=CHOICES[1:], limits=LIMITS[1:2])
+    return Case(
+        one_output(model, "logits"),
+        (inputs[:2],),
+        (inputs[2:],),
+        labels=following[:2],
+        choices=CHOICES[1:],
+        limits=LIMITS[1:2],
+    )
 
 
 def minilm_l6() -> Case:
@@ -154,7 +161,7 @@ def vit() -> Case:
     torch.manual_seed(0)
     model, (x, y) = VisionTransformer(num_classes=10, **sizes), _digits()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for _ in range(300):
+    for _ in range(150):
         rows = torch.randint(1300, (64,))
         loss = F.cross_entropy(model(x[rows]), y[rows])
         optimizer.zero_grad()

@@ -31,11 +31,12 @@ RUNS = 48
 MORE_RUNS = 8
 """Further runs each time that the verification refuses a plan."""
 
-REFUSALS = 6
-"""After this many plans that the verification refuses, all layers keep 16 bits."""
+VERIFICATIONS = 10
+"""Limit of choices for one plan that are verified; if it refuses all, all layers keep 16 bits."""
 
-CLOSER = 0.98
-"""After a refusal, the error on calibration inputs must be this share of what would have been accepted."""
+CLOSER = 1.02
+"""Until one choice is accepted, the error on calibration inputs must be smaller by this ratio than what is expected to
+be accepted."""
 
 SPREAD = 0.3
 """Relative standard deviation of a predicted change of the squared error, for a group in the context of others."""
@@ -91,7 +92,7 @@ class Search:
     """Searches the choice with the fewest bits whose measured error is within a limit.
 
     measure: error of the outputs on the calibration inputs. known: its results, also of other searches. squares:
-    squared effects, corrected by the runs.
+    squared effects, corrected by the runs. refused: choices that the verification did not accept.
     """
 
     groups: Sequence[Group]
@@ -101,6 +102,7 @@ class Search:
     left: int = RUNS
     spent: int = 0
     squares: dict[tuple[int, str], float] = field(default_factory=dict)
+    refused: set[Choice] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for i, group in enumerate(self.groups):
@@ -124,7 +126,11 @@ class Search:
     def _within(self, limit: float) -> Choice:
         allowed = {"", *self.schemes}
         return min(
-            (choice for choice, error in self.known.items() if error <= limit and allowed.issuperset(choice)),
+            (
+                choice
+                for choice, error in self.known.items()
+                if error <= limit and choice not in self.refused and allowed.issuperset(choice)
+            ),
             key=lambda choice: (self.bits(choice), self.known[choice]),
         )
 
@@ -239,15 +245,20 @@ class QuantizedPlans:
         """The plan with the fewest bits that the verification accepts. known: measured errors, of all plans."""
         subject, limit, groups = self.bench.subject, self.bench.max_error, self.groups
         search = Search(groups, schemes, lambda choice: self.error(self._schemes(choice), subject.batches), known)
-        target = limit
-        for attempt in range(REFUSALS + 1):
-            choice = search.best(target) if attempt < REFUSALS else ("",) * len(groups)
-            layers = self._schemes(choice)
-            by, measured, held_out = self._verify(layers)
-            if measured <= limit and held_out <= limit:
-                break
-            target = CLOSER * min(target, measured * limit / max(measured, held_out))
+        kept = accepted = ("",) * len(groups)
+        verified, ratios, target = {kept: ("emulation", 0.0, 0.0)}, list[float](), limit
+        while len(verified) <= VERIFICATIONS and search.bits(choice := search.best(target)) < search.bits(accepted):
+            verified[choice] = self._verify(self._schemes(choice))
+            worst = max(verified[choice][1:])
+            ratios.append(max(worst / max(search.known[choice], 1e-30), 1.0))
+            if worst <= limit:
+                accepted = choice
+            else:
+                search.refused.add(choice)
+            target = limit / (CLOSER * max(ratios) if accepted == kept else min(ratios))
             search.left = MORE_RUNS
+        choice = accepted
+        layers, (by, measured, held_out) = self._schemes(choice), verified[choice]
         return QuantizedPlan(
             name=name,
             schemes=schemes,
@@ -259,7 +270,7 @@ class QuantizedPlans:
             calibration_error=measured,
             held_out_error=held_out if subject.held_out else None,
             verified_by=by,
-            holds=measured <= limit and held_out <= limit,
+            holds=True,
             runs=search.spent,
             time_share=self._time(layers),
             weights_bytes=self._bytes(layers),
