@@ -15,20 +15,17 @@ import copy
 import io
 import json
 import logging
-import math
 import random
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from auditor.asked import validate, with_rules
@@ -39,7 +36,6 @@ from auditor.loading import from_object, in_eval
 from auditor.loading.placement import place_subject
 from auditor.measure.calibrate import calibrate_paths
 from auditor.measure.noise import noise_of
-from auditor.numerics.quantize import fake_quantize
 from auditor.numerics.schemes import SCHEMES
 from auditor.plan.quantized import QuantizedPlans
 from auditor.plan.units import in_unit, yardstick_of
@@ -48,7 +44,7 @@ from auditor.records.quantization import QuantizedPlan
 from auditor.rulebook.verdicts import judge as judge_verdicts
 from auditor.settings import Settings
 from benchmarks.harness import Row, in_process_of_its_own, report
-from benchmarks.quantized_models import MODELS, Case
+from benchmarks.quantized_models import MODELS, Judge, Layers, quantized_input, quantized_weight
 
 INSTALL = "pip install --no-deps nvidia-modelopt==0.47.0 pulp==3.3.2 omegaconf==2.4.0 antlr4-python3-runtime==4.9.3"
 """Without their dependencies, which are there or for GPUs; best in an environment of its own."""
@@ -57,94 +53,6 @@ STEP, FINE = 0.5, 0.02
 """Steps of the bits that ModelOpt is asked for: everywhere, and next to the criterion."""
 SHUFFLES = 5
 """Random rankings, of which the median counts."""
-
-Layers = Mapping[str, str]
-"""{module: scheme, or "" for 16 bits}."""
-
-
-def quantized_weight(weight: Tensor, scheme: str) -> Tensor:
-    """[out, in, *kernel] -> the same; rows are output channels, and blocks lie along the input channels."""
-    moved = weight.movedim(1, -1)
-    return fake_quantize(moved.flatten(1), SCHEMES[scheme].weight).values.view(moved.shape).movedim(-1, 1)
-
-
-def quantized_input(x: Tensor, scheme: str, convolves: bool) -> Tensor:
-    """A convolution sums over positions, so its input has one scale where a linear layer's has one per row."""
-    by = SCHEMES[scheme].activation
-    assert by is not None
-    moved = x.movedim(1, -1) if convolves else x
-    by = replace(by, block=(0, 0)) if convolves and by.block == (1, 0) else by
-    made = fake_quantize(moved.reshape(-1, moved.shape[-1]), by).values.view(moved.shape)
-    return made.movedim(-1, 1) if convolves else made
-
-
-@dataclass
-class Judge:
-    """Measures choices in plain PyTorch, on the calibration and on the held-out inputs: the larger error counts."""
-
-    case: Case
-    schemes: Sequence[str]
-    known: dict[tuple[str, ...], float] = field(default_factory=dict)
-    weights: dict[tuple[str, str], Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.modules, self.options = dict[str, nn.Module](), dict[str, tuple[str, ...]]()
-        for name, module in self.case.model.named_modules():
-            if not isinstance(module, nn.Linear | nn.Conv2d) and type(module).__name__ != "Conv1D":
-                continue
-            rows, *rest = _upright(module, module.weight).shape
-            kind = "convolution" if isinstance(module, nn.Conv2d) else "linear"
-            fitting = [s for s in self.schemes if SCHEMES[s].fits(kind, rows * math.prod(rest[1:]), rest[0])]
-            self.modules[name] = module
-            self.options[name] = tuple(sorted(fitting, key=lambda s: SCHEMES[s].weight.bits))
-        self.numbers = {name: module.weight.numel() for name, module in self.modules.items()}
-        self.reference = self.outputs({})
-
-    def bits(self, layers: Layers) -> float:
-        """Mean bits per weight; 16 where not quantized."""
-        widths = {name: SCHEMES[layers[name]].weight.bits if layers.get(name) else 16.0 for name in self.modules}
-        return sum(widths[name] * number for name, number in self.numbers.items()) / sum(self.numbers.values())
-
-    def error(self, layers: Layers) -> float:
-        """The value of the criterion."""
-        key = tuple(layers.get(name, "") for name in self.modules)
-        if key not in self.known:
-            pairs = zip(self.outputs(layers), self.reference, strict=True)
-            self.known[key] = max(self._difference(output.double(), expected.double()) for output, expected in pairs)
-        return self.known[key]
-
-    def _difference(self, output: Tensor, reference: Tensor) -> float:
-        if not self.case.kl:
-            return float((output - reference).norm() / reference.norm())
-        rows, expected = (x.flatten(0, -2).log_softmax(-1) for x in (output, reference))
-        return float(F.kl_div(rows, expected, log_target=True, reduction="batchmean"))
-
-    @torch.no_grad()
-    def outputs(self, layers: Layers) -> list[Tensor]:
-        """The outputs on both inputs with quantized layers; the model is as before afterwards."""
-        with contextlib.ExitStack() as stack:
-            for name, scheme in layers.items():
-                if not scheme:
-                    continue
-                module = self.modules[name]
-                if (name, scheme) not in self.weights:
-                    made = quantized_weight(_upright(module, module.weight.data), scheme)
-                    self.weights[name, scheme] = _upright(module, made)
-                stack.callback(setattr, module.weight, "data", module.weight.data)
-                module.weight.data = self.weights[name, scheme]
-                if SCHEMES[scheme].activation is not None:
-                    hook = module.register_forward_pre_hook(partial(_quantize_first, scheme))
-                    stack.callback(hook.remove)
-            return [self.case.model(*args) for args in (self.case.args, self.case.others)]
-
-
-def _upright(module: nn.Module, weight: Tensor) -> Tensor:
-    """The weight with output channels first; GPT-2's have them last."""
-    return weight.T if type(module).__name__ == "Conv1D" else weight
-
-
-def _quantize_first(scheme: str, module: nn.Module, args: Any) -> Any:
-    return (quantized_input(args[0], scheme, isinstance(module, nn.Conv2d)), *args[1:])
 
 
 @contextlib.contextmanager
@@ -161,6 +69,10 @@ def _quietly() -> Iterator[None]:
 
 def format_of(scheme: str) -> dict[str, Any]:
     """ModelOpt's configuration of a scheme: its quantizers call `fake_quantize`, with the scheme's bits per weight."""
+    from modelopt.torch.quantization.nn.modules import tensor_quantizer
+
+    if not tensor_quantizer.is_registered_quant_backend("auditor"):
+        tensor_quantizer.register_quant_backend("auditor", _fake_quantize)
     weight, activation = SCHEMES[scheme].weight, SCHEMES[scheme].activation
 
     def entry(of: str, **more: str) -> dict[str, Any]:
@@ -176,16 +88,11 @@ def format_of(scheme: str) -> dict[str, Any]:
 
 def _fake_quantize(x: Tensor, quantizer: Any) -> Tensor:
     """The backend that ModelOpt calls; gradients pass as if nothing were rounded."""
-    given = quantizer.backend_extra_args
     with torch.no_grad():
+        scheme, of = quantizer.backend_extra_args["scheme"], quantizer.backend_extra_args["of"]
         plain = x.detach()
-        of_weight = given["of"] == "weight"
-        made = (
-            quantized_weight(plain, given["scheme"])
-            if of_weight
-            else quantized_input(plain, given["scheme"], given["of"] == "image")
-        )
-    return x + (made - plain) if x.requires_grad else made
+        made = quantized_weight(plain, scheme) if of == "weight" else quantized_input(plain, scheme, of == "image")
+    return made + (x - plain) if x.requires_grad else made
 
 
 class ModelOpt:
@@ -195,10 +102,7 @@ class ModelOpt:
     def __init__(self, judge: Judge, method: str, groups: Sequence[Sequence[str]]) -> None:
         from modelopt.torch.quantization import auto_quantize
         from modelopt.torch.quantization.algorithms import AutoQuantizeSearcher
-        from modelopt.torch.quantization.nn.modules import tensor_quantizer
 
-        if not tensor_quantizer.is_registered_quant_backend("auditor"):
-            tensor_quantizer.register_quant_backend("auditor", _fake_quantize)
         group = {name: "+".join(names) for names in groups for name in names}
         spaces = [
             {
@@ -249,6 +153,35 @@ class ModelOpt:
             if of == "weight_quantizer" and one["enable"]:
                 chosen[name] = one["cfg"]["backend_extra_args"]["scheme"]
         return chosen
+
+
+NATIVE = {
+    "fp8": "FP8_PER_CHANNEL_PER_TOKEN_CFG",
+    "int8_weights": "INT8_WEIGHT_ONLY_CFG",
+    "int4": "INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
+}
+"""ModelOpt's own formats that are nearest to schemes; MX and NVFP4 need a GPU even to simulate."""
+
+
+def native_formats() -> Row:
+    """For a random layer [256, 512], by scheme: share of the weights that ModelOpt's own arithmetic rounds otherwise, relative
+    L2 error of its weights and of ours; and whether its result equals the judge's if its quantizers call `fake_quantize`."""
+    import modelopt.torch.quantization as mtq
+
+    torch.manual_seed(0)
+    layer, x, found = nn.Linear(512, 256), torch.randn(16, 512), Row()
+    for scheme, name in NATIVE.items():
+        with _quietly(), torch.no_grad():
+            weight, ours = layer.weight, quantized_weight(layer.weight, scheme)
+            native = mtq.quantize(copy.deepcopy(layer), getattr(mtq, name), lambda model: model(x))
+            theirs = native.weight_quantizer(weight)
+            called = mtq.quantize(copy.deepcopy(layer), format_of(scheme), lambda model: model(x))(x)
+            given = x if SCHEMES[scheme].activation is None else quantized_input(x, scheme, convolves=False)
+            same = torch.equal(called, nn.functional.linear(given, ours, layer.bias))
+            errors = [float((one - weight).norm() / weight.norm()) for one in (theirs, ours)]
+            differ = float(((theirs - ours).abs() > 1e-5 * weight.abs().max()).double().mean())
+        found[scheme] = {"differ": differ, "their error": errors[0], "our error": errors[1], "equal if called": same}
+    return found
 
 
 def fewest(judge: Judge, tool: ModelOpt, limits: Sequence[float], least: float) -> list[tuple[float, float]]:
@@ -403,7 +336,12 @@ def main() -> None:
         return
     place = ("--packages", options.packages) if options.packages else ()
     found = [in_process_of_its_own("benchmarks.modelopt", "--measure", name, *place) for name in options.models]
-    report("modelopt", [row for each in found for row in each], COLUMNS, {"modelopt": version("nvidia-modelopt")})
+    report(
+        "modelopt",
+        [row for each in found for row in each],
+        COLUMNS,
+        {"modelopt": version("nvidia-modelopt"), "native": native_formats()},
+    )
 
 
 if __name__ == "__main__":

