@@ -6,12 +6,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 from typing import NamedTuple
 
 import networkx as nx
 import torch
-from torch.nn import functional
 
 from ..errors import let_through
 from ..isolation.members import named_tensors
@@ -34,21 +34,14 @@ MORE_RUNS = 8
 VERIFICATIONS = 10
 """Limit of choices for one plan that are verified; if it refuses all, all layers keep 16 bits."""
 
-CLOSER = 1.02
-"""Until one choice is accepted, the error on calibration inputs must be smaller by this ratio than what is expected to
-be accepted."""
+CLOSER = 0.98
+"""Until a choice is accepted, the error on calibration inputs must be this share of what would have been accepted."""
 
 SPREAD = 0.3
 """Relative standard deviation of a predicted change of the squared error, for a group in the context of others."""
 
 UNLIKELY = 0.05
 """Choices are not run if their probability to be within the limit is below this."""
-
-LEVELS = 4096
-"""Resolution of predicted squared errors, as a share of their limit."""
-
-CLOSE = 1.01
-"""Ratio of two limits of the predicted squared error between which no further choice is run."""
 
 KEPT = 16.0
 """Bits per weight of a layer that is not quantized."""
@@ -76,6 +69,15 @@ class Group:
     elements: int
     options: Mapping[str, Option]
     single: Mapping[str, float]
+
+    def steps(self, schemes: Iterable[str]) -> Iterator[tuple[float, str]]:
+        """(squared error per bit saved, scheme) of the steps from 16 bits down the convex hull of these options."""
+        at = self.options[""]
+        while below := {s: one for s in schemes if (one := self.options.get(s)) and one.bits < at.bits}:
+            slopes = {s: max(one.square - at.square, 0.0) / (at.bits - one.bits) for s, one in below.items()}
+            best = min(slopes, key=lambda s: (slopes[s], below[s].bits, below[s].square))
+            yield slopes[best], best
+            at = below[best]
 
 
 class _Change(NamedTuple):
@@ -108,6 +110,15 @@ class Search:
         for i, group in enumerate(self.groups):
             self.squares |= {(i, scheme): one.square for scheme, one in group.options.items()}
 
+    @cached_property
+    def path(self) -> list[Choice]:
+        """Choices from all 16 bits to the fewest bits, the step with the least squared error per bit first."""
+        steps = [(*step, i) for i, group in enumerate(self.groups) for step in group.steps(self.schemes)]
+        result = [("",) * len(self.groups)]
+        for _, scheme, i in sorted(steps, key=lambda step: step[0]):
+            result.append((*result[-1][:i], scheme, *result[-1][i + 1 :]))
+        return result
+
     def bits(self, choice: Choice) -> float:
         """Bits of all weights."""
         return sum(group.options[scheme].bits for group, scheme in zip(self.groups, choice, strict=True))
@@ -123,59 +134,29 @@ class Search:
             self._run(choice, self._within(limit))
         return self._within(limit)
 
+    def safest(self, limit: float, other: Choice) -> Choice:
+        """The choice with the least measured error, within the limit, of those with fewer bits than another; else that."""
+        fewer = [choice for choice in self._allowed(limit) if self.bits(choice) < self.bits(other)]
+        return min(fewer, key=lambda choice: self.known[choice], default=other)
+
     def _within(self, limit: float) -> Choice:
-        allowed = {"", *self.schemes}
-        return min(
-            (
-                choice
-                for choice, error in self.known.items()
-                if error <= limit and choice not in self.refused and allowed.issuperset(choice)
-            ),
-            key=lambda choice: (self.bits(choice), self.known[choice]),
-        )
+        return min(self._allowed(limit), key=lambda choice: (self.bits(choice), self.known[choice]))
+
+    def _allowed(self, limit: float) -> list[Choice]:
+        schemes = {"", *self.schemes}
+        errors = ((choice, error) for choice, error in self.known.items() if choice not in self.refused)
+        return [choice for choice, error in errors if error <= limit and schemes.issuperset(choice)]
 
     def _bisect(self, limit: float) -> None:
-        """Run the choices of fewest bits by prediction, with ever closer limits of the predicted error, until their errors
-        enclose the limit."""
-        low, high, cap = (
-            1e-9 * limit**2,
-            2 * sum(max(self._squares_of(i).values()) for i in range(len(self.groups))),
-            limit**2,
-        )
-        while self.left > 0 and high > CLOSE * low:
-            choice = self._cheapest(cap)
-            error = self._run(choice, self._within(limit))
-            low, high = (cap, high) if error <= limit else (low, cap)
-            predicted = sum(self._squares_of(i)[scheme] for i, scheme in enumerate(choice))
-            cap = predicted * (limit / error) ** 2 if 0 < error < math.inf else 0.0
-            if not low * CLOSE < cap < high / CLOSE:
-                cap = math.sqrt(low * high)
-
-    def _squares_of(self, i: int) -> dict[str, float]:
-        """{scheme: squared effect} of a group's options in this search."""
-        return {scheme: self.squares[i, scheme] for scheme in ("", *self.schemes) if (i, scheme) in self.squares}
-
-    def _cheapest(self, cap: float) -> Choice:
-        """The choice with the fewest bits whose predicted squared error is within a cap, to a resolution of 1/LEVELS.
-
-        Dynamic programming over the groups: `bits` [LEVELS + 1] are the fewest for every squared error.
-        """
-        bits, taken = torch.zeros(LEVELS + 1, dtype=torch.float64), list[tuple[list[tuple[str, int]], torch.Tensor]]()
-        for i, group in enumerate(self.groups):
-            levels = [(scheme, round(LEVELS * min(x / cap, 2.0))) for scheme, x in self._squares_of(i).items()]
-            options = sorted((one for one in levels if one[1] <= LEVELS), key=lambda one: one[1])
-            rows = [
-                functional.pad(bits[: LEVELS + 1 - n], (n, 0), value=math.inf) + group.options[s].bits
-                for s, n in options
-            ]
-            bits, picked = torch.stack(rows).min(0)
-            taken.append((options, picked))
-        at, choice = int(bits.argmin()), list[str]()
-        for options, picked in reversed(taken):
-            scheme, level = options[int(picked[at])]
-            at -= level
-            choice.append(scheme)
-        return tuple(reversed(choice))
+        """Run choices of the path, first where the prediction meets the limit, until neighbors enclose it."""
+        low, high, scale = 0, len(self.path), 1.0
+        while high - low > 1 and self.left > 0:
+            below = sum(scale * self.predicted(choice) <= limit for choice in self.path[low + 1 : high])
+            at = min(low + max(below, 1), high - 1)
+            error = self._run(self.path[at], self.path[low])
+            predicted = self.predicted(self.path[at])
+            scale = error / predicted if predicted > 0 and math.isfinite(error) else 1.0
+            low, high = (at, high) if error <= limit else (low, at)
 
     def _promising(self, limit: float) -> Choice | None:
         """The choice that differs from the best so far in one or two groups, and is expected to save most: bits saved
@@ -246,16 +227,18 @@ class QuantizedPlans:
         subject, limit, groups = self.bench.subject, self.bench.max_error, self.groups
         search = Search(groups, schemes, lambda choice: self.error(self._schemes(choice), subject.batches), known)
         kept = accepted = ("",) * len(groups)
-        verified, ratios, target = {kept: ("emulation", 0.0, 0.0)}, list[float](), limit
-        while len(verified) <= VERIFICATIONS and search.bits(choice := search.best(target)) < search.bits(accepted):
+        verified, target = {kept: ("emulation", 0.0, 0.0)}, limit
+        while len(verified) <= VERIFICATIONS:
+            if (choice := search.best(target) if accepted == kept else kept) == kept:
+                choice = search.safest(limit, accepted)
+            if choice in verified:
+                break
             verified[choice] = self._verify(self._schemes(choice))
-            worst = max(verified[choice][1:])
-            ratios.append(max(worst / max(search.known[choice], 1e-30), 1.0))
-            if worst <= limit:
+            if (worst := max(verified[choice][1:])) <= limit:
                 accepted = choice
-            else:
-                search.refused.add(choice)
-            target = limit / (CLOSER * max(ratios) if accepted == kept else min(ratios))
+                continue
+            search.refused.add(choice)
+            target = CLOSER * min(target, search.known[choice] * limit / worst)
             search.left = MORE_RUNS
         choice = accepted
         layers, (by, measured, held_out) = self._schemes(choice), verified[choice]
