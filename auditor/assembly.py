@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from . import __version__
+from .artefact.strategies import plan_title
 from .criteria.criterion import FLOOR
 from .criteria.defaults import by_itself, describe_defaults, suggest_criteria
 from .criteria.measure import Criteria, names_of
@@ -21,14 +22,14 @@ from .graphs import GraphPlans
 from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .loading.inputs import shapes_of
 from .measure.causes import storage_notes
+from .measure.flags import flag_costs
 from .offload import came_to, within
 from .paths import enclosing_paths
-from .plan.verified import say_not_fresh
 from .plan.workbench import Workbench
 from .records import Audit, Environment, Evaluation, Plan, Proposal, Weight
 from .records.audit import Provenance
 from .records.training import Training
-from .report.words import op, plan_title, scope, shorten
+from .report.words import op, scope, shorten
 from .rulebook.verdicts import judge_layers
 
 STEADY = 0.1
@@ -48,7 +49,7 @@ def assemble(
     **found: Any,
 ) -> Audit:
     """The Audit. followed: the run under the recommended plan. planned: all plans. found: more fields."""
-    subject, captured, options, ranges = bench.subject, bench.capture, bench.options, bench.measured.ranges
+    subject, captured, options, measured = bench.subject, bench.capture, bench.options, bench.measured
     plans, twins = planned.plans, captured.twins
     owners = {node.owner for node in captured.nodes.values()}
     around = {path for owner in owners for path in enclosing_paths(owner)} - owners  # modules that only contain others
@@ -67,24 +68,23 @@ def assemble(
         environment=_environment(bench, seconds),
         formats=options.formats,
         max_error=bench.yardstick.budget,
+        flags=flag_costs(
+            captured, measured.errors, measured.contributions, measured.under_flags, bench.yardstick.budget
+        ),
         use=options.use,
         capture_method=captured.method,
         plan_errors={name: error for name, error in followed.errors.items() if name not in twins},
-        warnings=(
-            *subject.warnings,
-            *captured.warnings,
-            *planned.said,
-            *_warnings(bench, found["training"]),
-        ),
+        warnings=(*subject.warnings, *captured.warnings, *planned.said, *_warnings(bench, found["training"])),
         command=options.command,
         noise=bench.noise.found,
         quantization=judge_layers(captured, bench.measured, bench.yardstick, bench.noise.found),
         quantized_plans=planned.schemes,
+        pipelines=planned.pipelines,
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
         weights=tuple(
-            Weight(p.fqn or p.name, p.kind, ranges[p.name])
+            Weight(p.fqn or p.name, p.kind, measured.ranges[p.name])
             for p in captured.placeholders
-            if p.kind in ("parameter", "buffer") and p.name in ranges
+            if p.kind in ("parameter", "buffer") and p.name in measured.ranges
         ),
         decisions=(*bench.measured.decisions, *planned.held),
         ledger=rows_of(subject, captured, plans.get(found["recommended"] or ""), followed),
@@ -165,4 +165,8 @@ def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
             f"Gradients were measured on {training.batches} of {len(subject.batches)} batches: "
             "the other batches have other shapes or operations in the training step."
         )
-    yield from say_not_fresh(bench)
+    for reason in bench.not_fresh[:1]:
+        yield (
+            f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "
+            "the model, and did not run its plans."
+        )

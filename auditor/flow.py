@@ -24,6 +24,7 @@ from .execution.ledger import forward_casts, rows_of
 from .execution.policy import Policy, policy_of
 from .generation.stage import GenerationReference, generate_reference
 from .graphs import GraphPlans, graphs_of
+from .graphs.pipelines import run_pipelines
 from .isolation import isolate
 from .isolation.process import flags, ieee
 from .loading import in_eval
@@ -50,7 +51,7 @@ from .rulebook.verdicts import judge, reports_of, with_backward
 from .settings import Settings
 from .stages import Stages, explain
 from .training.recommend import recommend_plan
-from .training.stage import conclude, prepare
+from .training.stage import MeasuredStep, conclude, prepare
 
 TOO_SMALL = "The GPU's memory was too small, so the audit ran on the CPU, which emulates a GPU."
 
@@ -108,7 +109,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             findings = find(graph, judged.exposed)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
         with bench.held:
-            planned = _make_plans(bench, stages, score, generating)
+            planned = _make_plans(bench, stages, score, generating, step)
         if (known := mark_unsafe(judged, planned.baselines)) is not judged:
             judged, graph = known, replace(graph, verdicts=known.verdicts)
             findings = find(graph, judged.exposed)
@@ -139,11 +140,11 @@ def _audit(subject: Subject, options: Settings) -> Audit:
 
 
 def _quantized_plans(
-    bench: Workbench, stages: Stages, generating: GenerationReference | None
+    bench: Workbench, stages: Stages, score: InFp32 | None, generating: GenerationReference | None
 ) -> tuple[QuantizedPlan, ...]:
     """The plans of quantization schemes, compared with FP32's tokens if there are any."""
     with stages("schemes", "the fewest bits within the error budget"):
-        making = QuantizedPlans.of(bench)
+        making = QuantizedPlans.of(bench, score)
         plans = making.plans()
     if generating is not None:
         with stages("decode", "every plan of schemes"):
@@ -152,7 +153,11 @@ def _quantized_plans(
 
 
 def _make_plans(
-    bench: Workbench, stages: Stages, score: InFp32 | None, generating: GenerationReference | None
+    bench: Workbench,
+    stages: Stages,
+    score: InFp32 | None,
+    generating: GenerationReference | None,
+    step: MeasuredStep | None,
 ) -> GraphPlans:
     """Run the model all low, and make the plans with their scores; exported programs too if requested."""
     options = bench.options
@@ -162,7 +167,8 @@ def _make_plans(
         today, held = today_of(bench), tuple(run_held_choices(bench))
     with stages("plan", "solve, patch, verify"):
         plans = planner.plans(baselines)
-    schemes = _quantized_plans(bench, stages, generating) if options.schemes else ()
+    schemes = _quantized_plans(bench, stages, score, generating) if options.schemes else ()
+    pipelines = tuple(run_pipelines(bench, step.first.by_parameter if step else None, stages))
     if score is not None:
         with stages("scores", score.scoring.name):
             plans = score.under(plans, bench)
@@ -178,7 +184,7 @@ def _make_plans(
         with stages("times", "FP32 and every plan, repeatedly"):
             timed, timing = timed_plans(bench, planned.plans)
         planned = replace(planned, plans=timed, timing=timing)
-    return replace(planned, fp32_today=today, held=held, schemes=schemes)
+    return replace(planned, fp32_today=today, held=held, schemes=schemes, pipelines=pipelines)
 
 
 def ledger(subject: Subject, options: Settings, plan: Plan | None) -> tuple[tuple[LedgerRow, ...], tuple[Finding, ...]]:

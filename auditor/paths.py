@@ -40,6 +40,10 @@ def of_function(path: str) -> tuple[str, str] | None:
     return (owner, name) if dots else None
 
 
+FP32_OUTPUT = " (low inputs, FP32 output)"
+"""Suffix of a function's path: its products have this precision."""
+
+
 def module_of(path: str) -> str:
     """The module of a path, also of a function's path."""
     result = of_function(path)

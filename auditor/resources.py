@@ -39,4 +39,5 @@ def tables(file: Path, slug: str) -> dict[str, Any]:
     except OSError as error:
         raise AuditorError(f"cannot read {file} ({error.strerror})", slug) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise AuditorError(f"{file}: {error}", slug) from error
+        line = re.search(r"at line (\d+)", str(error))
+        raise AuditorError(f"{file}{f':{line[1]}' if line else ''}: {error}", slug) from error

@@ -244,7 +244,7 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _together(self: S) -> S:
         trainable = [name for name in auditable() if runs(name)]
-        if self.training and not set(self.formats) <= set(trainable):
+        if self.training and not set(self.formats) - {*SCHEMES} <= {*trainable}:
             raise bad(f"mode='training' supports {either(trainable)}, not {', '.join(self.formats)}")
         if self.evaluate is None and self.scoring is None and (self.max_drop, self.better) != (None, None):
             raise bad("max_drop and better need evaluate: give evaluate as well, or leave both out")

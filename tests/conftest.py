@@ -3,7 +3,7 @@
 import gc
 import os
 import runpy
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -60,6 +60,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def root() -> Path:
     """The top of the repository."""
     return ROOT
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The processes that verify plans need not import torch, each anew."""
+    from tests.support.template import forking
+
+    with forking(tmp_path_factory.mktemp("t")):
+        yield
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def bad() -> Audit:
 
 @pytest.fixture(scope="module")
 def repaired() -> Audit:
-    return audited(**REPAIRED)
+    return audited(layers=2, **REPAIRED)
 
 
 def reports(audit: Audit, cause: Cause) -> list[NodeReport]:

@@ -40,7 +40,7 @@ def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **
     and compiled."""
     if how["raises"]:
         args, kwargs = convert((args, kwargs), torch.float32)
-    if how["keep"] is not None or how["region"] is not None:
+    if how["keep"] or how["region"] is not None:
         inner = functools.partial(inside, module, inner, how)
     return how["runtime"].run(module, inner, how["precision"], how["output"], args, kwargs)
 

@@ -15,23 +15,19 @@ class Strategy:
     """One way to run a model in low precision. Subclasses override its members; `strategies.register` adds an instance.
 
     A plan gives every scope a precision; the strategy decides which tensors it converts. name: an identifier, the first
-    part of its plans' names. title: follows a format in reports, such as "under autocast". purpose: its use in a few
-    words. rank: the lowest wins among equally good plans. runtime: patches a live module. The source of its class and
-    base classes is copied into `patched_model.py`, so it may import only torch and `auditor.artefact.runtime`.
+    part of its plans' names. title: follows a format in reports, such as "under autocast". rank: the lowest wins
+    among equally good plans. runtime: patches a live module. The source of its class and base classes is copied into
+    `patched_model.py`, so it may import only torch and `auditor.artefact.runtime`.
     """
 
     name: str
     title: str
-    purpose: str
     runtime: type[Runtime]
     rank = 2
     trains = False
     """Whether the strategy's plans can be used for training: weights and gradients are in FP32."""
     regional = False
     """Whether low-precision scopes run in autocast regions, which override the user's regions around the scopes."""
-    per_operation = False
-    """Whether the strategy's plans set the precision of single operations of an exported graph, which is saved as a
-    program."""
     stores: frozenset[str] = frozenset()
     """Kinds of placeholders stored in their scope's precision; inputs ("input") have the root's precision."""
     raises_weights = False
@@ -75,5 +71,5 @@ def plan_table(plan: Plan) -> dict[str, Any]:
 
 def _scope(choice: ScopeChoice) -> dict[str, Any]:
     """One scope as a dict, without entries that have their default value."""
-    kept = {"keep": list(choice.keep)} if choice.keep else {}
+    kept = {key: list(names) for key in ("keep", "fp32_output") if (names := getattr(choice, key))}
     return {"precision": choice.precision, **kept, **({} if choice.output == "cast" else {"output": choice.output})}

@@ -8,12 +8,12 @@ import math
 import os
 from collections.abc import Mapping, Set
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from ..isolation import members
 from ..loading import importer, statedicts
-from ..numerics import functions
+from ..numerics import fp32_output, functions
 from ..numerics.formats import label, runs
 from ..records import Origin, Plan
 from . import applying as runtime
@@ -22,9 +22,7 @@ from . import source, strategies
 from .base import plan_table
 from .runtime import Runtime
 from .strategies import strategy_of
-
-FITTING = 100
-"""Maximum length of a table entry on one line."""
+from .text import literal
 
 _HEADER = '''"""A PyTorch model in mixed precision: the original model, patched to follow a measured plan.
 
@@ -39,7 +37,8 @@ Reading PLANS: a scope is a module; modules inside it have the same precision un
 `because` has the codes of the rules that fired and the measured reasons; `cost` is the predicted time that low
 precision in this scope would save, as a share. `keep` names functions of torch that run in FP32 in a low-precision
 scope and the modules inside it, in any spelling ("pow": torch.pow, x.pow, x ** 2), except for in-place calls. Matrix
-products of their results run in low precision. Errors are relative to FP32.
+products of their results run in low precision. `fp32_output` names functions whose matrix products have low-precision
+inputs and FP32 output. Errors are relative to FP32.
 """
 
 from __future__ import annotations
@@ -54,6 +53,7 @@ import importlib.util
 import io
 import json
 import re
+import runpy
 import sys
 import types
 import warnings
@@ -79,15 +79,17 @@ def build(*args: Any, plan: str | None = None, **kwargs: Any) -> nn.Module:
 
 
 def apply(model: nn.Module, plan: str | None = None) -> nn.Module:
-    """Patch an existing model in place. plan: a key of PLANS, by default the recommended plan."""
+    """Patch an existing model in place. plan: a key of PLANS or QUANTIZED, by default the recommended plan."""
     name = RECOMMENDED if plan is None else plan
-    if name not in PLANS:
-        raise ValueError(f"no plan {name!r}: choose one of {', '.join(PLANS)}")
+    if name not in {**PLANS, **QUANTIZED}:
+        raise ValueError(f"no plan {name!r}: choose one of {', '.join([*PLANS, *QUANTIZED])}")
     found = size_of(model)
     if found != PARAMETERS:
         raise ValueError(f"the plan was made for {PARAMETERS} parameters, this model has {found}: audit this model")
     if STRUCTURE and structure_of(model) != STRUCTURE:
         raise ValueError("the plan was made for another model: other names, classes or shapes. Audit this model")
+    if name in QUANTIZED:
+        return runpy.run_path(str(Path(__file__).parent / QUANTIZED[name]))["quantize"](model)
     return apply_plan(model, PLANS[name])
 
 
@@ -105,7 +107,7 @@ _FIND = '''def runtime_of(strategy: str) -> type[Runtime]:
 '''
 
 _SEPARATED = "\n\n"
-_CHOOSE = "choose one of {', '.join(PLANS)}"
+_CHOOSE, _NONE = "choose one of {', '.join([*PLANS, *QUANTIZED])}", "no plan of this audit can be applied to a module"
 
 
 def emit(
@@ -115,24 +117,26 @@ def emit(
     recommended: str | None,
     directory: Path,
     structure: str = "",
+    quantized: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Return the text of `patched_model.py`, to be saved in `directory`. All data of the model is written as literals.
 
     structure: the model's digest from `structure_of`; "" accepts any model. recommended: None if no plan meets the
     error budget; the caller must then pass `plan=`. Plans that torch cannot compute, and exported programs, are only
-    named in a comment.
+    named in a comment. quantized: {name of a plan of quantization schemes: its code for torchao, relative to this file}.
     """
     runnable = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
-    recommended = recommended if recommended in runnable else None
+    recommended = recommended if recommended in {**runnable, **quantized} else None
     parts = [
         _HEADER,
-        f"SOURCE: dict[str, Any] | None = {_literal(_source(origin, directory))}\n\n",
+        f"SOURCE: dict[str, Any] | None = {literal(_source(origin, directory))}\n\n",
         f"PARAMETERS = {parameters}\n\n",
         f"STRUCTURE = {structure!r}\n\n",
         f"RECOMMENDED = {recommended!r}\n\n",
-        f"PLANS: dict[str, dict[str, Any]] = {_literal({name: _table(plan) for name, plan in runnable.items()})}\n",
+        f"PLANS: dict[str, dict[str, Any]] = {literal({name: _table(plan) for name, plan in runnable.items()})}\n",
         *(_left_out(name, plan) for name, plan in plans.items() if name not in runnable),
-        _BUILD if runnable else _BUILD.replace(_CHOOSE, "no plan of this audit can be applied to a module"),
+        f"\nQUANTIZED: dict[str, str] = {literal(dict(quantized))}\n",
+        _BUILD if {**runnable, **quantized} else _BUILD.replace(_CHOOSE, _NONE),
         "\n\n# From here on the code is the same for every model. First: how the original model is built.\n\n",
         _text_from(members, "WRAPPERS = "),
         _SEPARATED,
@@ -143,6 +147,8 @@ def emit(
         _text_from(source, "def make_original"),
         "\n\n# How weights are stored, and how a scope runs.\n\n",
         _text_from(functions, "def function_name"),
+        _SEPARATED,
+        _text_from(fp32_output, "FACTORS = "),
         _SEPARATED,
         _text_from(strategies_runtime, "DTYPES = "),
         _runtimes({plan.strategy for plan in runnable.values()}),
@@ -214,18 +220,6 @@ def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
 def _place(path: str | None, directory: Path) -> str | None:
     """Path of a file relative to the directory."""
     return None if path is None else Path(os.path.relpath(Path(path).resolve(), directory.resolve())).as_posix()
-
-
-def _literal(value: Any, indent: str = "") -> str:
-    """A value as Python source: on one line if it fits and contains no dicts, otherwise one entry per line."""
-    short, inner = repr(value), indent + "    "
-    flat = not (isinstance(value, dict) and (not indent or any(isinstance(item, dict) for item in value.values())))
-    if not value or not isinstance(value, (dict, list)) or (flat and len(indent) + len(short) <= FITTING):
-        return short
-    if isinstance(value, list):
-        return "[\n" + "".join(f"{inner}{item!r},\n" for item in value) + f"{indent}]"
-    lines = (f"{inner}{key!r}: {_literal(item, inner)},\n" for key, item in value.items())
-    return "{\n" + "".join(lines) + f"{indent}}}"
 
 
 def _text_from(module: ModuleType, start: str) -> str:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from ..numerics.fp32_output import multiply
 from ..numerics.functions import functions_by_name
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -66,23 +67,25 @@ def floating_dtype(inputs: Any) -> torch.dtype | None:
 
 
 class KeptFunctions:
-    """Functions that a scope keeps in FP32. Pickle stores them by name."""
+    """Functions that a scope keeps in FP32; or, with `low`, products with inputs in `low` and FP32 output. Pickle
+    stores them by name."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, names: tuple[str, ...], low: torch.dtype | None = None) -> None:
         known = functions_by_name()
         unknown = next((name for name in names if name not in known), None)
         if unknown is not None:
             raise ValueError(
                 f"the plan keeps the function {unknown!r} in FP32, which this version of torch does not have"
             )
-        self.names, self.functions = names, {function for name in names for function in known[name]}
+        self.names, self.low = names, low
+        self.functions = {function: name for name in names for function in known[name]}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return KeptFunctions, (self.names,)
+        return KeptFunctions, (self.names, self.low)
 
 
 class KeepFunctions(TorchFunctionMode):
-    """Runs calls of the kept functions in FP32, outside autocast, except for calls that write in place or to `out=`."""
+    """Runs calls of the kept functions outside autocast, except for calls that write in place or to `out=`."""
 
     def __init__(self, kept: KeptFunctions, device: str) -> None:
         super().__init__()
@@ -95,15 +98,19 @@ class KeepFunctions(TorchFunctionMode):
         if kwargs.get("inplace") or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         with torch.autocast(self.device, enabled=False):
-            return func(*convert(args, torch.float32), **convert(kwargs, torch.float32))
+            low = (args, kwargs) if self.kept.low is None else convert((args, kwargs), self.kept.low)
+            wide = convert(low, torch.float32)
+            if self.kept.low is None:
+                return func(*wide[0], **wide[1])
+            return multiply(self.kept.functions[func], func, low, wide)
 
 
 def inside(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
     """Call the forward of a wrapped scope: in its autocast region, with its kept functions in FP32."""
     device = device_type(module, (args, kwargs))
     run = functools.partial(call, module, inner, args, kwargs)
-    if how["keep"] is not None:
-        run = functools.partial(in_region, functools.partial(KeepFunctions, how["keep"], device), run)
+    for kept in how["keep"]:
+        run = functools.partial(in_region, functools.partial(KeepFunctions, kept, device), run)
     if how["region"] is None:
         return run()
     low = how["region"] != "fp32"
@@ -157,15 +164,17 @@ class Runtime:
 
     @classmethod
     def kept_functions(cls, paths: list[str], precision: str, scopes: dict[str, Any]) -> dict[str, Any]:
-        """Functions that a scope keeps in FP32, and the precision of an extra autocast region around it, if any.
+        """Functions that a scope keeps in FP32 or gives FP32 output, and the precision of an extra autocast region.
 
         That region casts FP32 results of kept functions for low-precision weights. FP32 scopes inside it disable it.
         """
-        names = {name for path in paths if path in scopes for name in scopes[path].get("keep", ())}
-        keep = KeptFunctions(tuple(sorted(names))) if names and precision != "fp32" else None
+        keep, low = dict[str, KeptFunctions](), DTYPES[precision]
+        for key, dtype in (("keep", None), ("fp32_output", low)) if precision != "fp32" else ():
+            if names := {name for path in paths if path in scopes for name in scopes[path].get(key, ())}:
+                keep[key] = KeptFunctions(tuple(sorted(names)), dtype)
         anywhere = any(scope.get("keep") for scope in scopes.values())
-        opens = anywhere and not cls.regional and (keep is not None or precision == "fp32")
-        return {"keep": keep, "region": precision if opens else None}
+        opens = anywhere and not cls.regional and ("keep" in keep or precision == "fp32")
+        return {"keep": tuple(keep.values()), "region": precision if opens else None}
 
 
 def by_scope(tensors: list[tuple[str, torch.Tensor]], scopes: dict[str, Any]) -> dict[int, str]:

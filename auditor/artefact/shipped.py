@@ -42,7 +42,6 @@ class Autocast(Strategy):
 
     name = "autocast"
     title = "under autocast"
-    purpose = "weights stay FP32; also for training"
     runtime = AutocastRuntime
     rank = 0
     trains = True
@@ -85,7 +84,6 @@ class Cast(Strategy):
 
     name = "cast"
     title = "with cast weights"
-    purpose = "weights stored in low precision; for inference"
     runtime = CastRuntime
     rank = 1
     stores = frozenset({"parameter", "buffer", "constant", "input"})
@@ -116,10 +114,8 @@ class Graph(Strategy):
 
     name = "graph"
     title = "as a graph"
-    purpose = "an exported program with a precision for every operation; for deployment"
     runtime = GraphRuntime
     rank = 3
-    per_operation = True
 
 
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in (Autocast(), Cast(), Graph())}

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..errors import AuditorError
+from ..numerics.formats import label
+from ..records.plan import Plan
 
 if TYPE_CHECKING:
     from .base import Strategy
@@ -38,6 +40,11 @@ def strategy_of(name: str) -> Strategy:
 
         _KNOWN[name] = STRATEGIES[name]
     return _KNOWN[name]
+
+
+def plan_title(plan: Plan) -> str:
+    """A plan's display name: `FP16 under autocast`."""
+    return f"{label(plan.format)} {strategy_of(plan.strategy).title}"
 
 
 def register(strategy: Strategy) -> None:

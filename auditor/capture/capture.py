@@ -17,8 +17,9 @@ from ..isolation.answer import copy_batch, from_the_start
 from ..isolation.members import modules_of
 from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..isolation.process import disable_compilers, disable_fused_path
+from ..numerics.formats import dtype_name
 from ..numerics.metrics import output_error
-from ..numerics.nodes import row_of
+from ..numerics.nodes import row_of, tensors_in
 from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Placeholder, Subject
 from .builder import Binder, RecordedModule, Recording, tensor_at
 from .calls import paths_of
@@ -217,10 +218,7 @@ def _describe(node: fx.Node, recording: Recording, types: dict[str, str]) -> Nod
     mark = recording.marks[node.name]
     owner, written = mark.calls[-1].path, mark.written
     place, caller = (written.place, written.caller) if written else (None, None)
-    value = node.meta.get("val")
-    if isinstance(value, (tuple, list)):
-        value = next((item for item in value if isinstance(item, torch.Tensor)), None)
-    tensor = value if isinstance(value, torch.Tensor) else None
+    tensor = next(iter(tensors_in(node.meta.get("val"))), None)
     return Node(
         name=node.name,
         op=node.meta["op"],
@@ -231,7 +229,7 @@ def _describe(node: fx.Node, recording: Recording, types: dict[str, str]) -> Nod
         code=linecache.getline(*place[:2]).strip() or None if place else None,
         inputs=tuple(source.name for source in node.all_input_nodes),
         shape=tuple(tensor.shape) if tensor is not None else (),
-        dtype=str(tensor.dtype).removeprefix("torch.") if tensor is not None else "",
+        dtype=dtype_name(tensor.dtype) if tensor is not None else "",
         floating=tensor is not None and (tensor.is_floating_point() or tensor.is_complex()),
         calls=mark.calls,
         returned=tuple(recording.returned.get(node.name, ())),

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..isolation.draws import Draw
 from ..numerics.formats import format_of
-from ..numerics.nodes import operation_of, overload_of
+from ..numerics.nodes import arguments_of, operation_of, overload_of
 
 _aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
@@ -147,11 +147,8 @@ def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
     """The dtype that an operation casts to; None if it is not a cast."""
     if not operation_of(op).cast:
         return None
-    names = [argument.name for argument in op._schema.arguments]
-    if "dtype" not in names:
-        return given[-1].dtype if "other" in names else None
-    place = names.index("dtype")
-    return args[place] if place < len(args) else kwargs.get("dtype")
+    named = arguments_of(op, args, kwargs, defaults=True)
+    return named["dtype"] if "dtype" in named else given[-1].dtype if "other" in named else None
 
 
 def is_no_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> bool:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import let_through
 from ..isolation.answer import from_the_start, lowered_batch, stored_in
-from ..numerics.formats import FORMATS, Format
+from ..numerics.formats import FORMATS, Format, dtype_name
 from ..numerics.nodes import op_name
 from ..records import Batch, Capture, Literals
 from .builder import Recording
@@ -88,7 +88,7 @@ def _low_run(
 ) -> Recording | None:
     """The recording of the model stored in the format, or under autocast; None if the run fails."""
     handler = Emulation(lenient=True, most=_LEAST + _TIMES * recording.operations)
-    around = None if stored else Region(True, str(dtype).removeprefix("torch."))
+    around = None if stored else Region(True, dtype_name(dtype))
     batch = lowered_batch(batch, dtype) if stored else batch
 
     def run() -> Recording:

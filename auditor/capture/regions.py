@@ -13,6 +13,7 @@ import torch
 
 from ..devices import CPU, NATIVE
 from ..isolation.process import swap_attribute
+from ..numerics.formats import dtype_name
 
 _Module = torch.amp.autocast_mode
 _Autocast = _Module.autocast
@@ -58,7 +59,7 @@ _STATE = _State()
 
 def region_now() -> Region:
     """The autocast state of the calling code."""
-    return Region(torch.is_autocast_enabled(CPU), str(torch.get_autocast_dtype(CPU)).removeprefix("torch."))
+    return Region(torch.is_autocast_enabled(CPU), dtype_name(torch.get_autocast_dtype(CPU)))
 
 
 def entered_at() -> int:

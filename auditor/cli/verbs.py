@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from .. import folder
+from ..artefact.libraries import LIBRARIES
 from ..asked import LEVELS, rules_of, with_rules
 from ..document.places import portable_path
 from ..errors import AuditorError, LoadError, suggest
@@ -96,6 +97,7 @@ class Apply(Verb):
 
     def run_watched(self, progress: Display) -> int:
         from ..document.live import check_artefact, patched_source, read_plans
+        from ..document.torchao import quantized_files
         from ..loading import load
         from ..plan.recommend import kept_apart
 
@@ -108,11 +110,11 @@ class Apply(Verb):
             directory = self.out or default_directory(subject)
             folder.check_directory(directory)
             text = patched_source(subject, audit, plans, chosen, directory)
-            check_artefact(subject, plans, chosen, self.seed)
-        (file,) = folder.write(directory, {PATCHED: text})
-        kept = kept_apart(plans[chosen]) or "no module"
+            check_artefact(subject, audit, plans, chosen, self.seed)
+        file, *_ = folder.write(directory, {PATCHED: text, **quantized_files(audit, chosen)})
+        kept = f"{kept_apart(plans[chosen]) or 'no module'} in FP32" if chosen in plans else "quantized by torchao"
         note = "not verified on this model: to verify the plan, audit the model"
-        say(f"Plan     {chosen}, {kept} in FP32; {note}\nPatched  {file}\n")
+        say(f"Plan     {chosen}, {kept}; {note}\nPatched  {file}\n")
         return 0
 
 
@@ -121,7 +123,7 @@ class Snippet(Verb):
 
     takes = ("plan_file", "tool", "plan")
     plan_file: PlanFile
-    tool: Annotated[str | None, Option(flag="--for", choices=lambda: TOOLS)] = None
+    tool: Annotated[str | None, Option(flag="--for", choices=lambda: (*TOOLS, *LIBRARIES))] = None
     """the tool that the code is for; by default all tools"""
     plan: PlanName = None
     """name of the plan; by default the recommended plan, else a verified plan that the tool can use"""

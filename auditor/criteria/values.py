@@ -9,6 +9,7 @@ import torch
 
 from ..errors import CallbackError, describe, let_through
 from ..numerics.entries import dense, entries, extent, finite, is_number
+from ..numerics.formats import dtype_name
 from ..numerics.metrics import comparable_pairs, relative_l2
 from .criterion import Criterion
 
@@ -154,7 +155,7 @@ def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | Non
     """Why a criterion does not suit an output; None if it does."""
     kind, how = criterion.kind, criterion.how
     sizes = extent(reference) if reference.is_nested else tuple(reference.shape)
-    shape = f"{str(reference.dtype).removeprefix('torch.')}{list(sizes)}"
+    shape = f"{dtype_name(reference.dtype)}{list(sizes)}"
     if criterion.function is None:
         if not is_number(reference) and not how.discrete:
             return f"{kind} needs floating-point outputs, and {name} is {shape}: use flips"

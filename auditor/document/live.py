@@ -13,15 +13,18 @@ from torch import nn
 from ..artefact.applying import apply_plan
 from ..artefact.base import plan_table
 from ..artefact.emit import emit
+from ..artefact.libraries import applicable
 from ..artefact.strategies import GRAPHS
 from ..errors import PlanError
 from ..isolation import isolate
+from ..isolation.answer import answer
 from ..isolation.members import size_of, structure_of, unwrap_model
 from ..numerics.formats import label, runs
 from ..plan.workbench import emit_plans
 from ..records import Audit, Plan, Subject
 from ..verify import NotHandedOver, Verifier
 from .read import audit_in, plan_called, plan_of
+from .torchao import quantize, quantized_audit
 
 
 def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
@@ -33,6 +36,9 @@ def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise PlanError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
+    if (audit := quantized_audit(plan, name)) is not None:
+        check_fit(model, audit)
+        return quantize(model, audit, str(name))
     audit, chosen = select(plan, name)
     return _apply(model, audit, chosen)
 
@@ -49,7 +55,8 @@ def select(plan: Any, name: str | None) -> tuple[Audit | None, Plan]:
     if isinstance(plan, Mapping) and plan and all(isinstance(each, Plan) for each in plan.values()):
         return None, _runnable(plan_called(plan, name))
     audit = audit_in(plan)
-    return audit, _runnable(plan_called(audit.plans, name or audit.recommended))
+    quantized = (plan.name for plan in audit.quantized_plans)
+    return audit, _runnable(plan_called(audit.plans, name or audit.recommended, quantized))
 
 
 def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], str]:
@@ -58,14 +65,17 @@ def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], st
     Measurements and verification results are dropped, since the model may have changed since then. Raises:
     PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan" | "no-arithmetic" | "plan-is-program").
     """
-    audit, chosen = select(file, name)
+    audit, chosen = quantized_audit(file, name), name or ""
+    if audit is None:
+        audit, plan = select(file, name)
+        chosen = plan.name
     assert audit is not None
     plans = {
         key: replace(plan, verification=None)
         for key, plan in audit.plans.items()
         if runs(plan.format) and plan.strategy not in GRAPHS
     }
-    return audit, plans, chosen.name
+    return audit, plans, chosen
 
 
 def patched_source(subject: Subject, audit: Audit, plans: Mapping[str, Plan], chosen: str, directory: Path) -> str:
@@ -77,12 +87,18 @@ def patched_source(subject: Subject, audit: Audit, plans: Mapping[str, Plan], ch
         with isolate(subject.model):  # one plan may round weights that the next needs in FP32
             _apply(subject.model, audit, _runnable(plan))
     parameters = size_of(subject.model)
-    return emit(subject.origin, parameters, plans, chosen, directory, structure_of(subject.model))
+    quantized = {name: file for name, file in applicable(audit).items() if name == chosen}
+    return emit(subject.origin, parameters, plans, chosen, directory, structure_of(subject.model), quantized)
 
 
-def check_artefact(subject: Subject, plans: Mapping[str, Plan], chosen: str, seed: int) -> None:
-    """Run the patched model once, in a fresh process. Raises: LoadError(slug="not-rebuilt");
-    PlanError(slug="plan-mismatch")."""
+def check_artefact(subject: Subject, audit: Audit, plans: Mapping[str, Plan], chosen: str, seed: int) -> None:
+    """Run the patched model once, in a fresh process; a model quantized by torchao here, where no GPU is emulated.
+    Raises: LoadError(slug="not-rebuilt"); PlanError(slug="plan-mismatch" | "no-arithmetic")."""
+    if chosen not in plans:
+        check_fit(subject.model, audit)
+        with isolate(subject.model):
+            quantize(subject.model, audit, chosen, lambda: answer(subject.model, subject.batches[0], seed=seed))
+        return
     if subject.origin is None:
         return
     with Verifier.start(subject.batches[:1], seed=seed, gradients=False) as (verifier, folder), suppress(NotHandedOver):

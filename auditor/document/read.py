@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -128,13 +128,13 @@ def audit_in(plan: Any) -> Audit:
     raise PlanError("A plan is an Audit, its plans, a dict as in plan.json, or a path to the file.", slug="bad-plan")
 
 
-def plan_called(plans: Mapping[str, Plan], name: object) -> Plan:
-    """The plan of this name. Raises: PlanError, which lists the plans that can be applied."""
+def plan_called(plans: Mapping[str, Plan], name: object, others: Iterable[str] = ()) -> Plan:
+    """The plan of this name. Raises: PlanError, which lists the plans that can be applied, and `others`."""
     if isinstance(name, str) and name in plans:
         return plans[name]
     wanted = f"{name!r} is not among the plans" if name else "no plan is recommended"
     if running := sorted(key for key, plan in plans.items() if runs(plan.format)):
-        raise PlanError(f"{wanted}; choose one of {', '.join(running)}.", slug="no-such-plan")
+        raise PlanError(f"{wanted}; choose one of {', '.join([*running, *others])}.", slug="no-such-plan")
     lacking = " and ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
     raise PlanError(
         f"{wanted}, and none can be run: torch cannot compute in {lacking}. Audit a format that it can compute in.",

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from ..errors import MeasureError, let_through
 from ..numerics.casting import widen
 from ..numerics.entries import entries, is_plain
-from ..numerics.formats import FORMATS
+from ..numerics.formats import FORMATS, dtype_name
 from ..numerics.metrics import relative_l2
 from ..numerics.nodes import row_of, target_of, tensors_in, view_source
 from ..records import Batch, Capture, Dtypes, ModelPath, NonFinite, Plan
@@ -66,7 +66,7 @@ def under_policy(capture: Capture, model: nn.Module, batch: Batch, policy: Polic
                             pytree.tree_leaves((n.args, n.kwargs)), pytree.tree_leaves(handed), strict=False
                         ):
                             if isinstance(source, fx.Node) and isinstance(x, torch.Tensor):
-                                read.setdefault(source.name, {})[_word(x.dtype)] = None
+                                read.setdefault(source.name, {})[dtype_name(x.dtype)] = None
                     both = isinstance(expected, torch.Tensor) and isinstance(result, torch.Tensor)
                     if both and expected.is_floating_point() and result.is_floating_point():
                         with suppress(MeasureError):  # shapes differ: no error is defined
@@ -90,11 +90,7 @@ def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: 
     deciding = [x.dtype for x in floating if x.dim()] or [x.dtype for x in floating]
     told = any(isinstance(x, torch.dtype) for x in (*n.args, *n.kwargs.values()))
     computed = output if told or not deciding else reduce(torch.promote_types, deciding)
-    return Dtypes(tuple(dict.fromkeys(_word(x.dtype) for x in read)), _word(computed), _word(output))
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return Dtypes(tuple(dict.fromkeys(dtype_name(x.dtype) for x in read)), dtype_name(computed), dtype_name(output))
 
 
 Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from ..loading.state import name_of
-from ..numerics.formats import FORMATS, significant_bits
+from ..numerics.formats import FORMATS, dtype_name, significant_bits
 from ..numerics.metrics import loss_of
 from ..numerics.nodes import dtype, row_of, target_of
 from ..numerics.operations import operation
@@ -22,8 +21,7 @@ from .policy import Policy, choice_from_scopes, policy_of
 
 
 def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPlan) -> tuple[LedgerRow, ...]:
-    """The subject's tensors as loaded, then the recorded operations, with their dtypes in a run, under the plan if
-    any."""
+    """The subject's tensors as loaded, then the recorded operations, with their dtypes in a run, maybe under a plan."""
     program = plan.program if plan is not None else None
     choice = choice_from_scopes(plan.scopes) if plan and not program else None
     kept = {each.node for each in program.kept} if program else set[str | None]()
@@ -49,7 +47,7 @@ def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPla
 def _asked(n: fx.Node, region: AutocastRegion | None) -> str | None:
     """The dtype that the author asks for at an operation, by a cast or by a region of autocast around it."""
     if row_of(n).cast and (own := dtype(n)) is not None:
-        return name_of(own)
+        return dtype_name(own)
     return None if region is None else region.dtype if region.enabled else "float32"
 
 
@@ -69,7 +67,7 @@ def forward_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
     capture = capture.first
     loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
     nodes = [n for n in capture.graph_module.graph.nodes if n.name in capture.nodes]
-    found = {n: cast for n in nodes for cast in _casts(capture, n) if loaded != {name_of(cast.to)}}
+    found = {n: cast for n in nodes for cast in _casts(capture, n) if loaded != {dtype_name(cast.to)}}
     return tuple(_measured(capture, subject, found)) if found else ()
 
 
@@ -123,16 +121,15 @@ def _measured(capture: Capture, subject: Subject, casts: Mapping[fx.Node, _Cast]
     executor = Executor(capture.graph_module, policy)
     with torch.no_grad():
         for n, _ in executor.steps(*capture.bind(subject.model, subject.batches[0])):
-            if (cast := casts.get(n)) is None:
-                continue
-            if cast.scale is not None and not bool((executor.value_of(cast.scale) == 1).all()):
+            cast = casts.get(n)
+            if cast is None or (cast.scale is not None and not bool((executor.value_of(cast.scale) == 1).all())):
                 continue
             node, (args, kwargs) = capture.nodes[n.name], policy.kernel_arguments(n, executor.value_of)
             x = executor.value_of(cast.source) if cast.source else target_of(n)(*args, **kwargs)
             if (loss := loss_of(x, x.to(cast.to))) is not None:
                 file, _, line = (node.source or "").rpartition(":")
                 key = (cast.kind, node.source_path or file, int(line or 0), node.op)
-                dtypes = name_of(x.dtype), name_of(cast.to)
+                dtypes = dtype_name(x.dtype), dtype_name(cast.to)
                 known = found.setdefault(key, SilentCast(cast.kind, (), *dtypes, loss, *key[1:3], n.name))
                 names = dict.fromkeys((*known.names, node.owner or "the model"))
                 found[key] = replace(known, names=tuple(names))

@@ -13,12 +13,13 @@ from torch import fx
 from ..artefact.base import Strategy
 from ..artefact.strategies import strategy_of
 from ..numerics.autocast import autocast_arguments
-from ..numerics.casting import asked_for, format_in, like, round_tree
+from ..numerics.casting import asked_for, format_in, like, round_tree, widen
 from ..numerics.formats import FORMATS, format_of, is_low
+from ..numerics.fp32_output import multiply
 from ..numerics.kernels import UnsupportedInFormat, run_op
 from ..numerics.nodes import dtype, target_of, tensors_in
 from ..numerics.operations import Treatment, operation
-from ..paths import enclosing_paths, function_in, nearest, nearest_above, of_function, within
+from ..paths import FP32_OUTPUT, enclosing_paths, function_in, nearest, nearest_above, of_function, within
 from ..records import AutocastRegion, Call, Capture, Literals, Node, Plan, ScopeChoice
 from .execute import Semantics, ValueOf, with_literals
 
@@ -28,10 +29,12 @@ KEPT = function_in("", "")
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """A precision for every module. keep: {low module: functions that it keeps in FP32, also in its submodules}."""
+    """A precision for every module. keep: {low module: functions that it keeps in FP32, also in its submodules}.
+    fp32_output: {low module: functions whose products have low-precision inputs and FP32 output}."""
 
     precision: Callable[[str], str]
     keep: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    fp32_output: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def __call__(self, path: str) -> str:
         """The precision of a module, or of a function in it (see paths.function_in)."""
@@ -43,13 +46,13 @@ class PrecisionChoice:
 
 
 def choice_keeping(high: Collection[str], format: str) -> PrecisionChoice:
-    """Everything in `format`, except the modules and functions in `high`, which are FP32."""
-    keep: dict[str, set[str]] = {}
+    """Everything in `format`, except the modules and functions in `high`, which are FP32, or have FP32 output."""
+    keep, fp32_output = dict[str, frozenset[str]](), dict[str, frozenset[str]]()
     for owner, name in filter(None, map(of_function, high)):
         if owner not in high:
-            keep.setdefault(owner, set()).add(name)
-    functions = {path: frozenset(names) for path, names in keep.items()}
-    return PrecisionChoice(lambda path: "fp32" if path in high else format, functions)
+            kind, name = (fp32_output if name.endswith(FP32_OUTPUT) else keep), name.removesuffix(FP32_OUTPUT)
+            kind[owner] = kind.get(owner, frozenset()) | {name}
+    return PrecisionChoice(lambda path: "fp32" if path in high else format, keep, fp32_output)
 
 
 def choice_from_scopes(scopes: Mapping[str, ScopeChoice]) -> PrecisionChoice:
@@ -59,7 +62,9 @@ def choice_from_scopes(scopes: Mapping[str, ScopeChoice]) -> PrecisionChoice:
         listed = nearest(path, scopes)
         return "fp32" if listed is None else scopes[listed].precision
 
-    return PrecisionChoice(precision, {path: frozenset(choice.keep) for path, choice in scopes.items() if choice.keep})
+    keep = {path: frozenset(choice.keep) for path, choice in scopes.items() if choice.keep}
+    wide = {path: frozenset(choice.fp32_output) for path, choice in scopes.items() if choice.fp32_output}
+    return PrecisionChoice(precision, keep, wide)
 
 
 def policy_of(capture: Capture, plan: Plan) -> Policy:
@@ -150,7 +155,7 @@ class Boundary:
     """Conversions at a wrapped module. entry, exit: precisions to which its inputs and result are cast; None: no cast.
 
     exit "input": the caller's precision, if callers differ. keeps: whether the result of an FP32 module remains FP32.
-    keep: functions that a low module keeps in FP32.
+    keep: functions that a low module keeps in FP32. fp32_output: functions whose products return FP32.
     """
 
     precision: str
@@ -158,6 +163,7 @@ class Boundary:
     entry: str | None
     exit: str | None
     keep: frozenset[str] = frozenset()
+    fp32_output: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -188,17 +194,19 @@ class Casts:
 
     autocast: how autocast treats the arguments; "none" outside autocast, and for in-place operations. precision: the
     format to which autocast casts. literals: constants that Python derives from a dtype, for low precision.
+    fp32_output: whether it is a product with FP32 output, whose inputs are cast as by autocast.
     """
 
     autocast: Treatment
     precision: str
     literals: Literals
+    fp32_output: bool = False
 
 
 class Policy(Semantics):
     """How a recorded graph runs under a strategy, when a plan gives every owner a precision.
 
-    wrapped: the root, every owner whose precision differs from its parent owner's, and low owners with kept functions.
+    wrapped: the root, every owner whose precision differs from its parent owner's, and low owners with exceptions.
     stored: precision of every placeholder that the strategy stores. layout: the Layout of another policy, if already
     computed.
     """
@@ -213,7 +221,8 @@ class Policy(Semantics):
     ) -> None:
         self.capture, self.how, self.format = capture, strategy_of(strategy), format
         self.layout = layout or Layout(capture, self.how)
-        self._keep = precision_of.keep if isinstance(precision_of, PrecisionChoice) else {}
+        of_functions = precision_of if isinstance(precision_of, PrecisionChoice) else PrecisionChoice(precision_of)
+        self._keep, self._fp32_output = of_functions.keep, of_functions.fp32_output
         owners, self._assigned = self.layout.owners, dict[str, str]()
         for owner in owners:  # a shared module is FP32 if any of its paths is
             others = capture.aliases.get(owner, ())
@@ -237,7 +246,7 @@ class Policy(Semantics):
             precision = self._assigned[owner]
             listed = (nearest_above(path, precisions) for path in (owner, *self.capture.aliases.get(owner, ())))
             callers = {None if path is None else precisions[path] for path in listed}
-            if callers != {precision} or (owner in self._keep and precision != "fp32"):
+            if callers != {precision} or (owner in {*self._keep, *self._fp32_output} and precision != "fp32"):
                 precisions[owner], above[owner] = precision, callers.pop() if len(callers) == 1 else "input"
         handed_low: set[str] = set()
         for reader, paths in self.layout.exited_modules.items() if "fp32" in precisions.values() else ():
@@ -245,10 +254,11 @@ class Policy(Semantics):
                 handed_low |= paths
         result = {}
         for path, precision in precisions.items():
-            keeps = precision == "fp32" and path not in handed_low
-            kept = self._keep.get(path, frozenset()) if precision != "fp32" else frozenset()
+            low, some = precision != "fp32", (self._keep, self._fp32_output)
+            kept, wide = (names.get(path, frozenset()) if low else frozenset[str]() for names in some)
+            keeps = bool(wide) and not self.how.regional if low else path not in handed_low
             entry, exit = self.how.boundary(precision, above[path], keeps)
-            result[path] = Boundary(precision, keeps, entry, exit, kept)
+            result[path] = Boundary(precision, keeps, entry, exit, kept, wide)
         return result
 
     def _storage_precisions(self) -> dict[str, str]:
@@ -279,6 +289,12 @@ class Policy(Semantics):
     def keeps(self, name: str) -> bool:
         """Whether a node belongs to a function call that its scope keeps in FP32."""
         return bool(self._keeping) and bool(around := self.enclosing_calls(name)) and around[-1].path == KEPT
+
+    def has_fp32_output(self, node: Node) -> bool:
+        """Whether a node is a product of low-precision inputs with FP32 output."""
+        path = node.function.path if node.function and self._fp32_output and operation(node.op).product else None
+        scopes = (self.wrapped.get(call.path) for call in self.enclosing_calls(node.name)) if path else ()
+        return any(scope is not None and path in scope.fp32_output for scope in scopes)
 
     def setting(self, name: str) -> Setting:
         """The setting of a node's scope, before Setting.in_region."""
@@ -328,8 +344,9 @@ class Policy(Semantics):
     def casts(self, node: Node) -> Casts:
         """The casts of a node; the replay and the dtype prediction both use this method."""
         setting = self.setting(node.name).in_region(node.region)
-        on = setting.autocast and not node.in_place
-        return Casts(operation(node.op).autocast if on else "none", setting.precision, self._literals(node))
+        wide = self.has_fp32_output(node)
+        on = (setting.autocast or wide) and not node.in_place
+        return Casts(operation(node.op).autocast if on else "none", setting.precision, self._literals(node), wide)
 
     def _literals(self, node: Node) -> Literals:
         """The node's constants that depend on a dtype, if the code that reads the dtype runs in low precision. If the
@@ -353,6 +370,8 @@ class Policy(Semantics):
         node = self.capture.nodes[n.name]
         try:
             args, kwargs = self.kernel_arguments(n, value_of)
+            if self.has_fp32_output(node):
+                return multiply(operation(node.op).packet, target_of(n), (args, kwargs), widen((args, kwargs)))
             result = run_op(target_of(n), args, kwargs)
         except UnsupportedInFormat as error:
             where = f"{node.owner or 'the model'} ({node.source or node.op})"

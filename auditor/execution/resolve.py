@@ -33,7 +33,8 @@ class NodeType:
 
     cast: inputs that are cast, to low precision or to FP32, which takes time. rounded: FP32 inputs that are cast to low
     precision. reads_low: whether the kernel receives a low tensor, after autocast and scope boundaries. conflict:
-    whether the kernel receives tensors of two dtypes that it cannot promote.
+    whether the kernel receives tensors of two dtypes that it cannot promote. factors: the low format of the inputs of a
+    product with FP32 output; "" for other operations.
     """
 
     dtype: str
@@ -42,6 +43,7 @@ class NodeType:
     rounded: tuple[str, ...] = ()
     reads_low: bool = False
     conflict: bool = False
+    factors: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,10 +163,11 @@ class _Algebra(Semantics):
             if dtype == "fp32" and is_low(into := target.name if target else told):
                 convert(source, into)
         handed = {s: target.name if target and _moves(x) and s not in stays else x for s, x in arrived.items()}
-        kernel, conflict = self._kernel(n, handed, told)
+        kernel, conflict = ("fp32", False) if casts.fp32_output else self._kernel(n, handed, told)
         result = kernel if casts.literals.result is None else _name(casts.literals.result)
         reads_low = any(map(is_low, handed.values()))
-        return NodeType(result, kernel, tuple(cast), tuple(rounded), reads_low, conflict)
+        factors = casts.precision if casts.fp32_output else ""
+        return NodeType(result, kernel, tuple(cast), tuple(rounded), reads_low, conflict, factors)
 
     def _kernel(self, n: fx.Node, handed: Mapping[str, str], told: str) -> tuple[str, bool]:
         """The format of the kernel's result, and whether its inputs have dtypes that it cannot promote."""

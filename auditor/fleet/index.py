@@ -19,8 +19,6 @@ from ..report.words import count, ratio
 from .running import Outcome
 from .targets import FleetTarget
 
-REPORT = "report.html"
-
 SLOWER = 0.97
 """A plan counts as slower if its predicted speed-up is below this share of the baseline's."""
 
@@ -91,7 +89,7 @@ def _row(target: FleetTarget, outcome: Outcome | None, directory: Path, baseline
         name=target.name,
         target=named,
         state="worse" if lines else "no plan" if plan is None else "findings" if outcome.code == 1 else "clean",
-        link=f"{quote(target.name)}/{REPORT}",
+        link=f"{quote(target.name)}/report.html",
         plan=after.recommended,
         error=error(plan) if plan else "",
         budget=settings(after)["budget"],

@@ -156,8 +156,7 @@ def run(task: FleetTarget, unwanted: Callable[[], bool] = lambda: False) -> Outc
     while crashed and tries <= task.retries and not (tries and unwanted()):
         tries += 1
         code, said, crashed = _try(task, unwanted)
-    taken = round(time.monotonic() - start, 2)
-    return Outcome(asked=asked_of(task), code=code, said=said, seconds=taken, tries=tries)
+    return Outcome(asked=asked_of(task), code=code, said=said, seconds=round(time.monotonic() - start, 2), tries=tries)
 
 
 def command_of(task: FleetTarget) -> list[str]:

@@ -157,7 +157,7 @@ def _reason_to_keep(
         moves = row.entries or row.exact or row.joins or row.asks_shape or row.packet in writers
         if not moves:  # an operation that only moves or selects entries may run low
             return "untested", "no matching operation in the recorded run", literals
-    verdict = bench.verdicts[format].get(captured or "")
+    verdict = bench.judged.verdicts.get(captured or "", {}).get(format)
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):
         return "", "", literals
     return verdict.verdict, f"{verdict.verdict}: {verdict.reason}", literals

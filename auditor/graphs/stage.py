@@ -31,11 +31,11 @@ from ..plan.verified import judge_replay, verify
 from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
 from ..records.decisions import Decisions
-from ..records.quantization import QuantizedPlan
+from ..records.quantization import PipelineRun, QuantizedPlan
 from ..stages import tick
 from ..verify import PROGRAM
 from .exported import ExportedModel, SavedProgram, cannot, export_model, outlines, save_program
-from .operations import Table, is_pick, low_arguments, table_of
+from .operations import Table, low_arguments, table_of
 
 COPIED = "copied"
 """Key in a node's `meta` for the original node's name; casts have none."""
@@ -46,6 +46,7 @@ class GraphPlans:
     """plans, baselines: by name; files: the saved programs, by file name. said: warnings.
 
     fp32_today, timing: see Audit. held: see run_held_choices. schemes: plans of quantization schemes.
+    pipelines: see run_pipelines.
     """
 
     plans: Mapping[str, Plan] = field(default_factory=dict)
@@ -56,6 +57,7 @@ class GraphPlans:
     held: tuple[Decisions, ...] = ()
     timing: Timing | None = None
     schemes: tuple[QuantizedPlan, ...] = ()
+    pipelines: tuple[PipelineRun, ...] = ()
 
 
 def graphs_of(bench: Workbench, score: InFp32 | None = None) -> GraphPlans:
@@ -348,7 +350,6 @@ def memory_needed(module: fx.GraphModule) -> MemoryUse:
     nodes = list(module.graph.nodes)
     size = {node.name: sum(x.nbytes for x in tensors_in(node.meta.get("val"))) for node in nodes}
     free = {name for name, cost in costs_of(module.graph).items() if cost.free}
-    free |= {node.name for node in nodes if node.op == "call_function" and is_pick(node)}
     inputs = {node.name for node in nodes if node.op == "placeholder"}
     held = [attrgetter(str(node.target))(module) for node in nodes if node.op == "get_attr"]
     weights = {id(x): x.nbytes for x in held if isinstance(x, torch.Tensor)}

@@ -11,8 +11,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..devices import NATIVE
+from ..numerics.casting import widen
 from ..numerics.formats import is_low
 from ..numerics.nodes import mutates
+from ..trees import over_tensors
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,13 @@ def in_float32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     dtype = _low_dtype(args, kwargs)
     if dtype is None:
         return op(*args, **kwargs)
-    wide = [_to_float32(x) for x in (args, kwargs)]
-    result = op(*wide[0], **wide[1])
+    given = pytree.tree_map_only(torch.dtype, lambda asked: torch.float32 if is_low(asked) else asked, (args, kwargs))
+    wide, named = widen(given)
+    result = op(*wide, **named)
     if mutates(op):  # the caller's own tensor must be written
-        args[0].copy_(wide[0][0])
-        return args[0] if result is wide[0][0] else result
-    return pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.dtype is torch.float32 else x, result)
+        args[0].copy_(wide[0])
+        return args[0] if result is wide[0] else result
+    return over_tensors(lambda x: x.to(dtype) if x.dtype is torch.float32 else x, result)
 
 
 def state_of(device: torch.device) -> torch.Tensor:
@@ -94,12 +97,3 @@ def _low_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | N
     if asked is not None:
         return asked if is_low(asked) else None
     return next((x.dtype for x in leaves if isinstance(x, torch.Tensor) and is_low(x.dtype)), None)
-
-
-def _to_float32(tree: Any) -> Any:
-    def wide(x: Any) -> Any:
-        if isinstance(x, torch.Tensor) and is_low(x.dtype):
-            return x.float()
-        return torch.float32 if isinstance(x, torch.dtype) and is_low(x) else x
-
-    return pytree.tree_map(wide, tree)

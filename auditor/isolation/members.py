@@ -104,18 +104,13 @@ def structure_of(model: nn.Module) -> str:
     Wrappers and FSDP's generated classes do not count. Raises: the exception of an uninitialized lazy parameter.
     """
     inner = unwrap_model(model)
-    lines = [
-        f"{without_wrappers(path)} {_class_of(module)}"
-        for path, module in named_modules(inner)
-        if wrapper_of(module) is None
-    ]
+    lines = []
+    for path, module in named_modules(inner):
+        if wrapper_of(module) is None:
+            own = (kind for kind in type(module).__mro__ if not kind.__module__.startswith("torch.distributed."))
+            lines.append(f"{without_wrappers(path)} {next(own).__name__}")
     lines += [f"{without_wrappers(name)} {list(value.shape)}" for name, value in named_parameters(inner)]
     return hashlib.sha256("\n".join(sorted(lines)).encode(errors="backslashreplace")).hexdigest()[:16]
-
-
-def _class_of(module: nn.Module) -> str:
-    own = (kind for kind in type(module).__mro__ if not kind.__module__.startswith("torch.distributed."))
-    return next(own).__name__
 
 
 def rename_scopes(scopes: dict[str, Any], paths: set[str]) -> dict[str, Any]:

@@ -21,11 +21,11 @@ from ..capture.source import is_installed
 from ..errors import LoadError, suggest
 from ..isolation.members import size_of
 from ..isolation.process import reseed, swap_attribute
-from ..numerics.formats import is_low
+from ..numerics.formats import dtype_name, is_low
 from ..offload import onto
 from ..records import Origin
 from .importer import digest_of
-from .state import convert_errors, name_of
+from .state import convert_errors
 from .statedicts import few, read_checkpoint
 from .target import Target, blame, call, parse, required_arguments
 
@@ -221,7 +221,7 @@ def _hugging_face(target: Target) -> BuiltModel:
     ignored = set(info.get("unexpected_keys", ()))
     for value in {x.data_ptr(): x for name, x in stored.items() if name not in ignored}.values():
         if is_low(value.dtype):
-            low[name_of(value.dtype)] += value.numel()
+            low[dtype_name(value.dtype)] += value.numel()
     stored_low = {name: min(count, size_of(model)) for name, count in low.items()}
     origin = Origin(None, "transformers", symbol, "factory", (), arguments, folder=str(folder))
     if not Path(target.args[0]).is_dir():

@@ -20,9 +20,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import LoadError, describe
 from ..isolation.process import reseed
 from ..numerics.entries import extent
+from ..numerics.formats import dtype_name
 from ..records import Batch
 from ..trees import tensors_in
-from .state import convert_errors, in_eval, name_of
+from .state import convert_errors, in_eval
 from .statedicts import read_tensors
 from .target import blame, call, named_in, parse, required_arguments, user_code
 
@@ -165,7 +166,7 @@ def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch,
 def shapes_of(batch: Batch) -> tuple[str, ...]:
     """Dtype and shape of every input tensor, such as `float32[2, 3]`."""
     shapes = [(x, extent(x) if x.is_nested else x.shape) for x in tensors_in(batch)]
-    return tuple(f"{name_of(x.dtype)}{list(shape)}" for x, shape in shapes)
+    return tuple(f"{dtype_name(x.dtype)}{list(shape)}" for x, shape in shapes)
 
 
 def _one_call(value: Any, source: str) -> Batch:

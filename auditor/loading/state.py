@@ -20,7 +20,7 @@ from ..isolation.members import modules_of, named_modules, named_tensors, raise_
 from ..isolation.process import reseed, swap_attribute
 from ..numerics.casting import widen
 from ..numerics.entries import entries
-from ..numerics.formats import is_low
+from ..numerics.formats import dtype_name, is_low
 from ..records import Batch, Subject
 from . import statedicts
 from .statedicts import few
@@ -140,9 +140,9 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
     counts = Counter(subject.stored_low)  # weights that the checkpoint stores low, converted to FP32 on loading
     for parameter in model.parameters():
         if is_low(parameter.dtype):
-            counts[name_of(parameter.dtype)] += parameter.numel()
+            counts[dtype_name(parameter.dtype)] += parameter.numel()
     subject = replace(subject, stored_low=dict(counts))
-    dtypes = ", ".join(sorted({*counts, *(name_of(x.dtype) for x in low)}))
+    dtypes = ", ".join(sorted({*counts, *(dtype_name(x.dtype) for x in low)}))
     count, total = counts.total(), size_of(model)
     note = (
         f"the {'model' if low else 'checkpoint'} stores "
@@ -163,11 +163,6 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
 def _widen(subject: Subject, which: str, note: str) -> Subject:
     batches, held_out = widen((subject.batches, subject.held_out))
     return replace(subject, raised=which, batches=batches, held_out=held_out, warnings=(*subject.warnings, note))
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """A dtype's name without `torch.`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def held_outside(model: nn.Module) -> set[str]:
@@ -252,7 +247,7 @@ def _notes(content: Mapping[str, Any], state: Mapping[str, Any], own: Mapping[st
     for given, held in dict.fromkeys((x.dtype, y.dtype) for x, y in both if x.is_floating_point()):
         if given is not held:
             kept = "their values are exact" if torch.promote_types(given, held) is held else "they were rounded to it"
-            yield f"{file} stores weights in {name_of(given)}, the model in {name_of(held)}: {kept}"
+            yield f"{file} stores weights in {dtype_name(given)}, the model in {dtype_name(held)}: {kept}"
     loaded = {id(value) for value in state.values()}
     if beside := [name for name, value in content.items() if id(value) not in loaded]:
         yield f"{file} also contains {few(beside)}, which the model lacks: ignored"

@@ -23,11 +23,10 @@ from ..capture.source import Place, kind_of, written_at
 from ..isolation.members import modules_of, named_modules, named_tensors
 from ..isolation.process import swap_attribute
 from ..numerics.entries import is_plain
-from ..numerics.formats import FORMATS, significant_bits
+from ..numerics.formats import FORMATS, dtype_name, significant_bits
 from ..numerics.metrics import loss_of
 from ..records.ledger import LedgerRow, Loss, SilentCast
 from . import statedicts
-from .state import name_of
 
 READERS = (
     ("torch", "load"),
@@ -77,9 +76,8 @@ class Watch:
     def here(self) -> Place | None:
         """The author's line that is running; a library's line if the author's code calls none."""
         written = written_at(self.outermost)
-        if written is None:
-            return None
-        return written.caller if written.caller and kind_of(written.place.file) == "library" else written.place
+        within_library = written is not None and kind_of(written.place.file) == "library"
+        return None if written is None else (within_library and written.caller) or written.place
 
     def compare(self, own: Mapping[str, Tensor], given: Mapping[str, Any], place: Place | None, now: bool) -> None:
         """Compare tensors of the model with the entries of the checkpoint that they were loaded from. now: whether they
@@ -155,9 +153,8 @@ class Watch:
 
 
 def _is_comparable(x: Tensor) -> bool:
-    if is_lazy(x) or hasattr(type(x), "__tensor_flatten__"):
-        return False
-    return is_plain(x) and not x.is_meta and significant_bits(x.dtype) > 0
+    wrapped = is_lazy(x) or hasattr(type(x), "__tensor_flatten__")
+    return not wrapped and is_plain(x) and not x.is_meta and significant_bits(x.dtype) > 0
 
 
 def _is_narrow(dtype: torch.dtype) -> bool:
@@ -168,9 +165,9 @@ def _rounded_to(before: Tensor, now: Tensor) -> torch.dtype | None:
     """The dtype of fewer bits to which `now` is rounded; None if it is equal to `before`, or has other values."""
     if _is_equal(before, now):
         return None
-    rows = [row for row in FORMATS.values() if row.dtype and row.mantissa + 1 < significant_bits(before.dtype)]
-    rows.sort(key=lambda row: -row.mantissa)
-    return next((row.dtype for row in rows if _is_equal(before, now, row.dtype)), None)
+    rows = (row for row in FORMATS.values() if row.dtype and row.mantissa + 1 < significant_bits(before.dtype))
+    dtypes = (row.dtype for row in sorted(rows, key=lambda row: -row.mantissa))
+    return next((dtype for dtype in dtypes if _is_equal(before, now, dtype)), None)
 
 
 def _is_equal(x: Tensor, y: Tensor, via: torch.dtype | None = None) -> bool:
@@ -205,11 +202,7 @@ def watch_weights(outermost: CodeType) -> Iterator[Watch]:
 
 
 def _through(handler: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return handler(original, *args, **kwargs)
-
-    return call
+    return functools.wraps(original)(lambda *args, **kwargs: handler(original, *args, **kwargs))
 
 
 def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tuple[SilentCast, ...]]:
@@ -219,8 +212,8 @@ def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tu
     for key, x in weights.tensors.items():
         name, kind = weights.names[key][0], "parameter" if isinstance(x, nn.Parameter) else "buffer"
         dtypes = (watch.checkpoint.get(x, (None,))[0], weights.asked(key))
-        known, asked = (None if dtype is None else name_of(dtype) for dtype in dtypes)
-        rows.append(LedgerRow(name, kind, name_of(x.dtype), known, asked, module=name.rpartition(".")[0]))
+        known, asked = (None if dtype is None else dtype_name(dtype) for dtype in dtypes)
+        rows.append(LedgerRow(name, kind, dtype_name(x.dtype), known, asked, module=name.rpartition(".")[0]))
         for how, event in weights.silent_casts(key):
             groups.setdefault((how, *event[:3]), []).append((name, event))
     return tuple(rows), tuple(_together(how, *zip(*several, strict=True)) for (how, *_), several in groups.items())
@@ -229,7 +222,7 @@ def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tu
 def _together(kind: str, names: tuple[str, ...], events: tuple[Event, ...]) -> SilentCast:
     place, before, after, loss, _ = max(events, key=lambda event: event.loss.error if event.loss else -1.0)
     own = place if place is not None and kind_of(place.file) == "own" else Place("", 0)
-    return SilentCast(kind, names, name_of(before), name_of(after), loss, own.file, own.line)
+    return SilentCast(kind, names, dtype_name(before), dtype_name(after), loss, own.file, own.line)
 
 
 class _Weights:

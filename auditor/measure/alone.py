@@ -21,7 +21,7 @@ from ..numerics.histogram import Profile
 from ..numerics.kernels import UnsupportedInFormat, adds_bias_apart, is_tensor_core, run_op
 from ..numerics.metrics import disagreement, output_error, runs, sqnr_db
 from ..numerics.nodes import op_of, operation_of, row_of, target_of, tensors_in, view_source, wait_for_result
-from ..records import Capture, Literals, NodeError, ProductError
+from ..records import Capture, NodeError, ProductError
 from .causes import cause_of, deciding_nodes, divisors, guarding_nodes
 from .products import split_product
 
@@ -83,54 +83,6 @@ class Ran:
     unsupported: str | None = None
 
 
-class Alone:
-    """Runs single nodes in a format. values: FP32 results by name. kept: stored results of recurrent nodes."""
-
-    def __init__(self, capture: Capture, format: str, values: Mapping[str, Any]) -> None:
-        self.name, self.row, self.round = format, FORMATS[format], rounder(capture, format)
-        self._nodes, self._values = capture.nodes, values
-        self.kept: dict[str, Ran] = {}
-
-    def literals(self, n: fx.Node) -> Literals | None:
-        """Constants in the node's arguments, such as torch.finfo(dtype).min, with Python's values for this format."""
-        return low_literals(self._nodes[n.name], self.name)
-
-    def low_value(self, source: fx.Node) -> Any:
-        """A node's value rounded to the format; weights and inputs contain no mask values to replace."""
-        value = self._values[source.name]
-        return self.round(value) if source.op == "call_function" else round_tree(value, self.row)
-
-    def run(self, n: fx.Node, inputs: tuple[Any, Any], beside: bool = True) -> Ran:
-        """Run the node on inputs rounded to the format. beside: also compute the exact result on these inputs."""
-        args, kwargs = inputs
-        target = target_of(n)
-        try:
-            on_cpu = all(leaf.device.type == "cpu" for leaf in tensors_in(args))
-            fused = is_tensor_core(target) and on_cpu and not adds_bias_apart(target, args)
-            rounded_once = view_source(n) is not None or row_of(n).exact or fused
-            exact = None
-            if beside and not rounded_once:
-                exact = wait_for_result(target, target(*widen(args), **widen(kwargs)))
-            return Ran(run_op(target, *with_literals(args, kwargs, self.literals(n))), exact)
-        except UnsupportedInFormat as error:
-            return Ran(unsupported=str(error))
-        except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation
-            let_through(error)
-            return Ran(unsupported=f"{operation_of(target).name}: {first_line(error)[:160]}")
-
-    def errors(self, n: fx.Node, trace: Trace, index: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield ("isolated" or "own", error of the result's tensor `index`) for each error whose source is "run"."""
-        if "run" not in (trace.own, trace.isolated):
-            return
-        ran = self.kept.get(n.name)
-        ran = ran or self.run(n, fx.node.map_arg((n.args, n.kwargs), self.low_value), beside=trace.own == "run")
-        low = tensors_in(ran.low)[index].float()
-        if trace.own == "run":
-            yield "own", low - tensors_in(ran.exact)[index]
-        if trace.isolated == "run":
-            yield "isolated", low - tensors_in(self._values[n.name])[index]
-
-
 def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
     """Find the sources of a node's errors. by_inputs: whether each input's rounding can be estimated separately."""
     if ran.low is None:
@@ -184,9 +136,6 @@ def same_shapes(a: Any, b: Any) -> bool:
     return ours == theirs
 
 
-_OTHER_SHAPE = "its shape depends on the precision"
-
-
 class InFormat:
     """Measures each node in one format right after its FP32 reference, and runs the whole model in the format.
 
@@ -203,11 +152,12 @@ class InFormat:
         profiles: Mapping[fx.Node, Profile],
         by_inputs: Collection[str],
     ) -> None:
-        self.alone = Alone(capture, format, values)
+        self.row, self._round = FORMATS[format], rounder(capture, format)
         self.env: dict[fx.Node, Any] = {}
         self.pure = True
-        self._values, self._profiles, self._by_inputs = values, profiles, by_inputs
+        self._nodes, self._values, self._profiles, self._by_inputs = capture.nodes, values, profiles, by_inputs
         self._deciding, self._guarding = deciding_nodes(capture), guarding_nodes(capture)
+        self._kept: dict[str, Ran] = {}
         self._rounded: dict[fx.Node, Any] = {}
         self._propagated: dict[str, float] = {}
         self._spoilt: set[fx.Node] = set()
@@ -215,20 +165,57 @@ class InFormat:
     def measure(self, n: fx.Node) -> tuple[NodeError, Trace]:
         """Measure the node separately and in the low run. If that fails, the NodeError states the reason."""
         given = tensors_in([self._values.get(source.name) for source in n.all_input_nodes])
-        results, error = tensors_in(self._values[n.name]), NodeError()
+        results, reason = tensors_in(self._values[n.name]), None
         if any(leaf.is_quantized for leaf in (*given, *results)):
             reason = f"{op_of(n)} computes with quantized integers"
-            error = NodeError(unsupported=reason, cause="unsupported")
         elif not any(leaf.device.type == "meta" for leaf in results):
             try:
                 return self._measure_node(n)
             except Exception as failure:  # a user-defined operation may return anything
                 let_through(failure)
                 reason = f"{op_of(n)} cannot be compared with FP32: {first_line(failure)[:160]}"
-                error = NodeError(unsupported=reason, cause="unsupported")
         if n not in self.env:
             self.advance(n)
-        return error, Trace()
+        return NodeError(unsupported=reason, cause="unsupported" if reason else None), Trace()
+
+    def _compute(self, n: fx.Node, args: Any, kwargs: Any) -> Any:
+        """Run the node in the format. Constants such as torch.finfo(dtype).min have Python's values for this format."""
+        return run_op(target_of(n), *with_literals(args, kwargs, low_literals(self._nodes[n.name], self.row.name)))
+
+    def low_value(self, source: fx.Node) -> Any:
+        """A node's value rounded to the format; weights and inputs contain no mask values to replace."""
+        value = self._values[source.name]
+        return self._round(value) if source.op == "call_function" else round_tree(value, self.row)
+
+    def run(self, n: fx.Node, inputs: tuple[Any, Any], beside: bool = True) -> Ran:
+        """Run the node on inputs rounded to the format. beside: also compute the exact result on these inputs."""
+        args, kwargs = inputs
+        target = target_of(n)
+        try:
+            on_cpu = all(leaf.device.type == "cpu" for leaf in tensors_in(args))
+            fused = is_tensor_core(target) and on_cpu and not adds_bias_apart(target, args)
+            rounded_once = view_source(n) is not None or row_of(n).exact or fused
+            exact = None
+            if beside and not rounded_once:
+                exact = wait_for_result(target, target(*widen(args), **widen(kwargs)))
+            return Ran(self._compute(n, args, kwargs), exact)
+        except UnsupportedInFormat as error:
+            return Ran(unsupported=str(error))
+        except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation
+            let_through(error)
+            return Ran(unsupported=f"{operation_of(target).name}: {first_line(error)[:160]}")
+
+    def errors(self, n: fx.Node, trace: Trace, index: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield ("isolated" or "own", error of the result's tensor `index`) for each error whose source is "run"."""
+        if "run" not in (trace.own, trace.isolated):
+            return
+        ran = self._kept.get(n.name)
+        ran = ran or self.run(n, fx.node.map_arg((n.args, n.kwargs), self.low_value), beside=trace.own == "run")
+        low = tensors_in(ran.low)[index].float()
+        if trace.own == "run":
+            yield "own", low - tensors_in(ran.exact)[index]
+        if trace.isolated == "run":
+            yield "isolated", low - tensors_in(self._values[n.name])[index]
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:
         """Free the low-precision values of these nodes; inputs and weights are rounded again for a later reader."""
@@ -242,11 +229,11 @@ class InFormat:
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), self.value_of)
         try:
             if result is None:
-                result = run_op(target_of(n), *with_literals(args, kwargs, self.alone.literals(n)))
+                result = self._compute(n, args, kwargs)
         except Exception as error:
             let_through(error)
         if result is None or not same_shapes(reference, result):
-            result = round_tree(reference, self.alone.row)
+            result = round_tree(reference, self.row)
             self.pure = False
         single = any(x.dtype is torch.float32 and carried_in(x) is None for x in tensors_in(result))
         self.pure = self.pure and not single
@@ -255,11 +242,11 @@ class InFormat:
     def value_of(self, source: fx.Node) -> Any:
         """A node's result in the low run; weights and inputs are rounded when first read."""
         if source not in self.env:
-            self.env[source] = round_tree(self._values[source.name], self.alone.row)
+            self.env[source] = round_tree(self._values[source.name], self.row)
         return self.env[source]
 
     def _measure_node(self, n: fx.Node) -> tuple[NodeError, Trace]:
-        ran = self.alone.run(n, fx.node.map_arg((n.args, n.kwargs), self._read))
+        ran = self.run(n, fx.node.map_arg((n.args, n.kwargs), self._read))
         begins = all(self._rounded[source] is self.env.get(source) for source in n.all_input_nodes)
         self.advance(n, ran.low if begins else None)
         inherited = any(source in self._spoilt for source in n.all_input_nodes)
@@ -270,36 +257,38 @@ class InFormat:
             self._propagated[n.name] = error.propagated_error
         vanishes = bool(error.underflow) and n.name in self._guarding
         profile = self._profiles.get(n)
-        overflows = profile is not None and not profile.range.max_abs <= self.alone.row.largest
+        overflows = profile is not None and not profile.range.max_abs <= self.row.largest
         broken = _turns_non_finite(error) or overflows or bool(error.disagreement) or vanishes
         told = error.unsupported is None
         trace = trace_of(n, self._values[n.name], ran, n.name in self._by_inputs) if told else Trace()
         if begins and self.pure and trace == Trace("rounding", "none"):  # the low run still equals FP32, rounded
             self._rounded[n] = self.env[n]
         if row_of(n).recurrent:  # slow to run again, and small compared with its steps
-            self.alone.kept[n.name] = ran
+            self._kept[n.name] = ran
         return error, replace(trace, broken=broken, near=n.name in self._deciding)
 
     def _read(self, source: fx.Node) -> Any:
         """An FP32 value rounded to the format; cached until `forget` frees it."""
         if source not in self._rounded:
             given = source.op != "call_function"
-            self._rounded[source] = self.value_of(source) if given else self.alone.low_value(source)
+            self._rounded[source] = self.value_of(source) if given else self.low_value(source)
         return self._rounded[source]
 
     def _error(self, n: fx.Node, ran: Ran) -> NodeError:
         ours = tensors_in(self._values[n.name])
         if not ours:
             return NodeError(unsupported=ran.unsupported)
-        propagated = tensors_in(self.env[n])
+        propagated, refused = tensors_in(self.env[n]), ran.unsupported
+        if refused is None and not same_shapes(ours, ran.low):
+            refused = "its shape depends on the precision"
         if not is_number(ours[0]):
             if _disagreement(ours, propagated):
                 self._spoilt.add(n)
-            if ran.unsupported is not None or not same_shapes(ours, ran.low):
-                return NodeError(unsupported=ran.unsupported or _OTHER_SHAPE, cause="unsupported")
+            if refused is not None:
+                return NodeError(unsupported=refused, cause="unsupported")
             share = _disagreement(ours, tensors_in(ran.low))
             return NodeError(disagreement=share, cause="discrete" if share else None)
-        profile, row = self._profiles[n], self.alone.row
+        profile, row = self._profiles[n], self.row
         source = view_source(n)
         if source is not None and source.name in self._propagated:
             later = self._propagated[source.name]
@@ -309,9 +298,8 @@ class InFormat:
             later = profile.error(entries(propagated[0]))
         if not later < math.inf:
             self._spoilt.add(n)
-        if ran.unsupported is not None or not same_shapes(ours, ran.low):
-            reason = ran.unsupported or _OTHER_SHAPE
-            return NodeError(propagated_error=later, unsupported=reason, cause="unsupported")
+        if refused is not None:
+            return NodeError(propagated_error=later, unsupported=refused, cause="unsupported")
         low = entries(tensors_in(ran.low)[0])
         gap = profile.deviation(low, row) if source is None else profile.rounding(row)
         inputs = [self._profiles[source] for source in n.all_input_nodes if source in self._profiles]

@@ -37,6 +37,7 @@ class Calibration:
     linearity: predictions compared with runs, by format. regions: effects of operations run in low precision together,
     on the first batch of each path. decisions: on the same batches; for each format, the Decisions with the largest
     error. first: results of the first batch, if several batches were measured. quantized: by (layer, scheme).
+    under_flags: by node, results of `flag_errors` on the first batch that has it.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]
@@ -48,6 +49,7 @@ class Calibration:
     decisions: tuple[Decisions, ...] = ()
     first: Calibration | None = None
     quantized: Mapping[tuple[str, str], QuantizedLayer] = field(default_factory=dict)
+    under_flags: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def calibrate(
@@ -101,8 +103,9 @@ def calibrate(
         regions = tuple(regions_of(measured, contributions, yardstick)) if leads else ()
         decisions = measure_decisions(measured, yardstick) if leads else ()
         quantized = {(layer.node, layer.scheme): layer for layer in measure_layers(measured, first, yardstick)}
+        flags = measured.under_flags
         return Calibration(
-            errors, contributions, measured.ranges, 1, linearity, regions, decisions, quantized=quantized
+            errors, contributions, measured.ranges, 1, linearity, regions, decisions, None, quantized, flags
         )
 
     return reduce(_merge_calibrations, map(one, batches))
@@ -171,6 +174,7 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
         regions=(*a.regions, *b.regions),
         decisions=tuple({x.format: x for x in sorted((*a.decisions, *b.decisions), key=lambda x: x.error)}.values()),
         first=a.first or a,
+        under_flags={**b.under_flags, **a.under_flags},
         quantized={
             key: _worse_layer(a.quantized.get(key), b.quantized.get(key)) for key in {**a.quantized, **b.quantized}
         },

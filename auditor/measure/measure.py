@@ -19,7 +19,8 @@ from ..numerics.histogram import Profile
 from ..numerics.nodes import tensors_in, view_source
 from ..records import Batch, Capture, Magnitudes, NodeError
 from ..stages import tick
-from .alone import Alone, InFormat, Leaves, Trace
+from .alone import InFormat, Leaves, Trace
+from .flags import flag_errors
 from .quantized import QuantizedLayers
 from .reference import Back, Reference, as_leaf
 from .values import Listener, Place, Values, reading
@@ -37,8 +38,8 @@ class Measurement:
     weights, inputs and outputs inside the autograd graph. places: the values with a gradient, and their shapes.
     listeners: receivers of the values' gradients. elements: total number in all results. discrete: nodes without a
     floating-point result. errors, traces: {operation: {format: value}}. ranges: magnitudes of every value. blind: nodes with a path to the outputs
-    through a non-differentiable operation. pure: formats in which the whole model ran in low precision. quantized: runs
-    layers under quantization schemes.
+    through a non-differentiable operation. pure: formats in which the whole model ran in low precision. under_flags: by
+    node, results of `flag_errors`. quantized: runs layers under quantization schemes.
     """
 
     capture: Capture
@@ -55,9 +56,10 @@ class Measurement:
     ranges: dict[str, Magnitudes] = field(default_factory=dict)
     errors: dict[str, Mapping[str, NodeError]] = field(default_factory=dict)
     traces: dict[str, Mapping[str, Trace]] = field(default_factory=dict)
-    alone: Mapping[str, Alone] = field(default_factory=dict)
+    alone: Mapping[str, InFormat] = field(default_factory=dict)
     pure: frozenset[str] = frozenset()
     blind: frozenset[str] = frozenset()
+    under_flags: dict[str, Mapping[str, float]] = field(default_factory=dict)
     quantized: QuantizedLayers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,7 +117,7 @@ def measure(
     reference, profiles = Reference(back), dict[fx.Node, Profile]()
     flat = [_leaf(value) for value in capture.bind(model, batch)]
     found = Measurement(capture, tuple(formats), flat, reference.anchors, Values(capture.graph_module.graph))
-    low = {name: InFormat(capture, name, found.values, profiles, found.readings) for name in formats}
+    found.alone = {name: InFormat(capture, name, found.values, profiles, found.readings) for name in formats}
     executor = Executor(capture.graph_module, reference)
     with torch.enable_grad():
         for n, result in executor.steps(*found.flat_inputs):
@@ -130,19 +132,23 @@ def measure(
                 tick(n.name)
                 used_up = executor.user_to_last_uses.get(n, ())
                 told = {}
-                for name, run in low.items():
+                for name, run in found.alone.items():
                     with torch.no_grad():
                         told[name] = run.measure(n)
                     # A weight is freed, and rounded again for its next reader: tied weights would occupy memory long.
                     run.forget((*used_up, *(source for source in n.all_input_nodes if source.op != "call_function")))
+                with torch.no_grad():
+                    found.under_flags[n.name] = flag_errors(n, found.values)
                 found.errors[n.name] = {name: error for name, (error, _) in told.items()}
                 found.traces[n.name] = {name: trace for name, (_, trace) in told.items()}
                 for source in used_up:
                     profiles.pop(source, None)
                     if source.name not in found.live:
                         found.values.release(source, reference.saved)
-    found.alone = {name: run.alone for name, run in low.items()}
-    found.pure = frozenset(name for name, run in low.items() if run.pure)
+    for run in found.alone.values():
+        run.forget([*run.env])
+    profiles.clear()
+    found.pure = frozenset(name for name, run in found.alone.items() if run.pure)
     found.blind = frozenset(n.name for n in reach(reference.lost, lambda n: n.all_input_nodes))
     return found
 

@@ -32,7 +32,7 @@ def split_product(target: Callable[..., Any], wide: tuple[Any, ...], low: tuple[
     if not all(is_plain(x) for x in tensors_in((wide, low))):
         return None
     row = next((row for x in tensors_in(low) if (row := format_in(x)) is not None), FORMATS["fp32"])
-    wide, low = _sample(target, wide), round_tree(_sample(target, low), row)  # a part of a tensor has no tag
+    wide, low = sample(target, wide), round_tree(sample(target, low), row)  # a part of a tensor has no tag
     r, a = (target(*over_tensors(_in_fp64, given)) for given in (wide, low))
     c = run_op(target, low, {})
     if c.device.type == "cpu":
@@ -51,7 +51,7 @@ def _in_fp64(x: Tensor) -> Tensor:
     return plain(x).double() if x.is_floating_point() else x
 
 
-def _sample(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+def sample(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments for some rows and columns of the result; for convolutions, part of one image and some channels."""
     row, bias = operation_of(target), args[2] if len(args) > 2 else None
     if row.gemm == "linear":

@@ -16,7 +16,8 @@ from ..errors import first_line, let_through
 from ..execution.execute import RECORDED, SeparateResults, ValueOf, separate_tensors
 from ..numerics.entries import entries, is_plain
 from ..numerics.kernels import is_product
-from ..numerics.nodes import is_torchs_own, operation_of, row_of, target_of, tensors_in, view_source, wait_for_result
+from ..numerics.nodes import arguments_of, is_torchs_own, operation_of, row_of, target_of, view_source, wait_for_result
+from ..trees import tensors_in
 
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 
@@ -41,9 +42,7 @@ def run_with_gradients(
         except Exception as error:
             let_through(error)
             refused = _REFUSED.search(first_line(error))
-            names = _names(target) if isinstance(target, torch._ops.OpOverload) else []
-            given = dict(zip(names, args, strict=False), **kwargs)
-            found = given.get(refused[1]) if refused is not None else None
+            found = arguments_of(target, args, kwargs).get(refused[1]) if refused is not None else None
             if not isinstance(found, torch.Tensor) or not found.requires_grad:  # it raises with gradients enabled
                 lost += [x for x in tensors_in((args, kwargs)) if x.requires_grad]
                 args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
@@ -65,9 +64,7 @@ def _with_way_back(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[A
     dropout, so that the result is equal."""
     if not operation_of(target).recurrent or all(x.device.type == "cpu" for x in tensors_in(args)):
         return args
-    assert isinstance(target, torch._ops.OpOverload)
-    names = _names(target)
-    given = dict(zip(names, args, strict=False))
+    given = arguments_of(target, args, {})
     return args if given["train"] else tuple((given | {"train": True, "dropout": 0.0}).values())
 
 
@@ -84,10 +81,6 @@ def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     return True
 
 
-def _names(target: Any) -> list[str]:
-    return [argument.name for argument in target._schema.arguments]
-
-
 def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
     """Run a batch norm, differentiable also in the running statistics if it uses them; these are not updated. An
     instance norm with running statistics is such a batch norm.
@@ -98,7 +91,7 @@ def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
     if mean is None:
         return target(x, *args)
     native = target(x, weight, bias, mean.detach().clone(), variance.detach().clone(), *rest)
-    given = dict(zip(_names(target), (x, *args), strict=False))
+    given = arguments_of(target, (x, *args), {})
     if any(given.get(flag) for flag in _FLAGS):  # it normalizes by its input's statistics
         return native
     eps = given["eps"]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .casting import round_to, round_tree, widen
 from .formats import Format
-from .nodes import operation_of, overload_of
+from .nodes import arguments_of, operation_of
 
 _States = tuple[Tensor, ...]
 _FUSED = ("gru_cell", "lstm_cell")
@@ -28,7 +28,7 @@ def is_fused_cell(target: Callable[..., Any]) -> bool:
 
 def run_cell(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """Run one step on half-precision tensors on a CPU. Shapes: like `aten.gru_cell` and `aten.lstm_cell`."""
-    given = widen(_arguments(target, args, kwargs))
+    given = widen(arguments_of(target, args, kwargs))
     states = _several(given["hx"])
     from_input = _product(given["input"], given["w_ih"], given.get("b_ih"), row)
     from_state = _product(states[0], given["w_hh"], given.get("b_hh"), row)
@@ -39,7 +39,7 @@ def run_cell(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def run_layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """Run a recurrent layer on half-precision tensors on a CPU, step by step. Shapes: like `aten.gru.input`,
     `aten.gru.data` and similar operations."""
-    given = widen(_arguments(target, args, kwargs))
+    given = widen(arguments_of(target, args, kwargs))
     rows, sizes = _rows(given)
     ways, params = 1 + given["bidirectional"], given["params"]
     each = len(params) // (given["num_layers"] * ways)
@@ -87,11 +87,6 @@ class _Way:
                 result = tuple(torch.cat((x, y[size:])) for x, y in zip(result, states, strict=True))
             states = result
         return torch.cat(outputs[::-1] if backwards else outputs), states
-
-
-def _arguments(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = (argument.name for argument in overload_of(target)._schema.arguments)
-    return dict(zip(names, args, strict=False)) | kwargs
 
 
 def _rows(given: dict[str, Any]) -> tuple[Tensor, list[int]]:

@@ -97,10 +97,6 @@ class Format:
         """Spacing of the numbers in [1, 2)."""
         return math.ldexp(1.0, -self.mantissa)
 
-    def headroom_bits(self, magnitude: float) -> float:
-        """log2(largest / magnitude): doublings left before overflow; inf for 0, negative once it overflows."""
-        return math.log2(self.largest) - math.log2(magnitude) if magnitude > 0 else math.inf
-
 
 _ROWS = (
     Format("fp64", 52, -1022, 1.7976931348623157e308, 8, "float64", native=True),
@@ -215,6 +211,11 @@ def _problem(row: Format) -> str | None:
     if row.overflows_to not in ("inf", "largest"):
         return f"overflows_to must be 'inf' or 'largest', not {row.overflows_to!r}"
     return _storage_problem(row)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype's name without `torch.`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _on_grid(row: Format) -> bool:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..errors import MeasureError, first_line, let_through
 from ..trees import over_tensors, tensors_in
 from .casting import carried_in, format_in, in_float32, in_format, scalars_lowered, widen
 from .cells import is_fused_cell, run_cell, run_layer
-from .formats import FORMATS, Format, format_of, is_low
+from .formats import FORMATS, Format, dtype_name, format_of, is_low
 from .nodes import mutates, operation_of, overload_of, wait_for_result
 from .operations import Operation
 from .scans import fourier_transform, is_scan, run_scan
@@ -120,7 +121,8 @@ def _of_powers_of_two(target: Callable[..., Any], args: tuple[Any, ...], kwargs:
 
 
 def _refuse_mixed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    names = {_type_name(x) for x in tensors_in((args, kwargs)) if x.is_floating_point()}
+    floats = [x for x in tensors_in((args, kwargs)) if x.is_floating_point()]
+    names = {row.name if (row := carried_in(x)) is not None else dtype_name(x.dtype) for x in floats}
     if len(names) > 1:
         together = " and ".join(sorted(names))
         raise UnsupportedInFormat(f"{name} has inputs of different dtypes, {together}")
@@ -133,10 +135,6 @@ def _reason(name: str, row: Format, error: BaseException) -> str:
     if _NO_KERNEL.search(text):
         return f"{name} has no {row.storage} kernel here ({text[:120]})"
     return f"{name}: {text[:160]}"
-
-
-def _type_name(x: torch.Tensor) -> str:
-    return row.name if (row := carried_in(x)) is not None else str(x.dtype).removeprefix("torch.")
 
 
 def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
@@ -202,12 +200,4 @@ def _result(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _wide(tree: Any) -> Any:
     """The arguments in float32; requested formats become float32 too."""
-    asked = {key: torch.float32 for key, value in _items(tree) if isinstance(value, Format)}
-    wide = widen(tree)
-    if isinstance(tree, dict):
-        return {**wide, **asked}
-    return tuple(asked.get(index, value) for index, value in enumerate(wide))
-
-
-def _items(tree: Any) -> Iterable[tuple[Any, Any]]:
-    return tree.items() if isinstance(tree, dict) else enumerate(tree)
+    return pytree.tree_map_only(Format, lambda _: torch.float32, widen(tree))

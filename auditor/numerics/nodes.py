@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -107,9 +107,10 @@ def view_source(n: fx.Node) -> fx.Node | None:
     return source if first or row_of(n).entries in ("same", "turned") else None
 
 
-def source(node: fx.Node) -> fx.Node:
-    """The node that computed the values of `node`, upstream of reshapes, selections, dropout and casts."""
-    while row_of(node).transparent and node.all_input_nodes:
+def source(node: fx.Node, stops: Callable[[fx.Node], bool] = lambda _: False) -> fx.Node:
+    """The node that computed the values of `node`, upstream of reshapes, selections, dropout and casts, or the first of
+    these that `stops`."""
+    while row_of(node).transparent and node.all_input_nodes and not stops(node):
         node = node.all_input_nodes[0]
     return node
 
@@ -125,9 +126,10 @@ def readers(node: fx.Node) -> Iterator[fx.Node]:
                 yield user
 
 
-def value(node: fx.Node) -> Any:
-    """Shape and dtype of the node's recorded result: a meta tensor, or a tuple of them; None if there is none."""
-    return node.meta.get("val")
+def _first(node: Any) -> Any:
+    """The node's first recorded result, usually a meta tensor; None if there is none."""
+    held = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return held[0] if isinstance(held, (tuple, list)) and held else held
 
 
 def shape(node: Any) -> tuple[int, ...]:
@@ -135,9 +137,7 @@ def shape(node: Any) -> tuple[int, ...]:
 
     Raises: ValueError if no static shape was recorded, so that no formula applies.
     """
-    held = value(node) if isinstance(node, fx.Node) else None
-    held = held[0] if isinstance(held, (tuple, list)) and held else held
-    sizes = getattr(held, "shape", None)
+    sizes = getattr(_first(node), "shape", None)
     if sizes is None or not all(isinstance(size, int) for size in sizes):
         raise ValueError(f"{node} has no static shape")
     return tuple(sizes)
@@ -145,32 +145,35 @@ def shape(node: Any) -> tuple[int, ...]:
 
 def dtype(node: fx.Node) -> torch.dtype | None:
     """Dtype of the node's first tensor result; None if there is none."""
-    held = value(node)
-    held = held[0] if isinstance(held, (tuple, list)) and held else held
-    result = getattr(held, "dtype", None)
+    result = getattr(_first(node), "dtype", None)
     return result if isinstance(result, torch.dtype) else None
 
 
+def arguments_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], defaults: bool = False) -> dict[str, Any]:
+    """A call's arguments by the names in the op's schema, with its defaults if asked for; without a schema, `kwargs`."""
+    listed = _schema_arguments(target)
+    omitted = {a.name: a.default_value for a in listed if defaults and a.has_default_value()}
+    return omitted | dict(zip((a.name for a in listed), args, strict=False)) | dict(kwargs)
+
+
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """The call's explicit arguments by the names in the op's schema; empty without a schema."""
-    names = [argument.name for argument in _schema_arguments(node)]
-    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs) if names else {}
+    """The explicit arguments of a node's call, by name."""
+    return arguments_of(node.target, node.args, node.kwargs)
 
 
 def arguments_with_defaults(node: fx.Node) -> dict[str, Any]:
     """Like `arguments`, but with the schema's defaults."""
-    defaults = {a.name: a.default_value for a in _schema_arguments(node) if a.has_default_value()}
-    return defaults | arguments(node)
+    return arguments_of(node.target, node.args, node.kwargs, defaults=True)
 
 
 def argument_at(node: fx.Node, position: int) -> Any:
     """The argument at a position of the op's schema, positional or by keyword; None if absent."""
     if position < len(node.args):
         return node.args[position]
-    names = [argument.name for argument in _schema_arguments(node)]
+    names = [argument.name for argument in _schema_arguments(node.target)]
     return node.kwargs.get(names[position]) if position < len(names) else None
 
 
-def _schema_arguments(node: fx.Node) -> list[Any]:
-    target = overload_of(node.target)
+def _schema_arguments(target: Any) -> list[Any]:
+    target = overload_of(target)
     return list(target._schema.arguments) if isinstance(target, torch._ops.OpOverload) else []

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..trees import over_tensors, tensors_in
 from .casting import in_float32, in_format, widen
 from .formats import Format
-from .nodes import mutates, operation_of, overload_named, overload_of
+from .nodes import arguments_of, mutates, operation_of, overload_named, overload_of
 
 _Combine = Callable[[Tensor, Tensor], Tensor]
 _THREADS_LOG, _LEAST_LOG = 9, 4
@@ -169,9 +169,7 @@ def _round(x: torch.Tensor, row: Format) -> torch.Tensor:
 
 def _lengths(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> list[int]:
     """Lengths of the transformed dimensions, from the result; for a half spectrum, from the real input."""
-    names = [argument.name for argument in target._schema.arguments]
-    defaults = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
-    given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    given = arguments_of(target, args, kwargs, defaults=True)
     if "n_fft" in given:
         return [given["n_fft"]]
     x = tensors_in((args, kwargs))[0]

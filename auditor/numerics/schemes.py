@@ -59,14 +59,19 @@ class Quantizer:
 
 @dataclass(frozen=True)
 class Scheme:
-    """Quantizers of a layer's weight and input. activation: None leaves the input as it is. source: the library's name
-    for the scheme; finer: the scheme with the same element and finer scales, if there is one."""
+    """Quantizers of a layer's weight and input. activation: None leaves the input as it is. source: torchao's name for
+    the scheme, see `config`; finer: the scheme with the same element and finer scales, if there is one."""
 
     name: str
     weight: Quantizer
     activation: Quantizer | None
     source: str
     finer: str | None = None
+
+    @property
+    def config(self) -> str | None:
+        """torchao's configuration for `quantize_`, as Python; None: torchao only has the tensors."""
+        return self.source if "Config(" in self.source else None
 
     @property
     def is_calibrated(self) -> bool:
@@ -116,14 +121,18 @@ def _fp8(name: str, base: Quantizer, weight: tuple[int, int], activation: tuple[
     assert base.element.row is not None
     says = {_TENSOR: "PerTensor()", _ROW: "PerRow()", _GROUP: "PerBlock([1, 128])", _SQUARE: "PerBlock([128, 128])"}
     source = f"Float8Tensor, torch.{base.element.row.storage}, weights {says[weight]}, activations {says[activation]}"
+    if base is _E4M3 and weight in (activation, _SQUARE):  # no GPU multiplies two matrices in E5M2
+        granularity = says[weight] if weight == activation else f"[{says[activation]}, {says[weight]}]"
+        source = f"Float8DynamicActivationFloat8WeightConfig(granularity={granularity})"
     return Scheme(name, replace(base, block=weight), replace(base, block=activation), source, finer)
 
 
 def _microscaling(name: str, base: Quantizer, mode: str) -> Scheme:
     both = replace(base, rule=f"e8m0_{mode}")
-    dtype = "float8_e4m3fn" if base is _MX8 else "float4_e2m1fn_x2"
+    dtypes = "".join(f"{part}_dtype=torch.float4_e2m1fn_x2, " for part in ("activation", "weight") if base is _MX4)
     finer = "nvfp4" if base is _MX4 else None
-    return Scheme(name, both, both, f"MXTensor, torch.{dtype}, ScaleCalculationMode.{mode.upper()}", finer)
+    config = f"MXDynamicActivationMXWeightConfig({dtypes}scaling_mode=ScaleCalculationMode.{mode.upper()})"
+    return Scheme(name, both, both, config, finer)
 
 
 _GROUPS = "IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(128)"
@@ -147,7 +156,7 @@ _ROWS = (
         "int8_static",
         _INT8,
         replace(_INT8, block=_TENSOR, calibrated=True),
-        "Int8StaticActivationInt8WeightConfig(granularity=PerTensor())",
+        "Int8StaticActivationInt8WeightConfig(granularity=[PerTensor(), PerRow()])",
         "int8",
     ),
     Scheme("int8_weights", _INT8, None, "Int8WeightOnlyConfig()"),

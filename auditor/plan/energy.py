@@ -20,6 +20,7 @@ from ..paths import function_in, nearest_above
 from ..records import Capture
 from .costs import TIE, cast_seconds
 from .mincut import FORBIDDEN, HIGH, LOW, Arc, Cuts
+from .outputs import without_effect
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -53,12 +54,12 @@ class Energy:
         return {owner: tuple(sorted(group)) for group in groups for owner in group}
 
     def settle(self, high: Collection[str]) -> frozenset[str]:
-        """All FP32 owners: those in `high`, and every shielded owner below an FP32 owner."""
+        """All FP32 owners: those in `high`, and every shielded owner below an FP32 owner; and FP32 outputs."""
         result = set(high)
         for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):
             if self.tree[owner] in result:
                 result.add(owner)
-        return frozenset(result)
+        return frozenset(result - without_effect(result))
 
     def saving_of(self, owner: str) -> float:
         """Seconds saved if the operations directly in an owner run in low precision."""
@@ -98,7 +99,7 @@ class Energy:
 
 def timed_in(resolution: Resolution, name: str) -> str:
     """Format for predicting a node's time; FP32 for other dtypes, whose bytes never change."""
-    return resolution.computed_format(name) or "fp32"
+    return resolution.nodes[name].factors or resolution.computed_format(name) or "fp32"
 
 
 def energy_of(problem: Problem) -> Energy:

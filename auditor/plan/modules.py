@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 
-from ..execution.policy import Policy, choice_keeping, plain
+from ..execution.policy import Policy, PrecisionChoice, choice_keeping, plain
 from ..numerics.formats import FORMATS
-from ..paths import module_of
+from ..paths import FP32_OUTPUT, module_of
 from ..records import Plan, ScopeChoice
 from ..resources import table
 from .costs import cast_seconds
 from .mincut import FORBIDDEN, Candidate, Choice
+from .outputs import outputs_of
 from .problem import Problem
 from .search import MOST_OFF, Space
 
@@ -92,11 +93,11 @@ class Modules(Space):
         return low if holds and fast else point
 
 
-def as_candidate(problem: Problem, chosen: Callable[[str], str]) -> Candidate:
+def as_candidate(problem: Problem, chosen: PrecisionChoice) -> Candidate:
     """The Candidate of a plan or of another strategy's choice, with all modules that share a weight with an FP32 one in
     FP32."""
     high = (owner for owner in problem.energy.scopes if chosen(owner) == "fp32")
-    return evaluate(problem, {each for owner in high for each in problem.energy.together(owner)})
+    return evaluate(problem, outputs_of(chosen).union(each for x in high for each in problem.energy.together(x)))
 
 
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
@@ -135,6 +136,7 @@ def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
             boundary.precision,
             output="keep" if boundary.keeps else "cast",
             keep=tuple(sorted(boundary.keep)),
+            fp32_output=tuple(sorted(boundary.fp32_output)),
         )
         for path, boundary in problem.policy_for(choice_keeping(chosen.high, problem.format)).wrapped.items()
     }
@@ -162,7 +164,10 @@ def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
     error = math.sqrt(max(sum(map(terms.squares.__getitem__, path)) for path in problem.paths))
     cost = problem.whole_price(resolution, terms, casts)
     length = sum((owner in high) != (above in high) for owner, above in problem.energy.tree.items())
-    price = cost + problem.island * length  # per scope whose precision differs from the scope above
+    length += sum(
+        path.endswith(FP32_OUTPUT) for path in high
+    )  # per precision that differs from that of the scope above
+    price = cost + problem.island * length
     low_flops = sum(terms.low_flops.values()) / problem.flops if problem.flops else 0.0
     known[high] = Candidate(high, error, price, cost, sum(terms.seconds.values()) + casts, low_flops)
     return known[high]

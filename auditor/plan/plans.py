@@ -13,9 +13,10 @@ from ..numerics.formats import runs
 from ..records import Plan, Verification
 from ..stages import tick
 from .mincut import Candidate
-from .modules import Modules, as_candidate, as_plan
+from .modules import Modules, as_candidate, as_plan, evaluate
+from .outputs import with_fewest_outputs
 from .reasons import improve, with_reasons
-from .recommend import gains, has_low
+from .recommend import gains
 from .search import RUNS, WORTH, choose, find_verified
 from .verified import is_outdone, judge_replay, verify
 from .workbench import Workbench
@@ -61,13 +62,13 @@ class Planner:
         for name, space in self.spaces.items():
             tick(f"why {name.replace('_', ' ')}")
             result[name] = plan = with_reasons(space, result[name], self.bench.findings)
-            if runs(plan.format) and not has_low(plan):
+            if runs(plan.format) and not plan.has_low:
                 result[name] = replace(plan, reach=None if self.bench.options.quick else space.reach())
         return {name: result[name] for name in self.spaces}
 
     def _make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
-        """Return the cheapest choices found within `limits`: the search's improved result, or another strategy's choice
-        in the same format that costs less."""
+        """Return the cheapest choices found within `limits`: the search's improved result, or, if that costs less, another
+        strategy's choice in the same format, or all low with some FP32 outputs."""
         quick = self.bench.options.quick
         for name, limit in limits.items():
             tick(name.replace("_", " "))
@@ -79,7 +80,8 @@ class Planner:
             others = (
                 self._chosen[n].high for n, each in self.spaces.items() if each.problem.format == space.problem.format
             )
-            points = (as_candidate(space.problem, choice_keeping(high, space.problem.format)) for high in others)
+            points = [as_candidate(space.problem, choice_keeping(high, space.problem.format)) for high in others]
+            points += with_fewest_outputs(space.problem, space.low, evaluate, limit)
             better = sorted(
                 (p for p in points if p.feasible and p.cost < (1 - WORTH) * own.cost), key=attrgetter("price")
             )

@@ -21,6 +21,7 @@ from ..records import Capture, Contribution, MemoryUse, Node, Verdict
 from .costs import TIE, Cost, elements_of, memory_of, price, seconds, traffic_seconds
 from .energy import energy_of, timed_in
 from .mincut import FORBIDDEN, Candidate
+from .outputs import cost_of, fails_by_inputs, products_of
 
 ISLAND_SHARE = 0.003
 """Share of the FP32 price that one more scope must save: of plans with similar cost, fewer scopes are better."""
@@ -223,6 +224,7 @@ class Problem:
     energy = cached_property(energy_of)
     lowest = cached_property(find_lowest)
     exceptions = cached_property(find_exceptions)
+    products = cached_property(products_of)
 
     def variable(self, name: str) -> str:
         """Name of what decides a node's precision: its module, or a function in it (see paths.function_in)."""
@@ -243,7 +245,8 @@ class Problem:
 
     def node_price(self, name: str, resolution: Resolution) -> float:
         """Price of one node under the objective, in seconds."""
-        return price(self.objective, self.costs[name], self.elements[name], timed_in(resolution, name), self.device)
+        cost, fmt = cost_of(self, name, resolution), timed_in(resolution, name)
+        return price(self.objective, cost, self.elements[name], fmt, self.device)
 
     @property
     def byte_price(self) -> float:
@@ -279,7 +282,7 @@ class Problem:
             stored = self.format if resolution.low(name) else "fp32"
             terms.prices[name] = self.stored_price(name, stored) if name in self._priced else 0.0
             return
-        cost, fmt = self.costs[name], timed_in(resolution, name)
+        cost, fmt = cost_of(self, name, resolution), timed_in(resolution, name)
         terms.seconds[name] = seconds(cost, fmt, self.device)
         terms.prices[name] = self.node_price(name, resolution)
         terms.low_flops[name] = cost.flops if is_low(fmt) else 0
@@ -326,6 +329,8 @@ class Problem:
         verdict = self.verdicts.get(name)
         if name in self.kept_formats or verdict is None or verdict.verdict not in ("unsafe", "untested"):
             return resolution.nodes[name].conflict
+        if resolution.nodes[name].factors:  # the errors of its inputs count where these are rounded
+            return verdict.verdict == "untested" or fails_by_inputs(self, name)
         return resolution.touches_low(name)
 
     def node_square(self, resolution: Resolution, name: str) -> float:

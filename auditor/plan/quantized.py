@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -19,10 +20,11 @@ from ..measure.joint import QuantizedModel, key_of
 from ..measure.quantized import Layer, fits, layers_of, shape_of
 from ..numerics.nodes import view_source
 from ..numerics.schemes import SCHEMES
-from ..records import Batch, Capture
+from ..records import Batch, Score
 from ..records.quantization import MIXED, QuantizedLayer, QuantizedPlan
 from ..stages import tick
 from .costs import half_of, quantized_seconds, seconds
+from .scores import InFp32
 from .workbench import Workbench, worst_of
 
 RUNS = 48
@@ -31,17 +33,26 @@ RUNS = 48
 MORE_RUNS = 8
 """Further runs each time that the verification refuses a plan."""
 
-VERIFICATIONS = 10
-"""Limit of choices for one plan that are verified; if it refuses all, all layers keep 16 bits."""
+VERIFICATIONS = 8
+"""Limit of choices for one plan that are verified; if none is accepted, all layers keep 16 bits."""
 
-CLOSER = 0.98
+CLOSER = 0.99
 """Until a choice is accepted, the error on calibration inputs must be this share of what would have been accepted."""
 
 SPREAD = 0.3
-"""Relative standard deviation of a predicted change of the squared error, for a group in the context of others."""
+"""Standard deviation of the logarithm of a squared effect in the context of other layers."""
 
-UNLIKELY = 0.05
-"""Choices are not run if their probability to be within the limit is below this."""
+MARGIN = 0.08
+"""Choices are not run if their predicted error exceeds the limit by more than this share."""
+
+BINS = 2000
+"""Units into which the squared limit is divided to find the best choice."""
+
+MUCH_CLOSER = 0.7
+"""After a refusal by the user's score, the error must be this share of the refused plan's."""
+
+DRAWS = 32
+"""Draws of the effects in a row that suggest no choice to run, after which the search ends."""
 
 KEPT = 16.0
 """Bits per weight of a layer that is not quantized."""
@@ -70,24 +81,6 @@ class Group:
     options: Mapping[str, Option]
     single: Mapping[str, float]
 
-    def steps(self, schemes: Iterable[str]) -> Iterator[tuple[float, str]]:
-        """(squared error per bit saved, scheme) of the steps from 16 bits down the convex hull of these options."""
-        at = self.options[""]
-        while below := {s: one for s in schemes if (one := self.options.get(s)) and one.bits < at.bits}:
-            slopes = {s: max(one.square - at.square, 0.0) / (at.bits - one.bits) for s, one in below.items()}
-            best = min(slopes, key=lambda s: (slopes[s], below[s].bits, below[s].square))
-            yield slopes[best], best
-            at = below[best]
-
-
-class _Change(NamedTuple):
-    """Another scheme for one group. saved: bits; more: squared error added."""
-
-    saved: float
-    more: float
-    group: int
-    scheme: str
-
 
 @dataclass
 class Search:
@@ -110,15 +103,6 @@ class Search:
         for i, group in enumerate(self.groups):
             self.squares |= {(i, scheme): one.square for scheme, one in group.options.items()}
 
-    @cached_property
-    def path(self) -> list[Choice]:
-        """Choices from all 16 bits to the fewest bits, the step with the least squared error per bit first."""
-        steps = [(*step, i) for i, group in enumerate(self.groups) for step in group.steps(self.schemes)]
-        result = [("",) * len(self.groups)]
-        for _, scheme, i in sorted(steps, key=lambda step: step[0]):
-            result.append((*result[-1][:i], scheme, *result[-1][i + 1 :]))
-        return result
-
     def bits(self, choice: Choice) -> float:
         """Bits of all weights."""
         return sum(group.options[scheme].bits for group, scheme in zip(self.groups, choice, strict=True))
@@ -128,10 +112,22 @@ class Search:
         return math.sqrt(sum(group.options[s].square for group, s in zip(self.groups, choice, strict=True)))
 
     def best(self, limit: float) -> Choice:
-        """The choice with the fewest bits among those whose error was measured within the limit, after more runs."""
-        self._bisect(limit)
-        while self.left > 0 and (choice := self._promising(limit)) is not None:
-            self._run(choice, self._within(limit))
+        """The choice with the fewest bits among those whose error was measured within the limit, after more runs.
+
+        Each run tries what would be best if the squared effects were exact; then, if they were drawn around their values.
+        """
+        draw, idle = random.Random(0), 0
+        while self.left > 0 and idle < DRAWS and limit > 0:
+            base = self._within(limit)
+            choice = self._solve(
+                limit, {key: x * math.exp(draw.gauss(0, SPREAD * bool(idle))) for key, x in self.squares.items()}
+            )
+            expected = sum(self.squares[i, scheme] for i, scheme in enumerate(choice))
+            if choice in self.known or self.bits(choice) >= self.bits(base) or expected > (1 + MARGIN) ** 2 * limit**2:
+                idle += 1
+            else:
+                self._run(choice, base)
+                idle = 0
         return self._within(limit)
 
     def safest(self, limit: float, other: Choice) -> Choice:
@@ -147,55 +143,52 @@ class Search:
         errors = ((choice, error) for choice, error in self.known.items() if choice not in self.refused)
         return [choice for choice, error in errors if error <= limit and schemes.issuperset(choice)]
 
-    def _bisect(self, limit: float) -> None:
-        """Run choices of the path, first where the prediction meets the limit, until neighbors enclose it."""
-        low, high, scale = 0, len(self.path), 1.0
-        while high - low > 1 and self.left > 0:
-            below = sum(scale * self.predicted(choice) <= limit for choice in self.path[low + 1 : high])
-            at = min(low + max(below, 1), high - 1)
-            error = self._run(self.path[at], self.path[low])
-            predicted = self.predicted(self.path[at])
-            scale = error / predicted if predicted > 0 and math.isfinite(error) else 1.0
-            low, high = (at, high) if error <= limit else (low, at)
+    def _solve(self, limit: float, squares: Mapping[tuple[int, str], float]) -> Choice:
+        """The choice with the fewest bits whose squares add up to at most the limit's, in units of a 1/BINS of it.
 
-    def _promising(self, limit: float) -> Choice | None:
-        """The choice that differs from the best so far in one or two groups, and is expected to save most: bits saved
-        times the probability that its error is within the limit; None if none is likely enough."""
-        base, down, up = self._within(limit), list[_Change](), [_Change(0.0, 0.0, -1, "")]
-        for (i, scheme), square in self.squares.items():
-            if scheme != base[i] and scheme in ("", *self.schemes):
-                options, more = self.groups[i].options, square - self.squares[i, base[i]]
-                change = _Change(options[base[i]].bits - options[scheme].bits, more, i, scheme)
-                (down if change.saved > 0 else up).append(change)
-        if not down:
-            return None
-        a, b = (torch.tensor([one[:3] for one in some], dtype=torch.float64).T for some in (down, up))
-        saved, spare = a[0][:, None] + b[0], limit**2 - self.known[base] ** 2 - (a[1][:, None] + b[1])
-        size = a[1].abs()[:, None] + b[1].abs()
-        likely = torch.special.ndtr(spare / (SPREAD * size).clamp(min=1e-300))
-        value = (saved * likely).masked_fill((likely < UNLIKELY) | (saved <= 0) | (a[2][:, None] == b[2]), 0.0)
-        for at in value.flatten().topk(min(value.numel(), len(self.known) + 1)).indices.tolist():
-            moves = {one.group: one.scheme for one in (down[at // len(up)], up[at % len(up)])}
-            choice = tuple(moves.get(i, scheme) for i, scheme in enumerate(base))
-            if value.flatten()[at] > 0 and choice not in self.known:
-                return choice
-        return None
+        Source: dynamic programming for the multiple-choice knapsack problem, Kellerer et al., Knapsack Problems (2004).
+        """
+        fewest, picks = torch.zeros(BINS + 1, dtype=torch.float64), list[torch.Tensor]()
+        options = [[s for s in group.options if s in ("", *self.schemes)] for group in self.groups]
+        sizes = [[round(min(squares[i, s] / limit**2, 2.0) * BINS) for s in each] for i, each in enumerate(options)]
+        for group, each, taken in zip(self.groups, options, sizes, strict=True):
+            rows = torch.full((len(each), BINS + 1), math.inf, dtype=torch.float64)
+            for row, scheme, size in zip(rows, each, taken, strict=True):
+                if size <= BINS:
+                    row[size:] = fewest[: BINS + 1 - size] + group.options[scheme].bits
+            fewest, pick = rows.min(0)
+            picks.append(pick)
+        left, result = BINS, list[str]()
+        for each, taken, pick in zip(reversed(options), reversed(sizes), reversed(picks), strict=True):
+            at = int(pick[left])
+            result.append(each[at])
+            left -= taken[at]
+        return tuple(reversed(result))
 
-    def _run(self, choice: Choice, base: Choice) -> float:
-        """Measure a choice; what differs from the prediction counts to the groups that it lowers from `base`."""
-        if choice in self.known:
-            return self.known[choice]
+    def _run(self, choice: Choice, base: Choice) -> None:
+        """Measure a choice; what it adds to the squared error of `base` corrects the squares of the groups it lowers."""
         self.left, self.spent = self.left - 1, self.spent + 1
         tick(f"{self.bits(choice) / sum(group.elements for group in self.groups):.3g} bits")
         self.known[choice] = error = self.measure(choice)
-        changed = [i for i, (a, b) in enumerate(zip(choice, base, strict=True)) if a != b]
-        lowered = [i for i in changed if self.groups[i].options[choice[i]].bits < self.groups[i].options[base[i]].bits]
-        if math.isfinite(error) and len(changed) <= 2 and len(lowered) == 1:
-            others = sum(self.squares[i, choice[i]] - self.squares[i, base[i]] for i in changed if i not in lowered)
-            (i,) = lowered
-            own = error**2 - self.known[base] ** 2 - others + self.squares[i, base[i]]
-            self.squares[i, choice[i]] = max(own, 0.0)
-        return error
+        changed = [(i, a, b) for i, (a, b) in enumerate(zip(base, choice, strict=True)) if a != b]
+        lowered = [(i, b) for i, a, b in changed if self.groups[i].options[b].bits < self.groups[i].options[a].bits]
+        others = sum(self.squares[i, b] - self.squares[i, a] for i, a, b in changed)
+        expected = sum(self.squares[key] for key in lowered)
+        added = error**2 - self.known[base] ** 2 - others + expected  # by the groups that it lowers
+        for key in lowered:
+            share = self.squares[key] / expected if expected > 0 else 1 / len(lowered)
+            most = 4 * self.squares[key] or math.inf
+            self.squares[key] = min(max(share * added, self.squares[key] / 4), most) if added <= math.inf else most
+
+
+class _Verified(NamedTuple):
+    """What ran a choice, see QuantizedPlan, and its errors on the calibration and on the held-out inputs. score: None if an
+    error exceeds the limit, or if plans are not scored."""
+
+    by: str
+    measured: float
+    held_out: float
+    score: Score | None = None
 
 
 @dataclass(frozen=True)
@@ -205,19 +198,20 @@ class QuantizedPlans:
     bench: Workbench
     model: QuantizedModel
     groups: Sequence[Group]
+    score: InFp32 | None
 
     @classmethod
-    def of(cls, bench: Workbench) -> QuantizedPlans:
-        """For the audited model."""
+    def of(cls, bench: Workbench, score: InFp32 | None = None) -> QuantizedPlans:
+        """For the audited model. score: the FP32 model's, if plans are scored."""
         schemes = bench.options.schemes
         model = QuantizedModel(bench.subject.model)
         if any(SCHEMES[scheme].is_calibrated for scheme in schemes):
             model.calibrate(bench.subject.batches, bench.options.seed)
-        return cls(bench, model, groups_of(bench))
+        return cls(bench, model, groups_of(bench), score)
 
     def plans(self) -> tuple[QuantizedPlan, ...]:
         """A plan for each scheme, and one that chooses among all of them if there are several."""
-        schemes = self.bench.options.schemes
+        schemes = self.bench.options.schemes if self.groups else ()
         known: dict[Choice, float] = {("",) * len(self.groups): 0.0}
         result = [self._plan(scheme, (scheme,), known) for scheme in schemes]
         return (*result, *([self._plan(MIXED, schemes, known)] if len(schemes) > 1 else []))
@@ -227,21 +221,21 @@ class QuantizedPlans:
         subject, limit, groups = self.bench.subject, self.bench.max_error, self.groups
         search = Search(groups, schemes, lambda choice: self.error(self._schemes(choice), subject.batches), known)
         kept = accepted = ("",) * len(groups)
-        verified, target = {kept: ("emulation", 0.0, 0.0)}, limit
+        verified, target = {kept: _Verified("emulation", 0.0, 0.0)}, limit
         while len(verified) <= VERIFICATIONS:
             if (choice := search.best(target) if accepted == kept else kept) == kept:
                 choice = search.safest(limit, accepted)
             if choice in verified:
                 break
-            verified[choice] = self._verify(self._schemes(choice))
-            if (worst := max(verified[choice][1:])) <= limit:
+            verified[choice] = one = self._verify(self._schemes(choice))
+            if max(one.measured, one.held_out) <= limit and (one.score is None or one.score.holds):
                 accepted = choice
                 continue
             search.refused.add(choice)
-            target = CLOSER * min(target, search.known[choice] * limit / worst)
+            share = limit / max(one.measured, one.held_out) if one.score is None else MUCH_CLOSER
+            target = CLOSER * min(target, share * known[choice])
             search.left = MORE_RUNS
-        choice = accepted
-        layers, (by, measured, held_out) = self._schemes(choice), verified[choice]
+        choice, layers, one = accepted, self._schemes(accepted), verified[accepted]
         return QuantizedPlan(
             name=name,
             schemes=schemes,
@@ -250,10 +244,11 @@ class QuantizedPlans:
             effective_bits=search.bits(choice) / sum(group.elements for group in groups),
             predicted_error=search.predicted(choice),
             single_errors=sum(group.single.get(s, 0.0) for group, s in zip(groups, choice, strict=True)),
-            calibration_error=measured,
-            held_out_error=held_out if subject.held_out else None,
-            verified_by=by,
+            calibration_error=one.measured,
+            held_out_error=one.held_out if subject.held_out else None,
+            verified_by=one.by,
             holds=True,
+            score=one.score,
             runs=search.spent,
             time_share=self._time(layers),
             weights_bytes=self._bytes(layers),
@@ -263,14 +258,15 @@ class QuantizedPlans:
     def _schemes(self, choice: Choice) -> dict[str, str]:
         return {key: scheme for group, scheme in zip(self.groups, choice, strict=True) for key in group.keys}
 
-    def _verify(self, schemes: Mapping[str, str]) -> tuple[str, float, float]:
-        """What ran the plan, see QuantizedPlan, and its errors on the calibration and on the held-out inputs."""
-        subject, by, errors = self.bench.subject, "", list[float]()
+    def _verify(self, schemes: Mapping[str, str]) -> _Verified:
+        subject, by, errors, score = self.bench.subject, "", list[float](), None
         for by in ("torchao", "emulation") if self.model.runs_in_torchao(schemes) else ("emulation",):
             errors = [self.error(schemes, batches, by) for batches in (subject.batches, subject.held_out)]
             if math.isfinite(sum(errors)):
                 break
-        return by, errors[0], errors[1]
+        if self.score is not None and max(errors) <= self.bench.max_error:
+            score = self.score.score_of(self.model.model, partial(self.model.under, schemes), self.bench.options)
+        return _Verified(by, errors[0], errors[1], score)
 
     def error(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str = "emulation") -> float:
         """Measured error with these layers quantized, worst batch; inf if the model raises. by: see QuantizedPlan."""
@@ -310,13 +306,9 @@ class QuantizedPlans:
         return left / whole if whole else None
 
 
-def _captures(bench: Workbench) -> Sequence[Capture]:
-    return [path.capture for path in bench.capture.paths] or [bench.capture]
-
-
 def _layers(bench: Workbench) -> Iterator[tuple[str, str, Layer]]:
     """Each layer of each recorded path: its operation, its key in a plan, and its record."""
-    for capture in _captures(bench):
+    for capture in [path.capture for path in bench.capture.paths] or [bench.capture]:
         names = {place.name: place.fqn for place in capture.placeholders}
         for name, layer in layers_of(capture).items():
             if (parameter := names[layer.parameter.name]) is not None:
@@ -335,7 +327,7 @@ def groups_of(bench: Workbench) -> list[Group]:
         names.setdefault(id(tensor), []).append(key_of(name))
         tensors[key_of(name)] = tensor
     alike, readers = nx.Graph(), dict[tuple[str, str], str]()
-    effects, allowed = dict[tuple[str, str], list[float]](), dict[str, set[str]]()
+    effects, allowed, twins = dict[tuple[str, str], dict[str, float]](), dict[str, set[str]](), bench.capture.twins
     rates = _rates(bench.measured.quantized.values())
     for name, key, layer in _layers(bench):
         fitting = {s for s in bench.options.schemes if fits(layer, s)}
@@ -349,13 +341,14 @@ def groups_of(bench: Workbench) -> list[Group]:
         if expert := _EXPERTS.match(key):
             alike.add_edge(key, readers.setdefault((expert[1], ""), key))
         for scheme in fitting:
-            measured = bench.measured.quantized[name, scheme]
-            effects.setdefault((key, scheme), []).append(_effect(measured, rates) * bench.yardstick.unit)
+            effect = _effect(bench.measured.quantized[name, scheme], rates) * bench.yardstick.unit
+            several = effects.setdefault((key, scheme), {})  # by operation: the same one of two paths counts once
+            several[twins.get(name, name)] = max(effect, several.get(twins.get(name, name), 0.0))
     result = []
     for members in nx.connected_components(alike):
         keys, elements = sorted(members), sum(tensors[key].numel() for key in members)
         shared = set.intersection(*(allowed[key] for key in keys))
-        each = {s: [x for key in keys for x in effects[key, s]] for s in bench.options.schemes if s in shared}
+        each = {s: [x for key in keys for x in effects[key, s].values()] for s in bench.options.schemes if s in shared}
         finite = {s: one for s, one in each.items() if math.isfinite(sum(one))}
         options = {s: Option(SCHEMES[s].weight.bits * elements, math.hypot(*one) ** 2) for s, one in finite.items()}
         if shared:

@@ -12,10 +12,11 @@ from ..execution.policy import Policy, choice_from_scopes, choice_keeping
 from ..execution.resolve import Resolution, is_low
 from ..numerics.formats import label
 from ..numerics.operations import operation
-from ..paths import function_in, module_of
+from ..paths import FP32_OUTPUT, function_in, module_of
 from ..records import Finding, Node, Plan, Reason
 from .mincut import Candidate
 from .modules import Modules, as_candidate, evaluate
+from .outputs import outputs_in
 from .problem import Problem
 from .search import MARGIN, WORTH
 
@@ -24,21 +25,25 @@ GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 
 
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
-    """Lower further modules one after the other, if each saves enough and the replay's error is at most `limit`."""
+    """Lower further modules one after the other, or all but the output of their products, if each saves enough and the
+    replay's error is at most `limit`."""
     problem = space.problem
     for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
-        if owner == module_of(owner) and space.left > 0:
-            point = _lower(problem, chosen, [owner])
-            gains = point.feasible and point.price < (1 - WORTH) * chosen.price
+        low = _lower(problem, chosen, [owner])
+        wide = evaluate(problem, low.high | outputs_in(problem, owner))
+        for point in (*[low][: owner == module_of(owner)], *[wide][: wide != low]):
+            gains = space.left > 0 and point.feasible and point.price < (1 - WORTH) * chosen.price
             if gains and space.may_hold(chosen, point, limit) and space.holds(point, limit):
                 chosen = point
+                break
     return chosen
 
 
 def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Plan:
     """The plan with a reason for every module and operation in FP32, and with `least`: modules that must be FP32."""
     problem, chosen = space.problem, as_candidate(space.problem, choice_from_scopes(plan.scopes))
-    alone = {owner: _lower(problem, chosen, [owner]) for owner in _fp32_owners(problem, chosen)}
+    outputs = sorted(path for path in chosen.high if path.endswith(FP32_OUTPUT))
+    alone = {owner: _lower(problem, chosen, [owner]) for owner in (*_fp32_owners(problem, chosen), *outputs)}
     forbidden = {owner: _find_prohibition(problem, point, chosen, owner) for owner, point in alone.items()}
     idle = {owner: point for owner, point in alone.items() if not forbidden[owner] and point.price >= chosen.price}
     low = _lower(problem, chosen, idle)
@@ -58,7 +63,8 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
         why = forbidden[owner] or _explain(space, chosen, alone[owner], saves[owner], most, harmless)
         judged = [n for n in own if problem.verdicts[n].verdict != "safe"] if why.kind != "no-gain" else []
         fired = {code for name in judged for code in codes.get(name, ())}
-        why = replace(why, saves=saves[owner], rules=tuple(sorted(fired)))
+        words = why.words.replace("low precision", "a low-precision output") if owner in outputs else why.words
+        why = replace(why, words=words, saves=saves[owner], rules=tuple(sorted(fired)))
         if owner == module_of(owner):
             return replace(why, modules=(owner,))
         return replace(why, functions=(owner,), operations=tuple(n for n in own if n not in problem.capture.twins))
@@ -107,7 +113,9 @@ def _without_operations(problem: Problem, owner: str) -> Reason | None:
 
 def _operations(problem: Problem, owner: str) -> list[Node]:
     """Operations directly in a module, or of one function in a module."""
-    own = problem.operations_of.get(module_of(owner), ())
+    own, path = problem.operations_of.get(module_of(owner), ()), owner.removesuffix(FP32_OUTPUT)
+    if path != owner:
+        return [node for node in own if node.function and path == function_in(node.owner, node.function.path)]
     return [node for node in own if owner in (node.owner, problem.variable(node.name))]
 
 
@@ -197,7 +205,7 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
         node, name = nodes.get(n.name), n.name
         if (
             node is None
-            or is_low(resolution.computed_format(name))
+            or is_low(resolution.nodes[name].factors or resolution.computed_format(name))
             or (not node.floating and resolution.touches_low(name))
         ):
             continue

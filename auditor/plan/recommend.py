@@ -6,19 +6,17 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import astuple
 
-from ..artefact.strategies import strategy_of
+from ..artefact.strategies import plan_title, strategy_of
 from ..criteria.criterion import FLOOR
 from ..errors import PlanError
 from ..numerics.formats import label, runs
 from ..records import Plan, Times
+from ..settings import MODES
 from ..verify import says_nothing
 from .reasons import GAINS
 
 NOISE = 0.03
 """Relative uncertainty of predicted time and memory: plans that differ by less count as equal."""
-
-USES = ("inference", "training")
-"""Uses of a plan. A strategy states whether its plans can train."""
 
 Plans = Mapping[str, Plan]
 
@@ -32,7 +30,7 @@ def is_worth_it(plan: Plan) -> bool:
     """Whether a plan improves on FP32. With objective `time`, a plan measured to be slower does not, nor a plan with
     FP32 parts that is predicted to be slower."""
     times = measured_times(plan)
-    slower = has_fp32(plan) and plan.predicted_speedup < 1 if times is None else (times.speedup_high or 1.0) < 1
+    slower = plan.has_fp32 and plan.predicted_speedup < 1 if times is None else (times.speedup_high or 1.0) < 1
     return strategy_of(plan.strategy).gains(plan) and not (plan.objective == "time" and slower)
 
 
@@ -46,17 +44,6 @@ def speedup(plan: Plan) -> float:
     """Speedup over FP32: measured on a GPU, otherwise predicted."""
     times = measured_times(plan)
     return times.speedup if times and times.speedup else plan.predicted_speedup
-
-
-def has_fp32(plan: Plan) -> bool:
-    """Whether a plan keeps any module or function, or any operation of its program, in FP32."""
-    kept = plan.program is not None and bool(plan.program.kept)
-    return kept or any(choice.precision == "fp32" or choice.keep for choice in plan.scopes.values())
-
-
-def has_low(plan: Plan) -> bool:
-    """Whether any scope of a plan is in low precision."""
-    return any(choice.precision != "fp32" for choice in plan.scopes.values())
 
 
 def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> Plan | None:
@@ -90,10 +77,10 @@ def recommend(
 
     Raises: PlanError(slug="no-verdict") without such a plan, if one could not be run for reasons other than precision.
     """
-    best = {each: best_for(plans, each, stepped) for each in USES}
+    best = {each: best_for(plans, each, stepped) for each in MODES}
     if (chosen := best[use]) is not None:
         said = (
-            f"{_title(chosen)}: measured error {chosen.measured_error or 0.0:.2g} "
+            f"{plan_title(chosen)}: measured error {chosen.measured_error or 0.0:.2g} "
             f"within {_limit_clause(chosen, max_error)}, {chosen.low_precision_flops:.0%} of the FLOPs in low precision, {kept_clause(chosen)}"
         )
     else:
@@ -130,20 +117,18 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
         case "lowers nothing":
             why = f"no plan within {allowed} runs any operation in low precision"
         case _:
-            errors = ((plan.measured_error if has_low(plan) else plan.reach, _title(plan)) for plan in plans.values())
+            errors = (
+                (plan.measured_error if plan.has_low else plan.reach, plan_title(plan)) for plan in plans.values()
+            )
             error, title = min(((error, title) for error, title in errors if error is not None), default=(None, ""))
             least = "" if error is None else f"; the smallest reachable error is {error:.2g}, in {title}"
             why = f"no plan with low precision is within {allowed}{least}"
     return f"Keep the model in FP32: {why}"
 
 
-def _title(plan: Plan) -> str:
-    return f"{label(plan.format)} {strategy_of(plan.strategy).title}"
-
-
 def _worth(plan: Plan) -> str:
     """Words for a plan: its title, its name in plan.json, and its value of the objective."""
-    called, decides = f"{_title(plan)} (`{plan.name}`)", plan.timed and plan.timed.decides
+    called, decides = f"{plan_title(plan)} (`{plan.name}`)", plan.timed and plan.timed.decides
     if plan.objective == "flops":
         return f"{called}, {plan.low_precision_flops:.0%} of the FLOPs in low precision"
     if plan.objective == "memory":
@@ -169,7 +154,8 @@ def kept_apart(plan: Plan) -> str:
 
     For a program, the number of operations.
     """
-    kept = {"module": len(plan.kept_modules), "function": len(plan.exceptions)}
+    outputs = sum(len(choice.fp32_output) for choice in plan.scopes.values())
+    kept = {"module": len(plan.kept_modules), "function": len(plan.exceptions) - outputs, "product output": outputs}
     if plan.program is not None:
         kept = {"operation": len(plan.program.kept)}
     return " and ".join(f"{many:,} {what}{'s' * (many != 1)}" for what, many in kept.items() if many)
@@ -198,7 +184,7 @@ def outcome(plans: Plans, use: str = "inference") -> str:
         return "loses"
     if any(map(_runs_low, held)):
         return "saves nothing"
-    return "lowers nothing" if held and all(map(has_low, held)) else "out of reach"
+    return "lowers nothing" if held and all(plan.has_low for plan in held) else "out of reach"
 
 
 def _is_for(plan: Plan, use: str) -> bool:
@@ -207,7 +193,7 @@ def _is_for(plan: Plan, use: str) -> bool:
 
 def _runs_low(plan: Plan) -> bool:
     """Whether a plan runs anything low, or could within the budget according to a replay but would save nothing."""
-    if has_low(plan) and (plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)):
+    if plan.has_low and (plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)):
         return True
     spared = set(plan.kept_modules).difference(plan.kept_modules if plan.least is None else plan.least)
     showing = [reason for reason in plan.reasons if reason.kind == "no-gain" and reason.adds]

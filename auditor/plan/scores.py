@@ -7,10 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from torch import nn
+
 from ..errors import MeasureError
-from ..isolation.answer import answer
-from ..records import Evaluation, Plan, Subject
-from ..score import NoScore, ScoreFunction, ScoreResult, compare_scores, fp32_score
+from ..isolation.answer import Around, answer
+from ..records import Evaluation, Plan, Score, Subject
+from ..score import NoScore, ScoreFunction, ScoreResult, call_scoring, compare_scores, fp32_score
 from ..settings import Settings
 from ..verify import FP32, LATER, TIMEOUT, NotHandedOver, Question, Runs, Verifier, in_hand
 from .workbench import Workbench, emit_plans, plan_of_fp32
@@ -23,6 +25,16 @@ class InFp32:
     scoring: ScoreFunction
     given: ScoreResult
     evaluation: Evaluation
+
+    def score_of(self, model: nn.Module, around: Around, options: Settings) -> Score:
+        """The score of a model in the context manager `around()`, compared with FP32's."""
+        given: ScoreResult | str
+        most, limit = len(self.given.values), options.timeout or TIMEOUT
+        try:
+            given = call_scoring(self.scoring, model, seed=options.seed, around=around, most=most, limit=limit)
+        except NoScore as error:
+            given = str(error)
+        return compare_scores(self.scoring, self.given, given)
 
     def under(
         self, plans: Mapping[str, Plan], bench: Workbench, files: Mapping[str, bytes] | None = None

@@ -31,18 +31,7 @@ from ..rulebook.verdicts import Judgement
 from ..stages import tick
 from ..trees import tensors_in
 from ..verify import FP32, TODAY, Answers, Runs, failure_of, in_hand, said_no_memory
-from .recommend import has_fp32
 from .workbench import Workbench, worst_of
-
-
-def say_not_fresh(bench: Workbench) -> tuple[str, ...]:
-    """A note with the reason if the attempt to verify plans in a fresh process failed; otherwise nothing."""
-    return tuple(
-        f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "
-        "the model, and did not run its plans."
-        for reason in bench.not_fresh[:1]
-    )
-
 
 Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
 """Outputs of the model in FP32, and of the patched model."""
@@ -162,25 +151,24 @@ def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
 def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Judgement:
     """Mark operations unsafe at which a baseline's outputs turn non-finite; returns the same Judgement if there are no
     such operations."""
-    changed, verdicts = False, {name: dict(by_format) for name, by_format in judged.verdicts.items()}
+    found = dict[tuple[str, str], Verdict]()
     for name, base in baselines.items():
         first, (strategy, _, fmt) = base.nonfinite, name.partition("_")
-        if first is not None and verdicts[first.node][fmt].verdict != "unsafe":
+        if first is not None:
             limit = "range" if first.cause in ("overflow", "underflow") else "precision"
             where = (
                 "" if first.begins == first.node else f" at {first.begins} ({first.begins_source or first.begins_op})"
             )
             cause = f"{first.cause}{where}{f' (batch {first.batch})' if first.batch > 1 else ''}"
             why = f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though finite by itself: {cause}"
-            verdicts[first.node][fmt] = Verdict("unsafe", why, limit, first.batch)
-            changed = True
-    return Judgement(verdicts, judged.exposed) if changed else judged
+            found.setdefault((first.node, fmt), Verdict("unsafe", why, limit, first.batch))
+    return judged.with_unsafe(found)
 
 
 def is_outdone(plan: Plan, baseline: Verification) -> bool:
     """Whether the model with everything low is closer to FP32 than the plan, beyond noise. False without FP32 parts."""
     ran = plan.verification
-    if ran is None or ran.measured_error is None or baseline.measured_error is None or not has_fp32(plan):
+    if ran is None or ran.measured_error is None or baseline.measured_error is None or not plan.has_fp32:
         return False
     return ran.measured_error > baseline.measured_error + FLOOR * (ran.noise or 0.0)
 

@@ -28,7 +28,7 @@ from ..measure.calibrate import Calibration
 from ..measure.noise import FP32Runs, without_noise
 from ..measure.rerun import Yardstick
 from ..numerics.formats import DEFAULT
-from ..records import Batch, Capture, Contribution, Finding, Plan, ScopeChoice, Subject, Verdict
+from ..records import Batch, Capture, Contribution, Finding, Plan, ScopeChoice, Subject
 from ..rulebook.verdicts import Judgement
 from ..settings import Settings
 from ..stages import beat
@@ -64,11 +64,6 @@ class Workbench:
         """{format: {node or placeholder: its contribution, without FP32's noise}}."""
         result = without_noise(self.measured.contributions, self.noise.found)
         return {fmt: {name: each[fmt] for name, each in result.items()} for fmt in self.options.formats}
-
-    @cached_property
-    def verdicts(self) -> Mapping[str, Mapping[str, Verdict]]:
-        """{format: {node: verdict}}."""
-        return {fmt: {n: each[fmt] for n, each in self.judged.verdicts.items()} for fmt in self.options.formats}
 
     @cached_property
     def most(self) -> int:
@@ -182,10 +177,10 @@ class Workbench:
     def problem(self, strategy: str, fmt: str) -> Problem:
         """The optimization problem of a plan under one strategy and format."""
         asked, stored = (strategy, fmt, self.options.figures), (self.subject.raised, self.subject.stored_low)
-        measured = self.capture, self.costs, self.contributions, self.verdicts[fmt]
-        found = Problem(*measured, *asked, *stored, self.options.objective)
+        found = Problem(self.capture, self.costs, self.contributions, {}, *asked, *stored, self.options.objective)
         low = found.resolve(plain(fmt))  # autocast runs recurrent layers in FP16: their FP16 verdict counts
-        return replace(found, verdicts={n: self.verdicts[found.computed_in(low, n)][n] for n in found.verdicts})
+        verdicts = {name: each[found.computed_in(low, name)] for name, each in self.judged.verdicts.items()}
+        return replace(found, verdicts=verdicts)
 
 
 def worst_of(values: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ from .graph import Node, Subject
 from .ledger import LedgerRow
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
 from .plan import Evaluation, Execution, Plan, Timing, Today, Verification
-from .quantization import QuantizedLayer, QuantizedPlan
+from .quantization import PipelineRun, QuantizedLayer, QuantizedPlan
 from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
 
@@ -140,6 +140,9 @@ class Audit:
     regions: Annotated[tuple[FlaggedRegion, ...], MeasurementField("connected sensitive or unsafe operations")] = ()
     linearity: Annotated[tuple[Linearity, ...], MeasurementField("per format: accuracy of predicted effects")] = ()
     decisions: Annotated[tuple[Decisions, ...], FileField("by format: decisions in the model that flip")] = ()
+    flags: Annotated[Mapping[str, float], FileField("by flag: predicted share of the error budget that it uses")] = (
+        empty()
+    )
     noise: Annotated[Noise | None, MeasurementField("difference between repeated FP32 runs")] = None
     findings: Annotated[tuple[Finding, ...], FileField("every match of a rule, one finding per operation")]
     contributions: Annotated[
@@ -155,6 +158,9 @@ class Audit:
     quantized_plans: Annotated[
         tuple[QuantizedPlan, ...],
         FileField("[plans](quantization.md#plans) of schemes: one per scheme, and a mixed one"),
+    ] = ()
+    pipelines: Annotated[
+        tuple[PipelineRun, ...], FileField("what [other pipelines](quantization.md#other-pipelines) do to the model")
     ] = ()
     command: Annotated[str, MeasurementField("the command or function call that made the audit")] = ""
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)
@@ -184,23 +190,24 @@ class Audit:
         Raises: AuditorError(slug="bad-format" or "bad-strategy") if a format or strategy is not registered.
         """
         from ..artefact.emit import emit
+        from ..artefact.libraries import applicable, files_of
         from ..document.codec import texts
         from ..report.reporters import WRITTEN
 
         result: dict[str, str | bytes] = {
             **texts(self),
             **{name: made(self) for name, made in WRITTEN.items()},
+            **{name: text for plan in self.quantized_plans for name, text in files_of(self, plan).items()},
             **self.programs,
         }
         if self.live is not None:
-            result["patched_model.py"] = emit(
-                self.live.origin, self.parameters, self.plans, self.recommended, Path(directory), self.structure
-            )
+            how = Path(directory), self.structure, applicable(self)
+            result["patched_model.py"] = emit(self.live.origin, self.parameters, self.plans, self.recommended, *how)
         return {name: result[name] for name in (*FILES, *result) if name in result}
 
     def save(self, directory: str | Path, *, onnx: bool | str = False) -> tuple[Path, ...]:
-        """Write report.html, plan.json, measurements.json, patched_model.py, findings.sarif and programs; returns their
-        paths.
+        """Write report.html, plan.json, measurements.json, patched_model.py, findings.sarif, programs, and plans of
+        quantization schemes for other libraries; returns the paths.
 
         onnx: write an ONNX model of each program too, checked and run by onnxruntime; "low": with inputs and outputs in
         the plan's format. All files of an older audit are replaced at once; other files in the directory are kept, and
@@ -214,7 +221,8 @@ class Audit:
         from ..document.read import programs_in
 
         folder = path_of(directory, "the directory to save into")
-        return write(folder, self.texts(folder), programs_in(folder))
+        quantized = (str(file.relative_to(folder)) for file in folder.glob("quantized/*/*_config.*"))
+        return write(folder, self.texts(folder), (*programs_in(folder), *quantized))
 
     def _repr_html_(self) -> str:
         """HTML for a notebook."""

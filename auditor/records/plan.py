@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from ..paths import function_in
+from ..paths import FP32_OUTPUT, function_in
 from .generation import TokenComparison
 from .written import FileField, MeasurementField, empty
 
@@ -141,6 +141,12 @@ class ScopeChoice:
     precision: Annotated[str, FileField("`fp32`, or the plan's `format`")]
     output: Annotated[str, FileField("`keep`: no cast to the caller's precision", choices=("cast", "keep"))] = "cast"
     keep: Annotated[tuple[str, ...], FileField("torch functions kept in FP32 here; `pow` includes x ** 2")] = ()
+    fp32_output: Annotated[tuple[str, ...], FileField("torch functions with low inputs and FP32 output here")] = ()
+
+    @property
+    def exceptions(self) -> tuple[str, ...]:
+        """Functions kept in FP32, and functions with FP32 output, as in paths of functions."""
+        return *self.keep, *(f"{name}{FP32_OUTPUT}" for name in self.fp32_output)
 
 
 @dataclass(frozen=True)
@@ -314,6 +320,17 @@ class Plan:
         return self.is_verified and (self.score is None or self.score.holds)
 
     @property
+    def has_low(self) -> bool:
+        """Whether any scope is in low precision."""
+        return any(choice.precision != "fp32" for choice in self.scopes.values())
+
+    @property
+    def has_fp32(self) -> bool:
+        """Whether any module, function or operation of the program is kept in FP32."""
+        kept = self.program is not None and bool(self.program.kept)
+        return kept or any(choice.precision == "fp32" or choice.exceptions for choice in self.scopes.values())
+
+    @property
     def kept_modules(self) -> tuple[str, ...]:
         """FP32 modules that contain operations or weights. If no reasons are recorded: the FP32 scopes."""
         if not self.reasons:
@@ -322,7 +339,7 @@ class Plan:
 
     def reasons_of(self, path: str) -> tuple[Reason, ...]:
         """The reasons why a scope, or a function in it, is kept in FP32."""
-        here = {path, *(function_in(path, name) for name in self.scopes[path].keep)}
+        here = {path, *(function_in(path, name) for name in self.scopes[path].exceptions)}
         return tuple(reason for reason in self.reasons if here.intersection((*reason.modules, *reason.functions)))
 
     @property
@@ -332,5 +349,5 @@ class Plan:
 
     @property
     def exceptions(self) -> tuple[tuple[str, str], ...]:
-        """(module, function) for every function that is kept in FP32 in a low-precision scope."""
-        return tuple((path, name) for path, choice in self.scopes.items() for name in choice.keep)
+        """(module, function) for every function that is kept in FP32, or has FP32 output, in a low-precision scope."""
+        return tuple((path, name) for path, choice in self.scopes.items() for name in choice.exceptions)

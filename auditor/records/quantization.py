@@ -8,7 +8,8 @@ from typing import Annotated
 
 from .generation import TokenComparison
 from .measure import Verdict
-from .written import FileField
+from .plan import Score
+from .written import FileField, empty
 
 KEEP = "keep"
 """The remedy that does not quantize a layer."""
@@ -98,8 +99,24 @@ class QuantizedPlan:
             "what ran: the model quantized by `torchao`, or the audit's `emulation`", choices=("torchao", "emulation")
         ),
     ]
-    holds: Annotated[bool, FileField("whether the measured errors are within the error budget, and all criteria hold")]
+    holds: Annotated[
+        bool, FileField("whether the measured errors are within the error budget, and the score's loss is acceptable")
+    ]
+    score: Annotated[Score | None, FileField("the user's score under the plan; `null`: none")] = None
     runs: Annotated[int, FileField("runs of the whole model that chose the layers", least=0)] = 0
     generated: Annotated[TokenComparison | None, FileField("comparison with FP32's tokens; `null`: not requested")] = (
         None
     )
+
+
+@dataclass(frozen=True)
+class PipelineRun:
+    """What a quantization pipeline with a scheme of its own does to the model."""
+
+    name: Annotated[str, FileField("the pipeline", choices=("quantize_dynamic", "PT2E INT8", "Adam8bit"))]
+    error: Annotated[
+        float | None,
+        FileField("error of the outputs, or for Adam8bit relative L2 error of the weights' change; `null`: not run"),
+    ]
+    said: Annotated[str, FileField("what ran, or why it did not")]
+    parts: Annotated[Mapping[str, float], FileField("for Adam8bit: the error by module")] = empty()

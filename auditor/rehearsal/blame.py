@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -18,9 +16,11 @@ from ..numerics.entries import all_finite
 from ..training.step import LOSS
 from ..trees import tensors_in
 
+FORWARD, BACKWARD, WEIGHT = "", "the backward pass of ", "the weight's gradient in "
+
 
 class Trail(Handler):
-    """Runs operations through another handler, and records whether each result and its gradient are finite."""
+    """Runs operations through another handler, and records where Inf or NaN appear."""
 
     def __init__(self, handler: Handler, modules: list[str], outermost: CodeType) -> None:
         """modules: names of the modules being called, innermost last. outermost: code whose frame calls the user's."""
@@ -28,12 +28,10 @@ class Trail(Handler):
         self.enter = handler.enter  # type: ignore[method-assign]
         self.operations: list[tuple[str, str, str]] = []
         """(name, module, line) of each operation."""
-        self.forward: list[int] = []
-        self.backward: list[int] = []
-        """Numbers of operations with a non-finite result, or gradient of the result, in order of detection."""
-        self.weights: list[int] = []
-        """Numbers of operations that read a weight with a non-finite gradient."""
-        self.readers: defaultdict[int, list[int]] = defaultdict(list)
+        self.broken: list[tuple[str, int]] = []
+        """(FORWARD, BACKWARD or WEIGHT; number of an operation), in order of detection."""
+        self._readers: dict[int, int] = {}
+        """{number of an operation: number of the last that reads its result}."""
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         return self._note(op, args, kwargs, self._handler.whole(op, args, kwargs, region))
@@ -44,42 +42,34 @@ class Trail(Handler):
     def _note(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         if torch._C._current_graph_task_id() != -1:  # in a backward pass, which the hooks observe
             return result
-        number = len(self.operations)
-        place = written_at(self._outermost)
+        number, place = len(self.operations), written_at(self._outermost)
         name = str(getattr(op, "_opname", None) or getattr(op, "__name__", op))
         self.operations.append((name, (self._modules or [LOSS])[-1], line_of(place.place) if place else ""))
         for x in tensors_in((args, kwargs)):
             if (source := getattr(x, "_made_by", None)) is not None:
-                self.readers[source].append(number)
+                self._readers[source] = number
             elif x.requires_grad and x.is_leaf:
-                x.register_hook(partial(self._hear, self.weights, number))  # type: ignore[no-untyped-call]
+                x.register_hook(partial(self._hear, WEIGHT, number))  # type: ignore[no-untyped-call]
         for x in tensors_in(result):
             if x.is_floating_point():
-                if not all_finite(x.detach()):
-                    self.forward.append(number)
+                self._hear(FORWARD, number, x.detach())
                 if x.requires_grad:
                     x._made_by = number  # type: ignore[attr-defined]
-                    x.register_hook(partial(self._hear, self.backward, number))  # type: ignore[no-untyped-call]
+                    x.register_hook(partial(self._hear, BACKWARD, number))  # type: ignore[no-untyped-call]
         return result
 
-    def _hear(self, numbers: list[int], number: int, gradient: torch.Tensor) -> None:
+    def _hear(self, stage: str, number: int, value: torch.Tensor) -> None:
+        """Note a value, or the gradient of a result, which the operation that reads it computed."""
         with plain_torch():
-            finite = all_finite(gradient)
-        if not finite:
-            numbers.append(number)
+            if not all_finite(value):
+                self.broken.append((stage, self._readers.get(number, number) if stage == BACKWARD else number))
 
 
 def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str]:
     """The operation to blame, as a phrase, and its module; "" for both if FP32's result is not finite either."""
-    stages: tuple[tuple[str, list[int], list[int], Mapping[int, list[int]]], ...] = (
-        ("", low.forward, fp32.forward, {}),
-        ("the backward pass of ", low.backward, fp32.backward, low.readers),  # computed by the result's reader
-        ("the weight's gradient in ", low.weights, fp32.weights, {}),
-    )
-    for how, broken, expected, readers in stages:
-        known = set(expected)
-        if (number := next((n for n in broken if n not in known), None)) is not None:
-            name, module, line = low.operations[readers.get(number, [number])[-1]]
+    for stage, number in low.broken:
+        if (stage, number) not in fp32.broken:
+            name, module, line = low.operations[number]
             place = f"{f' in {module}' if module and module != LOSS else ''}{f' ({line})' if line else ''}"
-            return f"{how}{name}{place}", module
+            return f"{stage}{name}{place}", module
     return "", ""

@@ -36,16 +36,17 @@ def call_forked(
     child = get_context("fork").Process(target=answer)
     child.start()
     there.close()
-    last: Any = 0
+    message: Any = 0
     try:
-        while True:
-            last = here.recv()
-            if isinstance(last, int):
-                hear(last)
+        while isinstance(message, int):
+            hear(message)
+            message = here.recv()
+        child.join()
     except EOFError:
         child.join()
+        message = None, f"its process {how_ended(child.exitcode or 0)}"
     finally:
         child.kill()
         child.join()
         here.close()
-    return last if isinstance(last, tuple) else (None, f"its process {how_ended(child.exitcode or 0)}")
+    return message  # type: ignore[no-any-return]

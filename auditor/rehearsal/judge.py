@@ -12,7 +12,7 @@ from typing import Any
 from ..numerics.formats import label
 from ..training.step import LOSS
 from .remedies import title_of
-from .result import NonFiniteStep, Recipe, RecipeProblem, RecipeRun
+from .result import Recipe, RecipeProblem, RecipeRun
 
 Runs = Mapping[str, RecipeRun]
 
@@ -48,19 +48,18 @@ def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
     if run.failure is not None:
         yield problem("fails", f"the run stopped early: {run.failure}")
         return
-    first = next((each for each in run.skipped if each.where), None)
-    blamed = f", the first at {first.where}" if first else ""
-    if not run.finite_weights or (run.scale is None and run.skipped):
-        step = f" from step {run.skipped[0].step} (batch {run.skipped[0].batch})" if run.skipped else ""
-        yield problem(
-            "not-finite", f"gradients and weights turn Inf or NaN{step}{blamed}", first.module if first else None
-        )
-        return
+    blamed = next((f", the first at {each.where}" for each in run.skipped if each.where), "")
     late = [each for each in run.skipped if each.step >= len(run.losses) // 2]
+    modules = ([each.module for each in part if each.module] for part in (late, run.skipped))
+    module = next(map(statistics.mode, filter(None, modules)), None)
+    if run.scale is None and run.skipped:
+        at = f"in step {run.skipped[0].step} (batch {run.skipped[0].batch})"
+        yield problem("not-finite", f"gradients or weights turn Inf or NaN {at}{blamed}", module)
+        return
     if run.scale is not None and (len(late) > max(SKIPS * len(run.losses) / 2, 1) or run.scale < 1):
         batches = len({each.batch for each in run.skipped})
         said = f"{len(run.skipped)} of {len(run.losses)} steps are skipped, on {batches} of the batches, and the loss scale falls to {run.scale:.3g}"
-        yield problem("steps-skipped", said + blamed, _module(late) or _module(run.skipped))
+        yield problem("steps-skipped", said + blamed, module)
     if behind := _behind(run, fp32):
         yield problem("loss-behind", behind)
     for what, text in HARM.items():
@@ -75,11 +74,6 @@ def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
         worst = max(run.parameters, key=lambda p: run.late(run.parameters[p].error) or 0.0)
         said = f"its gradients differ from FP32's by {run.error:.0%}, most in {worst}; those of two batches differ by {fp32.error:.0%}"
         yield problem("gradients-off", said, worst.rpartition(".")[0])
-
-
-def _module(skipped: Sequence[NonFiniteStep]) -> str | None:
-    found = [each.module for each in skipped if each.module]
-    return statistics.mode(found) if found else None
 
 
 def _behind(run: RecipeRun, fp32: RecipeRun) -> str:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from ..artefact.base import plan_table
 from ..devices import NATIVE
 from ..isolation.process import reseed
-from ..loading.target import call, guard_progress
+from ..loading.target import guard_progress
 from ..numerics.formats import dtype_of
 from ..records import Plan, Progress
 from ..records.audit import Audit
 from .forked import call_forked
 from .judge import problems_of, recommend, remedies_for
 from .result import FP32, Recipe, RecipeRun, Rehearsal
-from .session import Scene, Session, bad_step, known_scene
+from .session import Scene, Session, bad_step, known_objects, root_of
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]] | None
 FIRST_SCALE = 65536.0
@@ -55,50 +54,37 @@ def rehearse(
         raise bad_step("rehearse(step, batches, steps) needs a function that runs one step, and a number of steps")
     if not hasattr(os, "fork"):
         raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
-    tell, scene = guard_progress(progress or (lambda *_: None)), _look(step, batches, seed)
+    tell, (modules, optimizers) = guard_progress(progress or (lambda *_: None)), known_objects()
 
-    def run(recipe: Recipe) -> RecipeRun:
-        def work(send: Callable[[int], None]) -> RecipeRun:
+    def run(recipe: Recipe, scene: Scene, steps: int = steps) -> tuple[RecipeRun, set[int], bool]:
+        def work(send: Callable[[int], None]) -> tuple[RecipeRun, set[int], bool]:
             reseed(seed)
-            return Session(recipe, replace(scene), step).run(_number_batches(batches), steps, send)
+            session = Session(recipe, scene, step)
+            return session.run(_number_batches(batches), steps, send), session.used, scene.own_regions
 
-        result, failure = call_forked(work, lambda done: tell("rehearse", recipe.title, done, steps))
-        return result or RecipeRun(recipe, failure=failure)
+        done, failure = call_forked(work, lambda done: tell("rehearse", recipe.title, done, steps))
+        result, used, own_regions = done or (RecipeRun(recipe, failure=failure), set[int](), False)
+        if recipe == FP32 and result.failure is not None:
+            raise bad_step(f"the step fails in FP32: {result.failure}")
+        return result, used, own_regions
 
-    runs = {recipe.name: run(recipe) for recipe in _recipes(scene, plan)}
-    if (failure := runs["fp32"].failure) is not None or not runs["fp32"].finite_weights:
-        raise bad_step(
-            f"the step already fails in FP32: {failure or 'its weights turn Inf or NaN'}; fix the step first"
-        )
+    look, used, own_regions = run(FP32, Scene(optimizers), 1)
+    if not look.batches:
+        raise bad_step("batches is empty: give at least one batch")
+    if not used:
+        raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
+    scene = Scene({key: one for key, one in optimizers.items() if key in used}, own_regions=own_regions)
+    scene.root = root_of(modules, scene.group_numbers)
+    if any(p.device.type in NATIVE for p in scene.group_numbers):
+        raise bad_step("the model is on a GPU: move the model and the batches to the CPU, which emulates a GPU")
+    runs = {recipe.name: run(recipe, scene)[0] for recipe in _recipes(scene, plan)}
     for recipe in remedies_for(runs) if remedies else ():
-        runs[recipe.name] = run(recipe)
+        runs[recipe.name] = run(recipe, scene)[0]
+    if runs["fp32"].skipped:
+        raise bad_step("the step fails in FP32: gradients or weights turn Inf or NaN")
     problems = problems_of(runs)
     name = target or getattr(step, "__qualname__", type(step).__name__)
     return Rehearsal(name, len(runs["fp32"].losses), runs["fp32"].batches, runs, problems, *recommend(runs, problems))
-
-
-def _look(step: Callable[..., Any], batches: Batches, seed: int) -> Scene:
-    """Run one step in FP32 to find its optimizers, regions and backward passes. Raises: LoadError(slug="bad-step")."""
-    scene = known_scene()
-
-    def work(send: Any) -> tuple[set[int], bool, int] | None:
-        reseed(seed)
-        first = next(_number_batches(batches), None)
-        return first and call(Session(FP32, scene, step).look, "in FP32 the step", "bad-step", first[1])
-
-    found, failure = call_forked(work)
-    if failure:
-        raise bad_step(failure)
-    if found is None:
-        raise bad_step("batches is empty: give at least one batch")
-    used, own_regions, passes = found
-    optimizers = {key: one for key, one in scene.optimizers.items() if key in used}
-    scene = Scene(scene.modules, optimizers, own_regions, passes)
-    if not used:
-        raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
-    if any(p.device.type in NATIVE for p in scene.group_numbers):
-        raise bad_step("the model is on a GPU: move the model and the batches to the CPU, which emulates a GPU")
-    return scene
 
 
 def _recipes(scene: Scene, plan: Audit | Plan | None) -> Iterator[Recipe]:
@@ -121,12 +107,8 @@ def _recipes(scene: Scene, plan: Audit | Plan | None) -> Iterator[Recipe]:
 def _number_batches(batches: Batches) -> Iterator[tuple[int, Any]]:
     """Yield (number, batch), and repeat the batches endlessly; an iterator ends after one pass, an empty iterable at
     once."""
-    if batches is None:
-        while True:
-            yield 0, None
     while True:
-        number = -1
-        made = batches() if callable(batches) else batches
+        number, made = -1, [None] if batches is None else batches() if callable(batches) else batches
         for number, batch in enumerate(made):
             yield number, batch
         if number < 0 or (made is batches and iter(made) is made):

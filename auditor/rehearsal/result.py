@@ -42,7 +42,7 @@ FP32 = Recipe("fp32", "FP32")
 
 @dataclass(frozen=True)
 class NonFiniteStep:
-    """A step with non-finite gradients. step, batch: from 0; a repeated batch keeps its number.
+    """A step with non-finite gradients, whose update is skipped, or with a non-finite update. step, batch: from 0; a repeated batch keeps its number.
 
     scale: the loss scale. where: the first operation with Inf or NaN, its module and line; "" if it was not searched
     for, or if FP32 is not finite there either.
@@ -80,7 +80,8 @@ class ParameterSeries:
 class RecipeRun:
     """Results of one recipe. losses: one per step, NaN if a step has no loss. steps: numbers of the sampled steps.
 
-    errors: gradient errors of all parameters together, at these steps. batches: number of different batches. failure:
+    errors: gradient errors of all parameters together, at these steps. skipped: without a loss scale, the last step of
+    the run. scale: the loss scale at the end. batches: number of different batches. backward_passes: per step. failure:
     why the recipe did not run, or ended early.
     """
 
@@ -92,8 +93,7 @@ class RecipeRun:
     skipped: list[NonFiniteStep] = field(default_factory=list)
     scale: float | None = None
     batches: int = 0
-    backward_passes: int = 1
-    finite_weights: bool = True
+    backward_passes: int = 0
     failure: str | None = None
 
     def late(self, series: Series) -> float | None:
@@ -145,6 +145,10 @@ class Rehearsal:
     problems: tuple[RecipeProblem, ...]
     recommended: str
     recommendation: str
+
+    def problems_of(self, name: str) -> list[RecipeProblem]:
+        """The problems of one recipe."""
+        return [problem for problem in self.problems if problem.recipe == name]
 
     def to_dict(self) -> dict[str, Any]:
         """All results as plain data, with Inf and NaN as text."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from ..isolation.answer import lowered_batch
 from ..isolation.members import without_wrappers
 from ..isolation.process import disable_compilers, ieee, process_state, swap_attribute
 from ..isolation.tensors import plain_torch
-from ..loading.target import blame, required_arguments
+from ..loading.target import call, required_arguments
 from ..numerics.casting import widen
 from ..numerics.entries import all_finite
 from ..numerics.formats import dtype_of
@@ -33,10 +33,10 @@ from .blame import Trail, first_to_blame
 from .forked import call_forked
 from .remedies import repair
 from .result import FP32, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
-from .updates import Updates
+from .updates import Updates, shared_gradients
 
 LOOKS = 24
-"""Minimum number of sampled steps in a long run; in these, gradients are compared with FP32's and updates measured."""
+"""Maximum number of sampled steps: in these, gradients are compared with FP32's and updates measured."""
 BLAMED = 4
 """Maximum number of non-finite steps that are run again to locate the operation to blame."""
 GROWTH, INTERVAL = 2.0, 2000
@@ -46,13 +46,12 @@ _Autocast = torch.amp.autocast_mode.autocast
 
 @dataclass
 class Scene:
-    """All modules of the process, and its optimizers: first all, then those that the step calls. own_regions: whether
-    the step opens autocast regions."""
+    """What a step uses. optimizers: by their ids. root: the module with all their parameters. own_regions: whether the
+    step opens autocast regions."""
 
-    modules: list[nn.Module]
     optimizers: dict[int, Optimizer]
+    root: nn.Module = field(default_factory=nn.Module)
     own_regions: bool = False
-    backward_passes: int = 0
 
     @property
     def group_numbers(self) -> dict[nn.Parameter, int]:
@@ -60,114 +59,130 @@ class Scene:
         groups = ((n, group) for one in self.optimizers.values() for n, group in enumerate(one.param_groups))
         return {p: n for n, group in groups for p in group["params"]}
 
-    def roots(self) -> dict[str, nn.Module]:
-        """{prefix of parameter names: module}, for the outermost modules that contain the optimizers' parameters."""
-        left, found = {*map(id, self.group_numbers)}, list[nn.Module]()
-        for module in sorted(self.modules, key=lambda m: -sum(1 for _ in m.modules())):
-            if own := left & {id(p) for p in module.parameters()}:
-                found.append(module)
-                left -= own
-        several = len(found) > 1
-        return {f"{type(one).__name__}{i}." if several else "": one for i, one in enumerate(found)}
-
 
 def bad_step(message: str) -> LoadError:
     """The error for a step that cannot be rehearsed."""
     return LoadError(message, slug="bad-step")
 
 
-def known_scene() -> Scene:
+def known_objects() -> tuple[list[nn.Module], dict[int, Optimizer]]:
     """All modules and optimizers of this process, except those whose constructor failed."""
     found = [one for one in gc.get_objects() if issubclass(type(one), nn.Module | Optimizer)]
     modules = [one for one in found if isinstance(one, nn.Module) and "_modules" in vars(one)]
-    return Scene(modules, {id(one): one for one in found if "param_groups" in vars(one)})
+    return modules, {id(one): one for one in found if "param_groups" in vars(one)}
 
 
-def call_step(step: Callable[..., Any], batch: Any) -> Any:
-    """Call the user's step with a batch: as one argument, several, or none, as its signature requires."""
-    names = required_arguments(step)
-    return step(*(batch if len(names) > 1 else [batch][: len(names)]))
+def root_of(modules: list[nn.Module], parameters: Iterable[nn.Parameter]) -> nn.Module:
+    """The outermost module that contains the parameters; if there are several, a container of all."""
+    left, found = {*map(id, parameters)}, dict[str, nn.Module]()
+    for module in sorted(modules, key=lambda m: -sum(1 for _ in m.modules())):
+        if own := left & {id(p) for p in module.parameters()}:
+            found[f"{type(module).__name__}{len(found)}"] = module
+            left -= own
+    return nn.ModuleDict(found) if len(found) > 1 else next(iter(found.values()), nn.Module())
 
 
 class Session:
-    """The user's step under one recipe; either `look` or `run` may be called, once."""
+    """The user's step under one recipe, run once. used: ids of the optimizers that the last step called."""
 
     def __init__(self, recipe: Recipe, scene: Scene, step: Callable[..., Any]) -> None:
-        self.recipe, self.scene, self.step = recipe, scene, step
-        self.result, self.scale, self._good = RecipeRun(recipe), recipe.scale, 0
-        self.parameters: dict[str, nn.Parameter] = {}
-        self._roots: dict[str, nn.Module] = {}
+        self.recipe, self.scene, self.result = recipe, scene, RecipeRun(recipe, scale=recipe.scale)
+        self.used = set[int]()
+        self._step, self._root = step, scene.root
+        self._parameters: dict[str, nn.Parameter] = {}
         self._names: dict[int, str] = {}
         self._calls: list[str] = []
-        self._used = set[int]()
-        self._unscaled, self._pass = set[nn.Parameter](), ""
-        self._stored: torch.dtype | None = None
-        self._losses: list[float] = []
-        self._broken: list[torch.Tensor] | None = None  # in a non-finite step: the weights before, to search it
-        self._culprit = ""
+        self._unscaled, self._pass, self._casts_inputs = set[nn.Parameter](), "", False
         self._updates: Updates | None = None
-
-    def look(self, batch: Any) -> tuple[set[int], bool, int]:
-        """Run one step in FP32. Returns the ids of the optimizers that it uses, whether it opens autocast regions, and
-        the number of its backward passes."""
-        self._patch()
-        with self._around():
-            call_step(self.step, batch)
-        return self._used, self.scene.own_regions, self.scene.backward_passes
+        self._losses: list[float] = []
+        self._open: list[ExitStack] = []  # contexts of the optimizer updates that are running
+        self._broken: str | None = None  # in a non-finite step: what is to blame, "" if it must be searched for
 
     def run(self, batches: Iterator[tuple[int, Any]], steps: int, tell: Callable[[int], None]) -> RecipeRun:
-        """Run `steps` steps; returns the results, also if a step fails."""
+        """Run `steps` steps, or fewer: the run ends with a step that raises, or is not finite without a loss scale."""
         self._prepare()
-        result, samples = self.result, {*range(0, steps, max(steps // LOOKS, 1)), steps - 1}
-        fp32: dict[str, torch.Tensor] = {}
+        result, samples = self.result, {i * (steps - 1) // (LOOKS - 1) for i in range(LOOKS)}
+        fp32, finite = shared_gradients(self._parameters), 0
         for step, (number, batch) in zip(range(steps), batches, strict=False):
             result.batches = max(result.batches, number + 1)
-            if step in samples and self.recipe != FP32:
-                fp32 = self._gradients_in_fp32(batch)
-            self._updates, restart = Updates(self.parameters, result) if step in samples else None, process_state()
+            self._updates = updates = Updates(self._parameters, result, fp32) if step in samples else None
+            if updates is not None and self.recipe.format != "fp32":
+                self._run_shadow(batch, fp32)
+            restart = process_state()
             try:
-                with self._around():
-                    value = call_step(self.step, batch)
-            except (Exception, SystemExit) as error:
-                result.failure = f"step {step}: {blame(error)}"
+                value = call(self._call_step, "the step", "bad-step", batch)
+            except LoadError as error:
+                result.failure = f"step {step}: {error}"
                 break
+            result.losses.append(_loss_of(value, self._losses))
+            if updates is not None:
+                updates.finish(step)
+            finite += 1
             if self._broken is not None:
-                where = self._search(batch, restart) if self._broken else (self._culprit, None)
-                result.skipped.append(NonFiniteStep(step, number, self.scale, *where))
-            if self._updates is not None:
-                self._updates.compare(step, fp32)
-                fp32 = self._updates.gradients
-            self._end_step(value)
+                known = self._broken or len(result.skipped) >= BLAMED
+                where = (self._broken, None) if known else self._search(batch, restart)
+                result.skipped.append(NonFiniteStep(step, number, result.scale, *where))
+                finite = 0
             tell(step + 1)
-        result.finite_weights = all(map(all_finite, self.parameters.values()))
-        result.scale = self.scale
+            if result.scale is None and result.skipped:
+                break
+            if result.scale is not None and finite % INTERVAL == 0:
+                result.scale *= GROWTH if finite else 1 / GROWTH
         return result
 
-    def _end_step(self, value: Any) -> None:
-        """Record the loss, and update the loss scale as GradScaler does."""
-        is_loss = isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point()
-        given = value if isinstance(value, float) else float(value.detach()) if is_loss else None
-        self.result.losses.append(given if given is not None else sum(self._losses) if self._losses else math.nan)
-        if self.scale is not None:
-            self._good = 0 if self._broken is not None else self._good + 1
-            self.scale *= 1 / GROWTH if self._broken is not None else GROWTH if self._good == INTERVAL else 1
-            self._good %= INTERVAL
-        self._losses, self._broken, self._culprit = [], None, ""
+    def _call_step(self, batch: Any, handler: Handler | None = None) -> Any:
+        """Call the user's step with a batch: as one argument, several, or none, as its signature requires."""
+        names = required_arguments(self._step)
+        self._losses, self._broken, self.used = [], None, set()
+        with self._around(handler):
+            return self._step(*(batch if len(names) > 1 else [batch][: len(names)]))
+
+    # Steps that run again in forked processes
+
+    def _run_shadow(self, batch: Any, fp32: Mapping[str, torch.Tensor]) -> None:
+        """Write FP32's gradients of this step, from the same state, to `fp32`; NaN if the step fails in FP32."""
+
+        def work(send: Any) -> None:
+            self._become_fp32()
+            self._call_step(batch)
+
+        for gradient in fp32.values():
+            gradient.fill_(math.nan)
+        call_forked(work)
+
+    def _search(self, batch: Any, restart: Callable[[], None]) -> tuple[str, str | None]:
+        """The operation to blame for a step, and its module: the first that is non-finite only in low precision."""
+
+        def work(send: Any) -> tuple[str, str]:
+            trails = [Trail(one, self._calls, Session._call_step.__code__) for one in (Emulation(), Handler())]
+            for trail in trails:
+                restart()
+                for p in self._parameters.values():
+                    p.grad = None
+                self._call_step(batch, trail)
+                self._become_fp32()
+            return first_to_blame(*trails)
+
+        where, module = call_forked(work)[0] or ("", "")
+        return where, module if where else None
+
+    def _become_fp32(self) -> None:
+        """Run the next steps in FP32, for the rest of this process."""
+        if self.recipe.scopes:
+            self._apply({"": {"precision": "fp32"}})
+        self.recipe, self.result.scale = FP32, None
+        self._store(torch.float32)
 
     # Changes to the user's model
 
     def _prepare(self) -> None:
-        """Convert the model and the optimizers as the recipe requires."""
-        self._patch()
+        """Convert the model and the optimizers as the recipe requires, and replace functions of torch."""
         recipe, trained = self.recipe, self.scene.group_numbers
-        self.result.backward_passes, self._roots = self.scene.backward_passes, self.scene.roots()
-        for prefix, root in self._roots.items():
-            for path, module in root.named_modules():
-                self._names.setdefault(id(module), prefix + without_wrappers(path))
-            for name, p in (
-                (prefix + without_wrappers(path), p) for path, p in root.named_parameters() if p in trained
-            ):
-                self.parameters[name], self.result.parameters[name] = p, ParameterSeries(p.numel(), trained[p])
+        self._names = {id(module): without_wrappers(path) for path, module in self._root.named_modules()}
+        for path, p in self._root.named_parameters():
+            if p in trained and p.numel():
+                name = without_wrappers(path)
+                self._parameters[name], self.result.parameters[name] = p, ParameterSeries(p.numel(), trained[p])
         if recipe.name != "as_written":
             self._store(dtype_of(recipe.format) if recipe.stored else torch.float32)
         for optimizer in self.scene.optimizers.values():
@@ -175,53 +190,44 @@ class Session:
                 repair(name, optimizer)
             for group in optimizer.param_groups if recipe.eps is not None else ():
                 group["eps"] = recipe.eps
-        self._apply(recipe.scopes)
+        if recipe.scopes:
+            self._apply(recipe.scopes)
+        self._patch()
 
     def _store(self, dtype: torch.dtype) -> None:
         """Convert weights, buffers and optimizer state to a dtype, and from now on the inputs of outermost modules."""
-        if all(p.dtype is dtype for p in self.parameters.values()):
+        if all(p.dtype is dtype for p in self._parameters.values()):
             return
-        self._stored = dtype
-        for root in self._roots.values():
-            root.to(dtype)
+        self._casts_inputs = True
+        self._root.to(dtype)
         for optimizer in self.scene.optimizers.values():
             optimizer.load_state_dict(optimizer.state_dict())  # which casts the state to the dtypes of the weights
 
     def _apply(self, scopes: Mapping[str, Any]) -> None:
-        """Apply the scopes of a plan, if any, each to the root whose prefix its path has."""
-        for prefix, root in self._roots.items() if scopes else ():
-            own = {
-                path.removeprefix(prefix): how for path, how in scopes.items() if not path or path.startswith(prefix)
-            }
-            apply_plan(root, {"strategy": "autocast", "format": self.recipe.format, "scopes": own})
+        """Apply the scopes of a plan; the scope of the root is also that of each module in a container."""
+        parts = self._root if isinstance(self._root, nn.ModuleDict) and "" in scopes else ()
+        scopes = {**dict.fromkeys(parts, scopes.get("")), **scopes}
+        apply_plan(self._root, {"strategy": "autocast", "format": self.recipe.format, "scopes": scopes})
 
     # Replacements of torch functions
 
     def _patch(self) -> None:
         every_optimizer.register_optimizer_step_pre_hook(self._before_update)
         every_optimizer.register_optimizer_step_post_hook(self._after_update)
-        call, backward, grad = nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
-        nn.Module.__call__ = lambda module, *a, **k: self._call(call, module, *a, **k)  # type: ignore[method-assign]
+        called, backward, grad = nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
+        nn.Module.__call__ = lambda module, *a, **k: self._call(called, module, *a, **k)  # type: ignore[method-assign]
         torch.autograd.backward = lambda *a, **k: self._backward(backward, *a, **k)
         torch.autograd.grad = lambda outputs, *a, **k: self._grad(grad, outputs, *a, **k)
-        scaler = torch.amp.grad_scaler.GradScaler  # the user's scaler does nothing: this session scales
-        scaler.scale = lambda self, outputs: outputs  # type: ignore[method-assign]
-        scaler.unscale_ = lambda self, optimizer: None  # type: ignore[method-assign]
-        scaler.step = lambda self, optimizer, *a, **k: optimizer.step(*a, **k)  # type: ignore[method-assign]
-        scaler.update = lambda self, *a, **k: None  # type: ignore[method-assign]
+        # The user's scalers are disabled, since this session scales.
+        torch.amp.grad_scaler.GradScaler._enabled = property(lambda self: False, lambda self, value: None)  # type: ignore
 
     @contextmanager
-    def _around(self, handler: Handler | None = None) -> Iterator[None]:
+    def _around(self, handler: Handler | None) -> Iterator[None]:
         """Context for one step: FP32, or emulated CUDA; autocast regions of the step get the recipe's dtype."""
         low, dtype = self.recipe.format != "fp32", dtype_of(self.recipe.format)
         regional = low and not self.recipe.stored and not self.recipe.loss_in_fp32
-        with ExitStack() as stack:
-            stack.enter_context(ieee())
-            stack.enter_context(disable_compilers())
-            emulated = emulate("cuda") if low else written_as_meant()
-            stack.enter_context(emulated if handler is None else intercept(handler))
-            if regional and not self.scene.own_regions:
-                stack.enter_context(torch.autocast("cuda", dtype=dtype))
+        emulated = emulate("cuda") if low else written_as_meant()
+        with ieee(), disable_compilers(), emulated if handler is None else intercept(handler):
             enter = vars(_Autocast)["__enter__"]
 
             def enter_region(region: Any) -> Any:
@@ -231,12 +237,13 @@ class Session:
                     region.fast_dtype = dtype if regional else region.fast_dtype
                 return enter(region)
 
-            stack.enter_context(swap_attribute(_Autocast, "__enter__", enter_region))
-            yield
+            around = torch.autocast("cuda", dtype=dtype) if regional and not self.scene.own_regions else nullcontext()
+            with around, swap_attribute(_Autocast, "__enter__", enter_region):
+                yield
 
     def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         outermost = not self._calls
-        if outermost and self._stored is not None:
+        if outermost and self._casts_inputs:
             wanted = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
             args, kwargs = lowered_batch((args, kwargs), wanted) if wanted else (args, kwargs)
         self._calls.append(self._names.get(id(module), LOSS if outermost else self._calls[-1]))
@@ -250,19 +257,17 @@ class Session:
         if self._pass:  # of an activation checkpoint, inside another pass
             return original(tensors, *args, **kwargs)
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        self.scene.backward_passes += 1
+        self.result.backward_passes += not self.result.losses
         self._losses += [float(x.detach()) for x in roots if x.numel() == 1]
-        for p in self.parameters.values() if self.scale is not None else ():
+        for p in self._parameters.values() if self.result.scale is not None else ():
             if p.requires_grad and p not in self._unscaled:
                 self._unscaled.add(p)
                 p.register_hook(self._unscale)  # type: ignore[no-untyped-call]
         with self._in_pass("backward"):
-            return original([x * self._factor for x in roots] if self.scale is not None else roots, *args, **kwargs)
+            return original([x * self._factor for x in roots], *args, **kwargs)
 
     def _grad(self, original: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
         with self._in_pass("grad"):
-            if self.scale is None:
-                return original(outputs, *args, **kwargs)
             scaled = over_tensors(lambda x: x * self._factor, outputs)
             return over_tensors(lambda g: g / self._factor, original(scaled, *args, **kwargs))
 
@@ -279,7 +284,7 @@ class Session:
 
     @property
     def _factor(self) -> torch.Tensor:
-        return torch.full((), self.scale or 1.0)
+        return torch.full((), self.result.scale or 1.0)
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         kind = type(optimizer).__name__
@@ -290,67 +295,34 @@ class Session:
             raise bad_step(
                 f"{kind}.step gets a closure, which may run the model repeatedly: rehearse another optimizer"
             )
-        self._used.add(id(optimizer))
-        self._region = torch.autocast("cuda", enabled=False)
-        self._region.__enter__()  # type: ignore[no-untyped-call]
+        self.used.add(id(optimizer))
+        self._open.append(ExitStack())
+        self._open[-1].enter_context(torch.autocast("cuda", enabled=False))
+        shadow, is_last = self.recipe is not self.result.recipe, self.used == {*self.scene.optimizers}
         own = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         with plain_torch():
-            if all(all_finite(p.grad) for p in own):
-                if self._updates is not None:
-                    self._updates.begin(optimizer)
-                return
-            if self._broken is None:
-                searched = len(self.result.skipped) < BLAMED
-                self._broken = [p.detach().clone() for p in self.parameters.values()] if searched else []
-            for p in own if self.scale is not None else ():  # the update is skipped, as GradScaler does
+            finite = all(all_finite(p.grad) for p in own)
+            if not finite:
+                self._broken = self._broken or ""
+            elif self._updates is not None:
+                self._updates.begin(optimizer, shadow)
+            for p in own if not finite or (shadow and is_last) else ():  # the update is skipped, as GradScaler does
+                self._open[-1].callback(setattr, p, "grad", p.grad)
                 p.grad = None
+        if not self.recipe.stored:
+            self._open[-1].enter_context(plain_torch())  # an update in FP32 needs no emulation, which takes longer
 
     def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._region.__exit__(None, None, None)
+        self._open.pop().close()
         with plain_torch():
             if self._updates is not None:
                 self._updates.end(optimizer)
-            finite = all(map(all_finite, self.parameters.values()))
-        if not finite and self._broken is None and not self.result.skipped:
-            self._broken, self._culprit = [], f"the update of {type(optimizer).__name__}, from finite gradients"
+            if self._broken is None and not self.result.skipped and not all(map(all_finite, self._parameters.values())):
+                self._broken = f"the update of {type(optimizer).__name__}, from finite gradients"
 
-    # Steps that run again in forked processes
 
-    def _gradients_in_fp32(self, batch: Any) -> dict[str, torch.Tensor]:
-        """FP32's gradients of this step from the same state; {} if the step fails in FP32."""
-
-        def work(send: Any) -> dict[str, Any]:
-            self._become_fp32()
-            self._updates = Updates(self.parameters, None)
-            with self._around():
-                call_step(self.step, batch)
-            return {name: gradient.numpy() for name, gradient in self._updates.gradients.items()}
-
-        return {name: torch.from_numpy(gradient) for name, gradient in (call_forked(work)[0] or {}).items()}
-
-    def _search(self, batch: Any, restart: Callable[[], None]) -> tuple[str, str | None]:
-        """The operation to blame for a step, and its module: the first that is non-finite only in low precision."""
-
-        def work(send: Any) -> tuple[str, str]:
-            low = self._trail(batch, restart, Emulation())
-            self._become_fp32()
-            return first_to_blame(low, self._trail(batch, restart, Handler()))
-
-        where, module = call_forked(work)[0] or ("", "")
-        return where, module if where else None
-
-    def _trail(self, batch: Any, restart: Callable[[], None], handler: Handler) -> Trail:
-        trail = Trail(handler, self._calls, call_step.__code__)
-        restart()
-        for p, weights in zip(self.parameters.values(), self._broken or (), strict=True):
-            p.data, p.grad = weights.to(p.dtype, copy=True), None
-        with self._around(trail):
-            call_step(self.step, batch)
-        return trail
-
-    def _become_fp32(self) -> None:
-        """Run the next steps in FP32, for the rest of this process."""
-        self._apply({"": {"precision": "fp32"}} if self.recipe.scopes else {})
-        recipe, self.recipe, self.scale = self.recipe, FP32, None
-        if recipe.stored:
-            self._store(torch.float32)
+def _loss_of(value: Any, losses: list[float]) -> float:
+    """The loss that a step returns, otherwise the sum of those on which it called `backward`."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
+        value = float(value.detach())
+    return value if isinstance(value, float) else sum(losses) if losses else math.nan

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from mmap import mmap
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..numerics.entries import all_finite, dense
-from .result import FP32, RecipeRun
+from ..numerics.entries import dense
+from .result import ParameterSeries, RecipeRun
 
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 DECOUPLED = ("Adafactor", "Muon")
@@ -21,68 +22,80 @@ STUCK = 0.01
 """Relative distance to the squared gradient below which a second moment need not change."""
 
 
+def shared_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    """A flat FP32 tensor for the gradient of each parameter, in memory that forked processes share."""
+    sizes = [p.numel() for p in parameters.values()]
+    memory = torch.frombuffer(mmap(-1, 4 * sum(sizes) + 4), dtype=torch.float32).fill_(math.nan)
+    return dict(zip(parameters, memory.split_with_sizes([*sizes, 1]), strict=False))
+
+
 class Updates:
-    """Measures the first update of every parameter in one step, and adds the values to `result`, if given."""
+    """Measures the first update of every parameter in one step. fp32: FP32's gradients of this step; in an FP32 run,
+    those of the last sampled step."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], result: RecipeRun | None) -> None:
-        self.result = result
-        self.gradients: dict[str, torch.Tensor] = {}
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], result: RecipeRun, fp32: Mapping[str, torch.Tensor]
+    ) -> None:
+        self._result, self._fp32 = result, fp32
         self._names = {id(p): name for name, p in parameters.items()}
-        self._before: list[tuple[str, nn.Parameter, Mapping[str, Any], torch.Tensor, torch.Tensor | None]] = []
+        self._squares: list[tuple[float, float]] = []
+        self._begun: dict[
+            Optimizer, list[tuple[ParameterSeries, nn.Parameter, torch.Tensor, torch.Tensor, Any, Any]]
+        ] = {}
 
-    def begin(self, optimizer: Optimizer) -> None:
-        """Save the values that the optimizer is about to change."""
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                name = self._names.get(id(p))
-                if p.grad is None or name is None or name in self.gradients:
-                    continue
-                self.gradients[name], moment = dense(p.grad.detach()).clone(), _second_moment(optimizer, p)
-                if self.result is not None:
-                    kept = None if moment is None else moment.clone()
-                    self._before.append((name, p, group, p.detach().clone(), kept))
+    def begin(self, optimizer: Optimizer, shadow: bool) -> None:
+        """Compare the gradients that the optimizer is about to apply, and save what it changes. shadow: only write the
+        gradients to `fp32`."""
+        recipe = self._result.recipe
+        alone, wide = recipe.format == "fp32", bool({*recipe.remedies} - {"fp32_accumulation"})
+        for p, group in ((p, one) for one in optimizer.param_groups for p in one["params"]):
+            if p.grad is None or (name := self._names.pop(id(p), None)) is None:
+                continue
+            grad, fp32, row = dense(p.grad.detach()), self._fp32[name], self._result.parameters[name]
+            if not shadow:
+                error = grad.float().flatten() - fp32
+                square, apart = float(fp32.dot(fp32)), float(error.dot(error)) / (2 if alone else 1)
+                self._squares.append((square, apart) if math.isfinite(square) else (0.0, 0.0))
+                row.error.append(_relative(*self._squares[-1:]))
+                before, moved, moment, moving = p.detach(), grad != 0, _second_moment(optimizer, p), None
+                row.zero_gradient.append(1 - int(moved.count_nonzero()) / p.numel())
+                row.decay_lost.append(_decay_lost(before.float() if wide else before, grad, group, type(optimizer)))
+                if moment is not None:
+                    moment, moving = moment.clone(), (grad.float() ** 2 - moment).abs_() > STUCK * moment.float()
+                self._begun.setdefault(optimizer, []).append((row, p, before.clone(), moved, moment, moving))
+            if shadow or alone:
+                fp32.copy_(grad.flatten())
 
     def end(self, optimizer: Optimizer) -> None:
         """Measure the update of each parameter."""
-        for name, p, group, before, moment in self._before:
-            assert self.result is not None
-            row, grad = self.result.parameters[name], self.gradients[name]
-            wide = bool({*self.result.recipe.remedies} - {"fp32_accumulation"})
-            moved, now = grad != 0, _second_moment(optimizer, p)
-            row.zero_gradient.append(_share(~moved))
-            row.updates_lost.append(None if wide else _share((p == before)[moved]))
-            row.decay_lost.append(_decay_lost(before.float() if wide else before, grad, group, type(optimizer)))
-            stuck = None
-            if moment is not None and now is not None:
-                moving = (grad.float() ** 2 - moment.float()).abs() > STUCK * moment.float()
-                stuck = _share((now == moment)[moving])
-            row.second_moment_stuck.append(stuck)
-            row.second_moment_zero.append(_share((now == 0)[moved]) if now is not None else None)
-        self._before.clear()
+        wide = bool({*self._result.recipe.remedies} - {"fp32_accumulation"})
+        for row, p, before, moved, moment, moving in self._begun.pop(optimizer, ()):
+            now = _second_moment(optimizer, p)
+            row.updates_lost.append(None if wide else _share(p == before, moved))
+            row.second_moment_stuck.append(None if moment is None or now is None else _share(now == moment, moving))
+            row.second_moment_zero.append(None if now is None else _share(now == 0, moved))
 
-    def compare(self, step: int, others: Mapping[str, torch.Tensor]) -> None:
-        """Compare the gradients with FP32's of the same step; in an FP32 run, with the last sampled step's."""
-        if self.result is None or not self.gradients:
-            return
-        halved = 2.0 if self.result.recipe == FP32 else 1.0
-        size = apart = 0.0
-        for name, gradient in self.gradients.items():
-            error, other = None, others.get(name)
-            if other is not None and all_finite(other):
-                own = float(other.square().sum()), float((gradient.float() - other).square().sum()) / halved
-                size, apart = size + own[0], apart + own[1]
-                error = math.sqrt(own[1] / own[0]) if own[0] else None
-            self.result.parameters[name].error.append(error)
-        self.result.steps.append(step)
-        self.result.errors.append(math.sqrt(apart / size) if size else None)
+    def finish(self, step: int) -> None:
+        """Record the error of all gradients of the step together, unless its gradients were not finite."""
+        if self._squares:
+            self._result.steps.append(step)
+            self._result.errors.append(_relative(*self._squares))
+
+
+def _relative(*squares: tuple[float, float]) -> float | None:
+    """The relative L2 error of parts with (squared norm, squared error); None if the norm is zero or unknown."""
+    size, apart = map(sum, zip(*squares, strict=True))
+    return math.sqrt(apart / size) if size else None
 
 
 def _second_moment(optimizer: Optimizer, p: nn.Parameter) -> torch.Tensor | None:
     return next((v for k, v in optimizer.state.get(p, {}).items() if k in SECOND_MOMENTS), None)
 
 
-def _share(flags: torch.Tensor) -> float | None:
-    return float(flags.float().mean()) if flags.numel() else None
+def _share(flags: torch.Tensor, among: torch.Tensor) -> float | None:
+    """The share of flags that are set, among some of the entries; None among no entries."""
+    whole = int(among.count_nonzero())
+    return int((flags & among).count_nonzero()) / whole if whole else None
 
 
 def _decay_lost(
@@ -91,9 +104,8 @@ def _decay_lost(
     """Share of the weights that weight decay does not change. None without decay, or for optimizers outside torch,
     whose decay is unknown."""
     decay, rate = float(group.get("weight_decay") or 0.0), float(group.get("lr", 0.0))
-    held = before != 0
     if not decay or not rate or not kind.__module__.startswith("torch.optim"):
         return None
     if group.get("decoupled_weight_decay", kind.__name__ in DECOUPLED):
-        return _share((before * (1 - rate * decay) == before)[held])
-    return _share((grad + decay * before.to(grad.dtype) == grad)[held])
+        return _share(before * (1 - rate * decay) == before, before != 0)
+    return _share(grad + decay * before.to(grad.dtype) == grad, before != 0)

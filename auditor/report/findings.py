@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..artefact.strategies import strategy_of
+from ..artefact.strategies import plan_title, strategy_of
 from ..paths import pattern, place, within
 from ..records import Finding, NodeReport, Plan
 from ..records.audit import Audit
 from ..records.measure import MEASURED
 from .kept import keep_alone, tally
-from .words import SEVERITIES, count, label, list_paths, percent, plan_title, scope
+from .words import SEVERITIES, count, label, list_paths, percent, scope
 
 CONFIDENCES = ("high", "medium", "low")
 MODULES_NAMED = 3

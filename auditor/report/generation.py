@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ..artefact.strategies import plan_title
 from ..records.audit import Audit
 from ..records.generation import Generation, StoredCache, TokenComparison
 from .blocks import Block, Chart, Grid, Prose
 from .charts import line_chart
 from .quantization import quantized_title
-from .words import count, in_bytes, label, or_blank, percent, plan_title, ratio
+from .words import count, in_bytes, label, or_blank, percent, ratio
 
 HEADS = (
     "Plan",

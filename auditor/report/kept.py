@@ -13,7 +13,7 @@ from ..numerics.formats import FORMATS
 from ..paths import enclosing_paths, pattern, within
 from ..records import NodeReport, Plan, Reason
 from ..records.audit import Audit
-from .words import fold, label, list_paths, shorten
+from .words import fold, label, list_paths, scope, shorten
 
 _FORMATS = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}
 """{torch's name of a dtype: the name of its format}."""
@@ -35,12 +35,6 @@ class Island:
     paths: tuple[str, ...]
     name: str
     why: str
-    noun: str = "module"
-
-
-def own(path: str) -> str:
-    """A module's path; for the root, words for the operations directly in its forward."""
-    return path or "the model's forward"
 
 
 def islands(plan: Plan) -> tuple[Island, ...]:
@@ -52,7 +46,7 @@ def islands(plan: Plan) -> tuple[Island, ...]:
     for kept in fold(plan.program.kept if plan.program else (), lambda _: "", lambda kept: (kept.kind, kept.op)):
         names = tuple(one.name for one in kept)
         why = _one_for_all([one.because for one in kept])
-        result.append(Island(names, list_paths(names, 2, "operation"), why, "operation"))
+        result.append(Island(names, list_paths(names, 2, "operation"), why))
     if plan.program is not None:
         return tuple(result)
     scopes = plan.scopes
@@ -63,12 +57,12 @@ def islands(plan: Plan) -> tuple[Island, ...]:
     ):
         paths, reasons = tuple(path for path, _ in same), [reason for _, reason in same]
         words = _one_for_all([reason.words for reason in reasons])
-        result.append(Island(paths, list_paths([own(path) for path in paths], 2), _with_rules(words, reasons)))
-    for keeping in fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep):
+        result.append(Island(paths, list_paths(paths, 2), _with_rules(words, reasons)))
+    for keeping in fold(dict.fromkeys(p for p, _ in plan.exceptions), str, lambda path: scopes[path].exceptions):
         place = "the whole model" if keeping == [""] else list_paths(keeping, 2)
         reasons = [*plan.reasons_of(keeping[0])]
         why = _with_rules(", ".join(reason.words for reason in reasons), reasons)
-        result.append(Island(tuple(keeping), f"{', '.join(scopes[keeping[0]].keep)} in {place}", why))
+        result.append(Island(tuple(keeping), f"{', '.join(scopes[keeping[0]].exceptions)} in {place}", why))
     return tuple(result)
 
 
@@ -133,7 +127,7 @@ def explain_layer(audit: Audit, name: str) -> str:
         lists = "plan.json lists module paths, measurements.json names of operations"
         hint = suggest(name, [*modules, *owners], lists, cutoff=0.5)
         raise AuditorError(f"the model has no module or operation {name!r}: {hint}", slug="no-such-layer")
-    text, owner = [own(name)], None if name in modules else owners[name]
+    text, owner = [scope(name)], None if name in modules else owners[name]
     for title, plan in sorted(audit.plans.items(), key=lambda item: item[0] != audit.recommended):
         mark = " (recommended)" if title == audit.recommended else ""
         first, *inside = _explain(plan, name, owner, owners)
@@ -158,7 +152,9 @@ def _explain(plan: Plan, name: str, owner: str | None, owners: Mapping[str, str]
         kept.node: f"FP32: {kept.because}" for kept in (plan.program.kept if plan.program else ()) if kept.node
     }
     if owner is not None:
-        usual = f"{label(plan.format)}, like {own(owner)}" if within_low else f"FP32, like all of {own(owner)}: {why}"
+        usual = (
+            f"{label(plan.format)}, like {scope(owner)}" if within_low else f"FP32, like all of {scope(owner)}: {why}"
+        )
         return [operations.get(name, usual)]
     inside = [path for path in modules if name and path != name and within(path, name)]
     integer = {node for reason in plan.reasons if reason.kind == "not-floating" for node in reason.operations}

@@ -12,7 +12,7 @@ from ..records.ledger import LedgerRow
 from ..rulebook.findings import SILENT
 from .blocks import Block, Grid, Item, Prose
 from .kept import dtype_label
-from .words import count, fold, fold_paths, line, op, remedy, sentence
+from .words import count, fold, fold_paths, line, op, ratio, remedy, sentence
 
 HEADS = ("Name", "Checkpoint", "As loaded", "Author", "Planned", "Executed")
 SHOWN = 60
@@ -36,7 +36,11 @@ def overview(
 def ledger_section(audit: Audit) -> list[Block]:
     """The section of the report; empty for an audit without a ledger."""
     silent = [finding for finding in audit.findings if finding.rule in SILENT.values()]
-    return _blocks(audit.ledger, silent, audit.environment.flags, SHOWN) if audit.ledger else []
+    costs = tuple((flag, ratio(share)) for flag, share in audit.flags.items())
+    table = Grid(
+        ("Flag", "Share of the error budget"), costs, caption="What flags would cost this model, by prediction"
+    )
+    return [*_blocks(audit.ledger, silent, audit.environment.flags, SHOWN), table] if audit.ledger else []
 
 
 def headline(findings: Sequence[Finding]) -> str:

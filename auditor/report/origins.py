@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..artefact.strategies import strategy_of
+from ..artefact.strategies import plan_title, strategy_of
 from ..records import NodeReport, NonFinite
 from ..records.audit import Audit
 from ..records.decisions import Decisions
 from .blocks import Block, Grid, Prose
-from .words import count, fold, label, op, or_blank, percent, plan_title, ratio, scope, where
+from .words import count, fold, label, op, or_blank, percent, ratio, scope, where
 
 SHOWN = 8
 DECISIONS = ("Operation", "Format", "Decisions", "Flips in 1,000", "Own", "Predicted", "Error of only these")

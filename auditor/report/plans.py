@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..artefact.strategies import strategy_of
+from ..artefact.strategies import plan_title, strategy_of
 from ..criteria.criterion import FLOOR
 from ..devices import CPU
 from ..numerics.formats import runs
 from ..plan.reasons import tell_apart
-from ..plan.recommend import has_low, kept_apart, measured_times, speedup
+from ..plan.recommend import kept_apart, measured_times, speedup
 from ..records import CriterionValue, Evaluation, Onnx, Plan, Proposal, Score, TimeAndMemory, Times, Today, Verification
 from ..records.audit import Audit
 from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
 from .blocks import Block, Code, Fold, Grid, Prose
 from .kept import Island, islands
-from .words import count, in_bytes, label, percent, plan_title, ratio, sentence, shorten
+from .words import count, in_bytes, label, percent, ratio, sentence, shorten
 
 ISLANDS_SHOWN = 12
 SET = "FP32 under your own flags"
@@ -49,7 +49,7 @@ class PlanView:
     @property
     def idle(self) -> bool:
         """Whether the plan runs nothing in low precision."""
-        return not has_low(self.plan) and self.plan.program is None
+        return not self.plan.has_low and self.plan.program is None
 
     @property
     def row(self) -> tuple[str, ...]:

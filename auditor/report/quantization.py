@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from ..artefact.libraries import LIBRARIES, code_of, quantized_plan
 from ..numerics.schemes import SCHEMES
 from ..records.audit import Audit
-from ..records.quantization import KEEP, MIXED, QuantizedLayer, QuantizedPlan
-from .blocks import Block, Grid, Prose
+from ..records.quantization import KEEP, MIXED, PipelineRun, QuantizedLayer, QuantizedPlan
+from .blocks import Block, Code, Fold, Grid, Prose
 from .words import count, in_bytes, list_paths, op, or_blank, percent, ratio, scope
 
 HEADS = ("Layer", "Verdict", "Effect", "Error", "Weight", "Input", "Saturated", "To zero", "Cause", "Remedy")
@@ -59,10 +62,13 @@ def _plan_line(plan: QuantizedPlan, audit: Audit) -> str:
     if len(kept) == len(plan.layers):
         return f"{quantized_title(plan)}: quantizes no layer, since each exceeds the error budget of {ratio(audit.max_error)}."
     faster = f", {percent(plan.time_share)} of the predicted time" if plan.time_share is not None else ""
-    left = f" In 16 bits: {list_paths(kept, LAYERS_SHOWN, 'layer')}." if kept else " All layers are quantized."
+    left = (
+        f"In 16 bits: {list_paths(kept, LAYERS_SHOWN, 'layer')}" if kept else f"All {len(plan.layers)} layers quantized"
+    )
+    score = f"; score {or_blank(plan.score.value)}" if plan.score is not None else ""
     return (
         f"{quantized_title(plan)}: {plan.effective_bits:.2f} bits per weight, {percent(plan.weights_share)} of 16-bit weights"
-        f"{faster}; error {ratio(error)} of {ratio(audit.max_error)}.{left}"
+        f"{faster}; error {ratio(error)} of {ratio(audit.max_error)}{score}. {left}."
     )
 
 
@@ -89,6 +95,30 @@ def _plan_tables(audit: Audit) -> list[Block]:
         Grid(PLAN_HEADS, rows, caption="Plans"),
         Grid(("Plan", "Scheme", "Number", "Layers"), tuple(layers), texts=4, caption="Layers of the plans"),
     ]
+
+
+def _codes(audit: Audit) -> Iterator[Block]:
+    """The plan with the fewest bits as code for each library."""
+    if audit.quantized_plans:
+        plan = quantized_plan(audit)
+        for library in LIBRARIES.values():
+            code = Code("", code_of(audit, library, plan))
+            yield Fold(f"The {quantized_title(plan)} in {library.title}: quantized/{plan.name}/{library.file}", (code,))
+
+
+def _pipelines(audit: Audit) -> Iterator[Block]:
+    """What other pipelines do to the model."""
+    rows = [
+        (run.name, or_blank(run.error, ratio), run.said + (f"; largest in {_largest(run)}" if run.parts else ""))
+        for run in audit.pipelines
+    ]
+    if rows:
+        yield Grid(("Pipeline", "Error", "What ran"), tuple(rows), texts=3, caption="Other pipelines")
+
+
+def _largest(run: PipelineRun) -> str:
+    worst = sorted(run.parts.items(), key=lambda part: -part[1])[:LAYERS_SHOWN]
+    return ", ".join(f"`{scope(module)}` {ratio(error)}" for module, error in worst)
 
 
 def _plan_row(plan: QuantizedPlan) -> tuple[str, ...]:
@@ -125,7 +155,7 @@ def quantization_section(audit: Audit) -> list[Block]:
         Grid(HEADS, tuple(map(_row, layers)), caption=f"{SCHEMES[scheme].label}, torchao: {SCHEMES[scheme].source}")
         for scheme, layers in by_scheme.items()
     ]
-    return [*_plan_tables(audit), Prose("", (ABOUT,), "about"), *tables]
+    return [*_plan_tables(audit), *_codes(audit), *_pipelines(audit), Prose("", (ABOUT,), "about"), *tables]
 
 
 def _by_scheme(audit: Audit) -> dict[str, list[QuantizedLayer]]:

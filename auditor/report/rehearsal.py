@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 from ..rehearsal.remedies import code_of, title_of
 from ..rehearsal.result import RecipeProblem, RecipeRun, Rehearsal
@@ -52,7 +53,7 @@ def render(result: Rehearsal) -> str:
 
 
 def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
-    broken = sum(problem.recipe == name for problem in result.problems)
+    broken = len(result.problems_of(name))
     verdict = count(broken, "problem") if broken else "no problem" * (name != "fp32")
     figures = ["failed", *[""] * (len(SHARES) + 2)]
     if run.failure is None:
@@ -65,26 +66,24 @@ def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
 def _entry(result: Rehearsal, problem: RecipeProblem) -> Item:
     """A problem with the result of each remedy. A remedy that repairs all problems of the recipe is listed only at the
     recipe's first problem."""
-    run = result.runs[problem.recipe]
-    same, notes = [p for p in result.problems if p.recipe == problem.recipe], list[str]()
+    same, notes = result.problems_of(problem.recipe), list[str]()
     for name, other in result.runs.items():
-        left = [p for p in result.problems if p.recipe == name]
+        left = result.problems_of(name)
         if other.recipe.repairs != problem.recipe or (not left and problem != same[0]):
             continue
         effect = f"repairs {'this problem' if left or not same[1:] else f'these {len(same)} problems'}"
         still = [p for p in left if p.kind == problem.kind]
         said = f"still: {still[0].text}" if still else f"{effect}; last loss {other.last_loss():.4g}"
         notes.append(f"{other.recipe.title}: {said}.")
-    return Item(f"{run.recipe.title}: {problem.kind}: {problem.text}", tuple(notes), "warning")
+    return Item(f"{result.runs[problem.recipe].recipe.title}: {problem.kind}: {problem.text}", tuple(notes), "warning")
 
 
 def _charts(result: Rehearsal) -> Iterator[Chart]:
     shown = [run for name, run in result.runs.items() if not run.recipe.repairs or name == result.recommended]
-    steps, fp32 = list(range(result.steps)), result.runs["fp32"]
-    losses = [(_style(run), run.recipe.title, _average_bins(result, steps, run.losses)) for run in shown]
-    low = [run for run in shown if run is not fp32]
-    errors = [(_style(run), run.recipe.title, _average_bins(result, run.steps, run.errors)) for run in low]
-    errors.append(("budget", "noise", _average_bins(result, fp32.steps, fp32.errors)))
+    steps, fp32 = range(result.steps), result.runs["fp32"]
+    losses = [(_style(run), run.recipe.title, _curve(steps, run.losses)) for run in shown]
+    errors = [(_style(run), run.recipe.title, _curve(run.steps, run.errors)) for run in shown if run is not fp32]
+    errors.append(("budget", "noise", _curve(fp32.steps, fp32.errors)))
     of_losses = "Loss of every recipe on the same batches, logarithmic; each point averages neighboring steps."
     of_errors = "Relative error of all gradients against FP32 gradients at equal weights. Noise: difference between two batches in FP32."
     ticks = [(step, f"{step:,}") for step in round_steps(result.steps - 1)]
@@ -92,15 +91,12 @@ def _charts(result: Rehearsal) -> Iterator[Chart]:
         yield from line_chart(label, about, curves, max(result.steps - 1, 1), "step", ticks)
 
 
-def _average_bins(
-    result: Rehearsal, at: list[int], values: list[float] | list[float | None]
-) -> list[tuple[float, float]]:
-    width = max(math.ceil(result.steps / POINTS), 1)
-    bins: dict[int, list[float]] = {}
-    for step, value in zip(at, values, strict=False):
-        if value is not None and math.isfinite(value) and value > 0:
-            bins.setdefault(step // width, []).append(value)
-    return [(index * width + (width - 1) / 2, sum(each) / len(each)) for index, each in sorted(bins.items())]
+def _curve(steps: Sequence[int], values: Sequence[float | None]) -> list[tuple[float, float]]:
+    """Points (step, value), each the mean of as many neighbors as leave at most POINTS."""
+    known = [(step, x) for step, x in zip(steps, values, strict=False) if x is not None and math.isfinite(x) and x > 0]
+    width = max(math.ceil(len(known) / POINTS), 1)
+    parts = (zip(*known[i : i + width], strict=True) for i in range(0, len(known), width))
+    return [(fmean(at), fmean(of)) for at, of in parts]
 
 
 def _style(run: RecipeRun) -> str:
@@ -110,9 +106,8 @@ def _style(run: RecipeRun) -> str:
 
 def _remedies(result: Rehearsal) -> Iterator[Block]:
     """The code of every remedy in a recipe that has no problem."""
-    broken = {problem.recipe for problem in result.problems}
-    unbroken = (run.recipe for name, run in result.runs.items() if name not in broken)
-    for name in dict.fromkeys(remedy for recipe in unbroken for remedy in recipe.remedies):
+    working = (run.recipe for name, run in result.runs.items() if not result.problems_of(name))
+    for name in dict.fromkeys(remedy for recipe in working for remedy in recipe.remedies):
         yield Fold(f"The code of {title_of(name)}", (Code("", code_of(name)),))
 
 

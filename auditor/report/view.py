@@ -14,7 +14,7 @@ import torch
 from ..artefact.strategies import all_strategies
 from ..errors import AuditorError
 from ..numerics.formats import FORMATS, runs
-from ..plan.recommend import has_low, kept_apart, outcome
+from ..plan.recommend import kept_apart, outcome
 from ..records import NodeReport
 from ..records.audit import Audit
 from .blocks import Block, Code, Grid, Prose
@@ -98,7 +98,7 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     training, trained = audit.training, training_headline(audit)
     if chosen is not None:
         said, proof = _recommendation(audit, chosen)
-    elif training and not training.format and any(one.is_verified and has_low(one) for one in audit.plans.values()):
+    elif training and not training.format and any(one.is_verified and one.has_low for one in audit.plans.values()):
         return (
             "Keep the model in FP32 to train it; plans within the budget for inference are below.",
             f"{training.recommendation}.",

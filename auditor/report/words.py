@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import TypeVar
 
-from ..artefact.strategies import strategy_of
 from ..errors import printable as printable  # re-exported for templates, like `label` below
 from ..numerics.formats import label as label
 from ..paths import pattern
-from ..records import Node, Plan
+from ..records import Node
 from ..records.decisions import Decision
 from ..records.training import BackwardNode
 from ..resources import resource_dir
@@ -39,11 +38,6 @@ def terms() -> dict[str, str]:
     text = (resource_dir("docs") / "glossary.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"(?m)^\| (.+?) \| (.+) \|$", text))
     return {term: rows[term] for term in TERMS}
-
-
-def plan_title(plan: Plan) -> str:
-    """A plan's display name: `FP16 under autocast`."""
-    return f"{label(plan.format)} {strategy_of(plan.strategy).title}"
 
 
 def ratio(value: float | None) -> str:

@@ -11,7 +11,7 @@ import networkx as nx
 
 from ..artefact.strategies import names
 from ..execution.policy import Policy, choice_from_scopes, plain
-from ..execution.resolve import Resolution, is_low, resolve
+from ..execution.resolve import is_low, resolve
 from ..measure.calibrate import Calibration
 from ..measure.causes import breaks
 from ..numerics.formats import runs
@@ -229,9 +229,11 @@ class _Uses:
     @classmethod
     def of(cls, capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> _Uses:
         result = resolve(Policy(capture, strategy, precision_of, format))
-        computing = frozenset(name for name in capture.nodes if _computes_low(result, name))
+        kernels = {name: result.computed_format(name) for name in capture.nodes}
+        # of discrete results, the inputs count
+        low = (n for n, to in kernels.items() if result.low(n) or is_low(to) or (not to and n in result.reads_low))
         reading = (name for name, node in capture.nodes.items() if any(result.low(source) for source in node.inputs))
-        return cls(computing, frozenset(reading) | result.reads_low)
+        return cls(frozenset(low), frozenset(reading) | result.reads_low)
 
     @classmethod
     def by_operation(cls, capture: Capture, kept: Collection[str]) -> _Uses:
@@ -243,20 +245,10 @@ class _Uses:
         return cls(frozenset(computing), frozenset(n for n, node in nodes if computing.intersection(node.inputs)))
 
 
-def _computes_low(resolution: Resolution, name: str) -> bool:
-    """Whether the kernel's result is in low precision; for discrete results, whether an input is low."""
-    gives = resolution.computed_format(name)
-    return resolution.low(name) or is_low(gives) or (not gives and name in resolution.reads_low)
-
-
 def reference_plan(plans: Mapping[str, Plan], recommended: str | None) -> Plan | None:
     """The plan that severities refer to: the recommended plan, else the fastest low plan within the error budget, or
     None."""
-    held = [
-        plan
-        for plan in plans.values()
-        if plan.holds and any(choice.precision != "fp32" for choice in plan.scopes.values())
-    ]
+    held = [plan for plan in plans.values() if plan.holds and plan.has_low]
     held = [plan for plan in held if plan.program is None] or held
     return plans[recommended] if recommended else max(held, key=lambda plan: plan.predicted_speedup, default=None)
 

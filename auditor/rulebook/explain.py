@@ -93,7 +93,10 @@ def reference(rules: Sequence[Rule]) -> str:
         "\n".join([f"## {family.capitalize()}\n", *(re.sub(r"(?m)^(#+) ", r"##\1 ", explain(rule)) for rule in group)])
         for family, group in groupby(sorted(rules, key=lambda rule: (rule.family, rule.code)), lambda rule: rule.family)
     ]
-    return "\n".join([_HEAD, _overview(rules), *families, _FACTS_HEAD, _comparisons(), _facts()])
+    allowed = ((kind, ", ".join(f"`{name}`" for name in names)) for kind, names in COMPARISONS.items())
+    facts = ((f"`{name}`", fact.type, fact.unit, fact.meaning) for name, fact in FACTS.items())
+    tables = _table(("type of fact", "comparisons"), allowed), _table(("fact", "type", "unit", "meaning"), facts)
+    return "\n".join([_HEAD, _overview(rules), *families, _FACTS_HEAD, *tables])
 
 
 def _overview(rules: Sequence[Rule]) -> str:
@@ -108,15 +111,3 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     cells = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     lines = (f"|{'|'.join(row)}|" if row[0] == "---" else f"| {' | '.join(row)} |" for row in cells)
     return "\n".join(lines) + "\n"
-
-
-def _comparisons() -> str:
-    return _table(
-        ("type of fact", "comparisons"),
-        ((kind, ", ".join(f"`{name}`" for name in names)) for kind, names in COMPARISONS.items()),
-    )
-
-
-def _facts() -> str:
-    rows = ((f"`{name}`", fact.type, fact.unit, fact.meaning) for name, fact in FACTS.items())
-    return _table(("fact", "type", "unit", "meaning"), rows)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..numerics.formats import auditable, significant_bits
-from ..records import Capture, Finding, Node, Verdict
+from ..records import Capture, Finding, Verdict
 from ..records.ledger import SilentCast
 from ..records.measure import MEASURED, Ignore
 from .conditions import evaluate, facts_used
@@ -31,17 +31,17 @@ def classify(
 ) -> tuple[Finding, ...]:
     """Apply rules. Returns findings in graph order, then by code; the measurement sets `agrees` later.
 
-    formats: the audited formats, by default all. trains: whether training is audited. A finding is dropped if another
-    finding on the same operation supersedes it.
+    formats: the audited formats, by default all; others, such as TF32, always count. trains: whether training is
+    audited. A finding is dropped if another finding on the same operation supersedes it.
     """
-    matcher = Matcher(capture, facts)
+    matcher, known = Matcher(capture, facts), auditable()
+    formats = known if formats is None else formats
     order = {name: index for index, name in enumerate(capture.nodes)}
     findings = [
-        _make_finding(rule, capture, facts[name], name, spoken, why)
+        _make_finding(rule, capture, facts[name], name, spoken, without(set(known).difference(formats), rule.why))
         for rule in rules
         if trains or rule.family != TRAINING
-        if (spoken := _formats_of(rule, formats))
-        for why in [without(set(auditable()).difference(formats or auditable()), rule.why)]
+        if (spoken := tuple(fmt for fmt in rule.formats if fmt in formats or fmt not in known))
         for name in matcher.find(rule.match)
         if evaluate(rule.when, facts[name]) is True
     ]
@@ -65,11 +65,6 @@ def _most_specific(findings: list[Finding], rules: Mapping[str, Rule]) -> list[F
                 confidence = max((one.confidence for one in group), key=CONFIDENCES.index)
                 kept.append(replace(finding, severity=severity, confidence=confidence))
     return kept
-
-
-def _formats_of(rule: Rule, formats: Collection[str] | None) -> tuple[str, ...]:
-    """The audited formats that a rule concerns; formats outside audits, such as TF32, are always included."""
-    return tuple(name for name in rule.formats if formats is None or name in formats or name not in auditable())
 
 
 def _make_finding(
@@ -123,7 +118,7 @@ def compare_with_verdicts(
     formats, no other warning or error is about its node or module.
     """
     compared = [_confront(finding, verdicts.get(finding.node, {})) for finding in findings]
-    causes = [finding for finding in compared if _is_cause(finding)]
+    causes = [one for one in compared if one.rule not in MEASURED and one.severity != "info" and one.measurable]
     nodes = {(finding.node, fmt) for finding in causes for fmt in finding.formats}
     owners = {(finding.owner, fmt) for finding in causes for fmt in finding.formats if finding.owner}
     return tuple(
@@ -200,21 +195,21 @@ def silent_findings(
     for cast in casts:
         if (rule := known.get(SILENT[cast.kind])) is not None:
             node = capture.nodes.get(cast.node)
-            owner = node.owner if node else cast.names[0].rpartition(".")[0]
-            about = {"owner": owner, "op": node.op if node else "auditor.cast", "source": _line_of(cast, node)}
-            about |= {"called_from": node.called_from if node else None, "message": f"{rule.message}: {_said(cast)}"}
-            shown = {
-                "names": cast.names,
-                "before": cast.before,
-                "after": cast.after,
-                **(vars(cast.loss) if cast.loss else {}),
-            }
-            found.append(_of(rule, node=cast.node, formats=tuple(formats), evidence=shown, **about))
+            written = f"{cast.file}:{cast.line}" if cast.file else None
+            lost = vars(cast.loss) if cast.loss else {}
+            one = _of(
+                rule,
+                node=cast.node,
+                owner=node.owner if node else cast.names[0].rpartition(".")[0],
+                op=node.op if node else "auditor.cast",
+                source=node.source if node else written,
+                called_from=node.called_from if node else None,
+                formats=tuple(formats),
+                message=f"{rule.message}: {_said(cast)}",
+                evidence={"names": cast.names, "before": cast.before, "after": cast.after, **lost},
+            )
+            found.append(one)
     return tuple(found)
-
-
-def _line_of(cast: SilentCast, node: Node | None) -> str | None:
-    return node.source if node else f"{cast.file}:{cast.line}" if cast.file else None
 
 
 def _said(cast: SilentCast) -> str:
@@ -228,10 +223,6 @@ def _said(cast: SilentCast) -> str:
     text += f"; {loss.changed:.0%} of the values change, by {loss.error:.2g} (relative L2)"
     text += f", {loss.zeros:.2g} become zero" if loss.zeros else ""
     return text + (f", {loss.infinite:,} become Inf or NaN" if loss.infinite else "")
-
-
-def _is_cause(finding: Finding) -> bool:
-    return finding.rule not in MEASURED and finding.severity != "info" and finding.measurable
 
 
 def _confront(finding: Finding, verdicts: Mapping[str, Verdict]) -> Finding:

@@ -10,7 +10,7 @@ from torch import fx
 
 from ..execution.policy import Policy, plain
 from ..execution.resolve import Resolution, is_low, resolve
-from ..numerics.formats import FORMATS, narrower
+from ..numerics.formats import FORMATS, dtype_name, narrower
 from ..numerics.nodes import dtype, op_of, readers, row_of, shape, source
 from ..numerics.operations import operation
 from ..records import Capture, Magnitudes, Verdict
@@ -53,7 +53,7 @@ def gather(
             owner=record.owner,
             owner_type=record.owner_type,
             dtype=record.dtype,
-            input_dtype=str(result).removeprefix("torch.") if read and (result := dtype(read)) else None,
+            input_dtype=dtype_name(result) if read and (result := dtype(read)) else None,
             consumers=tuple(sorted({op_of(reader) for reader in readers(node)})),
             producers=tuple(sorted({op_of(source(item)) for item in node.all_input_nodes})),
             upcast=name in uses.upcasts,
@@ -178,9 +178,8 @@ class Uses:
 
     def casts_up_input(self, node: fx.Node) -> bool:
         """Whether one of the node's inputs is a cast to FP32, ignoring reshapes."""
-        return node.name in self.upcasts and any(
-            row_of(origin).cast and self._is_high(origin) for origin in map(_without_shapes, node.all_input_nodes)
-        )
+        origins = (source(item, _casts) for item in node.all_input_nodes)
+        return node.name in self.upcasts and any(_casts(each) and self._is_high(each) for each in origins)
 
     def _is_high(self, node: fx.Node) -> bool:
         """Whether the value is FP32 under both strategies; False for a newly created scalar, which promotes nothing."""
@@ -201,7 +200,7 @@ class Uses:
         promotion."""
         row = row_of(reader)
         beside_low = any(self._cast.low(item.name) for item in reader.all_input_nodes)
-        made = _is_made(_without_shapes(node)) and beside_low and not (row.promotes or row.transparent)
+        made = _is_made(source(node, _casts)) and beside_low and not (row.promotes or row.transparent)
         return self._is_high(node) and not made
 
 
@@ -210,13 +209,11 @@ def plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
     return resolve(Policy(capture, strategy, plain(fmt), fmt))
 
 
+def _casts(node: fx.Node) -> bool:
+    return row_of(node).cast
+
+
 def _is_made(node: fx.Node) -> bool:
     """Whether the node creates its value without inputs, or only from integers."""
     read = [dtype(item) for item in node.all_input_nodes]
     return node.op == "call_function" and not any(held and (held.is_floating_point or held.is_complex) for held in read)
-
-
-def _without_shapes(node: fx.Node) -> fx.Node:
-    while (row := row_of(node)).transparent and not row.cast and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node

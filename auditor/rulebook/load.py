@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -14,7 +13,7 @@ import networkx as nx
 from pydantic import TypeAdapter, ValidationError
 
 from ..errors import AuditorError
-from ..resources import resource_dir
+from ..resources import resource_dir, tables
 from .conditions import Condition
 from .facts import EACH
 from .rule import Chain, ChainNode, Rule
@@ -49,7 +48,7 @@ def _load(directories: Sequence[Path], state: Sequence[tuple[Path, int]]) -> tup
         if not paths:
             raise AuditorError(f"{directory} contains no rule; expected <family>/<CODE>-<name>.toml", "rule-none-found")
         common = directory / "nodes.toml"
-        shared = _validate(common, _NODES, _table(common)) if common.exists() else {}
+        shared = _validate(common, _NODES, tables(common, "rule-not-toml")) if common.exists() else {}
         rules += [_read(path, shared) for path in paths]
     _check_codes(rules)
     _check_superseded({rule.code: rule for rule in rules})
@@ -80,7 +79,7 @@ def _in(condition: Condition, fmt: str) -> Condition:
 
 
 def _read(path: Path, shared: Mapping[str, ChainNode]) -> Rule:
-    table = _table(path)
+    table = tables(path, "rule-not-toml")
     if not _CALLED.fullmatch(path.stem):
         _refuse(path, (), "must be called <CODE>-<name>.toml, such as OWN001-the-bad-thing.toml")
     rule: Rule = _validate(path, _RULE, {**table, "path": path})
@@ -89,14 +88,6 @@ def _read(path: Path, shared: Mapping[str, ChainNode]) -> Rule:
     for chain in rule.match.chains:
         _check_drawn(rule, chain)
     return rule if rule.upcast else replace(rule, when=replace(rule.when, parts=(_AS_GIVEN, *rule.when.parts)))
-
-
-def _table(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        line = re.search(r"at line (\d+)", str(error))
-        raise AuditorError(f"{path}:{line[1] if line else 1}: file: {error}", slug="rule-not-toml") from error
 
 
 def _validate(path: Path, form: TypeAdapter[Any], table: Mapping[str, Any]) -> Any:

@@ -111,9 +111,7 @@ def input_max_abs(node: fx.Node, ranges: Mapping[str, Magnitudes], weights: set[
 def nearest_range(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> Magnitudes | None:
     """Magnitudes of the node's result. If that result was not measured: magnitudes of the nearest measured input with
     the same values."""
-    while node.name not in ranges and row_of(node).transparent and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return ranges.get(node.name)
+    return ranges.get(source(node, lambda each: each.name in ranges).name)
 
 
 def headroom_bits(max_abs: float | None, row: Format) -> float | None:
@@ -187,9 +185,8 @@ def literal_results(capture: Capture, ranges: Mapping[str, Magnitudes]) -> froze
             own = alone and (span.zeros > 0 or node.name in made)
         else:
             own = _is_written(node, span.max_abs)
-        if own or any(
-            _passes(node, source, span.max_abs, ranges) for source in node.all_input_nodes if source.name in result
-        ):
+        passed = (ranges[source.name].max_abs for source in node.all_input_nodes if source.name in result)
+        if own or any(row_of(node).scales or math.isclose(span.max_abs, most, rel_tol=NEAR) for most in passed):
             result.add(node.name)
     return frozenset(result & capture.nodes.keys())
 
@@ -198,10 +195,6 @@ def _is_written(node: fx.Node, largest: float) -> bool:
     if row_of(node).kink and not row_of(node).promotes:
         return False
     return any(math.isclose(largest, abs(literal), rel_tol=EXACT) for literal in constants(node, frozenset()))
-
-
-def _passes(node: fx.Node, source: fx.Node, largest: float, ranges: Mapping[str, Magnitudes]) -> bool:
-    return row_of(node).scales or math.isclose(largest, ranges[source.name].max_abs, rel_tol=NEAR)
 
 
 def whole_numbers(node: fx.Node) -> bool:
@@ -244,14 +237,11 @@ def phases(capture: Capture) -> set[fx.Node]:
     """Nodes whose values reach a sine or cosine only through products, sums, joins and reshapes."""
     result: set[fx.Node] = set()
     for node in reversed(capture.graph_module.graph.nodes):
-        if any(row_of(user).wave or (user in result and _shapes_a_phase(user)) for user in node.users):
-            result.add(node)
+        for row, onward in ((row_of(user), user in result) for user in node.users):
+            passes = row.sum or row.scales or row.product or row.joins or row.transparent
+            if row.wave or (onward and passes):
+                result.add(node)
     return result
-
-
-def _shapes_a_phase(node: fx.Node) -> bool:
-    row = row_of(node)
-    return row.sum or row.scales or row.product or row.joins or row.transparent
 
 
 def cancelled_bits(node: fx.Node, into: float | None, out: float | None) -> float | None:

@@ -31,6 +31,9 @@ GRADES = ("safe", "sensitive", "untested", "unsafe")
 QUIET = Noise()
 """Noise of a reproducible model."""
 
+UNKNOWN = NodeError()
+"""The error of an operation of which only the effect on the outputs is known."""
+
 
 def verdict_of(
     node: Node,
@@ -59,6 +62,18 @@ def verdict_of(
         return Verdict("safe", "the model's code keeps the operation in FP32 under both strategies")
     if error.unsupported:
         return Verdict("unsafe", error.unsupported, "range" if "does not fit" in error.unsupported else None)
+    return _weigh(contribution, max_error, noise, error, span, fmt)
+
+
+def _weigh(
+    contribution: Contribution,
+    max_error: float,
+    noise: Noise,
+    error: NodeError = UNKNOWN,
+    span: Magnitudes | None = None,
+    fmt: str = "",
+) -> Verdict:
+    """The verdict that an effect on the outputs gives; error, span, fmt: about the operation, for the reason."""
     if contribution.decided_by == "not-run":
         broken = error.overflow or error.nan
         what = "the result turns non-finite" if broken else "only a run can measure the effect on the outputs"
@@ -173,6 +188,12 @@ class Judgement:
     verdicts: Mapping[str, Mapping[str, Verdict]]
     exposed: Mapping[str, Mapping[str, tuple[str, ...]]]
 
+    def with_unsafe(self, found: Mapping[tuple[str, str], Verdict]) -> Judgement:
+        """The Judgement with these verdicts, by node and format, on nodes that are not unsafe yet; itself if all are."""
+        new = {at: verdict for at, verdict in found.items() if self.verdicts[at[0]][at[1]].verdict != "unsafe"}
+        changed = {n: {fmt: new.get((n, fmt), one) for fmt, one in each.items()} for n, each in self.verdicts.items()}
+        return Judgement(changed, self.exposed) if new else self
+
 
 def judge(
     capture: Capture, measured: Calibration, formats: Sequence[str], max_error: float, noise: Noise = QUIET
@@ -219,18 +240,6 @@ def judge_layers(
             x * yardstick.unit for x in (layer.effect, layer.weight_effect, layer.activation_effect, layer.remedied)
         )
         contribution = Contribution(effect, by_weight, by_input, layer.decided_by, criterion=layer.criterion)
-        if layer.decided_by == "not-run":
-            verdict = Verdict(
-                "untested", "only a run can measure the effect, and the limited number did not include it"
-            )
-        elif SENSITIVE_SHARE * yardstick.budget < effect <= noise.floor:
-            verdict = Verdict("safe", f"{effect_of(contribution)}, {within(noise)}")
-        elif not effect <= yardstick.budget:
-            verdict = Verdict("unsafe", effect_of(contribution, yardstick.budget))
-        elif not effect <= SENSITIVE_SHARE * yardstick.budget:
-            verdict = Verdict("sensitive", _share_of_budget(contribution, yardstick.budget))
-        else:
-            verdict = Verdict("safe", effect_of(contribution))
         known = replace(
             layer,
             node=capture.twins.get(name, name),
@@ -238,16 +247,17 @@ def judge_layers(
             weight_effect=by_weight,
             activation_effect=by_input,
             remedied=remedied,
-            verdict=verdict,
+            verdict=_weigh(contribution, yardstick.budget, noise),
         )
         if (key := (scheme, known.node)) not in result or not effect <= result[key].effect:
             result[key] = known
     schemes = list(dict.fromkeys(scheme for scheme, _ in result))
-    return tuple(sorted(result.values(), key=lambda one: (schemes.index(one.scheme), -_sortable(one.effect))))
-
-
-def _sortable(effect: float) -> float:
-    return effect if effect <= math.inf else math.inf
+    return tuple(
+        sorted(
+            result.values(),
+            key=lambda one: (schemes.index(one.scheme), -(one.effect if one.effect <= math.inf else math.inf)),
+        )
+    )
 
 
 def reports_of(
@@ -327,12 +337,10 @@ def with_backward(judged: Judgement, captured: Capture, nodes: Sequence[Backward
     """The verdicts of the audited graph, with operations marked unsafe whose backward pass fails in the training step's
     graph."""
     same = same_operations(step, captured)
-    verdicts = {name: dict(by_format) for name, by_format in judged.verdicts.items()}
-    for node in nodes:
-        name = same.get(node.name)
-        if name is None:
-            continue
-        for fmt, reason in node.reasons.items():
-            if judged.exposed[name].get(fmt) and verdicts[name][fmt].verdict != "unsafe":
-                verdicts[name][fmt] = Verdict("unsafe", reason, "range")
-    return Judgement(verdicts, judged.exposed)
+    found = {
+        (same[node.name], fmt): Verdict("unsafe", reason, "range")
+        for node in nodes
+        for fmt, reason in node.reasons.items()
+        if node.name in same and judged.exposed[same[node.name]].get(fmt)
+    }
+    return judged.with_unsafe(found)

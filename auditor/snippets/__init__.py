@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..artefact.libraries import LIBRARIES, code_of, quantized_plan
 from ..document.read import audit_in
 from ..errors import AuditorError
 from .offer import code_for
@@ -16,16 +17,23 @@ TOOLS = {"hf": HUGGING_FACE, "fsdp2": FSDP2, "lightning": LIGHTNING, "gradscaler
 def snippet(plan: Any, tool: str, name: str | None = None) -> str:
     """Python code to paste, which makes a model in `tool` follow a plan.
 
-    plan: an Audit, a dict as in plan.json, or a path to one. tool: a key of TOOLS. name: the plan's name; by default
-    the recommended plan's or, if the tool does not support its strategy, another plan's, preferably in its format.
-    Raises: AuditorError(slug="no-such-tool"), PlanError.
+    plan: an Audit, a dict as in plan.json, or a path to one. tool: a key of TOOLS, or of LIBRARIES for a plan of
+    quantization schemes. name: the plan's name; by default the recommended plan's or, if the tool does not support its
+    strategy, another plan's, preferably in its format; of schemes, the smallest plan's that holds. Raises:
+    AuditorError(slug="no-such-tool"), PlanError.
     """
-    if not isinstance(tool, str) or tool not in TOOLS:
-        raise AuditorError(f"there is no snippet for {tool!r}: choose one of {', '.join(TOOLS)}", slug="no-such-tool")
-    return code_for(audit_in(plan), TOOLS[tool], name)
+    if not isinstance(tool, str) or tool not in {**TOOLS, **LIBRARIES}:
+        known = ", ".join([*TOOLS, *LIBRARIES])
+        raise AuditorError(f"there is no snippet for {tool!r}: choose one of {known}", slug="no-such-tool")
+    audit = audit_in(plan)
+    if tool in LIBRARIES:
+        return code_of(audit, LIBRARIES[tool], quantized_plan(audit, name))
+    return code_for(audit, TOOLS[tool], name)
 
 
 def snippets(plan: Any, name: str | None = None) -> dict[str, str]:
-    """{tool: its snippet} for every tool. Raises: PlanError."""
+    """{tool: its snippet} for every tool that can use plans of this kind. Raises: PlanError."""
     audit = audit_in(plan)
+    if any(name == plan.name for plan in audit.quantized_plans):
+        return {key: code_of(audit, library, quantized_plan(audit, name)) for key, library in LIBRARIES.items()}
     return {key: code_for(audit, tool, name) for key, tool in TOOLS.items()}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..artefact.text import comment
 from ..document.read import plan_called
 from ..errors import PlanError
 from ..numerics.formats import FORMATS, label, runs
 from ..records import Audit, Plan
-
-WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -78,12 +76,3 @@ def code_for(audit: Audit, tool: Tool, name: str | None) -> str:
 def dtype_text(fmt: str) -> str:
     """A format's dtype in code: `torch.float16`."""
     return f"torch.{FORMATS[fmt].storage}"
-
-
-def comment(*paragraphs: str) -> str:
-    """Paragraphs as comment lines; line breaks in a paragraph cannot end the comment."""
-    wrapper = textwrap.TextWrapper(
-        WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False, break_on_hyphens=False
-    )
-    printable = ("".join(c if c.isprintable() else " " for c in paragraph) for paragraph in paragraphs if paragraph)
-    return "".join(f"{line}\n" for paragraph in printable for line in wrapper.wrap(paragraph))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ..artefact.text import comment
 from ..paths import nearest, nearest_above
 from ..records import Audit, Plan
-from .offer import Tool, comment, dtype_text
+from .offer import Tool, dtype_text
 
 _CAST_NOTE = (
     "FSDP2 keeps the shards in FP32 and gathers each group of parameters in param_dtype, so a cast plan also trains. Each "
@@ -107,8 +108,8 @@ def _unshardable(audit: Audit, plan: Plan) -> str | None:
     """Why FSDP2 cannot follow the plan: two of its groups cannot share a parameter, and policies apply to modules."""
     if plan.strategy == "autocast":
         return None
-    if kept := "; ".join(f"{', '.join(c.keep)} in {path or 'the root'}" for path, c in plan.scopes.items() if c.keep):
-        return f"The plan keeps single functions of low-precision modules in FP32, and FSDP2 policies apply to whole modules: {kept}. Use patched_model.py."
+    if kept := "; ".join(f"{name} in {path or 'the root'}" for path, name in plan.exceptions):
+        return f"The plan keeps single functions of low-precision modules, or their outputs, in FP32, and FSDP2 policies apply to whole modules: {kept}. Use patched_model.py."
     names = _names(audit, plan)
     for group in audit.tied_parameters:
         owners = [name.rpartition(".")[0] for name in group]

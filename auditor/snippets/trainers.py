@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..artefact.text import comment
 from ..numerics.formats import FORMATS
 from ..records import Audit, Plan
-from .offer import Tool, comment, dtype_text
+from .offer import Tool, dtype_text
 
 _PATCHED_NOTE = (
     "patched_model.py is in the directory of plan.json. The patched model has its own autocast regions: "

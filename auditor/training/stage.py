@@ -15,7 +15,6 @@ from ..execution.policy import Policy
 from ..execution.resolve import resolve
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import largest_scale, magnitudes_of, merge_magnitudes, significant, underflow_share
-from ..plan.recommend import has_low
 from ..records import Capture, Magnitudes, Objective, Plan, Subject
 from ..records.training import (
     BackwardNode,
@@ -97,7 +96,7 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
 
 def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None) -> Training:
     """Find the loss-scale window under the FP16 plan, updates lost in BF16, errors of low steps, and advice."""
-    trainable = {name: plan for name, plan in plans.items() if plan.holds and has_low(plan)}
+    trainable = {name: plan for name, plan in plans.items() if plan.holds and plan.has_low}
     lowerings = {fmt: StepPrecision(fmt, trainable.get(f"autocast_{fmt}")) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
     low = low_names(prepared.capture, fmt, lowerings[fmt].precision)

@@ -174,7 +174,7 @@ class StepPrecision:
         if self.plan is None:
             return PrecisionChoice(lambda path: self.format if path == LOSS else plain(self.format)(path))
         own = choice_from_scopes(self.plan.scopes)
-        return PrecisionChoice(lambda path: "fp32" if path == LOSS else own(path), own.keep)
+        return replace(own, precision=lambda path: "fp32" if path == LOSS else own(path))
 
 
 FP32 = StepPrecision("fp32")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import auditor
+from auditor.capture.emulation import Emulation
 from auditor.errors import AuditorError
 from auditor.records import ScopeChoice
+from auditor.rehearsal import session
 from auditor.rehearsal.judge import problems_of
 from auditor.rehearsal.remedies import REMEDIES, code_of, repair
 from auditor.rehearsal.result import FP32, Recipe, RecipeRun
+from benchmarks.rehearsal import costs
 from tests.rehearsal.cases import CASES, Made, classes, mlp, plain
 from tests.support.refusing import refused
 
@@ -116,9 +120,10 @@ def test_a_master_copy_trains_as_fp32_does_and_plain_bf16_does_not() -> None:
 def test_an_update_that_ruins_the_weights_is_the_optimizers() -> None:
     found = rehearsed("adam_in_fp16", 3)  # eps = 1e-8 and most second moments are zero in FP16: 0 / 0, or x / 0
     run = found.runs["as_written"]
-    assert not run.finite_weights
-    assert run.skipped[0].where == "the update of AdamW, from finite gradients"
-    assert found.runs["as_written_eps"].finite_weights
+    assert [(each.step, each.where) for each in run.skipped] == [(0, "the update of AdamW, from finite gradients")]
+    assert len(run.losses) == 1  # the weights are ruined: further steps would say nothing
+    assert "as_written" in {each.recipe for each in found.problems if each.kind == "not-finite"}
+    assert (len(found.runs["as_written_eps"].losses), found.runs["as_written_eps"].skipped) == (3, [])
 
 
 @pytest.mark.parametrize("mode", ["plain", "own regions and scaler"])
@@ -157,6 +162,67 @@ def test_a_plan_is_rehearsed_with_its_own_scopes_against_fp32(precision: str) ->
     run = auditor.rehearse(step, classes(4), 3, plan=plan, remedies=False).runs["plan"]
     assert all(error == 0 if precision == "fp32" else error > 1e-3 for error in run.errors)
     assert (len(run.errors), run.failure) == (3, None)
+
+
+class Nested(torch.optim.SGD):
+    """An optimizer that calls another."""
+
+    def __init__(self, inner: torch.optim.Optimizer, own: Any) -> None:
+        super().__init__(own, lr=0.5)
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+        super().step()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_gradients_of_a_second_optimizer_are_those_after_the_update_of_the_first(precision: str, nested: bool) -> None:
+    """With the plan all in FP32, every error is zero: FP32's gradients are of the same weights, also after an update."""
+    first, last = mlp(16, 8), mlp(8, 4)
+    plan = auditor.audit(last, torch.randn(8, 8), formats=["bf16"]).plans["autocast_bf16"]
+    plan = dataclasses.replace(plan, scopes={"": ScopeChoice(precision)})
+    one = torch.optim.SGD(first.parameters(), lr=0.5)
+    two = Nested(one, last.parameters()) if nested else torch.optim.SGD(last.parameters(), lr=0.5)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        for optimizer in (two,) if nested else (one, two):
+            for model in (first, last):
+                model.zero_grad()
+            F.cross_entropy(last(first(x)), y).backward()
+            optimizer.step()
+
+    run = auditor.rehearse(step, classes(4), 3, plan=plan, remedies=False).runs["plan"]
+    errors = [error for row in run.parameters.values() for error in row.error]
+    assert len(errors) == 4 * 3
+    assert all(error == 0 if precision == "fp32" else error > 1e-4 for error in errors)
+    assert all(
+        lost < 0.5 for row in run.parameters.values() for lost in row.updates_lost
+    )  # each measured after its own
+
+
+@pytest.mark.parametrize("what", ["model", "step"])
+def test_what_is_compiled_runs_eagerly_in_every_recipe(what: str) -> None:
+    """The compiler returns code that computes zeros: neither what it compiled before nor what it could compile now may run."""
+
+    def compiler(graph: Any, inputs: Any) -> Any:
+        return lambda *args: tuple(x * 0 for x in graph.forward(*args))
+
+    def made(compiles: bool) -> Any:
+        model = mlp(16, 32, 4)
+        fast = torch.compile(model, backend=compiler) if compiles and what == "model" else model
+        step = plain(fast, torch.optim.SGD(model.parameters(), lr=0.1))
+        return torch.compile(step, backend=compiler) if compiles and what == "step" else step, fast
+
+    (eager, _), (step, fast), batches = made(False), made(True), classes(4)
+    if what == "model":
+        assert not fast(batches[0][0]).any()
+    expected, found = (auditor.rehearse(one, batches, 3, remedies=False).runs for one in (eager, step))
+    torch._dynamo.reset()
+    assert {n: run.losses for n, run in found.items()} == {n: run.losses for n, run in expected.items()}
+    assert {n: run.errors for n, run in found.items()} == {n: run.errors for n, run in expected.items()}
+    assert set(found["bf16"].parameters) == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
 @pytest.mark.parametrize(("later", "behind"), [(0.0, False), (0.02, True)])
@@ -395,6 +461,63 @@ def test_the_command_writes_its_files_and_refuses_in_one_line(tmp_path: Path, mo
     assert main(["rehearse", "train.py:fails", "--steps", "5", "--out", "other", "--quiet"]) == 2
     assert "ZeroDivisionError: division by zero (train.py:17)" in capsys.readouterr().err
     assert not Path("other").exists()
+
+
+def test_gradients_of_a_skipped_step_are_there_after_the_update() -> None:
+    model = mlp(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> float:
+        optimizer.zero_grad()
+        (1e4 * F.cross_entropy(model(x), y)).backward()  # in FP16, 1e4 times the scale of 65536 overflows
+        optimizer.step()
+        return float(sum(p.grad.norm() for p in model.parameters()))  # type: ignore[union-attr]
+
+    run = auditor.rehearse(step, classes(4), 4, remedies=False).runs["fp16_autocast"]
+    assert (run.failure, len(run.skipped)) == (None, 4)
+
+
+class Counting(torch.optim.SGD):
+    """Counts its updates of a weight, also those of forked processes."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.updates = torch.frombuffer(mmap(-1, 4), dtype=torch.float32)
+
+    def step(self, closure: Any = None) -> None:
+        self.updates += sum(p.grad is not None for group in self.param_groups for p in group["params"])
+        super().step()
+
+
+def test_shadows_apply_no_update_and_updates_in_fp32_are_not_emulated(monkeypatch: Any) -> None:
+    emulated, whole = [0], Emulation.whole
+
+    def count(self: Any, *args: Any) -> Any:
+        emulated[0] += str(args[0]).startswith("aten")  # not of torch's profiler, which surrounds an update
+        return whole(self, *args)
+
+    monkeypatch.setattr(Emulation, "whole", count)
+    model = mlp(16, 4)
+    optimizer = Counting(model.parameters())
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> float:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        before = emulated[0]
+        optimizer.step()
+        return float(emulated[0] - before)
+
+    runs = auditor.rehearse(step, classes(2), 3, remedies=False).runs
+    assert float(optimizer.updates) == 2 * (1 + 4 * 3)  # two weights, in the first look and three steps of four recipes
+    assert {name for name, run in runs.items() if any(run.losses)} == {"bf16"}
+
+
+@pytest.mark.slow
+def test_a_recipe_costs_at_most_three_times_its_steps(monkeypatch: Any) -> None:
+    monkeypatch.setattr(session, "LOOKS", 5)  # as many of 20 steps as 24 are of 100
+    alone, recipes = costs(20)
+    assert len(recipes) == 4
+    assert max(recipes.values()) <= 3 * alone
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """What a model is, to the bit: a description, written for the tests alone, to compare before and after."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,7 +47,8 @@ def _children(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, torch.Tensor) and value.is_leaf:
         yield "grad", value.grad
     if isinstance(value, dict):
-        yield from ((f"[{key if isinstance(key, str) else id(key)}]", child) for key, child in dict.items(value))
+        items = OrderedDict.items if isinstance(value, OrderedDict) else dict.items  # each has an order of its own
+        yield from ((f"[{key if isinstance(key, str) else id(key)}]", child) for key, child in items(value))
     if isinstance(value, list | tuple | deque | set):
         yield from enumerate(value)
     for name in getattr(type(value), "__slots__", ()):

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -22,6 +23,7 @@ BANDS: dict[str, tuple[str, ...]] = {
 ORDER = [room for rooms in BANDS.values() for room in rooms]
 
 
+@cache
 def modules() -> dict[str, Path]:
     """{dotted name below `auditor`: file}; a package goes by its own name."""
     found = {}
@@ -32,11 +34,18 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
+def tree(module: str) -> ast.Module:
+    """The syntax tree of a module, parsed once for all tests."""
+    return ast.parse(modules()[module].read_text(encoding="utf-8"))
+
+
 def room(module: str) -> str:
     """The room that a module is in: the top package, or a top module by itself."""
     return module.partition(".")[0]
 
 
+@cache
 def imports(lazy: bool = False) -> nx.DiGraph:
     """Module -> module, by what runs when a module is imported; with `lazy`, by what runs inside functions too.
 
@@ -47,7 +56,7 @@ def imports(lazy: bool = False) -> nx.DiGraph:
     graph.add_nodes_from(known)
     for name, file in known.items():
         package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
-        for statement in _imports(ast.parse(file.read_text(encoding="utf-8")), lazy):
+        for statement in _imports(tree(name), lazy):
             for target in _targets(statement, [part for part in package if part], known):
                 if target != name:
                     graph.add_edge(name, target)
@@ -63,8 +72,8 @@ def rooms() -> nx.DiGraph:
     return graph
 
 
-def _imports(tree: ast.AST, lazy: bool) -> Iterator[ast.ImportFrom]:
-    for node in ast.iter_child_nodes(tree):
+def _imports(within: ast.AST, lazy: bool) -> Iterator[ast.ImportFrom]:
+    for node in ast.iter_child_nodes(within):
         if isinstance(node, ast.ImportFrom):
             yield node
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -91,7 +100,7 @@ def _targets(statement: ast.ImportFrom, package: list[str], known: dict[str, Pat
 
 def functions() -> Iterator[tuple[str, int]]:
     """(where, lines) of every function; the lines of its decorators and docstring count."""
-    for name, file in modules().items():
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for name in modules():
+        for node in ast.walk(tree(name)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield f"{name}.{node.name}", (node.end_lineno or 0) - node.lineno + 1

@@ -169,6 +169,7 @@ def write_recurrent(m: Any, x: torch.Tensor) -> None:
     m.rnn(x)
     m.rnn.weight_ih_l0.data.add_(1)
     m.rnn.weight_hh_l0 = nn.Parameter(torch.zeros(9, 3))
+    m.rnn.half()
 
 
 def hidden_state(m: Any) -> None:
@@ -212,8 +213,8 @@ def write_cache(m: Any, x: torch.Tensor) -> None:
 
 
 def some_containers(m: Any) -> None:
-    m.items = [1]
-    m.nested = {"a": {"b": [torch.ones(2)]}, "z": 0}
+    m.items = [1, 2]
+    m.nested = {"first": 0, "a": {"b": [torch.ones(2)]}, "z": 0}
     m.names = {"a"}
     m.queue = deque([1, 2], maxlen=2)
     m.groups = defaultdict(list, {"old": [1]})
@@ -225,9 +226,11 @@ def some_containers(m: Any) -> None:
 
 
 def write_containers(m: Any, x: torch.Tensor) -> None:
+    m.items.reverse()
     m.items.append(x)
     m.nested["a"]["b"][0].add_(1)
     m.nested["a"]["c"] = 1
+    m.nested["first"] = m.nested.pop("first")
     del m.nested["z"]
     m.names.add("b")
     m.queue.append(3)
@@ -318,6 +321,7 @@ _WRITERS: dict[str, tuple[Build, Write]] = {
     "one storage": (one_storage, write_storage),
     "sizes": (attributes(plain=lambda: torch.zeros(2), cut=lambda: torch.arange(4.0)), write_sizes),
     "half": (nothing, half_and_back),
+    "transposed": (nothing, lambda m, x: setattr(m.linear.weight, "data", m.linear.weight.data.t())),
     "growth": (lists_of_modules, grow),
     "deletion": (attributes(count=int), delete),
     "batch norm": (attributes(norm=lambda: nn.BatchNorm1d(3)), normalize),

@@ -51,16 +51,24 @@ CAPABILITIES = {
 """Lines that what came after the third house may have in all, wherever its files are."""
 
 PARTS = {
+    "artefact/configs.py": "quantization",
+    "artefact/libraries.py": "quantization",
     "criteria/margins.py": "generation",
+    "document/torchao.py": "quantization",
     "execution/ledger.py": "dtypes",
+    "graphs/pipelines.py": "quantization",
     "loading/watch.py": "dtypes",
     "measure/decisions.py": "generation",
+    "measure/flags.py": "dtypes",
     "measure/joint.py": "quantization",
     "measure/layers.py": "quantization",
     "measure/products.py": "dtypes",
     "measure/quantized.py": "quantization",
+    "numerics/accumulators.py": "quantization",
+    "numerics/fp32_output.py": "dtypes",
     "numerics/quantize.py": "quantization",
     "numerics/schemes.py": "quantization",
+    "plan/outputs.py": "dtypes",
     "plan/quantized.py": "quantization",
     "records/decisions.py": "generation",
     "records/generation.py": "generation",
@@ -74,29 +82,29 @@ PARTS = {
 """Files of a capability in other rooms, which count to the capability. `dtypes` (the ledger and the causes of a product's error) and `quantization` have no room."""
 
 BUDGET = {
-    "artefact": (950, "artefact"),
+    "artefact": (960, "artefact"),
     "capture": (2800, "capture"),
     "cli": (1370, "settings"),
     "criteria": (820, "criteria"),
     "document": (900, "document"),
-    "dtypes": (900, "dtypes"),
+    "dtypes": (910, "dtypes"),
     "execution": (1200, "execution"),
-    "fleet": (410, "fleet"),
+    "fleet": (400, "fleet"),
     "generation": (1500, "generation"),
     "graphs": (1120, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1880, "loading"),
-    "loose files": (1040, "flow"),
-    "measure": (2330, "measure"),
+    "loose files": (1050, "flow"),
+    "measure": (2310, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2520, "plan"),
+    "plan": (2420, "plan"),
     "progress": (300, "telling"),
     "quantization": (2200, "quantization"),
     "records": (1500, "records"),
-    "rehearsal": (1260, "rehearsal"),
-    "report": (2840, "report"),
-    "rulebook": (2510, "rules"),
+    "rehearsal": (1210, "rehearsal"),
+    "report": (2830, "report"),
+    "rulebook": (2470, "rules"),
     "score": (280, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
@@ -104,7 +112,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30760, 216, 24
+LINES, FILES, ROOMS = 30670, 225, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

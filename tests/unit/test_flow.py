@@ -4,8 +4,6 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,11 +21,11 @@ from auditor.errors import (
     let_through,
     out_of_memory,
 )
-from auditor.flow import TOO_SMALL, run
+from auditor.flow import run
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.metrics import output_error
 from auditor.paths import nearest, nearest_above, place, within
-from auditor.records import Audit, Subject
+from auditor.records import Audit
 from auditor.records.measure import Ignore
 from auditor.resources import resource_dir
 from auditor.rulebook.load import load_rules
@@ -113,55 +111,6 @@ def test_signs_of_life_come_from_inside_of_every_stage_that_runs_something(monke
     auditor.audit(steep, batch, max_error=1e-4, **asked)  # a budget that plans have to be searched for
     # nothing flagged lies together here
     assert {"measure", "training", "baseline", "plan", "low steps"} <= {s for s in heard if heard[s] > 2}
-
-
-FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-
-Begun = Callable[[Exception, str], Audit]
-
-
-@pytest.fixture
-def ran() -> list[str]:
-    """Where audits were begun."""
-    return []
-
-
-@pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch, ran: list[str]) -> Begun:
-    """Begins an audit by an error and a device, where there is a GPU on which the stage `measure` ends with the error."""
-    audit = audited(seeded(net))
-    names = {"is_available": True, "current_device": 0, "device_count": 1, "empty_cache": None}
-    device = SimpleNamespace(**{name: partial(lambda answer: answer, answer) for name, answer in names.items()})
-    device.get_device_name = lambda device: "A GPU"
-    monkeypatch.setattr("auditor.devices._module", lambda kind: device)
-
-    def begin(error: Exception, device: str) -> Audit:
-        def audited_there(subject: Subject, options: Settings) -> Audit:
-            ran.append(options.where)
-            if options.native:
-                with Stages(None)("measure", ""):
-                    raise error
-            return audit
-
-        monkeypatch.setattr("auditor.flow._audit", audited_there)
-        return run(audit.subject, Settings(command="", device=device))
-
-    return begin
-
-
-@pytest.mark.parametrize("error", [FULL, RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")])
-def test_a_gpu_that_is_too_small_is_left_for_the_cpu(begun: Begun, ran: list[str], error: Exception) -> None:
-    assert begun(error, "auto").warnings[-1] == TOO_SMALL
-    assert ran == ["cuda:0", "cpu"]
-
-
-@pytest.mark.parametrize(
-    "error", [MemoryError("host"), RuntimeError("DefaultCPUAllocator: can't allocate memory"), ValueError()]
-)
-def test_other_errors_are_not_about_the_gpu(begun: Begun, ran: list[str], error: Exception) -> None:
-    with pytest.raises((AuditorError, ValueError)):
-        begun(error, "auto")
-    assert ran == ["cuda:0"]
 
 
 # What the progress callback hears, and the errors that a user meets.
@@ -293,8 +242,24 @@ def test_a_gpu_that_failed_is_let_through_unless_that_is_the_answer() -> None:
         with pytest.raises(type(one)):
             let_through(one)
         let_through(one, memory=False)
-    full = torch.AcceleratorError("CUDA error: out of memory")
-    assert device_is_full(full) and not device_failed(full)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+    ],
+)
+def test_a_gpu_that_is_too_small_is_left_for_the_cpu(error: Exception) -> None:
+    """By whatever library says so; tests/pretend_gpu/test_places.py goes there."""
+    assert device_is_full(error) and not device_failed(error)
+
+
+@pytest.mark.parametrize("error", [MemoryError("host"), HOST_FULL, ValueError()])
+def test_other_errors_are_not_about_the_gpu(error: Exception) -> None:
+    assert not device_is_full(error)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no memory format"), ValueError("DefaultCPUAllocator"), KeyError("x")])

@@ -43,7 +43,7 @@ from tests.support.problems import Branches
 from tests.support.replaying import Model
 from tests.support.small_models import MODELS as SMALL
 from tests.support.small_models import Deep
-from tests.support.structure import modules
+from tests.support.structure import modules, tree
 from tests.support.subjects import FORMATS, capture_of, normal, seeded, subject_of
 from tests.support.two_ways import Labels, drawn, emulated_answer, everything
 
@@ -246,8 +246,8 @@ def test_one_function_says_that_a_plan_is_verified_and_it_is_given_the_answer() 
     """All others hand on what it said, or say that a plan is not."""
     said = {
         (name, ast.unparse(keyword.value))
-        for name, file in modules().items()
-        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for name in modules()
+        for call in ast.walk(tree(name))
         if isinstance(call, ast.Call)
         for keyword in call.keywords
         if keyword.arg == "verification"

@@ -4,7 +4,7 @@ import ast
 
 import networkx as nx
 
-from tests.support.structure import ORDER, functions, imports, modules, room
+from tests.support.structure import ORDER, functions, imports, modules, room, tree
 
 LAZY_UPWARDS = {
     ("records.audit", "document"),
@@ -14,6 +14,11 @@ LAZY_UPWARDS = {
     ("rehearsal.result", "report"),
 }
 """The methods of a record that write it import the writers when they are called."""
+
+INTERPRETER = ("execution.execute", "Executor")
+
+CHECK = "capture.builder"
+"""A recording that is called, as it is when it is held against the run that it is of: it lies below the Executor."""
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:
@@ -47,9 +52,29 @@ def test_no_function_over_60_lines_and_no_file_over_400() -> None:
 def test_no_room_takes_private_names_of_another() -> None:
     taken = [
         (name, alias.name)
-        for name, file in modules().items()
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for name in modules()
+        for node in ast.walk(tree(name))
         if isinstance(node, ast.ImportFrom) and node.level > 1
         for alias in node.names
     ]
     assert [one for one in taken if one[1].startswith("_") and one[1][1] != "_"] == []
+
+
+def last_name(node: ast.AST) -> str:
+    """`Interpreter` of `fx.Interpreter`; "" of what is no name."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def test_only_the_executor_runs_a_recorded_graph() -> None:
+    """There is no other interpreter, of torch's or of ours, and nobody else uses torch's."""
+    nodes = [(name, node) for name in modules() for node in ast.walk(tree(name))]
+    classes = [(name, node) for name, node in nodes if isinstance(node, ast.ClassDef)]
+    own = [(name, one.name) for name, one in classes if {"Interpreter", "Executor"} & {*map(last_name, one.bases)}]
+    assert own == [INTERPRETER]
+    users = {
+        name
+        for name, node in nodes
+        if last_name(node) == "Interpreter"
+        or (isinstance(node, ast.ImportFrom) and any(alias.name == "Interpreter" for alias in node.names))
+    }
+    assert users == {INTERPRETER[0], CHECK}

@@ -146,7 +146,7 @@ def test_what_a_checkpoint_computes_again_keeps_the_same_functions() -> None:
 @both
 def test_scopes_without_exceptions_run_as_before(strategy: str) -> None:
     how = patched(strategy, Stack, {"": {"precision": "bf16"}}).__dict__["forward"].args[2]
-    assert (how["keep"], how["region"]) == (None, None)
+    assert (how["keep"], how["region"]) == ((), None)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,6 @@ class Stored(Strategy):
 
     name = "stored"
     title = "in storage alone"
-    purpose = "weights stored low, computed with in FP32"
     runtime = StoredRuntime
     stores = frozenset({"parameter"})
     raises_weights = True

@@ -25,13 +25,11 @@ from auditor.artefact.strategies import (
 from auditor.errors import AuditorError
 from auditor.records import Plan, ScopeChoice
 from tests.support.refusing import refused
-from tests.support.structure import PACKAGE
 
 
 class Mine(Strategy):
     name = "mine"
     title = "as I like it"
-    purpose = "a test"
     runtime = Runtime
 
 
@@ -81,12 +79,6 @@ def test_a_runtime_without_a_source_is_refused() -> None:
     with pytest.raises(AuditorError, match="define the class in a file"):
         register(other)
     assert "other" not in names()
-
-
-def test_the_command_line_page_says_what_each_is_for() -> None:
-    page = (PACKAGE.parent / "docs" / "command-line.md").read_text(encoding="utf-8")
-    for name in SHIPPED:
-        assert f"`{name}` ({strategy_of(name).purpose})" in page
 
 
 # The strategy autocast: boundaries, a scope's call, and how a user runs it without a plan.
@@ -176,10 +168,7 @@ def test_it_is_known_and_not_planned_by_default() -> None:
     assert GRAPHS == ("graph",)
     assert "graph" in all_strategies()
     assert "graph" not in (*SHIPPED, *names())
-    found = strategy_of("graph")
-    assert found.per_operation
-    assert not found.trains
-    assert not any(strategy_of(name).per_operation for name in SHIPPED)
+    assert not strategy_of("graph").trains
 
 
 def test_a_live_module_is_told_where_the_program_is() -> None:

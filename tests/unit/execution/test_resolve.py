@@ -237,7 +237,8 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
     problem = replace(problem_of(capture, strategy), format=fmt)
     point = evaluate(problem, fp32_of(labels))
     scopes, choice = scopes_of(problem, point), choice_keeping(point.high, fmt)
-    assert choice_from_scopes(scopes).keep == choice.keep
+    planned = choice_from_scopes(scopes)
+    assert (planned.keep, planned.fp32_output) == (choice.keep, choice.fp32_output)
     patched = apply_plan(copy.deepcopy(model), plan_table(Plan("drawn", strategy, fmt, scopes, 0.0, 0.0, 1.0)))
     how, observed = Policy(capture, strategy, choice, fmt), Observed()
     foretold = resolve(how)
@@ -311,16 +312,19 @@ def drawn_functions(name: str, strategy: str, fmt: str, rnd: random.Random) -> d
     for group in tied_owners(capture) if strategy == "cast" else ():
         labels |= dict.fromkeys(group, labels[group[0]])
     nodes = [node for node in capture.nodes.values() if node.function is not None and not operation(node.op).cast]
-    functions = {(node.owner, node.function.path) for node in nodes}
-    return labels | {function_in(*found): rnd.choice([fmt, "fp32"]) for found in sorted(functions)}
+    functions = sorted({(node.owner, node.function.path) for node in nodes})
+    paths = [*(function_in(*found) for found in functions), *sorted(problem_of(capture, strategy).products)]
+    return labels | {path: rnd.choice([fmt, "fp32"]) for path in paths}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in ("transformer", "regions", "held")])
-def test_functions_that_are_kept_are_simulated_as_patched(name: str, strategy: str) -> None:
+def test_functions_that_are_kept_or_have_fp32_output_are_simulated_as_patched(name: str, strategy: str) -> None:
     """The transformer asks what dtype a kept result has, which the graph does not know."""
     rnd = random.Random(name + strategy)
     drawn = [(fmt, drawn_functions(name, strategy, fmt, rnd)) for fmt in ("fp16", "bf16")]
+    outputs = dict.fromkeys(problem_of(small(name)[1], strategy).products, "fp32")
+    drawn.append(("bf16", dict.fromkeys(owners_of(small(name)[1]), "bf16") | outputs))
     assert sum(assert_simulated_as_patched(name, strategy, fmt, labels) for fmt, labels in drawn)
 
 

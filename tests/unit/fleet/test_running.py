@@ -218,7 +218,7 @@ ONE = '[[target]]\nname = "a"\ntarget = "a.py"\n'
     ("text", "said"),
     [
         ("", "it names no model"),
-        ("[[target]\n", "targets.toml: "),
+        ("[[target]\n", "targets.toml:1: "),
         (ONE + "[[targets]]\n", "unknown table 'targets'"),
         ("[[target]]\ntarget = 'a.py'\n", "target 1 needs a name"),
         ("[[target]]\nname = '../a'\ntarget = 'a.py'\n", "target 1 needs a name"),

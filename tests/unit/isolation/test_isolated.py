@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,10 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from auditor.errors import AuditorError
 from auditor.isolation import isolate, tensors
 from tests.support.capturing import Seen
-from tests.support.patching import identity
 from tests.support.portrait import portrait
 from tests.support.refusing import refused
-from tests.support.subjects import normal, seeded
 from tests.support.writers import NAMES, Writer, X, nothing, writer
 
 
@@ -136,73 +133,6 @@ def test_one_that_cannot_come_back_does_not_keep_the_others() -> None:
         run(model)
     assert not hasattr(model, "late")
     assert model.seen.tolist() == [0, 0, 0]
-
-
-class Refusing(OrderedDict[str, Any]):
-    """As the outputs of transformers: it can be read, not written."""
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        raise TypeError("read only")
-
-
-def refusing() -> Refusing:
-    found = Refusing()
-    OrderedDict.__setitem__(found, "a", 1)
-    return found
-
-
-CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-    "list": (lambda: [1, 2, 3], lambda x: x.reverse()),
-    "a longer list": (lambda: [1], lambda x: x.append(2)),
-    "dict": (lambda: {"a": 1, "b": 2}, lambda x: x.update(a=x.pop("a"))),
-    "a dict with a default": (lambda: defaultdict(list, a=[1]), lambda x: x["b"]),
-    "ordered dict": (lambda: OrderedDict(a=1, b=2), lambda x: x.move_to_end("a")),
-    "a dict that refuses": (refusing, lambda x: OrderedDict.__setitem__(x, "a", 2)),
-    "set": (lambda: {1, 2}, lambda x: x.discard(1)),
-    "deque": (lambda: deque([1, 2, 3], maxlen=3), lambda x: x.append(4)),
-    "numbers": (lambda: np.arange(3.0), lambda x: x.fill(7)),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_containers(name: str) -> None:
-    make, change = CHANGES[name]
-    owner, expected = make(), make()
-
-    def held(x: Any) -> list[Any]:
-        return [*x.items()] if isinstance(x, dict) else [*x]
-
-    with isolate(owner):
-        change(owner)
-        assert held(owner) != held(expected)
-    assert held(owner) == held(expected)
-
-
-def write_statistics(model: nn.Module) -> None:
-    model.train()
-    model[1](normal(8, 4))
-
-
-def convert_everything(model: nn.Module) -> None:
-    model.half()
-
-
-def register_more(model: nn.Module) -> None:
-    model.register_buffer("more", torch.ones(2))
-    model.register_forward_hook(lambda *_: None)
-    model[0].weight = nn.Parameter(torch.zeros(4, 4))
-    del model[1]
-
-
-@pytest.mark.parametrize("body", [write_statistics, convert_everything, register_more])
-def test_what_is_done_to_a_model_as_a_whole(body: Callable[[nn.Module], None]) -> None:
-    model = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GRU(4, 4)))
-    model[0](normal(2, 4)).sum().backward()
-    before = identity(model)
-    with isolate(model):
-        body(model)
-        assert identity(model) != before
-    assert identity(model) == before
 
 
 class Scripted(nn.Module):

@@ -19,7 +19,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from auditor.isolation import isolate, tensors
 from auditor.isolation.outputs import tensor_outputs
-from auditor.isolation.tensors import TensorState, written_by
+from auditor.isolation.tensors import written_by
 
 aten = torch.ops.aten
 MB = 1 << 20
@@ -27,42 +27,6 @@ MB = 1 << 20
 
 def weight() -> nn.Parameter:
     return nn.Parameter(torch.arange(6.0).reshape(2, 3))
-
-
-def put_back(state: TensorState) -> None:
-    state.restore()
-    state.restore_gradient()
-
-
-def data_replaced(x: nn.Parameter) -> None:
-    x.data = torch.zeros(5)
-
-
-def transposed(x: nn.Parameter) -> None:
-    x.data = x.data.t()
-
-
-def resized(x: nn.Parameter) -> None:
-    x.data.resize_(12)
-
-
-@pytest.mark.parametrize("change", [data_replaced, transposed, resized])
-def test_the_place_comes_back(change: Callable[[nn.Parameter], None]) -> None:
-    x = weight()
-    state, storage = TensorState(x), x.untyped_storage()._cdata
-    change(x)
-    put_back(state)
-    assert (x.shape, x.stride(), x.untyped_storage()._cdata) == ((2, 3), (3, 1), storage)
-    assert x.tolist() == [[0, 1, 2], [3, 4, 5]]
-
-
-def test_a_leaf_is_a_leaf_again() -> None:
-    buffer = torch.ones(2)
-    state = TensorState(buffer)
-    buffer.mul_(torch.ones(2, requires_grad=True))
-    assert not buffer.is_leaf
-    put_back(state)
-    assert buffer.is_leaf
 
 
 def test_hooks_added_go_and_hooks_removed_come_back() -> None:

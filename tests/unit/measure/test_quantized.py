@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from auditor import audit
 from auditor.document.read import load
-from auditor.errors import AuditorError
 from auditor.numerics.quantize import fake_quantize
 from auditor.numerics.schemes import SCHEMES
 from auditor.records.audit import Audit
@@ -93,7 +92,7 @@ def change(model: nn.Module, other: nn.Module, x: Tensor) -> float:
         return float((other(x) - reference).norm() / reference.norm())
 
 
-SOME = ("fp8", "fp8_block", "int8", "int8_asymmetric", "int4", "mxfp4", "nvfp4")
+SOME = ("fp8", "mxfp8", "int8", "int8_asymmetric", "int4", "mxfp4", "nvfp4")
 
 
 @pytest.fixture(scope="module")
@@ -309,8 +308,3 @@ def test_reports_and_files_show_the_layers(some: tuple[Net, Audit], tmp_path) ->
     written = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))["quantization"]
     assert len(written) == len(found.quantization)
     assert [x.place for x in load(tmp_path).quantization] == [x.place for x in found.quantization]
-
-
-def test_training_refuses_schemes() -> None:
-    with pytest.raises(AuditorError, match="supports fp16 or bf16, not fp8"):
-        audit(net(), ids(), mode="training", formats="fp8")

@@ -50,14 +50,6 @@ def test_tf32_has_the_range_of_fp32_and_the_precision_of_fp16() -> None:
     assert tf32.largest == (2 - 2.0**-10) * 2.0**127  # all ten fraction bits set, largest exponent
 
 
-def test_headroom_in_doublings() -> None:
-    fp16 = FORMATS["fp16"]
-    assert fp16.headroom_bits(16376.0) == pytest.approx(2.0)  # 65504 / 16376 = 4
-    assert fp16.headroom_bits(2 * 65504.0) == pytest.approx(-1.0)
-    assert fp16.headroom_bits(0.0) == math.inf
-    assert fp16.headroom_bits(math.inf) == -math.inf
-
-
 def test_formats_and_dtypes_are_found_from_each_other() -> None:
     computed = {name: dtype_of(name) for name, row in FORMATS.items() if row.native}
     assert computed == {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

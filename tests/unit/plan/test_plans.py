@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import auditor
 from auditor.execution.policy import Policy, choice_from_scopes
+from auditor.paths import FP32_OUTPUT, function_in
 from auditor.plan import plans as module
 from auditor.plan.plans import Planner
 from auditor.plan.problem import Problem
@@ -75,7 +77,7 @@ def test_a_budget_that_everything_low_breaks_is_searched_for(replays: list[Polic
 
 def test_what_is_unsafe_is_no_plan_and_a_baseline_all_the_same() -> None:
     bench = bench_of(seeded(overflowing), normal(4, 16) * 100, strategies=("cast",))
-    assert "unsafe" in {verdict.verdict for verdict in bench.verdicts["fp16"].values()}
+    assert "unsafe" in {each["fp16"].verdict for each in bench.judged.verdicts.values()}
     planner = Planner(bench)
     baselines = planner.baselines()
     assert not baselines["cast_fp16"].finite
@@ -187,18 +189,19 @@ def squared() -> nn.Module:
     )
 
 
-def shared() -> nn.Module:
-    """The head has the weight of a table; what it gives is scaled beyond FP16's range."""
+def shared(scale: float) -> nn.Module:
+    """The head has the weight of a table; its inputs are scaled beyond FP16's range, or so far that its result is."""
     table, mix, head = nn.Embedding(20, 32), nn.Linear(32, 32), nn.Linear(32, 20, bias=False)
     head.weight = table.weight
     parts = {"table": table, "mix": mix, "head": head}
-    return Model(lambda m, ids: m.head(m.mix(m.table(ids)) * 8000).abs().log1p(), **parts)
+    return Model(lambda m, ids: m.head(m.mix(m.table(ids)) * scale).abs().log1p(), **parts)
 
 
 MODELS = {
     "unet": (UNet, (normal(1, 3, 16, 16), torch.tensor([17])), 0.008),
     "squared": (squared, (normal(4, 16),), 0.01),
-    "shared": (shared, (torch.arange(12).reshape(2, 6),), 0.003),
+    "shared": (partial(shared, 200_000), (torch.arange(12).reshape(2, 6),), 0.003),
+    "output": (partial(shared, 8000), (torch.arange(12).reshape(2, 6),), 0.003),
     "deep": (Deep, (normal(64, 256),), 0.0025),
 }
 
@@ -255,9 +258,10 @@ def test_what_they_add_is_what_a_run_adds(planned_of: Planned) -> None:
         for reason in plan.reasons if plan.is_verified else ():
             if not reason.ran or reason.adds is None:
                 continue
-            runs = [lowered(bench, problem, plan, [path]) for path in reason.modules[:FEW]]
+            paths = (*reason.modules, *reason.functions)
+            runs = [lowered(bench, problem, plan, [path]) for path in paths[:FEW]]
             added = max(found.measured_error - plan.measured_error for found in runs)
-            if len(reason.modules) <= FEW:
+            if len(paths) <= FEW:
                 assert added == pytest.approx(reason.adds, abs=2e-5)
             assert added <= reason.adds + 2e-5
             assert reason.left == pytest.approx(bench.max_error - plan.measured_error, abs=2e-5)
@@ -268,7 +272,8 @@ def test_what_must_stay_at_least_runs_and_holds(planned_of: Planned) -> None:
     for plan, problem in problems(bench, plans):
         assert set(plan.least) <= set(plan.kept_modules)
         if plan.is_verified:
-            found = kept(bench, problem, plan, plan.least)
+            outputs = [function_in(path, name) for path, name in plan.exceptions if name.endswith(FP32_OUTPUT)]
+            found = kept(bench, problem, plan, [*plan.least, *outputs])
             assert found.is_verified, (plan.name, plan.least, found.measured_error, found.verification)
 
 
@@ -286,6 +291,7 @@ OF_EACH = {
     "unet": {"margin", "no-gain", "not-floating", "strategy", "author", "inherited"},
     "squared": {"unsafe", "inherited"},
     "shared": {"unsafe", "tied"},
+    "output": {"unsafe", "inherited"},
     "deep": {"budget"},
 }
 

@@ -224,6 +224,29 @@ def test_criteria_without_a_gradient_hold_under_a_plan(criteria: str) -> None:
         assert all(float((x - y).abs().max()) <= 1.001 for x, y in pairs)
 
 
+def test_the_users_score_refuses_plans() -> None:
+    model, x = seeded(Decoder), ids(5)
+    with torch.no_grad():
+        reference = model(x)
+
+    @torch.no_grad()
+    def closeness(model: nn.Module) -> float:
+        return -float((model(x) - reference).norm() / reference.norm())
+
+    loose, strict = (audited_with_score(model, closeness, max_drop=drop).quantized_plans[0] for drop in (1.0, 0.02))
+    for one in (loose, strict):
+        assert one.holds and one.score.passed
+        assert closeness(by_hand(model, one.layers)) == pytest.approx(one.score.value, rel=0.02)
+    assert loose.score.value < -0.02 <= strict.score.value < 0
+    assert strict.effective_bits > loose.effective_bits
+
+
+def audited_with_score(model: nn.Module, score: object, max_drop: float) -> Audit:
+    return audit(
+        model, ids(0), formats="nvfp4", evaluate=score, max_drop=max_drop, max_error=0.5, strategies="cast", quick=True
+    )
+
+
 def test_generated_tokens_are_compared_under_the_plan() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -125,8 +125,7 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
         ("{reduction_length}", "{op:.3g}", 5, "is not a valid template", "rule-bad-value"),
         ('formats = ["fp16"]', 'formats = ["half"]', 3, "formats[0]: 'half' is not one of", "rule-bad-value"),
         ("formats = [", "formats = [[], ", 3, "formats[0]: input should be a valid string, not []", "rule-bad-type"),
-        ('ops = ["aten.sum"]', 'op = "aten.sum"', 11, "match.op: unknown key", "rule-unknown-key"),
-        ('why = "because"', "why = ", 6, "file:", "rule-not-toml"),
+        ('why = "because"', "why = ", 6, "Invalid value", "rule-not-toml"),
         (
             'formats = ["fp16"]',
             'formats = ["fp16"]\nmeasurable = 1',
@@ -135,13 +134,6 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
             "rule-bad-type",
         ),
         ('formats = ["fp16"]', 'formats = ["fp16"]\nsupersedes = ["XYZ001"]', 4, "no rule is called", "rule-bad-value"),
-        (
-            "[match]",
-            "[example]\ncode = 3\n\n[match]",
-            11,
-            "example.code: input should be a valid string",
-            "rule-bad-type",
-        ),
         ("[match]", '[example]\ncod = "x"\n\n[match]', 11, "example.cod: unknown key", "rule-unknown-key"),
         ("[match]", '[example]\nfixed = "x"\n\n[match]', 10, "example.code: is missing", "rule-missing-key"),
         ('report = "a"', 'report = "z"', 0, "report: 'z' is on no path", "rule-bad-value"),

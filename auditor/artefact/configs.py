@@ -1,0 +1,256 @@
+"""Configurations of torchao, transformers, compressed-tensors and ModelOpt for layers {path: scheme}, as code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..numerics.schemes import SCHEMES, Quantizer, Scheme
+from .text import literal
+
+_IMPORTS = {
+    "torchao.quantization": "Float8DynamicActivationFloat8WeightConfig FqnToConfig Int8DynamicActivationInt8WeightConfig "
+    "Int8StaticActivationInt8WeightConfig Int8WeightOnlyConfig IntxWeightOnlyConfig MappingType PerBlock PerGroup PerRow "
+    "PerTensor quantize_",
+    "torchao.quantization.quantize_.common.kernel_preference": "KernelPreference",
+    "torchao.prototype.mx_formats": "MXDynamicActivationMXWeightConfig NVFP4DynamicActivationNVFP4WeightConfig "
+    "ScaleCalculationMode",
+}
+
+
+def _assign(name: str, value: Any) -> str:
+    return f"{name} = {literal(value)}\n"
+
+
+_QUANTIZE = """
+
+def cast_inputs(dtype, module, *inputs):
+    return tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, inputs)
+
+
+def quantize(model, {batches}dtype=torch.bfloat16):
+    \"\"\"Quantize the layers in place. dtype: of everything else, and of inputs; None leaves them as they are.{about}\"\"\"
+    if dtype is not None:
+        model.to(dtype).register_forward_pre_hook(partial(cast_inputs, dtype), with_kwargs=True)
+    configs = {{path: CONFIGS[scheme] for path, scheme in LAYERS.items()}}
+    for path, scheme in LAYERS.items():
+        sizes = tuple(model.get_submodule(path).weight.shape[:2])
+        if any(size % multiple for size, multiple in zip(sizes, MULTIPLES[scheme])):
+            warnings.warn(f"{{path}} stays in 16 bits: torchao has no {{scheme}} for a weight of {{sizes}}")
+            del configs[path]
+{static}    quantize_(model, FqnToConfig(configs), filter_fn=None)
+    return model
+"""
+
+_STATIC = """    for path, scale in input_scales(model, [path for path in configs if LAYERS[path] == "int8_static"], batches):
+        configs[path] = replace(configs[path], act_quant_scale=scale)
+"""
+
+_SCALES = """
+
+def input_scales(model, paths, batches):
+    \"\"\"List of (path, scale of the layer's inputs); batches: tuples of the model's arguments.\"\"\"
+    largest = {}
+
+    def look(path, module, args):
+        value = args[0].abs().amax(keepdim=True)
+        largest[path] = torch.maximum(largest.get(path, value), value)
+
+    hooks = [model.get_submodule(path).register_forward_pre_hook(partial(look, path)) for path in paths]
+    with torch.no_grad():
+        for batch in batches:
+            model(*batch)
+    for hook in hooks:
+        hook.remove()
+    missing = [path for path in paths if path not in largest]
+    if missing:
+        raise ValueError(f"int8_static needs batches that reach these layers: {', '.join(missing)}")
+    return [(path, value / 127.5) for path, value in largest.items()]
+"""
+
+_TREES = "from torch.utils._pytree import tree_map_only\n"
+_EMULATED = """if not torch.cuda.is_available():  # the kernels for MX need a GPU
+    for config in CONFIGS.values():
+        if hasattr(config, "kernel_preference"):
+            config.kernel_preference = KernelPreference.EMULATED
+"""
+
+
+def torchao_code(layers: Mapping[str, str], kept: list[str]) -> str:
+    """A function `quantize(model)`."""
+    static = "int8_static" in layers.values()
+    imports, configs = _configs(layers, "FqnToConfig", "quantize_")
+    quantize = _QUANTIZE.format(
+        batches="batches, " if static else "",
+        about=" batches: for the scales of inputs." if static else "",
+        static=_STATIC if static else "",
+    )
+    sizes = _assign("MULTIPLES", {scheme: _multiples(SCHEMES[scheme]) for scheme in dict.fromkeys(layers.values())})
+    replaced = "from dataclasses import replace\n" if static else ""
+    head = f"import warnings\n{replaced}from functools import partial\n\nimport torch\n{_TREES}{imports}\n"
+    return f"{head}{configs}{sizes}{_SCALES if static else ''}{quantize}"
+
+
+def _multiples(scheme: Scheme) -> tuple[int, int]:
+    """Rows and columns of a weight must be multiples of these in torchao."""
+    rows, columns = (size or 1 for size in scheme.weight.block)
+    return (max(rows, 16), max(columns, 16)) if scheme.name.startswith(("fp8", "nvfp4")) else (rows, columns)
+
+
+def _configs(layers: Mapping[str, str], *names: str) -> tuple[str, str]:
+    """Imports of torchao's configurations, and of `names`; assignments of LAYERS and CONFIGS."""
+    used = {scheme: SCHEMES[scheme].config or "" for scheme in dict.fromkeys(layers.values())}
+    emulates = any(config.startswith("MX") for config in used.values())
+    text = " ".join([*used.values(), *names, "KernelPreference" if emulates else ""])
+    imports = "".join(
+        f"from {module} import {', '.join(listed)}\n"
+        for module, known in _IMPORTS.items()
+        if (listed := [name for name in known.split() if name in text])
+    )
+    entries = "".join(f"    {scheme!r}: {config},\n" for scheme, config in used.items())
+    return imports, f"{_assign('LAYERS', dict(layers))}CONFIGS = {{\n{entries}}}\n{_EMULATED if emulates else ''}"
+
+
+_METHODS = {
+    "fp8": "FbgemmFp8Config(modules_to_not_convert=KEPT)",
+    "fp8_block": "FineGrainedFP8Config(weight_block_size=(128, 128), modules_to_not_convert=KEPT)",
+    "int8": "BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0, llm_int8_skip_modules=KEPT)",
+}
+"""{scheme: the quantization method of transformers with the same scales, besides torchao}."""
+
+
+def transformers_code(layers: Mapping[str, str], kept: list[str]) -> str:
+    """QUANTIZATION_CONFIG for `from_pretrained`, and the same by another method if there is one."""
+    imports, configs = _configs(layers, "FqnToConfig")
+    schemes = set(layers.values())
+    other = _METHODS.get(*schemes) if len(schemes) == 1 else None
+    names = ["TorchAoConfig", *([other.partition("(")[0]] if other else [])]
+    skipped = [_only(path, layers) for path in kept]
+    lines = [
+        f"import torch\n{imports}from transformers import {', '.join(sorted(names))}\n\n",
+        configs,
+        _assign("KEPT", skipped),
+        "QUANTIZATION_CONFIG = TorchAoConfig(\n    FqnToConfig({path: CONFIGS[scheme] for path, scheme in LAYERS.items()}), "
+        "modules_to_not_convert=KEPT\n)\n",
+        *([f"# Another method, whose scales may differ slightly:\nOTHER_CONFIG = {other}\n"] if other else []),
+    ]
+    return "".join(lines)
+
+
+def _only(path: str, layers: Mapping[str, str]) -> str:
+    """The path, which transformers searches as a pattern, at the start and the end of names; anchored if that would
+    match a quantized layer."""
+    plain = re.fullmatch(r"[\w.]+", path) is not None
+    if plain and not any(re.match(rf"{path}(?=\.|$)", layer) or layer.endswith(path) for layer in layers):
+        return path
+    return rf"^{re.escape(path)}(\.weight)?$"
+
+
+def compressed_config(layers: Mapping[str, str], kept: list[str]) -> dict[str, Any]:
+    """`quantization_config` of a model's config.json, as vLLM and transformers read it, for compressed-tensors."""
+    schemes = list(dict.fromkeys(layers.values()))
+    groups = {
+        f"group_{i}": {
+            "targets": [path for path, scheme in layers.items() if scheme == name],
+            "weights": _compressed(SCHEMES[name].weight, is_weight=True),
+            "input_activations": by and _compressed(by, is_weight=False),
+            "format": _format(SCHEMES[name]),
+        }
+        for i, name in enumerate(schemes)
+        for by in [SCHEMES[name].activation]
+    }
+    formats = {group["format"] for group in groups.values()}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "config_groups": groups,
+        "ignore": kept,
+    }
+
+
+def _format(scheme: Scheme) -> str:
+    """How compressed-tensors stores the weights."""
+    family = scheme.name.split("_")[0]
+    blocks = {"mxfp8": "mxfp8-", "mxfp4": "mxfp4-pack-", "nvfp4": "nvfp4-pack-", "int4": "pack-"}
+    kind = "pack-" if scheme.activation is None else "float-" if scheme.weight.element.row else "int-"
+    return f"{blocks.get(family, kind)}quantized"
+
+
+def _compressed(by: Quantizer, *, is_weight: bool) -> dict[str, Any]:
+    """A tensor's QuantizationArgs, without defaults."""
+    whole = {(0, 0): "tensor", (1, 0): "channel" if is_weight else "token", (128, 128): "block"}
+    nested = by.rule.startswith("e4m3")
+    args: dict[str, Any] = {
+        "num_bits": by.element.bits,
+        "type": "float" if by.element.row else "int",
+        "symmetric": by.rule != "asymmetric",
+        "strategy": whole.get(by.block, "tensor_group" if nested else "group"),
+        "dynamic": False if is_weight or by.calibrated else "local" if nested else True,
+    }
+    if by.block == (128, 128):
+        args["block_structure"] = list(by.block)
+    elif by.block not in whole:
+        args["group_size"] = by.block[1]
+    if by.rule.startswith("e"):
+        args |= dict.fromkeys(("scale_dtype", "zp_dtype"), "torch.float8_e4m3fn" if nested else "torch.uint8")
+    return args
+
+
+_LLM_COMPRESSOR = '''
+
+def modifier():
+    """For `llmcompressor.oneshot(model=..., recipe=modifier())`, which writes the checkpoint with this configuration."""
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+
+    groups, ignore = QUANTIZATION_CONFIG["config_groups"], QUANTIZATION_CONFIG["ignore"]
+    return QuantizationModifier(config_groups=groups, ignore=ignore)
+'''
+
+
+def compressed_code(layers: Mapping[str, str], kept: list[str]) -> str:
+    """QUANTIZATION_CONFIG, and llm-compressor's modifier."""
+    return _assign("QUANTIZATION_CONFIG", compressed_config(layers, kept)) + _LLM_COMPRESSOR
+
+
+_MODELOPT = '''
+QUANT_CFG = {
+    "quant_cfg": [
+        {"quantizer_name": "*", "enable": False},
+        *(
+            {"quantizer_name": f"{path}.{part}_quantizer", "cfg": cfg}
+            for path, scheme in LAYERS.items()
+            for part, cfg in FORMATS[scheme].items()
+        ),
+    ],
+    "algorithm": "max",
+}
+
+
+def quantize(model, forward_loop):
+    """forward_loop(model) calls the model on calibration inputs."""
+    import modelopt.torch.quantization as mtq
+
+    return mtq.quantize(model, QUANT_CFG, forward_loop)
+'''
+
+
+def modelopt_code(layers: Mapping[str, str], kept: list[str]) -> str:
+    """QUANT_CFG for `modelopt.torch.quantization.quantize`."""
+    formats = {}
+    for name in dict.fromkeys(layers.values()):
+        parts = {"weight": SCHEMES[name].weight, "input": SCHEMES[name].activation}
+        formats[name] = {part: _attributes(by, is_weight=part == "weight") for part, by in parts.items() if by}
+    return f"{_assign('LAYERS', dict(layers))}{_assign('FORMATS', formats)}{_MODELOPT}"
+
+
+def _attributes(by: Quantizer, *, is_weight: bool) -> dict[str, Any]:
+    """A tensor's QuantizerAttributeConfig, without defaults."""
+    row, bits = by.element.row, by.element.bits
+    dynamic = {} if is_weight or by.calibrated else {"type": "dynamic"}
+    blocks: dict[Any, Any] = {-axis - 1: size or None for axis, size in enumerate(reversed(by.block)) if size != 1}
+    if by.rule.startswith("e"):
+        blocks, dynamic = {**blocks, "type": "dynamic", "scale_bits": (4, 3) if "e4m3" in by.rule else (8, 0)}, {}
+    per_axis = not any(by.block) or (is_weight and by.block == (1, 0))
+    scales = {"axis": 0 if any(by.block) else None} if per_axis else {"block_sizes": blocks}
+    return {"num_bits": (bits - 1 - row.mantissa, row.mantissa) if row else bits, **dynamic, **scales}

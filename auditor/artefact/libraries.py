@@ -1,0 +1,166 @@
+"""Plans of quantization schemes as code for torchao, compressed-tensors, transformers and ModelOpt."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..errors import PlanError
+from ..numerics.schemes import SCHEMES, Scheme
+from ..records import Audit
+from ..records.quantization import QuantizedPlan
+from .configs import compressed_code, compressed_config, modelopt_code, torchao_code, transformers_code
+from .text import comment
+
+KINDS = {
+    "linear": "linear",
+    "addmm": "transposed linear",
+    "embedding": "embedding",
+    "conv1d": "1D convolution",
+    "conv2d": "convolution",
+    "conv3d": "3D convolution",
+}
+"""{operation: kind of its layer}; all others are transposed convolutions."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library that quantizes. kinds: the kinds of layers that it quantizes under a scheme, none if it lacks the scheme.
+    render: code for layers {path: scheme}, and for linear layers kept in 16 bits. notes: {start of a scheme's name:
+    what differs in the library}."""
+
+    title: str
+    kinds: Callable[[Scheme], tuple[str, ...]]
+    render: Callable[[Mapping[str, str], list[str]], str]
+    notes: Mapping[str, str]
+
+    @property
+    def file(self) -> str:
+        """Name of the file in an audit's directory."""
+        return f"{self.title.lower().replace('-', '_')}_config.py"
+
+
+def quantized_plan(audit: Audit, name: str | None = None) -> QuantizedPlan:
+    """The plan called `name`; by default the one with the fewest bits that holds. Raises:
+    PlanError(slug="no-such-plan")."""
+    plans = {plan.name: plan for plan in audit.quantized_plans}
+    if not plans:
+        raise PlanError("the audit has no plan of quantization schemes: audit with --formats int8", slug="no-such-plan")
+    if name is None:
+        return min(audit.quantized_plans, key=lambda plan: (not plan.holds, plan.effective_bits))
+    if name not in plans:
+        raise PlanError(f"{name!r} is not among the plans; choose one of {', '.join(plans)}.", slug="no-such-plan")
+    return plans[name]
+
+
+def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
+    """The plan as code for a library, after comments on what the library cannot express."""
+    layers, kept, left = _expressible(audit, library, plan)
+    if not layers:
+        why = _left_out(library, left) or "It quantizes no layer."
+        return comment(f"{library.title}: there is no code for the plan {plan.name!r}.", why)
+    error = max(plan.calibration_error, plan.held_out_error or 0.0)
+    verdict = "Verified" if plan.holds else "NOT within the budget"
+    notes = [note for start, note in library.notes.items() if any(map(re.compile(start).match, layers.values()))]
+    head = f"{library.title}: the plan {plan.name!r}, {len(layers)} of {len(plan.layers)} layers quantized."
+    said = f"{verdict}: the whole plan has error {error:.2g}, budget {audit.max_error:.2g}, run by {plan.verified_by}."
+    return comment(f"{head} {said}", _left_out(library, left), *dict.fromkeys(notes)) + library.render(layers, kept)
+
+
+def files_of(audit: Audit, plan: QuantizedPlan) -> dict[str, str]:
+    """{path in an audit's directory: text} of the plan in every library, and as JSON for a model's config.json."""
+    folder = f"quantized/{plan.name}"
+    result = {f"{folder}/{one.file}": code_of(audit, one, plan) for one in LIBRARIES.values()}
+    layers, kept, _ = _expressible(audit, LIBRARIES["compressed-tensors"], plan)
+    if layers:
+        result[f"{folder}/quantization_config.json"] = json.dumps(compressed_config(layers, kept), indent=2) + "\n"
+    return result
+
+
+def applicable(audit: Audit) -> dict[str, str]:
+    """{plan: its file for torchao} of the plans that torchao can apply to a model without calibration inputs."""
+    layers = {plan.name: _expressible(audit, LIBRARIES["torchao"], plan)[0] for plan in audit.quantized_plans}
+    return {
+        name: f"quantized/{name}/{LIBRARIES['torchao'].file}"
+        for name, chosen in layers.items()
+        if chosen and not any(SCHEMES[scheme].is_calibrated for scheme in chosen.values())
+    }
+
+
+def _expressible(
+    audit: Audit, library: Library, plan: QuantizedPlan
+) -> tuple[dict[str, str], list[str], dict[str, str]]:
+    """Layers with schemes that the library quantizes; linear layers that stay in 16 bits; and layers that the library
+    leaves out, with the reason. Layers that must have one scheme, or are one weight, stay together."""
+    ops = {layer.owner: layer.op.split(".")[1] for layer in audit.quantization}
+    kinds = {
+        path: KINDS.get(ops[path], "transposed convolution") if path in ops else "parameter" for path in plan.layers
+    }
+    left = {
+        path: f"{kinds[path]}, {scheme}"
+        for path, scheme in plan.layers.items()
+        if scheme and kinds[path] not in library.kinds(SCHEMES[scheme])
+    }
+    tied = [tuple(name.removesuffix(".weight") for name in group) for group in audit.tied_parameters]
+    for group in (*plan.groups, *tied):
+        if first := next((path for path in group if path in left), None):
+            left |= {path: f"with {first}" for path in group if plan.layers.get(path) and path not in left}
+    layers = {path: scheme for path, scheme in plan.layers.items() if scheme and path not in left}
+    kept = sorted(path for path, op in ops.items() if KINDS.get(op) == "linear" and path not in layers)
+    return layers, kept, left
+
+
+def _left_out(library: Library, left: Mapping[str, str], shown: int = 6) -> str:
+    if not left:
+        return ""
+    listed = [f"{path} ({why})" for path, why in left.items()]
+    more = [f"and {len(listed) - shown} more"] if len(listed) > shown else []
+    return f"{library.title} cannot quantize, so these stay in 16 bits: {', '.join([*listed[:shown], *more])}."
+
+
+def _torchao_kinds(scheme: Scheme) -> tuple[str, ...]:
+    if scheme.config is None:
+        return ()
+    more = {"int8": () if scheme.is_calibrated else ("embedding",), "int4": ("embedding", "convolution")}
+    return ("linear", *more.get(scheme.name.split("_")[0], ()))
+
+
+def _modelopt_kinds(scheme: Scheme) -> tuple[str, ...]:
+    if any(word in scheme.name for word in ("e5m2", "one_level", "asymmetric")):
+        return ()
+    convolutions = ("1D convolution", "convolution", "3D convolution")
+    return ("linear", *(convolutions if scheme.name in ("fp8_tensor", "int8_static", "int8_weights") else ()))
+
+
+_TORCHAO_NOTES = {"nvfp4": "NVFP4 needs a Blackwell GPU, and the package MSLK or the argument use_triton_kernel=False."}
+_COMPRESSED_NOTES = {
+    "mx": "compressed-tensors computes scales of MX formats as the schemes mxfp8 and mxfp4_even do.",
+    "nvfp4": "compressed-tensors calibrates the tensor scale of inputs.",
+}
+_KERNELS = "ModelOpt computes this format on GPUs, in kernels that were not compared with the scheme."
+_MODELOPT_NOTES = {
+    "int": "ModelOpt divides the largest magnitude of integers by 127 or 7, torchao by 127.5 or 7.5: errors differ.",
+    "mx": _KERNELS,
+    "nvfp4": _KERNELS,
+}
+
+LIBRARIES = {
+    "torchao": Library("torchao", _torchao_kinds, torchao_code, _TORCHAO_NOTES),
+    "hf-quantization": Library(
+        "transformers",
+        lambda scheme: ("linear",) if scheme.config and not scheme.is_calibrated else (),
+        transformers_code,
+        {},
+    ),
+    "compressed-tensors": Library(
+        "compressed-tensors",
+        lambda scheme: () if "e5m2" in scheme.name or "one_level" in scheme.name else ("linear",),
+        compressed_code,
+        _COMPRESSED_NOTES,
+    ),
+    "modelopt": Library("ModelOpt", _modelopt_kinds, modelopt_code, _MODELOPT_NOTES),
+}
+"""{name in `--for`: library}: what each can express was tested with torchao 0.18, compressed-tensors 0.20, ModelOpt 0.47
+and transformers 5.23."""

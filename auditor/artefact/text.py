@@ -1,0 +1,28 @@
+"""Text of generated code: comments and literals. Importing this needs no torch."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+WIDTH = 100
+"""Maximum length of a comment, and of a table's entry on one line."""
+
+
+def comment(*paragraphs: str) -> str:
+    """Paragraphs as comment lines; line breaks in a paragraph cannot end the comment."""
+    wrapper = textwrap.TextWrapper(WIDTH, "# ", "# ", break_long_words=False, break_on_hyphens=False)
+    printable = ("".join(c if c.isprintable() else " " for c in paragraph) for paragraph in paragraphs if paragraph)
+    return "".join(f"{line}\n" for paragraph in printable for line in wrapper.wrap(paragraph))
+
+
+def literal(value: Any, indent: str = "") -> str:
+    """A value as Python source: on one line if it fits and contains no dicts, otherwise one entry per line."""
+    short, inner = repr(value), indent + "    "
+    flat = not (isinstance(value, dict) and (not indent or any(isinstance(item, dict) for item in value.values())))
+    if not value or not isinstance(value, (dict, list)) or (flat and len(indent) + len(short) <= WIDTH):
+        return short
+    if isinstance(value, list):
+        return "[\n" + "".join(f"{inner}{item!r},\n" for item in value) + f"{indent}]"
+    lines = (f"{inner}{key!r}: {literal(item, inner)},\n" for key, item in value.items())
+    return "{\n" + "".join(lines) + f"{indent}}}"

@@ -1,0 +1,45 @@
+"""Applies plans of quantization schemes to a live model: runs their code for torchao."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from os import PathLike
+from typing import Any
+
+from torch import nn
+
+from ..artefact.libraries import LIBRARIES, applicable, code_of, files_of, quantized_plan
+from ..errors import PlanError, first_line
+from ..isolation import isolate
+from ..records import Audit
+from .read import audit_in
+
+
+def quantized_audit(plan: Any, name: str | None) -> Audit | None:
+    """The audit, if `name` is one of its plans of quantization schemes; else None. Raises: PlanError."""
+    is_audit = isinstance(plan, Audit | str | PathLike) or (isinstance(plan, Mapping) and "plans" in plan)
+    audit = audit_in(plan) if name and is_audit else None
+    return audit if audit and any(name == one.name for one in audit.quantized_plans) else None
+
+
+def quantized_files(audit: Audit, name: str) -> dict[str, str]:
+    """The files of a plan of quantization schemes, by their path in an audit's directory; none for another plan."""
+    return {} if name in audit.plans else files_of(audit, quantized_plan(audit, name))
+
+
+def quantize(model: nn.Module, audit: Audit, name: str, then: Callable[[], object] = lambda: None) -> nn.Module:
+    """Run a plan's code for torchao, in place. then: called on a first try. Raises: PlanError(slug="no-arithmetic"); the
+    model is then unchanged."""
+    library, plan, names = LIBRARIES["torchao"], quantized_plan(audit, name), dict[str, Any]()
+    if name not in applicable(audit):
+        raise PlanError(f"{name!r} needs more than a model: see quantized/{name}/{library.file}.", slug="no-arithmetic")
+    try:
+        exec(code_of(audit, library, plan), names)
+        with isolate(model):  # torchao may fail halfway
+            names["quantize"](model)
+            then()
+        result: nn.Module = names["quantize"](model)
+    except Exception as error:
+        said = f"torchao cannot quantize this model as in {name!r} here: {first_line(error)}"
+        raise PlanError(said, slug="no-arithmetic") from error
+    return result

@@ -1,0 +1,115 @@
+"""What quantization pipelines with schemes of their own do to the model: dynamic INT8, PT2E INT8, Adam with an 8-bit state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import nn
+
+from ..errors import describe, let_through
+from ..isolation import isolate
+from ..isolation.answer import answer
+from ..plan.workbench import Workbench, worst_of
+from ..records.quantization import PipelineRun
+from ..stages import Stages
+from .exported import export_model, quietly
+
+STEPS = 8
+"""Steps of Adam, all with the first batch's gradient."""
+
+
+def run_pipelines(
+    bench: Workbench, gradients: Mapping[str, torch.Tensor] | None, stages: Stages
+) -> Iterator[PipelineRun]:
+    """Run the pipelines that belong to the audited INT8 schemes. gradients: of one FP32 training step, by parameter."""
+    schemes = {*bench.options.schemes}
+    if schemes & {"int8", "int8_asymmetric"}:
+        with stages("pipelines", "quantize_dynamic"):
+            yield _outputs(bench, "quantize_dynamic", _dynamic)
+    if "int8_static" in schemes:
+        with stages("pipelines", "PT2E INT8"):
+            yield _outputs(bench, "PT2E INT8", _pt2e)
+    if gradients and any(scheme.startswith("int8") for scheme in schemes):
+        with stages("pipelines", "Adam8bit"):
+            yield _attempt("Adam8bit", lambda: _adam(gradients))
+
+
+def _attempt(name: str, run: Callable[[], PipelineRun]) -> PipelineRun:
+    """The pipeline's result, or in one line why it has none."""
+    try:
+        with quietly():
+            return run()
+    except ImportError as error:
+        return PipelineRun(name, None, f"not installed: {describe(error)}")
+    except Exception as error:
+        let_through(error)
+        return PipelineRun(name, None, f"failed: {describe(error)}")
+
+
+def _outputs(bench: Workbench, name: str, make: Callable[[Workbench], tuple[nn.Module, str]]) -> PipelineRun:
+    """The error of the outputs on the calibration inputs, worst batch, of a model made by a pipeline for CPUs."""
+
+    def run() -> PipelineRun:
+        if bench.options.native:
+            return PipelineRun(name, None, "not run: its kernels are for CPUs, and the audit ran on a GPU")
+        seed, distance, batches = bench.options.seed, bench.yardstick.distance, bench.subject.batches
+        with isolate(bench.subject.model, seed=seed):
+            model, said = make(bench)
+            errors = [distance(bench.reference(batch), answer(model, batch, seed=seed)) for batch in batches]
+        return PipelineRun(name, worst_of(errors), said)
+
+    return _attempt(name, run)
+
+
+def _dynamic(bench: Workbench) -> tuple[nn.Module, str]:
+    """PyTorch's dynamic INT8 of linear layers and RNNs."""
+    from torch.ao.quantization import quantize_dynamic
+    from torch.ao.quantization.quantization_mappings import get_default_dynamic_quant_module_mappings
+
+    model = quantize_dynamic(bench.subject.model)  # type: ignore[no-untyped-call]
+    made = tuple(get_default_dynamic_quant_module_mappings().values())
+    count = sum(isinstance(module, made) for module in model.modules())
+    return model, f"{count} modules in INT8 by the engine {torch.backends.quantized.engine}"
+
+
+def _pt2e(bench: Workbench) -> tuple[nn.Module, str]:
+    """torchao's static INT8 of an exported graph, calibrated on the calibration inputs."""
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    batches = bench.subject.batches
+    graph = export_model(bench.subject.model, batches[0]).graph_module
+    quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+    prepared = prepare_pt2e(graph, quantizer)
+    with torch.no_grad():
+        for args, kwargs in batches:
+            prepared(*args, **kwargs)
+    converted = convert_pt2e(prepared)
+    weights = sum("dequantize_per_channel" in str(node.target) for node in converted.graph.nodes)
+    return converted, f"{weights} weights in INT8 by X86InductorQuantizer"
+
+
+def _adam(gradients: Mapping[str, torch.Tensor]) -> PipelineRun:
+    """The error of the weights' change that the 8-bit state of torchao's Adam causes; parts: by module."""
+    from torchao.optim import Adam8bit
+
+    squares: dict[str, list[float]] = {}
+    low = 0
+    for name, gradient in gradients.items():
+        changes = list[torch.Tensor]()
+        for kind in (Adam8bit, torch.optim.Adam):
+            weight = nn.Parameter(torch.zeros_like(gradient))
+            weight.grad, optimizer = gradient, kind([weight], lr=1.0)
+            with torch.compiler.set_stance("force_eager"):
+                for _ in range(STEPS):
+                    optimizer.step()
+            low += type(optimizer.state[weight]["exp_avg"]) is not torch.Tensor
+            changes.append(weight.detach())
+        own = squares.setdefault(name.rpartition(".")[0], [0.0, 0.0])
+        own[0] += float((changes[0] - changes[1]).square().sum())
+        own[1] += float(changes[1].square().sum())
+    parts = {module: (error / whole) ** 0.5 if whole else 0.0 for module, (error, whole) in squares.items()}
+    error, whole = (sum(each) for each in zip(*squares.values(), strict=True))
+    said = f"{low} of {len(gradients)} parameters have an 8-bit state; error of the weights' change in {STEPS} steps"
+    return PipelineRun("Adam8bit", (error / whole) ** 0.5 if whole else 0.0, said, parts)

@@ -1,0 +1,60 @@
+"""Matrix products of low-precision inputs with FP32 output. `patched_model.py` contains a copy from FACTORS on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+FACTORS = {"linear": (0, 1), "matmul": (0, 1), "mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
+"""{torch function: positions of the two factors of its product}."""
+
+
+class _Product(torch.autograd.Function):
+    """`torch.mm` or `torch.bmm` with FP32 output. torch has no derivative of it; this one is that of autocast: the
+    gradient is rounded to the factors' dtype."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (torch.mm if x.dim() == 2 else torch.bmm)(x, y, out_dtype=torch.float32)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        x, y = ctx.saved_tensors
+        rounded = gradient.to(x.dtype)
+        return rounded @ y.mT, x.mT @ rounded
+
+
+def multiply(name: str, function: Callable[..., Any], low: Any, wide: Any) -> torch.Tensor:
+    """The FP32 result of a matrix product of low-precision inputs. low, wide: its arguments (args, kwargs) in low
+    precision, and the same values in FP32.
+
+    A GPU uses torch.mm(..., out_dtype=torch.float32). A CPU has no such kernel, and multiplies the rounded inputs in
+    FP32: products of two FP16 or BF16 numbers are exact in FP32, so only the order of the sum differs.
+    """
+    (args, kwargs), (first, second) = low, FACTORS[name]
+    x = args[first]
+    if x.device.type == "cuda" and not kwargs and min(x.dim(), args[second].dim()) >= 2:
+        result = _matmul(x, args[second].mT if name == "linear" else args[second])
+        added = args[0] if first else args[2] if len(args) > 2 else None
+        return result if added is None else result + added
+    exact: torch.Tensor = function(*wide[0], **wide[1])
+    if exact.requires_grad:
+        exact.register_hook(lambda gradient: gradient.to(x.dtype).float())  # type: ignore[no-untyped-call]
+    return exact
+
+
+def _matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """`x @ y` in FP32 for at least two dimensions: [*, m, k] @ [*, k, n] -> [*, m, n]."""
+    if y.dim() == 2:
+        result: torch.Tensor = _Product.apply(x.reshape(-1, x.shape[-1]), y)  # type: ignore[no-untyped-call]
+        return result.view(*x.shape[:-1], y.shape[-1])
+    batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])  # type: ignore[no-untyped-call]
+    each = (z.expand(*batch, *z.shape[-2:]).reshape(-1, *z.shape[-2:]) for z in (x, y))
+    result = _Product.apply(*each)  # type: ignore[no-untyped-call]
+    return result.view(*batch, x.shape[-2], y.shape[-1])

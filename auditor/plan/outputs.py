@@ -1,0 +1,93 @@
+"""The third precision of a product, low inputs and FP32 output: which products can have it, its price, and choices of it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..execution.policy import PrecisionChoice
+from ..execution.resolve import Resolution
+from ..numerics.formats import FORMATS
+from ..numerics.fp32_output import FACTORS
+from ..numerics.operations import operation
+from ..paths import FP32_OUTPUT, enclosing_paths, function_in, module_of
+from .costs import Cost
+from .mincut import Candidate
+
+if TYPE_CHECKING:
+    from .problem import Problem
+
+
+def products_of(problem: Problem) -> Mapping[str, frozenset[str]]:
+    """{path of a function with FP32 output: its products}, all directly in one module: calls in submodules would have FP32
+    output too. Without author's autocast regions, shared modules, and products that no plan lowers."""
+    able, unable = defaultdict[str, set[str]](set), set[str]()
+    for name, node in problem.capture.nodes.items():
+        if node.function is None or operation(node.op).packet not in FACTORS:
+            continue
+        for call in node.calls:
+            path = function_in(call.path, f"{node.function.path}{FP32_OUTPUT}")
+            simple = node.region is None and not node.in_place and node.owner not in problem.capture.aliases
+            if call.path == node.owner and simple and node.dtype == "float32" and name not in problem.kept_formats:
+                able[path].add(name)
+            else:
+                unable.add(path)
+    return {path: frozenset(names) for path, names in able.items() if path not in unable}
+
+
+def outputs_in(problem: Problem, owner: str) -> set[str]:
+    """Paths of the functions in a module, or of one function, that may have FP32 output."""
+    return {path for path in problem.products if owner in (module_of(path), path.removesuffix(FP32_OUTPUT))}
+
+
+def outputs_of(choice: PrecisionChoice) -> set[str]:
+    """Paths of the functions that have FP32 output in a choice."""
+    return {function_in(path, f"{name}{FP32_OUTPUT}") for path, names in choice.fp32_output.items() for name in names}
+
+
+def without_effect(high: Collection[str]) -> set[str]:
+    """Functions with FP32 output in FP32 modules, or that their module or a module above keeps in FP32."""
+    found = ((path, *path.removesuffix(FP32_OUTPUT).rpartition("..")) for path in high if path.endswith(FP32_OUTPUT))
+    return {
+        path
+        for path, module, _, name in found
+        if module in high or any(function_in(above, name) in high for above in enclosing_paths(module))
+    }
+
+
+def cost_of(problem: Problem, name: str, resolution: Resolution) -> Cost:
+    """Cost of one node, in elements of the format that `timed_in` returns; an FP32 output counts as several of these."""
+    cost, factors = problem.costs[name], resolution.nodes[name].factors
+    wider = FORMATS["fp32"].bytes // FORMATS[factors].bytes - 1 if factors else 0
+    return replace(cost, elements=cost.elements + wider * problem.elements[name]) if wider else cost
+
+
+def fails_by_inputs(problem: Problem, name: str) -> bool:
+    """Whether a product is unsafe whatever its output: the outputs turn Inf or NaN by its inputs, or it was not run."""
+    known = problem.contribution(name, problem.format)
+    return known is None or math.isfinite(known.own) > math.isfinite(known.isolated)
+
+
+def with_fewest_outputs(
+    problem: Problem, low: Candidate, evaluate: Callable[[Problem, Collection[str]], Candidate], limit: float
+) -> Iterator[Candidate]:
+    """Everything in low precision, except outputs of products that are not safe: as few as keep the predicted error
+    within the limit, those that save most error for each number first. Nothing if all of them are too few."""
+
+    def worth(path: str) -> float:
+        known = (problem.contribution(name, problem.format) for name in problem.products[path])
+        numbers = sum(problem.elements[name] for name in problem.products[path])
+        return sum(one.own**2 for one in known if one is not None) / max(numbers, 1)
+
+    doubtful = {name for name, known in problem.verdicts.items() if known.verdict in ("sensitive", "unsafe")}
+    order = sorted((path for path, names in problem.products.items() if names & doubtful), key=worth, reverse=True)
+    few, many = 0, len(order) + 1  # bisection: `few` are too few, `many` are enough
+    while many - few > 1:
+        middle = (few + many) // 2
+        held = evaluate(problem, low.high.union(order[:middle])).predicted_error <= limit
+        few, many = (few, middle) if held else (middle, many)
+    if many <= len(order):
+        yield evaluate(problem, low.high.union(order[:many]))
