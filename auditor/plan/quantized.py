@@ -223,7 +223,8 @@ class QuantizedPlans:
         kept = accepted = ("",) * len(groups)
         verified, target = {kept: _Verified("emulation", 0.0, 0.0)}, limit
         while len(verified) <= VERIFICATIONS:
-            if (choice := search.best(target) if accepted == kept else kept) == kept:
+            if accepted != kept or (choice := search.best(target)) == kept:
+                search.best(limit)  # runs further choices
                 choice = search.safest(limit, accepted)
             if choice in verified:
                 break
