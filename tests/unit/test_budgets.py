@@ -87,20 +87,20 @@ BUDGET = {
     "cli": (1370, "settings"),
     "criteria": (820, "criteria"),
     "document": (900, "document"),
-    "dtypes": (910, "dtypes"),
+    "dtypes": (920, "dtypes"),
     "execution": (1200, "execution"),
     "fleet": (400, "fleet"),
     "generation": (1500, "generation"),
     "graphs": (1120, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1880, "loading"),
-    "loose files": (1050, "flow"),
-    "measure": (2310, "measure"),
+    "loose files": (1060, "flow"),
+    "measure": (2320, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
     "plan": (2420, "plan"),
     "progress": (300, "telling"),
-    "quantization": (2200, "quantization"),
+    "quantization": (2220, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1210, "rehearsal"),
     "report": (2830, "report"),
@@ -112,7 +112,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30670, 225, 24
+LINES, FILES, ROOMS = 30680, 225, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
