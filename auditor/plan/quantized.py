@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
+from typing import NamedTuple
 
 import networkx as nx
 import torch
@@ -19,7 +20,7 @@ from ..measure.joint import QuantizedModel, key_of
 from ..measure.quantized import Layer, fits, layers_of, shape_of
 from ..numerics.nodes import view_source
 from ..numerics.schemes import SCHEMES
-from ..records import Batch
+from ..records import Batch, Score
 from ..records.quantization import MIXED, QuantizedLayer, QuantizedPlan
 from ..stages import tick
 from .costs import half_of, quantized_seconds, seconds
@@ -32,11 +33,11 @@ RUNS = 48
 MORE_RUNS = 8
 """Further runs each time that the verification refuses a plan."""
 
-REFUSALS = 6
-"""After this many plans that the verification refuses, all layers keep 16 bits."""
+VERIFICATIONS = 8
+"""Limit of choices for one plan that are verified; if none is accepted, all layers keep 16 bits."""
 
 CLOSER = 0.99
-"""After a refusal, the error on calibration inputs must be this share of what would have been accepted."""
+"""Until a choice is accepted, the error on calibration inputs must be this share of what would have been accepted."""
 
 SPREAD = 0.3
 """Standard deviation of the logarithm of a squared effect in the context of other layers."""
@@ -86,7 +87,7 @@ class Search:
     """Searches the choice with the fewest bits whose measured error is within a limit.
 
     measure: error of the outputs on the calibration inputs. known: its results, also of other searches. squares:
-    squared effects, corrected by the runs.
+    squared effects, corrected by the runs. refused: choices that the verification did not accept.
     """
 
     groups: Sequence[Group]
@@ -96,6 +97,7 @@ class Search:
     left: int = RUNS
     spent: int = 0
     squares: dict[tuple[int, str], float] = field(default_factory=dict)
+    refused: set[Choice] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for i, group in enumerate(self.groups):
@@ -128,12 +130,18 @@ class Search:
                 idle = 0
         return self._within(limit)
 
+    def safest(self, limit: float, other: Choice) -> Choice:
+        """The choice with the least measured error, within the limit, of those with fewer bits than another; else that."""
+        fewer = [choice for choice in self._allowed(limit) if self.bits(choice) < self.bits(other)]
+        return min(fewer, key=lambda choice: self.known[choice], default=other)
+
     def _within(self, limit: float) -> Choice:
-        allowed = {"", *self.schemes}
-        return min(
-            (choice for choice, error in self.known.items() if error <= limit and allowed.issuperset(choice)),
-            key=lambda choice: (self.bits(choice), self.known[choice]),
-        )
+        return min(self._allowed(limit), key=lambda choice: (self.bits(choice), self.known[choice]))
+
+    def _allowed(self, limit: float) -> list[Choice]:
+        schemes = {"", *self.schemes}
+        errors = ((choice, error) for choice, error in self.known.items() if choice not in self.refused)
+        return [choice for choice, error in errors if error <= limit and schemes.issuperset(choice)]
 
     def _solve(self, limit: float, squares: Mapping[tuple[int, str], float]) -> Choice:
         """The choice with the fewest bits whose squares add up to at most the limit's, in units of a 1/BINS of it.
@@ -173,6 +181,16 @@ class Search:
             self.squares[key] = min(max(share * added, self.squares[key] / 4), most) if added <= math.inf else most
 
 
+class _Verified(NamedTuple):
+    """What ran a choice, see QuantizedPlan, and its errors on the calibration and on the held-out inputs. score: None if an
+    error exceeds the limit, or if plans are not scored."""
+
+    by: str
+    measured: float
+    held_out: float
+    score: Score | None = None
+
+
 @dataclass(frozen=True)
 class QuantizedPlans:
     """Makes the plans of one audit. model: runs the user's model with quantized layers."""
@@ -202,20 +220,23 @@ class QuantizedPlans:
         """The plan with the fewest bits that the verification accepts. known: measured errors, of all plans."""
         subject, limit, groups = self.bench.subject, self.bench.max_error, self.groups
         search = Search(groups, schemes, lambda choice: self.error(self._schemes(choice), subject.batches), known)
-        target = limit
-        for attempt in range(REFUSALS + 1):
-            choice = search.best(target) if attempt < REFUSALS else ("",) * len(groups)
-            layers = self._schemes(choice)
-            by, measured, held_out = self._verify(layers)
-            score, meets = None, measured <= limit and held_out <= limit
-            if self.score is not None and meets:
-                score = self.score.score_of(self.model.model, partial(self.model.under, layers), self.bench.options)
-                meets = score.holds
-            if meets:
+        kept = accepted = ("",) * len(groups)
+        verified, target = {kept: _Verified("emulation", 0.0, 0.0)}, limit
+        while len(verified) <= VERIFICATIONS:
+            if accepted != kept or (choice := search.best(target)) == kept:
+                search.best(limit)  # runs further choices
+                choice = search.safest(limit, accepted)
+            if choice in verified:
                 break
-            share = limit / max(measured, held_out) if score is None else MUCH_CLOSER
+            verified[choice] = one = self._verify(self._schemes(choice))
+            if max(one.measured, one.held_out) <= limit and (one.score is None or one.score.holds):
+                accepted = choice
+                continue
+            search.refused.add(choice)
+            share = limit / max(one.measured, one.held_out) if one.score is None else MUCH_CLOSER
             target = CLOSER * min(target, share * known[choice])
             search.left = MORE_RUNS
+        choice, layers, one = accepted, self._schemes(accepted), verified[accepted]
         return QuantizedPlan(
             name=name,
             schemes=schemes,
@@ -224,11 +245,11 @@ class QuantizedPlans:
             effective_bits=search.bits(choice) / sum(group.elements for group in groups),
             predicted_error=search.predicted(choice),
             single_errors=sum(group.single.get(s, 0.0) for group, s in zip(groups, choice, strict=True)),
-            calibration_error=measured,
-            held_out_error=held_out if subject.held_out else None,
-            verified_by=by,
-            holds=meets,
-            score=score,
+            calibration_error=one.measured,
+            held_out_error=one.held_out if subject.held_out else None,
+            verified_by=one.by,
+            holds=True,
+            score=one.score,
             runs=search.spent,
             time_share=self._time(layers),
             weights_bytes=self._bytes(layers),
@@ -238,14 +259,15 @@ class QuantizedPlans:
     def _schemes(self, choice: Choice) -> dict[str, str]:
         return {key: scheme for group, scheme in zip(self.groups, choice, strict=True) for key in group.keys}
 
-    def _verify(self, schemes: Mapping[str, str]) -> tuple[str, float, float]:
-        """What ran the plan, see QuantizedPlan, and its errors on the calibration and on the held-out inputs."""
-        subject, by, errors = self.bench.subject, "", list[float]()
+    def _verify(self, schemes: Mapping[str, str]) -> _Verified:
+        subject, by, errors, score = self.bench.subject, "", list[float](), None
         for by in ("torchao", "emulation") if self.model.runs_in_torchao(schemes) else ("emulation",):
             errors = [self.error(schemes, batches, by) for batches in (subject.batches, subject.held_out)]
             if math.isfinite(sum(errors)):
                 break
-        return by, errors[0], errors[1]
+        if self.score is not None and max(errors) <= self.bench.max_error:
+            score = self.score.score_of(self.model.model, partial(self.model.under, schemes), self.bench.options)
+        return _Verified(by, errors[0], errors[1], score)
 
     def error(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str = "emulation") -> float:
         """Measured error with these layers quantized, worst batch; inf if the model raises. by: see QuantizedPlan."""

@@ -100,7 +100,7 @@ BUDGET = {
     "offload": (350, "offload"),
     "plan": (2420, "plan"),
     "progress": (300, "telling"),
-    "quantization": (2200, "quantization"),
+    "quantization": (2220, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1210, "rehearsal"),
     "report": (2830, "report"),

@@ -138,6 +138,32 @@ def test_two_layers_within_the_budget_alone_but_not_together_are_not_both_quanti
     assert both_fit.single_errors == pytest.approx(sum(alone), rel=0.25)
 
 
+class Halves(nn.Module):
+    """A layer for each half of the input; both results have the same norm, though one has twice the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.b.weight.data *= math.sqrt(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.a(x[:, :WIDTH]), self.b(x[:, WIDTH:])], -1)
+
+
+def test_if_held_out_inputs_refuse_one_layer_another_is_quantized() -> None:
+    model, x = seeded(Halves), torch.randn(32, 2 * WIDTH, generator=torch.Generator().manual_seed(1))
+    alone = {name: change(model, by_hand(model, {name: "fp8"}), x) for name in "ab"}
+    assert alone["a"] == pytest.approx(alone["b"], rel=0.1)
+    budget = 1.1 * max(alone.values())
+    (first,) = audited(model, x, formats="fp8", max_error=budget).quantized_plans
+    assert first.layers == {"a": "fp8", "b": ""}  # more weights than in b
+    # four times the first half: a has 16 / 17 of the squared error instead of 1 / 2, and b has 1 / 17
+    held_out = x * torch.tensor([4.0, 1.0]).repeat_interleave(WIDTH)
+    (other,) = audited(model, x, held_out, formats="fp8", max_error=budget).quantized_plans
+    assert (other.layers, other.holds) == ({"a": "", "b": "fp8"}, True)
+    assert other.held_out_error == pytest.approx(alone["b"] * math.sqrt(2 / 17), rel=0.1)
+
+
 @pytest.fixture(scope="module")
 def decoder() -> tuple[nn.Module, Audit]:
     model = seeded(Decoder)
