@@ -39,8 +39,10 @@ FLAGS: Mapping[str, Flag] = {
     "allow_fp16_accumulation": Flag("product", "fp16", partial(rounded_sum, format="fp16", step=16)),
     "allow_fp16_reduced_precision_reduction": Flag("product", "fp16", partial(rounded_sum, format="fp16")),
     "allow_bf16_reduced_precision_reduction": Flag("product", "bf16", partial(rounded_sum, format="bf16")),
-    "FP8, 14 bits": Flag("product", "fp8_e4m3", partial(truncated_sum, bits=14, step=32)),
-    "FP8, 14 bits for 128 terms": Flag("product", "fp8_e4m3", partial(truncated_sum, bits=14, step=32, promoted=128)),
+    "FP8 sums in 14 bits": Flag("product", "fp8_e4m3", partial(truncated_sum, bits=14, step=32)),
+    "FP8 sums in 14 bits, in FP32 after 128 terms": Flag(
+        "product", "fp8_e4m3", partial(truncated_sum, bits=14, step=32, promoted=128)
+    ),
 }
 
 

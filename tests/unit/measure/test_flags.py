@@ -43,11 +43,11 @@ RUNS: dict[str, tuple[Product, Product]] = {
     "cuda.matmul.allow_tf32": (torch.matmul, exact("tf32")),
     "allow_fp16_accumulation": (exact("fp16"), summed("fp16", lambda terms: rounded_sum(terms, "fp16", 16))),
     "allow_bf16_reduced_precision_reduction": (exact("bf16"), summed("bf16", lambda terms: rounded_sum(terms, "bf16"))),
-    "FP8, 14 bits": (exact("fp8_e4m3"), summed("fp8_e4m3", lambda terms: truncated_sum(terms, 14, 32))),
+    "FP8 sums in 14 bits": (exact("fp8_e4m3"), summed("fp8_e4m3", lambda terms: truncated_sum(terms, 14, 32))),
 }
 """{flag: the product without it, and with it}."""
 
-ONE = "FP8, 14 bits"
+ONE = "FP8 sums in 14 bits"
 """Flag that is tried on a single product: between two, any change is a change of which numbers FP8 rounds up. A few
 rows with large numbers decide on its error, and the sample has 16."""
 
