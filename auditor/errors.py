@@ -35,7 +35,7 @@ class LoadError(AuditorError):
 
 
 class CaptureError(AuditorError):
-    """A run of the model cannot be recorded."""
+    """A run of the model cannot be recorded or replayed, or has nothing to audit."""
 
 
 class MeasureError(AuditorError):
@@ -101,7 +101,7 @@ def device_failed(error: BaseException) -> bool:
 
 
 def caused_by(error: BaseException, kind: type[E]) -> E | None:
-    """The first error of a kind in the chain of causes, such as the TimeoutError of a caller's time limit."""
+    """The first error of a kind in the chain of causes, such as the TimeoutError of a caller's time limit, or None."""
     return next((one for one in _raised_from(error) if isinstance(one, kind)), None)
 
 

@@ -30,7 +30,7 @@ def cast_inputs(dtype, module, *inputs):
 
 
 def quantize(model, {batches}dtype=torch.bfloat16):
-    \"\"\"Quantize the layers in place. dtype: of everything else, and of inputs; None leaves them as they are.{about}\"\"\"
+    \"\"\"Quantize the layers in place. dtype: the dtype of all else, and of inputs; None leaves them unchanged.{about}\"\"\"
     if dtype is not None:
         model.to(dtype).register_forward_pre_hook(partial(cast_inputs, dtype), with_kwargs=True)
     configs = {{path: CONFIGS[scheme] for path, scheme in LAYERS.items()}}

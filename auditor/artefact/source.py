@@ -51,7 +51,7 @@ def detached_copy(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def user_module(source: dict[str, Any], file: str) -> Iterator[Any]:
-    """Import the user's module; in the body, `sys.path` and `sys.argv` are those of the audit."""
+    """Import the user's module; in the body, `sys.path` and `sys.argv` have the audit's values."""
     name, path = source["module"] or Path(source["path"]).stem, None
     folders = [Path(file).resolve().parent / source["working_directory"]] if source["working_directory"] else []
     if source["path"]:

@@ -66,7 +66,7 @@ class Explain(Verb):
 
 
 class Rules(Verb):
-    """List all rules, one per line, or as one Markdown document."""
+    """List all rules: one per line, as JSON, or as one Markdown document."""
 
     takes = ("format", "rules")
     format: Annotated[str, Option(choices=lambda: ("text", "json", "md"))] = "text"

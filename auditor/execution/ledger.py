@@ -63,7 +63,7 @@ class _Cast(NamedTuple):
 
 def forward_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
     """Casts to fewer bits in the forward that change values of the first batch: explicit ones of a model stored in more
-    bits, and those of the author's autocast regions that undo an upcast. Casts on one line are one."""
+    bits, and those of the author's autocast regions that undo an upcast. Casts on one line count as one."""
     capture = capture.first
     loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
     nodes = [n for n in capture.graph_module.graph.nodes if n.name in capture.nodes]
@@ -116,7 +116,7 @@ def _scale_of(n: fx.Node) -> fx.Node | None:
 
 
 def _measured(capture: Capture, subject: Subject, casts: Mapping[fx.Node, _Cast]) -> Iterator[SilentCast]:
-    """The casts that change values, measured in one replay; those of one line are one, with the first one's loss."""
+    """The casts that change values, measured in one replay; casts on one line count as the first of them."""
     policy, found = Policy.wide(capture), dict[Any, SilentCast]()
     executor = Executor(capture.graph_module, policy)
     with torch.no_grad():

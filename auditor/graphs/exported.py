@@ -85,7 +85,7 @@ def export_model(model: nn.Module, batch: Batch) -> ExportedModel:
 
 
 def save_program(module: fx.GraphModule, of: ExportedModel) -> SavedProgram:
-    """Serialize a lowered graph. Raises: PlanError(slug="cannot-export") if torch.export cannot write the program."""
+    """Serialize a graph in low precision. Raises: PlanError(slug="cannot-export") if torch.export cannot write the program."""
     try:
         program, fixed = _program(module, of.audited, of.fixed)
         file = io.BytesIO()

@@ -22,7 +22,7 @@ STEPS = 8
 def run_pipelines(
     bench: Workbench, gradients: Mapping[str, torch.Tensor] | None, stages: Stages
 ) -> Iterator[PipelineRun]:
-    """Run the pipelines that belong to the audited INT8 schemes. gradients: of one FP32 training step, by parameter."""
+    """Run the pipelines that belong to the audited INT8 schemes. gradients: by parameter, of an FP32 training step."""
     schemes = {*bench.options.schemes}
     if schemes & {"int8", "int8_asymmetric"}:
         with stages("pipelines", "quantize_dynamic"):

@@ -1,4 +1,4 @@
-"""Plans for exported graphs: minimum cuts propose choices, replays of the lowered graph select one, and a fresh process
+"""Plans for exported graphs: minimum cuts propose choices, replays in low precision select one, and a fresh process
 verifies and scores the saved program."""
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str])
 
 
 def memory_needed(module: fx.GraphModule) -> MemoryUse:
-    """Bytes of a forward of a lowered graph: its weights as stored, plus the peak of live values.
+    """Bytes of a forward of a graph in low precision: its weights as stored, plus the peak of live values.
 
     Views take no memory; a value is freed after its last reader.
     """

@@ -58,7 +58,7 @@ def answer(
 @contextmanager
 def _nothing_saved(asked: list[bool]) -> Iterator[None]:
     """In the body, autograd saves no tensors for a backward pass, since the outputs are not differentiated.
-    Otherwise emulated low-precision products would keep a copy of every weight. asked: [True, ...] if the forward
+    Otherwise emulated low-precision products would keep a copy of every weight. asked: receives True if the forward
     itself computes gradients."""
 
     def refuse(_: None) -> torch.Tensor:

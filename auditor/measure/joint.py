@@ -38,7 +38,7 @@ def key_of(parameter: str) -> str:
 
 
 class QuantizedModel:
-    """The user's model with quantized layers. spans: for schemes with calibrated scales."""
+    """The user's model with quantized layers. spans: ranges of layers' inputs, for calibrated scales."""
 
     def __init__(self, model: nn.Module, spans: Spans | None = None) -> None:
         self.model, self.spans = model, spans or {}

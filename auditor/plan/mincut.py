@@ -111,7 +111,7 @@ class Cuts:
         """The cheapest choice found with a predicted error of at most `allowed`.
 
         A local search starts from the cuts, and from the last cut within the limit with more groups lowered. Each of
-        its steps changes one group. groups: sets that are lowered together, the largest saving per squared error first.
+        its steps changes one group. groups: sets that change to low precision together, the largest saving per squared error first.
         made: evaluates a choice. tries: how many choices the local search may evaluate.
         """
 

@@ -109,7 +109,7 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
             high = high - {path} if without == both else high
     chosen = evaluate(problem, high)
     resolution, row = problem.resolve(choice_keeping(chosen.high, problem.format)), FORMATS[problem.format]
-    unfit = f"the {problem.device} has no {row.label} arithmetic: its speed-up is that of moving fewer bytes"
+    unfit = f"the {problem.device} has no {row.label} arithmetic: its speed-up comes only from moving fewer bytes"
     return Plan(
         name=problem.name,
         strategy=problem.strategy,
@@ -152,7 +152,7 @@ def cheapest(problem: Problem, allowed: float) -> Candidate:
 def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
     """Predicted error, time and share of low-precision FLOPs of a choice, cached. high: the owners in FP32.
 
-    The error is that of the outputs; the largest one if batches take several paths through the model.
+    The error of the outputs; the largest error if batches take several paths through the model.
     """
     high, known = problem.energy.settle(high), problem.evaluated
     if high in known:

@@ -66,7 +66,7 @@ Choice = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Option:
-    """One scheme for a group. bits: of all its weights together; square: squared effect on the outputs."""
+    """One scheme for a group. bits: total bits of the group's weights; square: squared effect on the outputs."""
 
     bits: float
     square: float

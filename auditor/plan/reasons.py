@@ -167,8 +167,14 @@ def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, own
     if where in group:
         return Reason("tied", f"shares a weight with {place}, where {why}", by=where)
     if inside:
-        return Reason("inherited", f"its low results would lower later operations: {why}", by=name)
-    return Reason("inherited", f"its low results would lower operations in {place}, where {why}", by=where)
+        return Reason(
+            "inherited", f"its low-precision results would lower the precision of later operations: {why}", by=name
+        )
+    return Reason(
+        "inherited",
+        f"its low-precision results would lower the precision of operations in {place}, where {why}",
+        by=where,
+    )
 
 
 def tell_apart(*values: float) -> tuple[str, ...]:
@@ -186,7 +192,7 @@ def explain_gain(saves: float, objective: str) -> str:
 
 
 def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
-    """Words for why a module that would save something is not lowered: the error would exceed MARGIN of the budget."""
+    """Words for why a module stays in FP32 though low precision there would save something: the error would exceed MARGIN of the budget."""
     if not math.isfinite(after):
         return "low precision there makes the model fail, or the outputs non-finite"
     first, second, allowed = tell_apart(before, after, budget)

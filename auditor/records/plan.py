@@ -141,7 +141,9 @@ class ScopeChoice:
     precision: Annotated[str, FileField("`fp32`, or the plan's `format`")]
     output: Annotated[str, FileField("`keep`: no cast to the caller's precision", choices=("cast", "keep"))] = "cast"
     keep: Annotated[tuple[str, ...], FileField("torch functions kept in FP32 here; `pow` includes x ** 2")] = ()
-    fp32_output: Annotated[tuple[str, ...], FileField("torch functions with low inputs and FP32 output here")] = ()
+    fp32_output: Annotated[
+        tuple[str, ...], FileField("torch functions of the scope that read low-precision inputs and return FP32")
+    ] = ()
 
     @property
     def exceptions(self) -> tuple[str, ...]:

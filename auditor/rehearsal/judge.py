@@ -101,7 +101,8 @@ def _harm(run: RecipeRun, fp32: RecipeRun, what: str) -> tuple[float, str]:
 
 
 def remedies_for(runs: Runs) -> Iterator[Recipe]:
-    """Repaired variants of recipes with a problem; also FP32 sums for low precision with many backward passes."""
+    """Repaired variants of recipes with a problem; for stored low-precision weights with many backward passes a step,
+    also one that sums gradients in FP32."""
     for name, run in list(runs.items()):
         yield from _variants(run, {p.kind: p for p in _problems(name, runs)}) if name != "fp32" else ()
 

@@ -92,7 +92,7 @@ def _regions(audit: Audit, fmt: str) -> Grid:
     for r in result[:SHOWN]:
         moves = "does not run" if r.failure else ratio(r.error)
         rows.append((f"`{scope(r.scope)}` {r.failure or ''}".rstrip(), str(len(r.nodes)), moves, ratio(r.explained)))
-    return Grid(heads, tuple(rows), caption=f"Neighboring operations, lowered together in {label(fmt)}")
+    return Grid(heads, tuple(rows), caption=f"Neighboring operations, all run in {label(fmt)} at once")
 
 
 def _linearity(audit: Audit, fmt: str) -> str:
@@ -188,15 +188,15 @@ def _sentences(one: Decisions) -> list[str]:
     if first.seen is None:
         others = " and others" if one.operations[1:] else ""
         said = f"{low}; with the FP32 run's decisions for the shapes of {where(first)}{others}, {ratio(one.frozen)}"
-        return [f"{said}. Flips cause {percent(one.share)} of the squared error."]
+        return [f"{said}. Flipped decisions cause {percent(one.share)} of the squared error."]
     if one.lifted is None:
         flips = any(each.error is not None for each in one.operations)
         return [f"{low}, all from rounding: {'flipped decisions change no output' if flips else 'no decision flips'}."]
     earlier = "" if one.lifted_seen <= first.seen / 2 else "; the remaining flips come from earlier operations"
     return [
-        f"{low}; with the FP32 run's decisions, {ratio(one.frozen)}. Flips cause {percent(one.share)} of the squared error.",
-        f"The most costly flips are those of {where(first)}, {_in_1000(first.seen)} in 1,000 decisions.",
-        f"If the values that this operation compares are in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} in 1,000 remain, and the error is "
+        f"{low}; with the FP32 run's decisions, {ratio(one.frozen)}. Flipped decisions cause {percent(one.share)} of the squared error.",
+        f"Most of this error comes from {where(first)}: {_in_1000(first.seen)} in 1,000 of its decisions flip.",
+        f"If the values that it compares are in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} in 1,000 flip, and the error is "
         f"{ratio(one.lifted_error)}{earlier}.",
     ]
 

@@ -95,7 +95,7 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
 
 
 def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None) -> Training:
-    """Find the loss-scale window under the FP16 plan, updates lost in BF16, errors of low steps, and advice."""
+    """Find the loss-scale window under the FP16 plan, updates lost in BF16, errors of steps in low precision, and advice."""
     trainable = {name: plan for name, plan in plans.items() if plan.holds and plan.has_low}
     lowerings = {fmt: StepPrecision(fmt, trainable.get(f"autocast_{fmt}")) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
@@ -219,13 +219,13 @@ def _noise(step: Step) -> float | None:
 
 
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
-    """Values whose gradient is low under autocast: low values, and values cast to low precision for a reader."""
+    """Values whose gradient is in low precision under autocast: those in low precision, or cast to it for a reader."""
     result = resolve(Policy(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.lowered)
 
 
 def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:
-    """The low gradients of every module, including gradients of its parameters."""
+    """Magnitudes of the gradients that each module computes in low precision, with those of its parameters."""
     groups = _by_module(captured, (name for name in gradients if name in low))
     return {module: merge_magnitudes(significant(gradients[n]) for n in names) for module, names in groups.items()}
 

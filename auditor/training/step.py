@@ -243,7 +243,7 @@ class _Region(TrainingStep):
         return loss
 
     def loss_inputs(self, outputs: Any) -> Any:
-        """The outputs, in FP32 if a plan may have lowered them and a loss function reads them."""
+        """The outputs, in FP32 if a plan may have changed their precision and a loss function reads them."""
         self.returned = _kind(outputs, self.loss_fn is None)
         return outputs if self.low.plan is None or self.loss_fn is None else _wide(outputs)
 
