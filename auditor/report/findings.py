@@ -79,7 +79,8 @@ class Cause:
             return "No plan within the budget uses low precision; this operation is one reason." if stops else ""
         nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
         every = {finding.node for finding in spoken}
-        said = [text.format(_these(nodes[how], every)) for how, text in BEARINGS.items() if nodes[how]]
+        output = ", or only the output," if any(choice.fp32_output for choice in plan.scopes.values()) else ""
+        said = [text.format(_these(nodes[how], every), output) for how, text in BEARINGS.items() if nodes[how]]
         if others := every.difference(*nodes.values()):
             here = (finding for finding in spoken if finding.node in others)
             met = dict.fromkeys((f, how) for finding in here for f, by in finding.met.items() for how in by)
@@ -161,7 +162,7 @@ def _plan_words(audit: Audit, plan: Plan) -> str:
 
 
 BEARINGS = {
-    "kept": "keeps {} in FP32",
+    "kept": "keeps {}{} in FP32",
     "low": "runs {} in low precision, within the budget",
     "reads": "runs {} in FP32 on low-precision inputs, within the budget",
 }
