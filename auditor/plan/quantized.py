@@ -248,7 +248,6 @@ class QuantizedPlans:
             calibration_error=one.measured,
             held_out_error=one.held_out if subject.held_out else None,
             verified_by=one.by,
-            holds=True,
             score=one.score,
             runs=search.spent,
             time_share=self._time(layers),

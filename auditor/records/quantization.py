@@ -99,9 +99,6 @@ class QuantizedPlan:
             "what ran: the model quantized by `torchao`, or the audit's `emulation`", choices=("torchao", "emulation")
         ),
     ]
-    holds: Annotated[
-        bool, FileField("whether the measured errors are within the error budget, and the score's loss is acceptable")
-    ]
     score: Annotated[Score | None, FileField("the user's score under the plan; `null`: none")] = None
     runs: Annotated[int, FileField("runs of the whole model that chose the layers", least=0)] = 0
     generated: Annotated[TokenComparison | None, FileField("comparison with FP32's tokens; `null`: not requested")] = (
