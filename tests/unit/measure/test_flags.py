@@ -88,3 +88,11 @@ def test_each_flag_concerns_the_operations_that_follow_it(costs: dict[str, float
     model = seeded(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()))
     found = auditor.audit(model, normal(2, 3, 8, 8), formats="bf16", strategies="autocast").flags
     assert [*found] == ["cudnn.allow_tf32, convolutions"]
+
+
+def test_a_product_that_fp64_cannot_sample_has_no_flags_and_ends_no_audit() -> None:
+    class Sparse(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.relu().to_sparse() @ x.T
+
+    assert auditor.audit(Sparse(), normal(4, 6), formats="bf16", strategies="autocast").flags == {}

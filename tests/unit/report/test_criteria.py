@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.errors import AuditorError
-from auditor.records import Audit, CriterionValue, NodeError, Reason, Verdict, Verification
+from auditor.records import Audit, CriterionValue, NodeError, Reason, ScopeChoice, Verdict, Verification
 from auditor.report.findings import causes
 from auditor.report.plans import criteria_lines, missed_criteria, shown_value
 from auditor.report.reporters import html, text
@@ -195,6 +195,11 @@ def test_a_card_says_what_becomes_of_one_operation():
     }
     for bearing, sentence in said.items():
         assert cause(spoken(make_audit(60), RNG001=bearing), "RNG001").plan_effect == sentence
+    audit = spoken(make_audit(60), RNG001="kept")
+    plan = audit.plans["autocast_fp16"]
+    scopes = {**plan.scopes, "head": ScopeChoice("fp16", fp32_output=("linear",))}
+    audit = replace(audit, plans={**audit.plans, plan.name: replace(plan, scopes=scopes)})
+    assert cause(audit, "RNG001").plan_effect == f"{opening} keeps the operation, or only the output, in FP32."
 
 
 def test_a_card_says_how_many_operations_become_what():
