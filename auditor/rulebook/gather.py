@@ -128,7 +128,8 @@ def positions(capture: Capture) -> dict[str, set[str]]:
     for name, node in capture.nodes.items():
         row, alone = operation(node.op), fixed.issuperset(node.inputs)
         learned = not of_parameters.isdisjoint(node.inputs)
-        if row.makes_layer and learned and (not alone or row.embedding):
+        applies = row.layer or row.linear or row.recurrent or row.cell
+        if applies and learned and (not alone or row.embedding):
             layers.add(name)
         if alone:
             fixed.add(name)
