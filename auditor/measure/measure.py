@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -27,6 +29,10 @@ from .values import Listener, Place, Values, reading
 
 AT_ONCE = 4
 """Peak memory of measuring an operation, as a multiple of the size of its inputs and results."""
+
+
+TRIM_EVERY = 50
+"""Number of operations after which freed memory is returned to the system."""
 
 
 @dataclass
@@ -145,9 +151,12 @@ def measure(
                     profiles.pop(source, None)
                     if source.name not in found.live:
                         found.values.release(source, reference.saved)
+                if len(found.errors) % TRIM_EVERY == 0:
+                    _trim()
     for run in found.alone.values():
         run.forget([*run.env])
     profiles.clear()
+    _trim()
     found.pure = frozenset(name for name, run in found.alone.items() if run.pure)
     found.blind = frozenset(n.name for n in reach(reference.lost, lambda n: n.all_input_nodes))
     return found
@@ -156,6 +165,12 @@ def measure(
 def _pass_on(listeners: Mapping[Place, Listener], place: Place, gradient: torch.Tensor | None) -> None:
     if place in listeners:
         listeners[place](gradient)
+
+
+def _trim() -> None:
+    """Return freed memory to the system: glibc keeps the gaps between results that live on."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def working_set(capture: Capture) -> int:

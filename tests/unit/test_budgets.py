@@ -95,10 +95,10 @@ BUDGET = {
     "isolation": (1200, "isolation"),
     "loading": (1880, "loading"),
     "loose files": (1060, "flow"),
-    "measure": (2320, "measure"),
+    "measure": (2340, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2430, "plan"),
+    "plan": (2440, "plan"),
     "progress": (300, "telling"),
     "quantization": (2220, "quantization"),
     "records": (1500, "records"),
@@ -112,7 +112,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30690, 225, 24
+LINES, FILES, ROOMS = 30720, 225, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
