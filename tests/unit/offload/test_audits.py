@@ -201,7 +201,7 @@ def test_too_small_a_limit_says_what_is_enough() -> None:
         Limit(10_000_000)
     least = int(Settings(memory=str(error.value).split()[-3]).memory)
     held = Limit(least + (8 << 20))
-    with pytest.raises(AuditorError, match="is too little"):
+    with pytest.raises(AuditorError, match="is too low"):
         held.need(1 << 30)
 
 
