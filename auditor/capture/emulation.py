@@ -28,11 +28,11 @@ class Endless(RuntimeError):
 
 
 class Emulation(Handler):
-    """Runs operations on a CPU as CUDA does.
+    """Runs operations on a CPU with CUDA's autocast dtypes and half-precision arithmetic.
 
-    lenient: compute recurrent layers, and operations without a half kernel on CUDA, in FP32 and round. most: maximum
-    number of operations, since a loop that waits for two numbers to agree may never end in half precision. seen: number
-    of operations so far, without casts, since plans add casts at scope boundaries.
+    lenient: compute recurrent layers, and operations without a half kernel on CUDA, in FP32 and round the results.
+    most: maximum number of operations, since a loop that waits for two numbers to agree may never end in half
+    precision. seen: number of operations so far; casts do not count, since precision plans add casts.
     """
 
     def __init__(self, lenient: bool = False, most: int | None = None) -> None:
@@ -87,8 +87,8 @@ class Emulation(Handler):
 
 
 def _draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the operation only draws random numbers. Recurrent layers and attention have dropout inside, but
-    need half kernels; dropout outside training returns its input."""
+    """Whether the operation's purpose is to draw random numbers. False for recurrent layers and attention, whose
+    dropout is only a part, and for dropout outside training."""
     row = operation_of(op)
     idle = row.thins and (args[2] if len(args) > 2 else kwargs.get("train")) is False
     return may_draw(op) and not is_tensor_core(op) and not row.recurrent and not idle
@@ -139,7 +139,8 @@ def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def as_on(device: str, most: int | None = None) -> Iterator[None]:
-    """In the body, operations run as on CUDA: natively on a GPU, otherwise emulated, with at most `most` operations."""
+    """Inside this context manager, operations run as on CUDA: natively if `device` is a GPU, otherwise emulated, with
+    at most `most` operations."""
     with nullcontext() if is_native(device) else emulate("cuda", most=most):
         yield
 

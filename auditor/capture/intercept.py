@@ -1,4 +1,4 @@
-"""Intercepts whole operations, before autograd and autocast, with private functions of torch.
+"""Intercepts a model's ATen operations before autograd and autocast handle them, with private functions of torch.
 
 Tested on torch 2.11, the oldest version in pyproject.toml, and 2.13.
 """
@@ -38,7 +38,7 @@ _RUNNING = threading.Lock()
 
 
 class Handler:
-    """Runs a model's operations in place of torch; this base class does what torch does outside autocast."""
+    """Runs a model's operations in place of torch. This base class does what torch does without autocast."""
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """Run one operation as the user's code called it, with autocast disabled."""
@@ -47,8 +47,8 @@ class Handler:
     def enter(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of an operation on CUDA's autocast lists, below functorch's transforms; `part` runs the
-        operation."""
+        """The arguments (for example after casts) of an operation on CUDA's autocast lists, below functorch's
+        transforms; `part` runs the operation."""
         return args, kwargs
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
@@ -60,12 +60,12 @@ class Handler:
 def intercept(
     handler: Handler, depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | None = None
 ) -> Iterator[None]:
-    """In the body, every operation of this thread goes through `handler`. around: dtype of an autocast region
-    around the body, see `one_stack`.
+    """Inside this context manager, every operation of this thread goes through `handler`. depth_of, around: see
+    `one_stack`.
 
     Autocast regions of every device type share one stack; PyTorch's fused transformer path is off, since it bypasses
-    modules; compiled functions run eagerly. Raises: MeasureError(slug="emulation-busy") if another body is open, in any
-    thread; MeasureError(slug="emulation-ended") if the body traced a model.
+    modules; compiled functions run eagerly. Raises: MeasureError(slug="emulation-busy") if another `intercept` is
+    active, in any thread; MeasureError(slug="emulation-ended") if a tracer such as torch.export ran inside.
     """
     if not _RUNNING.acquire(blocking=False):
         raise MeasureError(
@@ -132,7 +132,7 @@ def _kernel_of_parts(op: Any) -> Any:
 
 
 class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode below functorch, for the operations that the first mode passed on."""
+    """A dispatch mode below functorch, which sees the operations into which functorch splits an operation."""
 
     supports_higher_order_operators = True
     _should_skip_dynamo = _Whole._should_skip_dynamo
@@ -152,7 +152,7 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _below: list[_Parts] = []
-"""The modes of the transformed operations that are running."""
+"""The `_Parts` modes of the operations that are running under a functorch transform, innermost last."""
 
 
 @contextmanager
@@ -193,7 +193,8 @@ def _cast_listed(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _teach(operator: HigherOrderOperator) -> None:
-    """Make `torch.cond` and similar operators run their bodies under the first mode, which sees the operations."""
+    """Make `torch.cond` and similar operators run their bodies under `_Whole`, which sees the operations in these
+    bodies."""
     if _Whole in operator.python_key_table:
         return
 

@@ -30,7 +30,7 @@ class Region(NamedTuple):
 
 
 class _OpenRegion(NamedTuple):
-    """An open region, with torch's autocast state before it. depth: number of open module calls on entry."""
+    """An open autocast region, and torch's state before it. depth: number of running module calls on entry."""
 
     region: Any
     flags: _Flags
@@ -40,7 +40,7 @@ class _OpenRegion(NamedTuple):
 
 @dataclass(eq=False)
 class _Stack:
-    """The open regions in the body of `one_stack`.
+    """The open autocast regions inside `one_stack`.
 
     casts: {(id of a weight, dtype, whether gradients are on): (weak reference to the weight, its cast)}.
     """
@@ -63,7 +63,7 @@ def region_now() -> Region:
 
 
 def entered_at() -> int:
-    """Number of open module calls on entry of the innermost open region; 0 if none is open."""
+    """Number of running module calls on entry of the innermost open autocast region; 0 if none is open."""
     stack = _STATE.stack
     return stack.entered[-1].depth if stack is not None and stack.entered else 0
 

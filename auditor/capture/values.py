@@ -1,4 +1,4 @@
-"""Maps tensors to nodes of the recording, while tensors are viewed, written and freed."""
+"""Maps each tensor of a run to the graph node with its current entries, while tensors are viewed, written and freed."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Values:
         self._entry(x)
 
     def same(self, x: torch.Tensor, other: torch.Tensor) -> None:
-        """Register `x` as another name of `other`."""
+        """Register `x`, which an operation returned without changing `other`, under the node of `other`."""
         node = self.node_of(other)
         if address(x) is None or address(x) != address(other):
             self._add(x, Entry(node, geometry_of(x), self._memory_of(x)))

@@ -16,10 +16,11 @@ from ..errors import AuditorError, LoadError, suggest
 AT_MOST, AT_LEAST = "<=", ">="
 
 NOTHING = 2.0
-"""Share of an exceeded limit that allows no error. The error is added to it, so that larger errors rank as worse."""
+"""`Criterion.share` if a limit that allows no error is exceeded, before the error is added to rank larger ones as
+worse."""
 
 Options = tuple[tuple[str, "int | float | str"], ...]
-"""Arguments of a kind, in brackets: (name, value) pairs in the order of `Kind.takes`."""
+"""Arguments of an error measure, such as 5 in `topk(5)`: (name, value) pairs in the order of `Kind.takes`."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ _KINDS = (
     ),
 )
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
-"""{name: kind}."""
+"""{name: error measure}."""
 
 FUNCTION = Kind(
     "function",
@@ -141,7 +142,7 @@ class Criterion:
 
     @property
     def how(self) -> Kind:
-        """The criterion's row of KINDS, or FUNCTION."""
+        """The criterion's error measure: an entry of KINDS, or FUNCTION."""
         return FUNCTION if self.function is not None else KINDS[self.kind]
 
     @property

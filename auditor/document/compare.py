@@ -76,7 +76,7 @@ def settings(audit: Audit) -> dict[str, str]:
 
 
 def figures(plan: Plan | None) -> tuple[Any, ...] | None:
-    """The values by which two plans are compared."""
+    """The values of a plan that are compared between two audits; None without a plan."""
     if plan is None:
         return None
     errors = plan.predicted_error, plan.measured_error
@@ -86,7 +86,7 @@ def figures(plan: Plan | None) -> tuple[Any, ...] | None:
 def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
     """The findings of an audit that an earlier audit lacks, or reports as less severe.
 
-    A more severe finding is not new, unless it is an error, if its measurement is unchanged: the same outcome, or
+    A finding that became more severe, but no error, is not new if its measurement is unchanged: the same outcome, or
     contributions that grew by at most the factor BAND. Contributions under another error budget are not comparable.
     """
     comparable = settings(before)["budget"] == settings(audit)["budget"]

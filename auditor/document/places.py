@@ -1,4 +1,4 @@
-"""File paths relative to their repository, so that they are the same on every machine."""
+"""Makes file paths relative to their repository, so that they are the same on every machine."""
 
 from __future__ import annotations
 

@@ -67,19 +67,19 @@ def choice_from_scopes(scopes: Mapping[str, ScopeChoice]) -> PrecisionChoice:
 
 
 def plain(format: str) -> Callable[[str], str]:
-    """The same precision for every module."""
+    """A function that returns the same precision for every module."""
     return lambda owner: format
 
 
 class Layout:
-    """Properties that all policies of one capture and strategy share."""
+    """Properties of a graph that depend only on the strategy, so that all policies of that strategy share them."""
 
     def __init__(self, capture: Capture, how: Strategy) -> None:
         self.capture, self.how = capture, how
 
     @cached_property
     def owners(self) -> tuple[str, ...]:
-        """Modules to which a plan gives a precision: the root, and modules with operations or stored tied weights.
+        """Paths of modules to which a plan gives a precision: the root, and modules with operations or tied weights.
 
         A module with a tied weight may never be called; its precision still decides how the weight is stored.
         """
@@ -107,7 +107,7 @@ class Layout:
 
     @cached_property
     def deciding_owners(self) -> Mapping[str, tuple[str, ...]]:
-        """{placeholder: owners whose precision decides how it is stored}: its readers, and modules that share it."""
+        """{placeholder: modules whose precision decides how it is stored}: its readers, and modules that share it."""
         held = {place.name: place.holders for place in self.capture.placeholders if place.is_shared}
         readers = readers_of(self.capture).items()
         return {name: tuple(dict.fromkeys((*owners, *held.get(name, ())))) for name, owners in readers}
@@ -137,7 +137,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class Boundary:
-    """Conversions at a wrapped module. entry, exit: precisions to which its inputs and result are cast; None: no cast.
+    """Conversions at a module whose forward the plan wraps. entry, exit: precisions to which its inputs and result are
+    cast; None: no cast.
 
     exit "input": the caller's precision, if callers differ. keeps: whether the result of an FP32 module remains FP32.
     keep: functions that a low module keeps in FP32. fp32_output: functions whose products return FP32.
@@ -188,12 +189,10 @@ class Casts:
 
 
 class Policy(Semantics):
-    """How a recorded graph runs under a strategy, when a plan gives every owner a precision.
-
-    wrapped: the root, every owner whose precision differs from its parent owner's, and low owners with exceptions.
-    stored: precision of every placeholder that the strategy stores. layout: the Layout of another policy, if already
-    computed.
-    """
+    """How a recorded graph runs under a strategy, given a precision for every module. wrapped: modules at which values
+    are cast: the root, those whose precision differs from their parent's, and low ones with exceptions. stored:
+    precision of every placeholder that the strategy stores. layout: the Layout of another policy, if already
+    computed."""
 
     def __init__(
         self,
@@ -281,7 +280,7 @@ class Policy(Semantics):
         return any(scope is not None and path in scope.fp32_output for scope in scopes)
 
     def setting(self, name: str) -> Setting:
-        """The setting of a node's scope, before Setting.in_region."""
+        """The Setting of a node, before `Setting.in_region` applies the autocast regions of the model's code."""
         if self.keeps(name):
             return Setting("fp32", autocast=False, wins=True, kept=True)
         around = self.enclosing_calls(name)

@@ -70,7 +70,8 @@ def _nothing_saved(asked: list[bool]) -> Iterator[None]:
 
 
 def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: int, gradients: bool = False) -> T:
-    """Run `run()` with the generators at `seed`, without gradients unless requested or the forward computes them."""
+    """Run `run()` with random generators seeded by `seed`, then restore model and batch. Gradients are off unless
+    `gradients` is set or the forward computes gradients."""
     beat()
     try:
         with isolate(model, batch, seed=seed), torch.set_grad_enabled(gradients):

@@ -61,7 +61,7 @@ def isolate(*roots: Any, seed: int | None = None) -> Iterator[None]:
 
 
 class _Snapshot:
-    """All objects reachable from some roots, with their contents at the start."""
+    """All objects reachable from some roots, with their contents when the snapshot was taken."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.memory = StorageCopies()

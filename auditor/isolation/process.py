@@ -40,8 +40,8 @@ FLAGS = (
     "cudnn.deterministic",
     _DETERMINISTIC,
 )
-"""Names of flags in `torch.backends`, except the first and the last, in the order in which they are set: finer flags
-override earlier ones."""
+"""Names of torch's precision flags, in the order in which they are set: finer flags override earlier ones. All but the
+first and the last are attributes of `torch.backends`."""
 
 _IEEE = {
     _MATMUL: "highest",
@@ -86,12 +86,13 @@ def process_state() -> Callable[[], None]:
 
 
 ENOUGH = 3_000
-"""Minimum recursion limit: a module call takes three Python calls, and more while it is recorded. The C++ stack allows
-this many."""
+"""Lowest recursion limit during a run: a module call takes three Python calls, more while it is recorded. The C++ stack
+allows this many."""
 
 
 def flags() -> dict[str, Any]:
-    """All named torch flags and active overrides; flags that torch refuses to report are omitted."""
+    """{name: value} of the flags in FLAGS and of the environment variables in OVERRIDES; flags that torch refuses to
+    report are omitted."""
     result = {name: value for name in FLAGS if (value := _flag(name)) is not None}
     return result | {name: os.environ[name] for name in OVERRIDES if name in os.environ}
 
@@ -110,10 +111,9 @@ def under(wanted: Flags) -> Iterator[None]:
 
 
 def ieee() -> AbstractContextManager[None]:
-    """In the body, matrix products, convolutions and recurrent layers of FP32 tensors compute in FP32.
-
-    cuDNN's autotuning is off too, since its choice of a convolution would vary between runs. Flags are restored.
-    """
+    """In the body, matrix products, convolutions and recurrent layers of FP32 tensors compute in IEEE FP32, not TF32 or
+    BF16. cuDNN's autotuning is off too, since its choice of a convolution would vary between runs. Flags are
+    restored."""
     return under({name: value for name, value in _IEEE.items() if _flag(name) is not None})
 
 
@@ -126,7 +126,7 @@ def loose(found: Flags, device: str) -> tuple[str, ...]:
 
 @contextmanager
 def disable_fused_path() -> Iterator[None]:
-    """In the body PyTorch's fused transformer path is off."""
+    """Inside this context manager, nn.TransformerEncoder and nn.MultiheadAttention use no fused kernels."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

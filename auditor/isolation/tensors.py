@@ -13,15 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from ..trees import tensors_in
 
 AT_ONCE = 4 << 20
-"""Total bytes of tensors up to which all are copied at the start; watching for writes instead slows down every
-operation."""
+"""Bytes in total up to which all tensors are copied at the start. Above it, a tensor is copied before its first write,
+and watching for writes slows down every operation."""
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """In the body, gradients, modes and tensor subclasses are disabled."""
+    """Inside this context manager, gradients, torch function and dispatch modes, and tensor subclasses are disabled."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
         yield
 
@@ -78,7 +78,7 @@ class StorageCopies:
         self._copies: dict[int, torch.UntypedStorage] = {}
 
     def watch(self, tensor: torch.Tensor) -> None:
-        """Add a tensor's storages."""
+        """Add a tensor's storages to those that will be restored."""
         self._known.update((storage._cdata, (storage, storage.nbytes())) for storage in memory(tensor))
 
     def saved_before_written(self) -> AbstractContextManager[object]:

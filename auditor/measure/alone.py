@@ -225,7 +225,8 @@ class InFormat:
             self._rounded.pop(node, None)
 
     def advance(self, n: fx.Node, result: Any = None) -> None:
-        """Run the node in the low run; on failure, use the rounded reference. result: the node's result, if known."""
+        """Compute the node in the run of the whole model in the format; if it fails, use its rounded FP32 result.
+        result: the node's result, if known."""
         reference = self._values[n.name]
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), self.value_of)
         try:
@@ -241,7 +242,7 @@ class InFormat:
         self.env[n] = result
 
     def value_of(self, source: fx.Node) -> Any:
-        """A node's result in the low run; weights and inputs are rounded when first read."""
+        """A node's result with the whole model in the format; weights and inputs are rounded when first read."""
         if source not in self.env:
             self.env[source] = round_tree(self._values[source.name], self.row)
         return self.env[source]

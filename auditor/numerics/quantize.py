@@ -47,7 +47,7 @@ Rule = Callable[[torch.Tensor, Range, Quantizer], Scaled]
 def by_largest(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
     """The largest magnitude becomes the largest element; a block of zeros has scale 0, and becomes NaN.
 
-    Source: torchao 0.18, `_choose_scale_float8` and `_quantize_affine_float8` (no lower bound of the values given).
+    Source: torchao 0.18, `_choose_scale_float8` and `_quantize_affine_float8` (without a lower bound for the scale).
     """
     scale = span.magnitude / by.element.largest
     return Scaled(x / scale, scale)
@@ -79,7 +79,7 @@ def power_of_two(x: torch.Tensor, span: Range, by: Quantizer, rounding: str) -> 
 
     rounding of the largest magnitude to a power of two: "floor", "ceil" or "even" (up if the element's rounding would
     carry). Source: OCP Microscaling Formats 1.0, section 6.3 (floor); torchao 0.18, `to_mx` with ScaleCalculationMode.
-    Division uses at least 2^-126, multiplication 2^-127, as there.
+    As in torchao, the scale is at least 2^-126 in divisions, and 2^-127 in multiplications.
     """
     assert by.element.row is not None
     bits = span.magnitude.contiguous().view(torch.int32)
@@ -95,8 +95,8 @@ def power_of_two(x: torch.Tensor, span: Range, by: Quantizer, rounding: str) -> 
 def ratio_of_two(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
     """A scale in E8M0: the quotient of the largest magnitude and the largest element, rounded up to a power of two.
 
-    Source: cuBLAS documentation, "1D Block Quantization"; torchao 0.18, `_to_mx_rceil` (ScaleCalculationMode.RCEIL).
-    The smallest scale, 2^-127, does not divide the values, as there.
+    Source: cuBLAS documentation, "1D Block Quantization"; torchao 0.18, `_to_mx_rceil` (ScaleCalculationMode.RCEIL). As
+    in torchao, values are not divided by the smallest scale, 2^-127.
     """
     exponent = torch.ceil(torch.log2(span.magnitude / by.element.largest)).clamp(-_BIAS, _BIAS)
     divisor = torch.where(exponent == -_BIAS, 0.0, exponent)
@@ -134,7 +134,7 @@ RULES: Mapping[str, Rule] = {
     "e4m3": partial(e4m3_scale, levels=1),
     "e4m3_two_levels": partial(e4m3_scale, levels=2),
 }
-"""{name: scale rule}."""
+"""{name in `Quantizer.rule`: scale rule}."""
 
 
 def _round(x: torch.Tensor, zero: torch.Tensor | None, element: Element) -> tuple[torch.Tensor, torch.Tensor]:

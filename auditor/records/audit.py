@@ -19,14 +19,13 @@ from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
 
 FORMAT_VERSION = 1
-"""Version of the files; it increases when a field changes its meaning or is removed. In version 1, plan.json
-contained everything."""
+"""Version of plan.json and measurements.json; it increases when a field changes its meaning or is removed."""
 
 Contributions = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""{format: {module: {operation: the largest contribution}}}."""
+"""{format: {module: {operation: the largest relative change of the outputs that it causes}}}."""
 
 Groups = tuple[tuple[str, ...], ...]
-"""Groups of names of one shared parameter or module."""
+"""Groups of names: each group lists all names of one shared parameter or module."""
 
 FILES = ("report.html", "plan.json", "measurements.json", "patched_model.py", "findings.sarif")
 """Files of an audit."""

@@ -219,7 +219,8 @@ def fp32_score(scoring: ScoreFunction, given: ScoreResult) -> Evaluation:
 
 
 def compare_scores(scoring: ScoreFunction, fp32: ScoreResult, plan: ScoreResult | str) -> Score:
-    """A plan's score compared with the FP32 model's, or why there is none. plan: the function's numbers, or why not."""
+    """A plan's score compared with the FP32 model's, or why there is none. plan: the function's numbers, or why it has
+    none."""
     try:
         if isinstance(plan, str):
             raise NoScore(plan)

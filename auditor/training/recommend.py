@@ -28,7 +28,7 @@ _HIGHEST = 126
 FP16 = FORMATS["fp16"]
 
 RATES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
-"""Learning rates in the BF16 outlook."""
+"""Learning rates for which the share of updates that BF16 loses is estimated."""
 
 _HALF_SPACING = FORMATS["bf16"].mantissa + 1
 _NEVER = 200

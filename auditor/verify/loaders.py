@@ -49,7 +49,7 @@ def in_hand(model: nn.Module, plans: Mapping[str, Plan], plan: str) -> AbstractC
 
 
 def load_program(folder: Path, device: str, plan: str) -> AbstractContextManager[nn.Module]:
-    """The exported program or ONNX model that the folder contains for a plan."""
+    """A context manager that returns the exported program or ONNX model that the folder contains for a plan."""
     if (file := folder / f"{plan}{ONNX}").exists():
         return nullcontext(_OnnxModel(file))
     return nullcontext(ProgramModule(torch.export.load(folder / f"{plan}{PROGRAM}").module().to(device)))

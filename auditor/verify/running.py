@@ -55,7 +55,7 @@ PATIENCE = 30.0
 NO_MEMORY = "out of memory"
 
 NOT_RUN = "not run, "
-"""Prefix of reasons unrelated to precision: a timeout, a file, or the end of the process."""
+"""Prefix of failures unrelated to precision: a timeout, a file, or the end of the process."""
 
 
 def failure_of(error: BaseException) -> str:
@@ -80,10 +80,8 @@ def said_no_memory(failure: str) -> bool:
 
 @dataclass(frozen=True)
 class Answers:
-    """The outputs of a patched model, on the CPU: a list of tensors for each batch.
-
-    graded: for the first batch again, outside `torch.no_grad()`; None if not requested.
-    """
+    """The outputs of a patched model, on the CPU: a list of tensors for each batch. graded: for the first batch again,
+    outside `torch.no_grad()`; None if not requested."""
 
     outputs: list[list[torch.Tensor]]
     graded: list[torch.Tensor] | None = None
@@ -268,7 +266,8 @@ def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, 
 
 @contextmanager
 def clock(device: str) -> Iterator[Number]:
-    """Start timing; call the result for the seconds since then. The device's queue is drained before and after."""
+    """Time the `with` block. After the block, the function that it yields returns the seconds. The device's queue is
+    drained before and after."""
     module = torch.get_device_module(type_of(device)) if is_native(device) else torch.cpu
     module.synchronize(device)
     begun = time.perf_counter()
@@ -278,7 +277,8 @@ def clock(device: str) -> Iterator[Number]:
 
 
 def peak(device: str) -> AbstractContextManager[Number]:
-    """Start recording; call the result for the peak bytes that torch's allocator has used since then."""
+    """Watch memory in a `with` block. After it, the yielded function returns the peak bytes that torch's allocator
+    added."""
     return _of_a_gpu(device) if is_native(device) else _of_the_cpu()
 
 
