@@ -56,7 +56,7 @@ class Limit:
         self.let_go()
         if self.size < (least := resident() + ROOM + size):
             raise AuditorError(
-                f"--memory {words(self.size)} is too little for this audit: give {words(least)} or more",
+                f"the limit of --memory is too low for this audit: give {words(least)} or more",
                 slug="memory-too-small",
             )
 

@@ -113,8 +113,8 @@ def plans_section(audit: Audit, plans: tuple[PlanView, ...]) -> list[Block]:
     if not plans:
         return [Prose("", ("No plan was made for this audit.",), "empty")]
     about = (
-        'A plan keeps some modules in FP32 and runs the rest in low precision. "No plan" is '
-        "the error in the same format with no module in FP32."
+        'A plan keeps some modules in FP32 and runs the rest in low precision. "No plan" means '
+        "the same format with no module in FP32."
     )
     return [
         *(Prose("", (said,), "about") for said in (about, SHARES * bool(audit.criteria), score_headline(audit))),
@@ -129,7 +129,8 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     rows = [p.row for p in plans]
     if (today := audit.fp32_today) is not None and plans:
         rows.append((today_title(audit), "", "", _without(today), "", ""))
-    heads = ("Plan", "No plan", "Predicted", "Measured", "Low FLOPs", "Speed-up")
+    errors = (f"{'Share' if audit.criteria else 'Error'}, {of}" for of in ("no plan", "predicted", "measured"))
+    heads = ("Plan", *errors, "Low FLOPs", "Speed-up")
     yield Grid(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
     if (chosen := next((p for p in plans if p.recommended), None)) is not None:
         plan = chosen.plan
