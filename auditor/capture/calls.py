@@ -76,8 +76,7 @@ class Calls:
 
     @contextmanager
     def watch(self, returned: Callable[[Call, Any], None]) -> Iterator[None]:
-        """Inside this context manager, running calls are tracked, and `returned(call, result)` is called when a call
-        ends."""
+        """In the `with` block, running calls are tracked, and `returned(call, result)` is called when a call ends."""
         self._returned = returned
         handles = [
             register_module_forward_pre_hook(self._enter),

@@ -120,8 +120,8 @@ def _check_floating(found: Capture, name: str, answer: NamedTensors) -> None:
 
 
 def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Sequence[torch.Tensor]) -> None:
-    """Raises CaptureError(slug="capture-failed") if the replay fails, or differs from the recorded run much more than
-    two replays differ: the noise of non-deterministic operations is not an error of the recording."""
+    """Replay the graph. Raises CaptureError(slug="capture-failed") if this fails, or differs from the recorded run much
+    more than two replays differ: the noise of non-deterministic operations is not an error of the recording."""
 
     def replay_outputs() -> list[torch.Tensor]:
         with torch.no_grad():

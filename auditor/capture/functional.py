@@ -78,7 +78,7 @@ def twin_of(op: Any) -> Any:
         return None
 
     def outline(arguments: Sequence[Any]) -> tuple[list[str], list[str]]:
-        """Types and names; the first argument may be `self` in one overload and `input` in the other."""
+        """Types of all arguments, and names of all but the first, which may be `self` or `input`."""
         return [str(a.type) for a in arguments], [a.name for a in arguments[1:]]
 
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
@@ -133,8 +133,7 @@ class PinnedDraw:
 
 
 def as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """Convert any form of cast to `aten.to.dtype` with its arguments; return other operations unchanged. Result: (op,
-    args, kwargs).
+    """Convert any form of cast to `aten.to.dtype` with its arguments; other operations are returned as they are.
 
     The caller moves the result to another device if the recorded operation did.
     """

@@ -60,8 +60,7 @@ class Handler:
 def intercept(
     handler: Handler, depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | None = None
 ) -> Iterator[None]:
-    """Inside this context manager, every operation of this thread goes through `handler`. depth_of, around: see
-    `one_stack`.
+    """In the `with` block, every operation of this thread goes through `handler`. depth_of, around: see `one_stack`.
 
     Autocast regions of every device type share one stack; PyTorch's fused transformer path is off, since it bypasses
     modules; compiled functions run eagerly. Raises: MeasureError(slug="emulation-busy") if another `intercept` is
@@ -125,7 +124,7 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
 
 @cache
 def _kernel_of_parts(op: Any) -> Any:
-    """The dispatch key of the kernel that consists of calls of other operations."""
+    """The dispatch key of an operation's composite kernel, which calls other operations."""
     keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return torch._C._dispatch_key_parse(next(key for key in keys if has(op.name(), key)))
@@ -142,7 +141,7 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.handler, self.region = handler, Region(False, "")
 
     def of(self, region: Region) -> _Parts:
-        """This mode, for an operation in `region`."""
+        """Set the autocast region of the next operation; returns this mode."""
         self.region = region
         return self
 
@@ -157,7 +156,8 @@ _below: list[_Parts] = []
 
 @contextmanager
 def _cast_below(parts: _Parts) -> Iterator[None]:
-    """In the body, operations on CUDA's lists are observed where autocast acts: below functorch, above autograd."""
+    """In the `with` block, operations on CUDA's lists are observed where autocast acts: below functorch, above
+    autograd."""
     if not parts.region.enabled:
         yield
         return

@@ -96,8 +96,8 @@ def reach(starts: Iterable[H], following: Callable[[H], Iterable[H]]) -> list[H]
 
 
 def align(ours: Iterable[tuple[str, Hashable, S]], theirs: Iterable[tuple[str, Hashable, T]]) -> Iterator[tuple[S, T]]:
-    """Match items of two runs, given as (module, key, item): within a module, items with equal keys in the same
-    order."""
+    """Yield pairs of matching items of two runs, given as (module, key, item): within a module, items with equal keys
+    in the same order."""
     others = _by_module(theirs)
     for module, (keys, items) in _by_module(ours).items():
         their_keys, their_items = others.get(module, ([], []))

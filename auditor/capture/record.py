@@ -334,5 +334,6 @@ def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the generator, whose state the draw contains. `generator=None` is kept: some overloads require it."""
+    """Remove the generator from the arguments: the recorded Draw has its state. `generator=None` is kept: some
+    overloads require it."""
     return {key: value for key, value in kwargs.items() if key != "generator" or value is None}

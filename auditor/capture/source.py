@@ -99,8 +99,8 @@ def is_installed(path: str) -> bool:
 
 
 def _is_forward(frame: FrameType) -> bool:
-    """Whether a frame is a module's forward: a function of that name, except an autograd.Function's, or its
-    replacement."""
+    """Whether a stack frame runs a module's forward: a function called `forward` (but not an autograd.Function's), or a
+    function that replaces it."""
     caller = frame.f_back.f_code.co_filename if frame.f_back is not None else ""
     if _function(frame.f_code).rpartition(".")[2] == "forward":
         return caller != _AUTOGRAD

@@ -1,4 +1,4 @@
-"""Views of tensors: how to read a view from its source, and how to write through it."""
+"""Views of tensors: how to compute a view from its source, and the source after a write to the view."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ from .values import peak_of, rows
 KINDS = ("top1", "topk", "flips")
 
 OCTAVE = 10_000
-"""Steps per factor of 2 with which the allowed change of the margins is computed."""
+"""Resolution of `Margins.allowed_change`: its base-2 logarithm is a multiple of 1 / OCTAVE."""
 
 WINDOW = 8
-"""Number of entries on either side of the boundary between chosen and other entries that can change places."""
+"""Number of entries on either side of the boundary between the top k and the others that can change places."""
 
 FAR, ROWS, ROUNDS = 6.0, 4096, 20
 """Number of standard errors beyond which a margin never flips; rows that are processed together; iterations of
@@ -131,8 +131,7 @@ _KNOWN: MutableMapping[torch.Tensor, dict[Criterion, Margins | None]] = WeakTens
 
 
 def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
-    """The decisions that a criterion counts; None if the criterion allows no flip, or more flips than any error
-    causes."""
+    """The decisions that a criterion counts; None if it allows no flip, or more flips than any error causes."""
     numbers = is_number(reference) and is_plain(reference) and not reference.is_complex()
     if criterion.kind not in KINDS or criterion.function is not None or criterion.allows_nothing or not numbers:
         return None

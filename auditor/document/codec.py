@@ -20,7 +20,7 @@ from .places import portable, portable_path
 PLAN, MEASUREMENTS = "plan.json", "measurements.json"
 WIDTH = 240
 VARYING = ("seconds", "held")
-"""Keys of `environment` that differ between equal audits, such as durations."""
+"""Keys of `environment` that differ between two audits of the same model, such as durations."""
 
 
 @functools.cache

@@ -89,7 +89,7 @@ def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
 
 def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: torch.dtype) -> Dtypes:
     """Return the dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
-    tensors. Scalars and discrete tensors count only if there are no others. kernel: the arguments of its kernel."""
+    tensors. Scalars and discrete tensors count only if there are no others. kernel: its kernel's arguments."""
     read, handed = tensors_in(policy.converted_arguments(n, (n.args, n.kwargs), value_of)), tensors_in(kernel)
     floating = [x for x in handed if x.is_floating_point() or x.is_complex()] or handed
     deciding = [x.dtype for x in floating if x.dim()] or [x.dtype for x in floating]
@@ -167,7 +167,7 @@ class _NonFiniteTrace:
     def _handed_down(
         self, n: fx.Node, kind: str, where: torch.Tensor, sources: Collection[fx.Node]
     ) -> _Beginning | None:
-        """The operation and cause that made inputs of these entries zero or negative; None if no such input was."""
+        """Name and cause of the operation upstream that made inputs of these entries zero or negative, if any."""
         for source in sources:
             result = self._beginnings.get(source, {}).get(kind)
             if result is not None and self._reaches(n, source, WRONG[kind], where):
@@ -197,8 +197,8 @@ class _NonFiniteTrace:
         return "underflow" if kind == "vanished" and largest < self._row.smallest_normal else "rounding"
 
     def _upstream(self, n: fx.Node, expected: torch.Tensor, turned: torch.Tensor) -> _Beginning:
-        """The operation where the cause lies, and the cause: upstream if inputs became zero or negative, else the
-        node."""
+        """Name of the operation that caused Inf or NaN in `n`, and the cause: upstream if inputs became zero or
+        negative, else the node itself."""
         if float(expected[turned].abs().max()) > self._row.largest:
             return n.name, "overflow"
         place = row_of(n).singular

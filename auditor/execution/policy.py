@@ -79,7 +79,8 @@ class Layout:
 
     @cached_property
     def owners(self) -> tuple[str, ...]:
-        """Paths of modules to which a plan gives a precision: the root, and modules with operations or tied weights.
+        """Paths of modules to which a plan gives a precision: the root, and modules with operations or stored tied
+        weights.
 
         A module with a tied weight may never be called; its precision still decides how the weight is stored.
         """
@@ -91,12 +92,12 @@ class Layout:
 
     @cached_property
     def outermost(self) -> tuple[str, ...]:
-        """The owners, outer modules before inner ones."""
+        """The paths in `owners`, outer modules before inner ones."""
         return tuple(sorted(self.owners, key=lambda path: (path.count(".") + bool(path), path)))
 
     @cached_property
     def exited_modules(self) -> Mapping[str, frozenset[str]]:
-        """{owner: modules whose calls returned inputs of the owner's nodes}, without modules that contain the owner."""
+        """{module: others whose calls returned values that the module's operations read}, without its parents."""
         nodes, result = self.capture.nodes, dict[str, set[str]]()
         read = {(nodes[source].owner, n.owner) for n in nodes.values() for source in n.inputs if source in nodes}
         for producer, reader in read:
@@ -121,7 +122,7 @@ class Layout:
 
     @cached_property
     def inputs(self) -> frozenset[str]:
-        """Placeholders that are inputs of the model."""
+        """Names of the placeholders that are inputs of the model."""
         return frozenset(place.name for place in self.capture.placeholders if place.kind == "input")
 
     @cached_property
@@ -154,7 +155,8 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Setting:
-    """Precision of a node's scope. autocast: whether the node runs in an enabled autocast region.
+    """Precision of a node's scope, the innermost module around it to which the plan gives one. autocast: whether the
+    node runs in an enabled autocast region.
 
     kept: whether the node belongs to a function that a low scope keeps in FP32. wins: whether the scope lies inside an
     autocast region of the model's code, and overrides the region.
@@ -166,7 +168,7 @@ class Setting:
     kept: bool = False
 
     def in_region(self, region: AutocastRegion | None) -> Setting:
-        """The setting in an autocast region of the model's code: the region's, unless the scope is inside it."""
+        """The setting in an autocast region of the model's code: the region's, unless the node's scope is inside it."""
         if region is None or self.wins:
             return self
         named = format_of(getattr(torch, region.dtype))
@@ -259,7 +261,7 @@ class Policy(Semantics):
         return result
 
     def enclosing_calls(self, name: str) -> tuple[Call, ...]:
-        """Calls of wrapped modules that enclose a node, outermost first; then the call of a function kept in FP32."""
+        """Calls of `wrapped` modules that enclose a node, outermost first; then the call of a function kept in FP32."""
         if name not in self._enclosing:
             node = self.capture.nodes.get(name)
             calls = () if node is None else tuple(call for call in node.calls if call.path in self.wrapped)

@@ -160,7 +160,7 @@ def run(task: FleetTarget, unwanted: Callable[[], bool] = lambda: False) -> Outc
 
 
 def command_of(task: FleetTarget) -> list[str]:
-    """The command line of the audit."""
+    """The command line that audits one target, as a list of words."""
     return [sys.executable, "-m", "auditor", *task.words, "--out", str(task.directory.absolute()), "--quiet"]
 
 

@@ -99,7 +99,7 @@ def flags() -> dict[str, Any]:
 
 @contextmanager
 def under(wanted: Flags) -> Iterator[None]:
-    """In the body, torch's flags are `wanted` (from `flags()`), and the recursion limit is at least ENOUGH."""
+    """In the `with` block, torch's flags are `wanted` (from `flags()`), and the recursion limit is at least ENOUGH."""
     before, limit = flags(), sys.getrecursionlimit()
     try:
         _set_flags(wanted)
@@ -111,8 +111,8 @@ def under(wanted: Flags) -> Iterator[None]:
 
 
 def ieee() -> AbstractContextManager[None]:
-    """In the body, matrix products, convolutions and recurrent layers of FP32 tensors compute in IEEE FP32, not TF32 or
-    BF16. cuDNN's autotuning is off too, since its choice of a convolution would vary between runs. Flags are
+    """In the `with` block, matrix products, convolutions and recurrent layers of FP32 tensors compute in IEEE FP32, not
+    TF32 or BF16. cuDNN's autotuning is off too, since its choice of a convolution would vary between runs. Flags are
     restored."""
     return under({name: value for name, value in _IEEE.items() if _flag(name) is not None})
 
@@ -126,7 +126,7 @@ def loose(found: Flags, device: str) -> tuple[str, ...]:
 
 @contextmanager
 def disable_fused_path() -> Iterator[None]:
-    """Inside this context manager, nn.TransformerEncoder and nn.MultiheadAttention use no fused kernels."""
+    """In the `with` block, nn.TransformerEncoder and nn.MultiheadAttention use no fused kernels."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -137,7 +137,7 @@ def disable_fused_path() -> Iterator[None]:
 
 @contextmanager
 def disable_compilers() -> Iterator[None]:
-    """In the body, compiled functions and TorchScript run uncompiled, so that their operations can be recorded.
+    """In the `with` block, compiled functions and TorchScript run uncompiled, so that their operations can be recorded.
 
     On its first run under autocast, TorchScript would write casts to that dtype into its code, and keep them.
     """
@@ -154,7 +154,7 @@ def disable_compilers() -> Iterator[None]:
 
 @contextmanager
 def swap_attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """In the body, the attribute `name` of `holder` is `value`. holder: the module or class that defines the
+    """In the `with` block, the attribute `name` of `holder` is `value`. holder: the module or class that defines the
     attribute."""
     kept = vars(holder)[name]
     setattr(holder, name, value)

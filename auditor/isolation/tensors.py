@@ -21,13 +21,13 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Inside this context manager, gradients, torch function and dispatch modes, and tensor subclasses are disabled."""
+    """In the `with` block, gradients, torch function and dispatch modes, and tensor subclasses are disabled."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
         yield
 
 
 class TensorState:
-    """A tensor's state at the start, except its entries. children: objects in its attributes."""
+    """A tensor's storage, flags, gradient and hooks when this object is created. children: the gradient and hooks."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -42,7 +42,7 @@ class TensorState:
         self._alias = None if wraps or (self._place is None and _is_strided(tensor)) else tensor.data
 
     def restore(self) -> None:
-        """Restore storage, shape, leaf status, flag and hooks."""
+        """Restore storage, shape, leaf status, `requires_grad` and hooks."""
         tensor = self._tensor
         if self._alias is not None and (self._place is None or _place(tensor) != self._place):
             tensor.data = self._alias

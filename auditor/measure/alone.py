@@ -163,7 +163,7 @@ class InFormat:
         self._spoilt: set[fx.Node] = set()
 
     def measure(self, n: fx.Node) -> tuple[NodeError, Trace]:
-        """Measure the node separately and in the low run. If that fails, the NodeError states the reason."""
+        """Measure the node, by itself and in the whole model in the format. If it fails, the NodeError says why."""
         given = tensors_in([self._values.get(source.name) for source in n.all_input_nodes])
         results, reason = tensors_in(self._values[n.name]), None
         if any(leaf.is_quantized for leaf in (*given, *results)):
@@ -332,7 +332,7 @@ class InFormat:
             return None
 
     def _turns(self, n: fx.Node) -> bool:
-        """Whether the low run is Inf or NaN where FP32 is finite, even if the node's separate run is finite."""
+        """Whether the result with the whole model in the format is Inf or NaN where FP32's is finite."""
         pairs = zip(tensors_in(self._values[n.name]), tensors_in(self.env[n]), strict=False)
         return n in self._spoilt and any(
             is_number(ours) and bool((entries(ours).isfinite() & ~entries(low).isfinite()).any()) for ours, low in pairs

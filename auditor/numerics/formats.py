@@ -182,7 +182,7 @@ def register(row: Format) -> None:
 
 @contextmanager
 def temporary_format(row: Format) -> Iterator[Format]:
-    """Register a format within the body only. Raises: the errors of `register`."""
+    """Register a format within the `with` block only. Raises: the errors of `register`."""
     register(row)
     try:
         yield row

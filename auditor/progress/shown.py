@@ -188,7 +188,7 @@ def reporter(quiet: bool = False) -> Display:
 
 @contextmanager
 def refresh_display(shown: Display) -> Iterator[Display]:
-    """In the body a thread refreshes the display; then it is closed."""
+    """In the `with` block, a thread refreshes the display; then it is closed."""
     over = threading.Event()
 
     def run() -> None:

@@ -28,7 +28,7 @@ Groups = tuple[tuple[str, ...], ...]
 """Groups of names: each group lists all names of one shared parameter or module."""
 
 FILES = ("report.html", "plan.json", "measurements.json", "patched_model.py", "findings.sarif")
-"""Files of an audit."""
+"""Names of the files that every audit writes."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Provenance:
 
     @classmethod
     def of(cls, subject: Subject) -> Provenance:
-        """The provenance of a subject."""
+        """The Provenance of a Subject, that is, of a model with its inputs."""
         same = {each.name: getattr(subject, each.name) for each in fields(cls) if each.name != "file"}
         return cls(file=subject.origin.path if subject.origin else None, **same)
 

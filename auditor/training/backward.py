@@ -40,7 +40,7 @@ OTHER_GRADIENTS = (
 
 Leaves = list[torch.Tensor | None]
 Key = tuple[str, int]
-"""A node, and the index of one of its tensors."""
+"""(name of a node, index of a tensor in its result)."""
 Gradients = dict[Key, torch.Tensor | None]
 
 
@@ -102,8 +102,8 @@ def _worth_a_run(step: Step, tested: Mapping[str, Mapping[str, BackwardTest]]) -
 
 
 def _change(step: Step, low: LowStep, gaps: Mapping[Key, torch.Tensor]) -> GradientChange:
-    """How far one low operation changes the step's gradients, and how far only its backward pass does: `gaps`,
-    propagated linearly."""
+    """How much the parameter gradients change with one operation in low precision, and with only its backward pass:
+    `gaps`, propagated linearly."""
     at = [step.live[name][index] for name, index in gaps]
     errors = [gap.to(x.dtype) for gap, x in zip(gaps.values(), at, strict=True)]
     moved = torch.autograd.grad(at, [*step.parameters.values()], errors, retain_graph=True, allow_unused=True)

@@ -22,7 +22,8 @@ ALLOWED = 0.01
 """Share of the non-zero low-precision gradients that may underflow to zero."""
 
 HEADROOM = 16.0
-"""Safety factor of the initial scale for growing gradients, if the window is wide enough."""
+"""The initial loss scale is the largest usable one divided by this, since gradients may grow, or the smallest usable
+one."""
 
 _HIGHEST = 126
 FP16 = FORMATS["fp16"]

@@ -32,7 +32,7 @@ from ..records import Batch, Call, Capture, Node, Plan, Subject
 from .replay import LowStep, Step, failure_of_step, gradient_error, unscale
 
 LOSS = "(loss)"
-"""Owner name for operations of the loss, which belong to no module of the model."""
+"""Path, in place of a module's, of operations of the loss, which belong to no module of the model."""
 
 _PREFIX = "model"
 
@@ -80,7 +80,7 @@ def step_batches(subject: Subject) -> tuple[Batch, ...]:
 
 
 def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> Capture:
-    """The graph of model and loss in training mode; owners are the model's own paths, or `LOSS`.
+    """The graph of model and loss in training mode; modules have their paths in the model, the loss `LOSS`.
 
     The caller has set training mode. Raises: CaptureError(slug="capture-failed").
     """

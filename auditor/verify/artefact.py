@@ -76,7 +76,7 @@ def start() -> Process:
 
 @contextmanager
 def standby() -> Iterator[None]:
-    """In the body, the process for the first `start()` exists already and imports its modules."""
+    """In the `with` block, the process for the first `start()` exists already and imports its modules."""
     global _standby
     with suppress(OSError):
         _standby = start()

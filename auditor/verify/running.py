@@ -47,7 +47,7 @@ FEWEST, MOST = 7, 50
 """Minimum and maximum of timed forwards; `SECONDS` decides between them."""
 
 SECONDS = 2.0
-"""Total seconds of the timed forwards, unless the minimum number takes longer."""
+"""Seconds that the timed forwards should take in total, if FEWEST to MOST of them do."""
 
 PATIENCE = 30.0
 """Seconds after which the warm-up ends early."""
@@ -89,7 +89,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs the loaded models, natively on a GPU, emulating a GPU on a CPU; all state is restored.
+    """Runs the models that `load` provides, natively on a GPU or emulating one on a CPU; all state is restored.
 
     gradients: whether to run with gradients too. most: maximum operations of a forward, see `emulate`. apart: whether
     the process exists only for these runs. Each method answers a question (see Question); a failed run returns a
@@ -199,7 +199,7 @@ class Forward:
         return result()
 
     def time_eager(self, call: Call) -> Times:
-        """Median and quartiles over repeats, after warm-up."""
+        """Times in seconds of one forward: median and quartiles over repeats, after warm-up."""
         begun = time.monotonic()
         for _ in range(WARM_UP):
             last = self.run(call, clock)

@@ -83,7 +83,7 @@ class Worker:
         self.batches: list[Batch] | None = None
 
     def did(self, job: Mapping[str, Any]) -> bool:
-        """Run a job: its question for each of its plans. False if nothing can run."""
+        """Run a job, and save the result of each of its plans; False if no plan can run."""
         settings, folder = self.settings, job["folder"]
         load, said = self._load_plans(job["file"])
         write(folder / STARTED, said)
