@@ -1,4 +1,4 @@
-"""Predicts the dtype of every node under a policy without running kernels, by interpreting the graph on formats."""
+"""Predicts the dtype of every node under a Policy without running kernels, by passing formats through the graph."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def resolve(policy: Policy) -> Resolution:
 
 
 class Resolver:
-    """`resolve` for many policies of one capture, incrementally: each prediction starts from the previous result."""
+    """Like `resolve`, for many policies of one capture: each prediction recomputes only what the previous one lacks."""
 
     def __init__(self, capture: Capture) -> None:
         self._executor = Executor(capture.graph_module)
@@ -203,7 +203,8 @@ class _Algebra(Semantics):
 
 
 def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[str, str]:
-    """{node: its low format}, for nodes that run in it under every strategy, with all FP32 and with all in `format`.
+    """{node: its low format}, for nodes that run in it whether all modules are FP32 or all in `format`, in every
+    strategy.
 
     Such nodes lie in autocast regions of the model's code, or after explicit casts. If a node's result is FP32, its
     inputs' format counts: an upcast cannot restore lost bits.

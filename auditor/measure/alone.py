@@ -163,8 +163,8 @@ class InFormat:
         self._spoilt: set[fx.Node] = set()
 
     def measure(self, n: fx.Node, sample: Sample | None = None) -> tuple[NodeError, Trace]:
-        """Measure the node separately and in the low run. If that fails, the NodeError states the reason. sample: of a
-        product."""
+        """Measure the node, by itself and in the whole model in the format. If it fails, the NodeError says why. sample:
+        of a product."""
         given = tensors_in([self._values.get(source.name) for source in n.all_input_nodes])
         results, reason = tensors_in(self._values[n.name]), None
         if any(leaf.is_quantized for leaf in (*given, *results)):
@@ -226,7 +226,8 @@ class InFormat:
             self._rounded.pop(node, None)
 
     def advance(self, n: fx.Node, result: Any = None) -> None:
-        """Run the node in the low run; on failure, use the rounded reference. result: the node's result, if known."""
+        """Compute the node in the run of the whole model in the format; if it fails, use its rounded FP32 result.
+        result: the node's result, if known."""
         reference = self._values[n.name]
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), self.value_of)
         try:
@@ -242,7 +243,7 @@ class InFormat:
         self.env[n] = result
 
     def value_of(self, source: fx.Node) -> Any:
-        """A node's result in the low run; weights and inputs are rounded when first read."""
+        """A node's result with the whole model in the format; weights and inputs are rounded when first read."""
         if source not in self.env:
             self.env[source] = round_tree(self._values[source.name], self.row)
         return self.env[source]
@@ -321,7 +322,7 @@ class InFormat:
         )
 
     def _turns(self, n: fx.Node) -> bool:
-        """Whether the low run is Inf or NaN where FP32 is finite, even if the node's separate run is finite."""
+        """Whether the result with the whole model in the format is Inf or NaN where FP32's is finite."""
         pairs = zip(tensors_in(self._values[n.name]), tensors_in(self.env[n]), strict=False)
         return n in self._spoilt and any(
             is_number(ours) and bool((entries(ours).isfinite() & ~entries(low).isfinite()).any()) for ours, low in pairs

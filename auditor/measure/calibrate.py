@@ -61,8 +61,8 @@ def calibrate(
     whole: Subject | None = None,
     schemes: tuple[str, ...] = (),
 ) -> Calibration:
-    """Measure each node over all batches: worst error, largest isolated effect, root-mean-square contribution, full
-    range.
+    """Measure each node over all batches: worst error, largest isolated effect, root-mean-square contribution, pooled
+    magnitudes.
 
     whole: the full subject, if `subject` has only some of its batches.
 

@@ -168,7 +168,7 @@ def _pass_on(listeners: Mapping[Place, Listener], place: Place, gradient: torch.
 
 
 def _trim() -> None:
-    """Return freed memory to the system: glibc keeps the gaps between results that live on."""
+    """Return freed memory to the system: glibc keeps free blocks that lie between live tensors."""
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -1,4 +1,4 @@
-"""FP32 results of a measured graph: stored, or computed again where autograd does not keep them anyway."""
+"""FP32 results of a measured graph: stored, or freed and computed again when read, if autograd does not keep them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Listener = Callable[[torch.Tensor | None], None]
 
 
 class Place(NamedTuple):
-    """A tensor with a gradient. name: the node, or see `reading`; source: the node that computes it; number: of the
-    tensor in the node's result."""
+    """A tensor with a gradient. name: the node, or see `reading`; source: the node that computes it; number: index of
+    the tensor in that result."""
 
     name: str
     source: str
@@ -47,7 +47,7 @@ class Values(Mapping[str, Any]):
         self._held[n.name] = value
 
     def stored(self, name: str) -> Any:
-        """A result; None if it was released."""
+        """The stored result of a node, by name; None if it was released."""
         return self._held.get(name)
 
     def release(self, n: fx.Node, saved: Collection[int]) -> None:

@@ -53,7 +53,7 @@ class PlanView:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """The plan's row in the table of plans; if it runs nothing in low precision, without most figures."""
+        """The plan's row in the table of plans. A plan that runs nothing in low precision has few figures."""
         plan, title = self.plan, ("* " if self.recommended else "") + self.title
         stopped = self.verdict in ("failed", "non-finite", "not run")
         measured = self.verdict if stopped else ratio(plan.measured_error)
@@ -141,7 +141,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
 
 
 def island_lines(kept: tuple[Island, ...], most: int) -> tuple[str, ...]:
-    """A line for each FP32 island of a plan, with its reason; at most `most` islands."""
+    """A line for each FP32 island (modules kept in FP32) of a plan, with its reason; at most `most` islands."""
     return shorten([f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in kept], most)
 
 
