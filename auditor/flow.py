@@ -38,9 +38,9 @@ from .loading.placement import devices_of, place_subject
 from .loading.state import upcast_model
 from .measure.calibrate import calibrate_paths
 from .measure.causes import storage_notes
-from .measure.flags import flag_costs
 from .measure.measure import working_set
 from .measure.noise import noise_of
+from .measure.products import flag_costs
 from .measure.rerun import of_verdicts
 from .offload import came_to, within
 from .paths import enclosing_paths

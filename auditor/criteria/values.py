@@ -143,7 +143,7 @@ VALUES: dict[str, Value] = {
     **{function.__name__: function for function in (rel_max, kl, nats, flips, topk, cosine, psnr, iou)},
     "top1": topk,
 }
-"""{name of a kind: function of two tensors of the same shape}."""
+"""{name of an error measure: function (reference, candidate, criterion) -> value}, for tensors of equal shapes."""
 
 
 def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | None:

@@ -63,4 +63,4 @@ FORMULAS: Mapping[str, Callable[..., int]] = {
         2 * (x.numel() // x.shape[-1]) * (by_input.numel() + by_state.numel())
     ),
 }
-"""{name: formula(first result, *the call's positional arguments)}; the formulas get tensors without entries."""
+"""{name: formula(first result, *positional arguments of the call) -> FLOPs}; the tensors are meta tensors."""

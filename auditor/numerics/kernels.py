@@ -162,7 +162,8 @@ def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
 
 
 def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute `target(*args, **kwargs)` in float32 on the current values, and round to the promoted format."""
+    """Compute `target(*args, **kwargs)` in float32 on the arguments' values, and round to the format that type
+    promotion gives."""
     row = _result(operation_of(target), args, kwargs)
     wide = wait_for_result(target, target(*_wide(args), **_wide(kwargs)))
     if row is None or not row.low:
