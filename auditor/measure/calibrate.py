@@ -65,32 +65,29 @@ def calibrate(
     """Measure each node over all batches: worst error, largest isolated effect, root-mean-square contribution, pooled
     magnitudes.
 
-    whole: the full subject, if `subject` has only some of its batches. The graph is valid for the first batch's shapes, and for its values if Python branched on values. `calibrate_paths`
-    measures batches that take another path on a separate graph.
+    whole: the full subject, if `subject` has only some of its batches. The graph is valid for the first batch's shapes,
+    and for its values if Python branched on values. `calibrate_paths` measures batches that take another path on a
+    separate graph.
     """
     batches = usable(capture, subject)
-    spans = (
-        calibration_spans(capture, subject, batches) if any(SCHEMES[scheme].is_calibrated for scheme in schemes) else {}
-    )
+    calibrated = any(SCHEMES[scheme].is_calibrated for scheme in schemes)
+    spans = calibration_spans(capture, subject, batches) if calibrated else {}
 
-    def measure_once(batch: Batch, back: Back) -> tuple[Measurement, FirstOrder]:
-        measured = measure(capture, subject.model, batch, formats, back=back)
-        measured.quantized = QuantizedLayers(capture, measured.values, schemes, spans)
-        return measured, first_order(measured, seed, yardstick)
-
-    def measure_batch(batch: Batch) -> tuple[Measurement, FirstOrder]:
-        """Measure one batch. If a backward pass raises, repeat with tested backward passes, and finally without any."""
-        backs: tuple[Back, ...] = ("trusted", "tried")
-        for back in backs:
-            try:
-                return measure_once(batch, back)
-            except Exception as error:
-                let_through(error)
-        return measure_once(batch, "none")
+    def measure_batch(batch: Batch, *backs: Back) -> tuple[Measurement, FirstOrder]:
+        """Measure one batch. If a backward pass raises, repeat with the next of these ways to treat backward passes."""
+        try:
+            measured = measure(capture, subject.model, batch, formats, back=backs[0])
+            measured.quantized = QuantizedLayers(capture, measured.values, schemes, spans)
+            return measured, first_order(measured, seed, yardstick)
+        except Exception as error:
+            let_through(error)
+            if not backs[1:]:
+                raise
+        return measure_batch(batch, *backs[1:])
 
     def one(batch: Batch) -> Calibration:
         number = number_of(whole or subject, batch)
-        measured, first = measure_batch(batch)
+        measured, first = measure_batch(batch, "trusted", "tried", "none")
         contributions, linearity = settle(measured, first, yardstick)
         contributions = {
             name: {fmt: replace(one, batch=number) for fmt, one in formats.items()}
@@ -101,9 +98,17 @@ def calibrate(
         regions = tuple(regions_of(measured, contributions, yardstick)) if leads else ()
         decisions = measure_decisions(measured, yardstick) if leads else ()
         quantized = {(layer.node, layer.scheme): layer for layer in measure_layers(measured, first, yardstick)}
-        flags = measured.under_flags
         return Calibration(
-            errors, contributions, measured.ranges, 1, linearity, regions, decisions, None, quantized, flags
+            errors,
+            contributions,
+            measured.ranges,
+            1,
+            linearity,
+            regions,
+            decisions,
+            None,
+            quantized,
+            measured.under_flags,
         )
 
     return reduce(_merge_calibrations, map(one, batches))

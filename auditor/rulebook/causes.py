@@ -44,8 +44,7 @@ class FlowGraph:
     verdicts: Verdicts
 
     def is_broken(self, name: str, *formats: str) -> bool:
-        """Whether the node by itself, in one of the formats, raises, or makes its result or an output Inf or NaN where
-        FP32 is finite."""
+        """Whether the node by itself raises, or turns its result or an output Inf or NaN, in one of the formats."""
         errors, moved = self.measured.errors.get(name, {}), self.measured.contributions.get(name, {})
         return any(fmt in errors and breaks(errors[fmt], moved.get(fmt)) for fmt in formats)
 
