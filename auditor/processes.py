@@ -31,16 +31,16 @@ INTERRUPTIONS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP
 
 def unwind_on_signals() -> None:
     """Make a signal to terminate raise KeyboardInterrupt once, so that the process can clean up."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for one in INTERRUPTIONS:
+            signal.signal(one, signal.SIG_IGN)  # a second signal must not stop the cleanup
+        sys.unraisablehook = lambda unraised: None  # for a signal that arrives while Python runs a callback
+        raise KeyboardInterrupt
+
     for number in INTERRUPTIONS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    for one in INTERRUPTIONS:
-        signal.signal(one, signal.SIG_IGN)  # a second signal must not stop the cleanup
-    sys.unraisablehook = lambda unraised: None  # for a signal that arrives while Python runs a callback
-    raise KeyboardInterrupt
+            signal.signal(number, interrupt)
 
 
 def how_ended(code: int) -> str:

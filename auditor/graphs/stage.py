@@ -67,25 +67,21 @@ def graphs_of(bench: Workbench, score: InFp32 | None = None) -> GraphPlans:
     If the model cannot be exported, a warning says so, and plans of other strategies remain. Raises:
     PlanError(slug="cannot-export") if no other strategy was requested.
     """
+    subject = bench.subject
     try:
         tick("exporting the model")
-        return _make_plans(_trial(bench), score)
+        trial = Trial(export_model(subject.model, subject.batches[0]), bench)
+        if not trial.agrees(subject.batches[0]):
+            raise cannot("the exported graph does not reproduce the model's outputs")
+        batches, held_out = (tuple(filter(trial.agrees, some)) for some in (subject.batches, subject.held_out))
+        if len(batches) + len(held_out) < len(subject.batches) + len(subject.held_out):
+            agreeing = replace(subject, batches=batches, held_out=held_out)
+            trial = replace(trial, bench=replace(bench, subject=agreeing))
+        return _make_plans(trial, score)
     except PlanError as error:
         if error.slug != "cannot-export" or not bench.options.scope_strategies:
             raise
         return GraphPlans(said=(f"There is no plan of strategy {GRAPHS[0]}: {error}",))
-
-
-def _trial(bench: Workbench) -> Trial:
-    """Export the model; the Trial has the batches on which the exported graph reproduces the model's outputs."""
-    subject = bench.subject
-    trial = Trial(export_model(subject.model, subject.batches[0]), bench)
-    if not trial.agrees(subject.batches[0]):
-        raise cannot("the exported graph does not reproduce the model's outputs")
-    batches, held_out = (tuple(filter(trial.agrees, some)) for some in (subject.batches, subject.held_out))
-    if len(batches) + len(held_out) == len(subject.batches) + len(subject.held_out):
-        return trial
-    return replace(trial, bench=replace(bench, subject=replace(subject, batches=batches, held_out=held_out)))
 
 
 def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
