@@ -38,9 +38,8 @@ from .plan.plans import Planner
 from .plan.quantized import QuantizedPlans
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
-from .plan.units import in_unit, yardstick_of
 from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
-from .plan.workbench import Workbench
+from .plan.workbench import Workbench, in_unit, yardstick_of
 from .records import Audit, Capture, Finding, Plan, Subject
 from .records.ledger import LedgerRow, SilentCast
 from .records.quantization import QuantizedPlan
@@ -166,7 +165,7 @@ def _make_plans(
         baselines = planner.baselines()
         today, held = today_of(bench), tuple(run_held_choices(bench))
     with stages("plan", "solve, patch, verify"):
-        plans = planner.plans(baselines)
+        plans = planner.plans()
     schemes = _quantized_plans(bench, stages, score, generating) if options.schemes else ()
     pipelines = tuple(run_pipelines(bench, step.first.by_parameter if step else None, stages))
     if score is not None:
