@@ -77,9 +77,15 @@ class Modules(Space):
     def propose(self, allowed: float) -> Candidate:
         """The cheapest choice with a predicted error of at most `allowed`; or everything in low precision, if that meets
         the budget and is hardly slower."""
-        low, point = self.low, cheapest(self.problem, allowed)
-        fast = low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
-        return low if fast and self.within_budget() else point
+        low, energy, holds = self.low, self.problem.energy, bool(self.within_budget())
+
+        def wins(point: Candidate) -> bool:
+            return low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
+
+        if holds and wins(evaluate(self.problem, energy.cuts.best(0.0) & energy.scopes.keys())):  # without a search
+            return low
+        point = cheapest(self.problem, allowed)
+        return low if holds and wins(point) else point
 
 
 def as_candidate(problem: Problem, chosen: PrecisionChoice) -> Candidate:
