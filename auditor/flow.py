@@ -48,9 +48,8 @@ from .plan.plans import Planner
 from .plan.quantized import QuantizedPlans
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
-from .plan.units import in_unit, yardstick_of
 from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
-from .plan.workbench import Workbench
+from .plan.workbench import Workbench, in_unit, yardstick_of
 from .records import Audit, Capture, Environment, Evaluation, Finding, Plan, Proposal, Subject, Weight
 from .records.audit import Provenance
 from .records.ledger import LedgerRow, SilentCast
@@ -172,7 +171,7 @@ def _make_plans(
         baselines = planner.baselines()
         today, held = today_of(bench), tuple(run_held_choices(bench))
     with stages("plan", "solve, patch, verify"):
-        plans = planner.plans(baselines)
+        plans = planner.plans()
     schemes: tuple[QuantizedPlan, ...] = ()
     if options.schemes:
         with stages("schemes", "the fewest bits within the error budget"):

@@ -17,7 +17,7 @@ from ..numerics import operations as table
 from ..numerics.formats import dtype_of
 from ..numerics.nodes import op_name, row_of, target_of, tensors_in
 from ..plan.costs import TIE, cast_seconds, costs_of, elements_of, price
-from ..plan.mincut import FORBIDDEN
+from ..plan.search import FORBIDDEN
 from ..plan.workbench import Workbench
 from ..records import Capture, Literals
 from .exported import INNER, outlines

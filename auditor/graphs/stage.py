@@ -23,10 +23,9 @@ from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..numerics.formats import dtype_of, runs
 from ..numerics.nodes import tensors_in
 from ..plan.costs import costs_of, most_alive
-from ..plan.mincut import HIGH, LOW, Arc, Candidate, Choice, Cuts
 from ..plan.modules import VISITS
 from ..plan.scores import InFp32
-from ..plan.search import MARGIN, RUNS, Space, choose, find_verified
+from ..plan.search import HIGH, LOW, MARGIN, Arc, Candidate, Choice, Cuts, Space, choose, find_verified
 from ..plan.verified import judge_replay, verify
 from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
@@ -95,7 +94,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
         made = {}
         for name, limit in limits.items():
             tick(name.replace("_", " "))
-            made[name] = choose(spaces[name], limit, 0 if bench.options.quick else RUNS)
+            made[name] = spaces[name].propose(limit) if bench.options.quick else choose(spaces[name], limit)
         return made
 
     def run(chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
@@ -109,7 +108,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
             plans[name] = replace(plan, predicted_error=choice.predicted_error, memory=memory_needed(module))
         return verify(bench, plans, files)
 
-    plans = find_verified(spaces, bench.max_error, make, run, lambda name, plan: plan.is_verified)
+    plans = find_verified(spaces, bench.max_error, make, run)
     return GraphPlans(score.under(plans, bench, files) if score else plans, baselines, files)
 
 

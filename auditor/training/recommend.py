@@ -11,7 +11,7 @@ import torch
 from ..artefact.strategies import strategy_of
 from ..numerics.formats import FORMATS, label
 from ..numerics.histogram import exponent_counts, largest_scale, merge_magnitudes, subnormal_share, underflow_share
-from ..plan.recommend import kept_clause, recommend
+from ..plan.recommend import kept_apart, recommend
 from ..records import Magnitudes, Plan
 from ..records.training import LossScale, ParameterGradients, Training
 
@@ -138,7 +138,7 @@ def recommend_plan(
         return recommended, reason
     return wanted.name, (
         f"{label(wanted.format)} under autocast: measured error {wanted.measured_error:.2g} within the budget, "
-        f"{kept_clause(wanted)}. It is the plan to train under: {training.recommendation}."
+        f"{kept_apart(wanted) or 'nothing'} kept in FP32. It is the plan to train under: {training.recommendation}."
     )
 
 
