@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..numerics.formats import label
+from ..training.recommend import HEADROOM
 from ..training.step import LOSS
 from .remedies import title_of
 from .result import Recipe, RecipeProblem, RecipeRun
@@ -28,6 +29,8 @@ this error or more."""
 ROUNDED, PASSES = 0.01, 8
 """Smallest relative error of accumulated gradients worth reporting, if FP32 sums halve it; and the number of
 backward passes per step that is enough to try FP32 sums."""
+RAISE = 256
+"""Factor on the initial loss scale of a variant; GradScaler halves the scale until gradients are finite."""
 PREFERRED = ("bf16_autocast", "fp16_autocast", "plan")
 HARM = {
     "updates_lost": "of the updates with a gradient change no weight: they are below half a spacing of {}",
@@ -123,6 +126,9 @@ def _variants(run: RecipeRun, problems: Mapping[str, RecipeProblem]) -> Iterator
         for remedy in remedies:
             yield variant(remedy, f"{low} with {title_of(remedy)}", remedies=(remedy,))
         return
+    if run.scale is not None and run.scale >= 1 and {"steps-skipped", "gradients-off"} & problems.keys():
+        scale = run.scale / HEADROOM if "steps-skipped" in problems else RAISE * run.scale
+        yield variant("scale", f"{own.title} with init_scale={scale:g}", scale=scale)
     kinds = ("steps-skipped", "not-finite", "gradients-off")
     places = [place for kind in kinds if kind in problems and (place := problems[kind].module)]
     whole = {"": {"precision": own.format}, **own.scopes}
