@@ -24,30 +24,34 @@ SHARES = (
 def overview(result: Rehearsal) -> list[Block]:
     """Verdict, recipes, and problems with their remedies."""
     about = f"{count(result.steps, 'step')} of {result.target} in each recipe, on {count(result.batches, 'batch', 'batches')}"
-    page: list[Block] = [
-        Prose(f"Rehearsal of {result.target}", (about,), "title"),
-        Prose("Verdict", (result.recommendation,), "good" if result.recommended != "fp32" else "error"),
-    ]
     heads = ("Recipe", "Last loss", "Skipped", "Gradient error", *(head for _, head in SHARES), "")
     rows = tuple(_row(result, name, run) for name, run in result.runs.items())
-    page.append(Grid(heads, rows, list(result.runs).index(result.recommended), caption="Recipes, late in the run"))
     entries = [_entry(result, problem) for problem in result.problems if not result.runs[problem.recipe].recipe.repairs]
     several = f"{count(len(entries), 'problem')} in recipes that are not recommended"
-    page += [Prose("Problems", (several if entries else "No recipe has a problem.",)), *entries]
     fp32 = result.runs["fp32"]
-    if zero := [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}]:
-        said = ", ".join(shorten(zero, 4, "rehearsal.json"))
-        page.append(Prose("Gradients", (f"Gradients that were zero in every sampled step: {said}.",)))
-    if fp32.error:
-        text = f"FP32 gradients of two batches differ by {percent(fp32.error)}; errors far below that matter less."
-        page.append(Prose("Noise", (text,)))
+    zero = shorten(
+        [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}], 4, "rehearsal.json"
+    )
+    noise = f"FP32 gradients of two batches differ by {percent(fp32.error)}; errors far below that matter less."
     emulated = f"A CPU emulated a GPU. Problems that appear after {count(result.steps, 'step')} are not detected."
-    return [*page, Prose("Caution", (emulated,), "warning")]
+    return [
+        Prose(f"Rehearsal of {result.target}", (about,), "title"),
+        Prose("Verdict", (result.recommendation,), "good" if result.recommended != "fp32" else "error"),
+        Grid(heads, rows, list(result.runs).index(result.recommended), caption="Recipes, late in the run"),
+        Prose("Problems", (several if entries else "No recipe has a problem.",)),
+        *entries,
+        Prose("Gradients", (f"Gradients that were zero in every sampled step: {', '.join(zero)}.",) if zero else ()),
+        Prose("Noise", (noise,) if fp32.error else ()),
+        Prose("Caution", (emulated,), "warning"),
+    ]
 
 
 def render(result: Rehearsal) -> str:
     """The rehearsal as one HTML file, with curves, the code of remedies, and a table of parameters."""
-    page = [*overview(result)[1:], *_charts(result), *_remedies(result), *_parameters(result)]
+    working = (run.recipe for name, run in result.runs.items() if not result.problems_of(name))
+    names = dict.fromkeys(remedy for recipe in working for remedy in recipe.remedies)
+    codes = [Fold(f"The code of {title_of(name)}", (Code("", code_of(name)),)) for name in names]
+    page = [*overview(result)[1:], *_charts(result), *codes, *_parameters(result)]
     title = f"Rehearsal of {result.target}"
     return environment().get_template("diff.html.jinja").render(title=title, headline=title, page=page)
 
@@ -102,13 +106,6 @@ def _curve(steps: Sequence[int], values: Sequence[float | None]) -> list[tuple[f
 def _style(run: RecipeRun) -> str:
     stored = " cast" if run.recipe.stored or run.recipe.scopes else ""
     return "plan" if run.recipe.name == "fp32" else f"{run.recipe.format}{stored}"
-
-
-def _remedies(result: Rehearsal) -> Iterator[Block]:
-    """The code of every remedy in a recipe that has no problem."""
-    working = (run.recipe for name, run in result.runs.items() if not result.problems_of(name))
-    for name in dict.fromkeys(remedy for recipe in working for remedy in recipe.remedies):
-        yield Fold(f"The code of {title_of(name)}", (Code("", code_of(name)),))
 
 
 def _parameters(result: Rehearsal) -> Iterator[Fold]:

@@ -102,7 +102,7 @@ BUDGET = {
     "progress": (300, "telling"),
     "quantization": (2220, "quantization"),
     "records": (1500, "records"),
-    "rehearsal": (1210, "rehearsal"),
+    "rehearsal": (1150, "rehearsal"),
     "report": (2830, "report"),
     "rulebook": (2470, "rules"),
     "score": (280, "criteria"),
@@ -112,7 +112,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30690, 225, 24
+LINES, FILES, ROOMS = 30690, 224, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
