@@ -67,13 +67,13 @@ def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
         share, where = _harm(run, fp32, what)
         if share:
             yield problem(what.replace("_", "-"), f"{share:.0%} {text.format(label(run.recipe.format))}{where}")
-    wide = runs.get(f"{name}_fp32_accumulation")
-    if wide is not None and run.error > max(2 * wide.error, ROUNDED):
-        said = f"its gradients differ from FP32's by {run.error:.1%} after {run.backward_passes} backward passes, and"
+    error, noise, wide = run.error or 0.0, fp32.error or 0.0, runs.get(f"{name}_fp32_accumulation")
+    if wide is not None and wide.error is not None and error > max(2 * wide.error, ROUNDED):
+        said = f"its gradients differ from FP32's by {error:.1%} after {run.backward_passes} backward passes, and"
         yield problem("sums-rounded", f"{said} by {wide.error:.1%} where they are summed in FP32")
-    if run.error > max(OFF, fp32.error / 4):
-        worst = max(run.parameters, key=lambda p: run.late(run.parameters[p].error) or 0.0)
-        said = f"its gradients differ from FP32's by {run.error:.0%}, most in {worst}; those of two batches differ by {fp32.error:.0%}"
+    if error > max(OFF, noise / 4):
+        worst = max(run.parameters, key=lambda name: run.share("error", name) or 0.0)
+        said = f"its gradients differ from FP32's by {error:.0%}, most in {worst}; those of two batches differ by {noise:.0%}"
         yield problem("gradients-off", said, worst.rpartition(".")[0])
 
 
@@ -92,12 +92,10 @@ def _behind(run: RecipeRun, fp32: RecipeRun) -> str:
 
 def _harm(run: RecipeRun, fp32: RecipeRun, what: str) -> tuple[float, str]:
     """The share of entries if it far exceeds FP32's: of all parameters, or of one, which the text names; else 0."""
-    if (share := run.share(what) or 0.0) - (fp32.share(what) or 0.0) > LOST:
-        return share, ""
-    for name, row in run.parameters.items():
-        own, other = run.late(getattr(row, what)) or 0.0, fp32.late(getattr(fp32.parameters[name], what)) or 0.0
-        if own - other > ALL:
-            return own, f", of {name}"
+    for name in (None, *run.parameters):
+        own, other = (one.share(what, name) or 0.0 for one in (run, fp32))
+        if own - other > (LOST if name is None else ALL):
+            return own, "" if name is None else f", of {name}"
     return 0.0, ""
 
 

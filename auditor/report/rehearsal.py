@@ -32,7 +32,7 @@ def overview(result: Rehearsal) -> list[Block]:
     zero = shorten(
         [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}], 4, "rehearsal.json"
     )
-    noise = f"FP32 gradients of two batches differ by {percent(fp32.error)}; errors far below that matter less."
+    noise = f"FP32 gradients of two batches differ by {percent(fp32.error or 0.0)}; errors far below that matter less."
     emulated = f"A CPU emulated a GPU. Problems that appear after {count(result.steps, 'step')} are not detected."
     return [
         Prose(f"Rehearsal of {result.target}", (about,), "title"),
@@ -61,7 +61,7 @@ def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
     verdict = count(broken, "problem") if broken else "no problem" * (name != "fp32")
     figures = ["failed", *[""] * (len(SHARES) + 2)]
     if run.failure is None:
-        error = ratio(run.late(run.errors)) if run.errors and name != "fp32" else ""
+        error = ratio(run.error) if run.errors and name != "fp32" else ""
         shares = (or_blank(run.share(what), percent) for what, _ in SHARES)
         figures = [f"{run.last_loss():.4g}", f"{len(run.skipped)}", error, *shares]
     return run.recipe.title, *figures, "recommended" if name == result.recommended else verdict
@@ -110,14 +110,13 @@ def _style(run: RecipeRun) -> str:
 
 def _parameters(result: Rehearsal) -> Iterator[Fold]:
     """The parameters with the largest gradient errors or shares of lost updates, the worst first."""
-    kinds = ("error", *(kind for kind, _ in SHARES))
+    kinds, fp32 = ("error", *(kind for kind, _ in SHARES)), result.runs["fp32"]
     rows: list[tuple[float, tuple[str, ...]]] = []
-    for run in result.runs.values():
-        for name, row in run.parameters.items() if run.recipe.name != "fp32" and not run.recipe.repairs else ():
-            late = {kind: run.late(getattr(row, kind)) for kind in (*kinds, "zero_gradient")}
-            cells = (or_blank(one, percent) for one in late.values())
-            noise = ratio(result.runs["fp32"].late(result.runs["fp32"].parameters[name].error))
-            rows.append((max(late[kind] or 0.0 for kind in kinds), (name, run.recipe.title, noise, *cells)))
+    for run in (run for run in result.runs.values() if run is not fp32 and not run.recipe.repairs):
+        for name in run.parameters:
+            late = [run.share(kind, name) for kind in (*kinds, "zero_gradient")]
+            cells = run.recipe.title, ratio(fp32.share("error", name)), *(or_blank(one, percent) for one in late)
+            rows.append((max(one or 0.0 for one in late[: len(kinds)]), (name, *cells)))
     worst = tuple(cells for _, cells in sorted(rows, key=lambda row: -row[0])[:WORST])
     heads = ("Parameter", "Recipe", "Noise", "Gradient error", *(head for _, head in SHARES), "Gradient zero")
     left = f" of {len(rows):,}; rehearsal.json lists all" if len(rows) > len(worst) else ""
