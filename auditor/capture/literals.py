@@ -1,4 +1,4 @@
-"""Detects literals that Python derives from a tensor's dtype, by recording the model again in each format."""
+"""Detects numbers in a graph that Python derived from a tensor's dtype, by recording the model again in each format."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 _FP16 = FORMATS["fp16"]
 _LEAST, _TIMES = 1_000, 2
-"""A low-precision run may have _LEAST operations, plus _TIMES those of the FP32 run. A longer run takes another path:
-a solver may halve its steps."""
+"""A low-precision run may have _LEAST operations, plus _TIMES as many as the FP32 run. A longer run takes another path,
+such as a solver with smaller steps, and counts as failed."""
 
 _JUST_BELOW_ONE = 1 - torch.finfo(torch.float32).eps
 _LEAST_ORDINARY, _MOST_ORDINARY = 1 / 512, 8
-"""Literals between these limits exist in every format. A smaller literal may prevent a division by 0; exp of a
-larger literal may overflow."""
+"""Magnitudes between which a literal is assumed not to depend on a dtype. A smaller literal may prevent a division by
+0; exp of a larger literal may overflow."""
 
 
 def compare_literals(
@@ -79,7 +79,7 @@ def compare_literals(
 
 
 def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
-    """{format: changes in that format}, for one node or placeholder."""
+    """{format: entry of `name` in `found[format]`}; `name` is a node or placeholder."""
     return {fmt: by_name[name] for fmt, by_name in found.items() if name in by_name}
 
 

@@ -51,8 +51,8 @@ def record(
     """Run the model once on a batch and record its operations; also returns the model's output tensors.
 
     handler: runs the operations, by default as torch does. around: the autocast region of the run. A float32 region
-    casts nothing, but shows which regions the user's code disables. The batch's tensors are copied; the caller restores
-    the model's.
+    casts nothing, but shows which regions the user's code disables. The batch's tensors are copied; the caller must
+    restore the model's.
     """
     recording, calls = Recording(), Calls(model)
     recorder = _Recorder(recording, calls, handler or Handler(), around)
@@ -177,7 +177,7 @@ class _Recorder(Handler):
     def _arguments(self, op: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], bool]:
         """The arguments with nodes in place of tensors, and whether the result must be stored as a constant.
 
-        Values that determine the shape of a result are stored if rounding could change them. Unknown tensors become
+        Values that determine a result's shape become constants if rounding could change them. Unknown tensors become
         constants.
         """
         choosing = shape_from(op, args)
@@ -334,5 +334,6 @@ def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the generator, whose state the draw contains. `generator=None` is kept: some overloads require it."""
+    """Remove the generator from the arguments: the recorded Draw has its state. `generator=None` is kept: some
+    overloads require it."""
     return {key: value for key, value in kwargs.items() if key != "generator" or value is None}

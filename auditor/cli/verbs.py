@@ -299,7 +299,7 @@ class Rehearse(Verb):
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
     target: Annotated[str, Option(shown="FILE.py:STEP")]
     """a function that runs one training step on a batch"""
-    steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number", "N")] = 200
+    steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number from 1 to 999999", "N")] = 200
     """number of training steps in each recipe"""
     batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
     """the batches for the training step: `f.py:name`, or a name in the target's file; by default the file's `batches`,

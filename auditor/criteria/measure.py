@@ -39,7 +39,8 @@ class CriterionResult:
 
 @dataclass(frozen=True)
 class Criteria:
-    """A distance between outputs: the largest share of a limit, of a criterion's or of `max_error` for other outputs.
+    """A distance between outputs: the largest share that a criterion uses of its limit, or other outputs of
+    `max_error`.
 
     names: the outputs' names, if a reference has none. joint: the error measure of all outputs without a criterion.
     """
@@ -61,7 +62,7 @@ class Criteria:
         return (*self.each, rest) if self.output_indices(rest, self.names if names is None else names) else self.each
 
     def __call__(self, reference: Tensors, candidate: Tensors) -> float:
-        """The largest share that any criterion takes of its limit; above 1 a limit is exceeded."""
+        """The largest share that any criterion uses of its limit; above 1, a limit is exceeded."""
         return max((held.share for held in self.evaluate(reference, candidate)), default=0.0)
 
     def evaluate(self, reference: Tensors, candidate: Tensors, expected: bool = False) -> list[CriterionResult]:

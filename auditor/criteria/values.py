@@ -148,7 +148,7 @@ VALUES: dict[str, Value] = {
     "mean_abs": lambda r, c, _: float(_gap(r, c).abs().sum()) / max(int(torch.isfinite(r).sum()), 1),
     **{function.__name__: function for function in (rel_max, kl, nats, flips, top1, topk, cosine, psnr, iou)},
 }
-"""{name of a kind: function of two tensors of the same shape}."""
+"""{name of an error measure: function (reference, candidate, criterion) -> value}, for tensors of equal shapes."""
 
 
 def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | None:

@@ -20,7 +20,7 @@ from .places import portable, portable_path
 PLAN, MEASUREMENTS = "plan.json", "measurements.json"
 WIDTH = 240
 VARYING = ("seconds", "held")
-"""Keys of `environment` that differ between equal audits, such as durations."""
+"""Keys of `environment` that differ between two audits of the same model, such as durations."""
 
 
 @functools.cache
@@ -85,7 +85,7 @@ def steady(plan: Any) -> Any:
 
 
 def digest(plan: Any) -> str:
-    """A digest of plan.json, which measurements.json stores to show that both were written together."""
+    """SHA-256 of plan.json's contents; measurements.json stores it to show that both were written together."""
     text = json.dumps(steady(plan), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
@@ -110,7 +110,7 @@ def _with_places(report: NodeReport) -> NodeReport:
 
 
 def under_several_names(named: Iterable[tuple[str, Any]]) -> tuple[tuple[str, ...], ...]:
-    """All names of each parameter or module that has more than one."""
+    """All names of each parameter or module that has more than one name. named: (name, parameter or module)."""
     names: dict[int, list[str]] = {}
     for name, item in named:
         names.setdefault(id(item), []).append(name)

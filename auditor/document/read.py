@@ -105,7 +105,8 @@ def audit_of(document: Any, where: str) -> Audit:
 
 
 def applicable(document: Any, where: str) -> Audit:
-    """Like `audit_of`, but the audit must have a plan, and the plans' strategies must exist; their formats need not.
+    """Like `audit_of`, but the audit must have a plan, and the plans' strategies must exist; their formats may be
+    unknown.
 
     Raises: PlanError(slug="bad-plan").
     """

@@ -1,4 +1,4 @@
-"""Interprets recorded graphs: as recorded, under a policy, with some operations low, or reusing an earlier run."""
+"""Runs recorded graphs: as recorded, under a Policy, with some operations in low precision, or partly reusing a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ValueOf = Callable[[fx.Node], Any]
 
 
 class Semantics:
-    """How the nodes of a graph compute their results. This class computes as recorded; subclasses change that."""
+    """How a graph's nodes compute their results. This class computes as recorded; subclasses in other precisions."""
 
     def placeholder_value(self, n: fx.Node, value: Any) -> Any:
         """The value of a placeholder, from the caller's argument."""
@@ -36,7 +36,8 @@ class Semantics:
     """Names of nodes that do not compute as recorded."""
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
-        """Names of nodes that compute differently than under the semantics `then`, even on equal inputs."""
+        """Names of nodes that compute differently than under `then`, an earlier run's semantics, on equal inputs
+        too."""
         return self.changed
 
     def same(self, result: Any, other: Any) -> bool:
@@ -65,9 +66,9 @@ class SeparateResults(Semantics):
 class SomeLow(Semantics):
     """Computes some operations in a format and the others in FP32, for one run.
 
-    inside: names of the operations that run in low precision. `round` rounds their inputs; `left` has their results in
-    FP32 for other operations. held: {operation: its result in another run}, whose decisions replace the operation's.
-    Raises: UnsupportedInFormat, or the exception of an operation, in `compute`.
+    inside: names of the operations that run in low precision. `round` rounds their inputs; `left` has their results,
+    converted to FP32, for other operations. held: {operation: its result in another run}; decisions in it replace the
+    operation's. Raises: UnsupportedInFormat, or the exception of an operation, in `compute`.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ def separate_tensors(result: Any, inputs: Sequence[Any]) -> Any:
 
 
 def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
-    """{placeholder: owners of the nodes that read it}."""
+    """{placeholder: paths of the modules whose operations read it}."""
     readers: dict[str, dict[str, None]] = {place.name: {} for place in capture.placeholders}
     for node in capture.nodes.values():
         for source in readers.keys() & set(node.inputs):
@@ -235,7 +236,7 @@ def low_literals(node: Node, format: str) -> Literals | None:
 def with_literals(
     args: tuple[Any, ...], kwargs: dict[str, Any], literals: Literals | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replace the constants in the arguments that depend on a dtype."""
+    """Replace the arguments that depend on a dtype by the values in `literals`; returns (args, kwargs)."""
     if literals is None or not literals.arguments:
         return args, kwargs
     changed = literals.arguments

@@ -1,11 +1,11 @@
-"""Predicts the dtype of every node under a policy without running kernels, by interpreting the graph on formats."""
+"""Predicts the dtype of every node under a Policy without running kernels, by passing formats through the graph."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -95,14 +95,15 @@ def resolve(policy: Policy) -> Resolution:
 
 
 class Resolver:
-    """`resolve` for many policies of one capture, incrementally: each prediction starts from the previous result."""
+    """Like `resolve`, for many policies of one capture: each prediction recomputes only what the previous one lacks."""
 
     def __init__(self, capture: Capture) -> None:
         self._executor = Executor(capture.graph_module)
+        self._kinds = {n: _kind_of(n) for n in capture.graph_module.graph.nodes}
 
     def __call__(self, policy: Policy) -> Resolution:
         """Predict the dtype of every node under a policy."""
-        executor, algebra = self._executor, _Algebra(policy)
+        executor, algebra = self._executor, _Algebra(policy, self._kinds)
         result = dict(executor.before.values) if executor.before else {}
         executor.semantics = algebra
         for n, typed in executor.steps(*policy.capture.placeholders):
@@ -111,11 +112,19 @@ class Resolver:
         return Resolution(result)
 
 
+class _Kind(NamedTuple):
+    """A recorded result: its format, "" if discrete; whether it is a scalar (zero-dimensional), or complex."""
+
+    format: str = ""
+    scalar: bool = False
+    complex: bool = False
+
+
 class _Algebra(Semantics):
     """Computes the format of each operation's result from the formats of its inputs."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+    def __init__(self, policy: Policy, kinds: Mapping[fx.Node, _Kind]) -> None:
+        self.policy, self._kinds = policy, kinds
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
         """The nodes that the two policies treat differently."""
@@ -128,14 +137,14 @@ class _Algebra(Semantics):
 
     def placeholder_value(self, n: fx.Node, value: Any) -> NodeType:
         """The format in which a placeholder is stored."""
-        own = _own(n)[0]
+        own = self._kinds[n].format
         dtype = self.policy.stored.get(n.name, own) if own else own
         return NodeType(dtype, dtype)
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> NodeType:
         """Predicted dtypes of an operation, or of the graph's output."""
         given = {source.name: value_of(source).dtype for source in n.all_input_nodes}
-        stays = {source.name for source in n.all_input_nodes if _is_complex(source)}  # no cast by autocast or scopes
+        stays = {x.name for x in n.all_input_nodes if self._kinds[x].complex}  # no cast by autocast or scopes
         arrived, cast, rounded = dict(given), list[str](), list[str]()
 
         def convert(source: str, format: str) -> None:
@@ -171,14 +180,14 @@ class _Algebra(Semantics):
 
     def _kernel(self, n: fx.Node, handed: Mapping[str, str], told: str) -> tuple[str, bool]:
         """The format of the kernel's result, and whether its inputs have dtypes that it cannot promote."""
-        own, _ = _own(n)
+        own, kinds = self._kinds[n].format, self._kinds
         if told and own:
             return told, False
         read: list[fx.Node] = []
         fx.node.map_arg((n.args, n.kwargs), read.append)
-        floats = [(handed[source.name], _own(source)[1]) for source in read if handed[source.name]]
-        if _is_complex(n):  # low if all inputs are in one low format and torch has complex numbers of it
-            formats = {handed[source.name] for source in read if handed[source.name] or _is_complex(source)}
+        floats = [(handed[source.name], kinds[source].scalar) for source in read if handed[source.name]]
+        if kinds[n].complex:  # low if all inputs are in one low format and torch has complex numbers of it
+            formats = {handed[source.name] for source in read if handed[source.name] or kinds[source].complex}
             low = formats.pop() if len(formats) == 1 else ""
             return low if is_low(low) and _has_complex(FORMATS[low].dtype) else "", False
         if not _moves(own) or not floats:
@@ -194,7 +203,8 @@ class _Algebra(Semantics):
 
 
 def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[str, str]:
-    """{node: its low format}, for nodes that run in it under every strategy, with all FP32 and with all in `format`.
+    """{node: its low format}, for nodes that run in it whether all modules are FP32 or all in `format`, in every
+    strategy.
 
     Such nodes lie in autocast regions of the model's code, or after explicit casts. If a node's result is FP32, its
     inputs' format counts: an upcast cannot restore lost bits.
@@ -221,16 +231,9 @@ def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[s
     return result
 
 
-def _own(n: fx.Node) -> tuple[str, bool]:
-    """Format of the recorded result, "" if discrete, and whether it is a scalar (zero-dimensional)."""
+def _kind_of(n: fx.Node) -> _Kind:
     value = next(iter(tensors_in(n.meta.get("val"))), None)
-    return ("", False) if value is None else (_name(value.dtype), value.dim() == 0)
-
-
-def _is_complex(n: fx.Node) -> bool:
-    """Whether the recorded result of a node is complex."""
-    value = next(iter(tensors_in(n.meta.get("val"))), None)
-    return value is not None and value.is_complex()
+    return _Kind() if value is None else _Kind(_name(value.dtype), value.dim() == 0, value.is_complex())
 
 
 def _has_complex(dtype: torch.dtype | None) -> bool:

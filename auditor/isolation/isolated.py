@@ -33,16 +33,17 @@ _ATOMS = frozenset(
 
 @contextmanager
 def isolate(*roots: Any, seed: int | None = None) -> Iterator[None]:
-    """Restore `roots` (models, batches, or other objects that may be written) and the process after the body.
+    """Restore `roots` (models, batches, or other objects that may be written) and the process after the `with` block.
 
     Restored: the values and the identity of parameters, buffers, gradients, flags, hooks, submodules and attributes, as
     far as they are reachable through lists, tuples, dicts, sets, deques, arrays, generators and objects; the random
     generators of Python, NumPy, torch and the GPUs in use; process-wide settings, see process.py. seed: initial seed of
     these generators. Not restored: state in closures, globals, classes, function caches, iterators, threads and C++
-    objects; a tensor's previous `grad_fn`. Call `backward()` in the body: tensors saved for it are overwritten
-    afterwards. Results that the body stored in a root are removed from the root. Cost: buffers are copied at the start,
-    and other tensors too if they have at most `AT_ONCE` bytes in total, else just before an operation writes. Raises:
-    AuditorError(slug="state-not-restored") if restoring fails; an exception of the body is raised instead, with a note.
+    objects; a tensor's previous `grad_fn`. Call `backward()` in the block: tensors saved for it are overwritten
+    afterwards. Results that the block stored in a root are removed from the root. Cost: buffers are copied at the
+    start, and other tensors too if they have at most `AT_ONCE` bytes in total, else just before an operation writes.
+    Raises: AuditorError(slug="state-not-restored") if restoring fails; an exception of the block is raised instead,
+    with a note.
     """
     process = process_state()
     with plain_torch():
@@ -61,7 +62,7 @@ def isolate(*roots: Any, seed: int | None = None) -> Iterator[None]:
 
 
 class _Snapshot:
-    """All objects reachable from some roots, with their contents at the start."""
+    """All objects reachable from some roots, with their contents when the snapshot was taken."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.memory = StorageCopies()

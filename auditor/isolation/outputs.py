@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributions import Distribution
 
 LONE = "output"
-"""Name of a single returned tensor."""
+"""Name of the output if a model returns a single tensor."""
 
 _ENDLESS = (io.IOBase, itertools.count, itertools.cycle, itertools.repeat)
 _NUMBERS = (str, bytes, bytearray, memoryview, range, bool, int, float, complex)

@@ -24,7 +24,7 @@ from .measure import Measurement
 from .rerun import PLAIN, SENSITIVE_SHARE, Reruns, Yardstick
 
 RUNS = 96
-"""Run limit per format, in forward passes of the model, counted by operations."""
+"""Maximum cost of runs per format, in forward passes of the whole model; a partial run counts by its operations."""
 
 TRUSTED = 8
 """Number of runs per format that check predictions; more, up to RUNS in all, only if these runs refute predictions."""
@@ -75,7 +75,7 @@ contained them."""
 
 
 class _FormatRuns:
-    """Runs for one format. found: the contributions that runs determined."""
+    """Runs of operations in one format. found: {operation: its Contribution}, from these runs."""
 
     def __init__(self, reruns: Reruns, first: FirstOrder) -> None:
         self.reruns = reruns

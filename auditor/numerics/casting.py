@@ -1,4 +1,5 @@
-"""Rounds tensors to a format: in torch's dtype if torch computes in the format, otherwise as float32 with a tag."""
+"""Rounds tensors to a format: to torch's dtype if torch computes in it, otherwise to float32 with the format as a
+tag."""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ def _round_mantissa(x: torch.Tensor, drop: int) -> torch.Tensor:
 
 
 _MARK = "_carried_format"
-"""Attribute that tags a float32 tensor with a format in which torch does not compute. Operations on such a tensor
-return new tensors without the tag: the caller adds the tag to them."""
+"""Attribute that tags a float32 tensor with a format in which torch does not compute. Results of operations on such a
+tensor have no tag: the caller adds it to them."""
 
 
 def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:

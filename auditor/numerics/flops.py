@@ -12,7 +12,7 @@ from torch import fx
 from .nodes import row_of, tensors_in
 
 FORMULAS: dict[str, Callable[..., int]] = {}
-"""{name: formula(first result, *the call's positional arguments)}; the formulas get tensors without entries."""
+"""{name: formula(first result, *positional arguments of the call) -> FLOPs}; the tensors are meta tensors."""
 
 
 def flops_of(node: fx.Node) -> int:

@@ -172,14 +172,15 @@ def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
 
 
 def asks_for_rounding(tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a format without native arithmetic occurs in the arguments, as a tensor's or as a dtype."""
+    """Whether a format in which torch does not compute occurs in the arguments, as a tensor's tag or as a dtype."""
     if any(carried_in(x) is not None for x in tensors):
         return True
     return any(isinstance(value, Format) for value in (*args, *kwargs.values()))
 
 
 def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute `target(*args, **kwargs)` in float32 on the current values, and round to the promoted format."""
+    """Compute `target(*args, **kwargs)` in float32 on the arguments' values, and round to the format that type
+    promotion gives."""
     row = _result(operation_of(target), args, kwargs)
     wide = wait_for_result(target, target(*_wide(args), **_wide(kwargs)))
     if row is None or not row.low:

@@ -46,7 +46,7 @@ def overload_named(op: str) -> Any:
 
 @cache
 def operation_of(target: Any) -> Operation:
-    """The row of the operation that a node's target calls."""
+    """The table row (an Operation) of the operation that a node's target calls."""
     return operation(op_name(target))
 
 
@@ -56,7 +56,7 @@ def op_of(node: fx.Node) -> str:
 
 
 def row_of(node: fx.Node) -> Operation:
-    """The row of a node's operation; an empty row for placeholders and the output."""
+    """The table row (an Operation) of a node's operation; an empty one for placeholders and the output."""
     return operation(op_of(node))
 
 
@@ -108,8 +108,8 @@ def view_source(n: fx.Node) -> fx.Node | None:
 
 
 def source(node: fx.Node, stops: Callable[[fx.Node], bool] = lambda _: False) -> fx.Node:
-    """The node that computed the values of `node`, upstream of reshapes, selections, dropout and casts, or the first of
-    these that `stops`."""
+    """Follow `node` upstream through reshapes, selections, dropout and casts; returns the first other node, or the
+    first for which `stops` is true."""
     while row_of(node).transparent and node.all_input_nodes and not stops(node):
         node = node.all_input_nodes[0]
     return node

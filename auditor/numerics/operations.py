@@ -117,17 +117,17 @@ class Operation:
 
     @property
     def transparent(self) -> bool:
-        """Whether the operation only reshapes, selects, casts or drops out, so that rules ignore it in patterns."""
+        """Whether the operation only reshapes, selects, casts or applies dropout, so that rules look through it."""
         return bool(self.entries) or self.thins or self.cast
 
     @property
     def linear(self) -> bool:
-        """Whether the operation is a product, linear in each tensor argument."""
+        """Whether the operation is a matrix product or convolution, linear in each tensor argument."""
         return self.product and not self.attention
 
     @property
     def makes_layer(self) -> bool:
-        """Whether the operation forms a layer if an argument comes from parameters."""
+        """Whether the operation counts as a layer, such as linear or GRU, if an argument comes from parameters."""
         return self.layer or self.linear or self.recurrent or self.cell
 
 
@@ -189,7 +189,7 @@ def _matches(packet: str, *patterns: Sequence[str]) -> bool:
 
 
 def packets() -> tuple[str, ...]:
-    """Every packet with a row."""
+    """Names of all packets with a row in operations.toml."""
     return tuple(_rows())
 
 
@@ -201,7 +201,7 @@ def _rows() -> dict[str, Operation]:
 
 
 def _row(own: str) -> Operation | None:
-    """The row of a packet, or of its base."""
+    """The row of a packet, or of the packet that it is a variant of; None if there is none."""
     result = _rows().get(own)
     if result is not None:
         return result

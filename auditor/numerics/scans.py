@@ -39,7 +39,7 @@ _COMBINES: dict[str, tuple[_Combine, float]] = {
 
 
 def is_scan(target: Callable[..., Any]) -> bool:
-    """Whether the operation computes every partial result along one dimension, functional or in-place."""
+    """Whether the operation, such as cumsum, returns all partial results along one dimension; it may work in place."""
     return bool(operation_of(target).scan) and (not mutates(overload_of(target)) or _is_in_place(target))
 
 
@@ -64,7 +64,7 @@ def run_scan(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 class _InPlaceOf(torch.autograd.Function):
-    """Replaces a result by other values; the gradient passes to the original result."""
+    """Returns `values` in place of a result `computed` from the inputs; the gradient passes to `computed`."""
 
     generate_vmap_rule = True
 

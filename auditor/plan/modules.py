@@ -86,11 +86,17 @@ class Modules(Space):
     def propose(self, allowed: float) -> Candidate:
         """The cheapest choice with a predicted error of at most `allowed`; or everything in low precision, if that is
         safe, hardly slower, and holds in a run or, without a run, by prediction."""
-        low, point = self.low, cheapest(self.problem, allowed)
+        low, energy = self.low, self.problem.energy
         known, predicted = self.key(low) in self.log, low.feasible and low.predicted_error <= allowed
+
+        def wins(point: Candidate) -> bool:
+            return low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
+
         holds = bool(self.within_budget()) if known else predicted
-        fast = low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
-        return low if holds and fast else point
+        if holds and wins(evaluate(self.problem, energy.cuts.best(0.0) & energy.scopes.keys())):  # without a search
+            return low
+        point = cheapest(self.problem, allowed)
+        return low if holds and wins(point) else point
 
 
 def as_candidate(problem: Problem, chosen: PrecisionChoice) -> Candidate:

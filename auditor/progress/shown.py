@@ -56,7 +56,7 @@ class Display:
             self.show(begins)
 
     def tick(self) -> None:
-        """Called several times a second."""
+        """Refresh the display if `every` seconds have passed; called several times a second."""
         self.tell("")
         if self.stage and time.monotonic() - self._at >= self.every:
             self._at = time.monotonic()
@@ -75,7 +75,7 @@ class Display:
         return duration(time.monotonic() - self._began)
 
     def place(self) -> str:
-        """The current stage: `measure 3/9`."""
+        """The current stage, its number and the number of stages: `measure 3/9`."""
         return f"{self.stage} {self._stages.index(self.stage) + 1}/{len(self._stages)}"
 
     def summary(self) -> str:
@@ -188,7 +188,7 @@ def reporter(quiet: bool = False) -> Display:
 
 @contextmanager
 def refresh_display(shown: Display) -> Iterator[Display]:
-    """In the body a thread refreshes the display; then it is closed."""
+    """In the `with` block, a thread refreshes the display; then it is closed."""
     over = threading.Event()
 
     def run() -> None:

@@ -19,17 +19,16 @@ from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
 
 FORMAT_VERSION = 1
-"""Version of the files; it increases when a field changes its meaning or is removed. In version 1, plan.json
-contained everything."""
+"""Version of plan.json and measurements.json; it increases when a field changes its meaning or is removed."""
 
 Contributions = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""{format: {module: {operation: the largest contribution}}}."""
+"""{format: {module: {operation: the largest relative change of the outputs that it causes}}}."""
 
 Groups = tuple[tuple[str, ...], ...]
-"""Groups of names of one shared parameter or module."""
+"""Groups of names: each group lists all names of one shared parameter or module."""
 
 FILES = ("report.html", "plan.json", "measurements.json", "patched_model.py", "findings.sarif")
-"""Files of an audit."""
+"""Names of the files that every audit writes."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Provenance:
 
     @classmethod
     def of(cls, subject: Subject) -> Provenance:
-        """The provenance of a subject."""
+        """The Provenance of a Subject, that is, of a model with its inputs."""
         same = {each.name: getattr(subject, each.name) for each in fields(cls) if each.name != "file"}
         return cls(file=subject.origin.path if subject.origin else None, **same)
 

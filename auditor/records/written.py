@@ -46,7 +46,7 @@ class FileField:
         return {**handler(schema), "description": self.meaning, "measured": self.measured}
 
     def _narrow(self, schema: Any) -> Any:
-        """The schema with bounds, choices and digits."""
+        """The pydantic schema, with this field's bounds, choices and number of digits."""
         match schema["type"]:
             case "nullable":
                 return {**schema, "schema": self._narrow(schema["schema"])}

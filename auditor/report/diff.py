@@ -13,7 +13,7 @@ SHOWN, ROWS = 12, 200
 
 
 def overview(both: Comparison, files: tuple[str, str], shown: int = SHOWN) -> list[Block]:
-    """The page: headline, plans, new and resolved findings, and changed verdicts."""
+    """Blocks of the comparison: headline, plans, new and resolved findings, and changed verdicts."""
     was, now = both.before.recommended, both.after.recommended
     chosen = f"Recommended before: {was or 'no plan'}; now: {now or 'no plan'}."
     differ = tuple(f"{what.capitalize()}: {before} before, {after} now." for what, before, after in both.caveats)

@@ -44,7 +44,7 @@ def files(audit: Audit) -> dict[str, str]:
 
 
 def graph(audit: Audit) -> dict[str, Any]:
-    """A graph collection: every operation under its module, with measurements as attributes."""
+    """The graph in Model Explorer's format: every operation under its module, with measurements as attributes."""
     known = {report.node.name for report in audit.nodes}
     return {
         "label": printable(audit.subject.name),

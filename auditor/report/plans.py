@@ -53,7 +53,7 @@ class PlanView:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """The plan's row in the table of plans; if it runs nothing in low precision, without most figures."""
+        """The plan's row in the table of plans. A plan that runs nothing in low precision has few figures."""
         plan, title = self.plan, ("* " if self.recommended else "") + self.title
         stopped = self.verdict in ("failed", "non-finite", "not run")
         measured = self.verdict if stopped else ratio(plan.measured_error)
@@ -113,8 +113,8 @@ def plans_section(audit: Audit, plans: tuple[PlanView, ...]) -> list[Block]:
     if not plans:
         return [Prose("", ("No plan was made for this audit.",), "empty")]
     about = (
-        'A plan keeps some modules in FP32 and runs the rest in low precision. "No plan" is '
-        "the error in the same format with no module in FP32."
+        'A plan keeps some modules in FP32 and runs the rest in low precision. "No plan" means '
+        "the same format with no module in FP32."
     )
     return [
         *(Prose("", (said,), "about") for said in (about, SHARES * bool(audit.criteria), score_headline(audit))),
@@ -129,7 +129,8 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     rows = [p.row for p in plans]
     if (today := audit.fp32_today) is not None and plans:
         rows.append((today_title(audit), "", "", _without(today), "", ""))
-    heads = ("Plan", "No plan", "Predicted", "Measured", "Low FLOPs", "Speed-up")
+    errors = (f"{'Share' if audit.criteria else 'Error'}, {of}" for of in ("no plan", "predicted", "measured"))
+    heads = ("Plan", *errors, "Low FLOPs", "Speed-up")
     yield Grid(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
     if (chosen := next((p for p in plans if p.recommended), None)) is not None:
         plan = chosen.plan
@@ -140,7 +141,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
 
 
 def island_lines(kept: tuple[Island, ...], most: int) -> tuple[str, ...]:
-    """A line for each FP32 island of a plan, with its reason; at most `most` islands."""
+    """A line for each FP32 island (modules kept in FP32) of a plan, with its reason; at most `most` islands."""
     return shorten([f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in kept], most)
 
 

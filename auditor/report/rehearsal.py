@@ -1,4 +1,4 @@
-"""Renders a rehearsal, for a terminal and as an HTML file without external resources."""
+"""Renders a rehearsal (training steps in several precision recipes) for a terminal and as one HTML file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARES = (
 
 
 def overview(result: Rehearsal) -> list[Block]:
-    """Verdict, recipes, and problems with their remedies."""
+    """Blocks of the page: verdict, recipes, and problems with their remedies."""
     about = f"{count(result.steps, 'step')} of {result.target} in each recipe, on {count(result.batches, 'batch', 'batches')}"
     heads = ("Recipe", "Last loss", "Skipped", "Gradient error", *(head for _, head in SHARES), "")
     rows = tuple(_row(result, name, run) for name, run in result.runs.items())
@@ -96,7 +96,7 @@ def _charts(result: Rehearsal) -> Iterator[Chart]:
 
 
 def _curve(steps: Sequence[int], values: Sequence[float | None]) -> list[tuple[float, float]]:
-    """Points (step, value), each the mean of as many neighbors as leave at most POINTS."""
+    """At most POINTS points (step, value); each is the mean of equally many neighbors."""
     known = [(step, x) for step, x in zip(steps, values, strict=False) if x is not None and math.isfinite(x) and x > 0]
     width = max(math.ceil(len(known) / POINTS), 1)
     parts = (zip(*known[i : i + width], strict=True) for i in range(0, len(known), width))

@@ -85,7 +85,7 @@ def shard(model, blocks=(), **options):
 
 
 def _sharding_code(audit: Audit, plan: Plan) -> str:
-    """A function `shard(model)`; a shared module has one entry."""
+    """Code that defines `shard(model)` with FSDP2; a shared module has one entry."""
     if plan.strategy == "autocast":
         notes = (note.replace("{format}", plan.format) for note in _AUTOCAST_NOTE)
         return comment(*notes) + _AUTOCAST.format(name=plan.name)
@@ -153,7 +153,7 @@ def load(model_class, checkpoint, **options):
 
 
 def _loading_code(audit: Audit, plan: Plan) -> str:
-    """Code: patterns for the FP32 islands, and a function that loads a checkpoint with these patterns."""
+    """Code with patterns for the weights kept in FP32, and a function that loads a checkpoint with these patterns."""
     listed = "".join(f"    {pattern!r},\n" for pattern in patterns(audit, plan))
     return comment(*_KEPT_NOTE) + _LOAD.format(patterns=listed, dtype=dtype_text(plan.format), name=plan.name)
 

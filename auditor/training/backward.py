@@ -1,5 +1,5 @@
 """Tests the backward pass of each single operation, on rounded FP32 values and gradients, and its effect on the
-step."""
+parameter gradients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RERUNS, FEWEST = 64, 16
 """Maximum number of operations that get a separate step in each format, and this maximum for the largest models."""
 
 ELEMENTS = 2_000_000_000
-"""Elements of results that these steps may compute in total, beyond FEWEST steps."""
+"""Elements of results that the steps of single operations may compute in total; FEWEST steps always run."""
 
 MOST_SCALED = 24
 """Largest exponent of the power of two that scales the loss of a step with one low operation."""
@@ -40,7 +40,7 @@ OTHER_GRADIENTS = (
 
 Leaves = list[torch.Tensor | None]
 Key = tuple[str, int]
-"""A node, and the index of one of its tensors."""
+"""(name of a node, index of a tensor in its result)."""
 Gradients = dict[Key, torch.Tensor | None]
 
 
@@ -48,9 +48,9 @@ Gradients = dict[Key, torch.Tensor | None]
 class BackwardTest:
     """The backward pass of a single operation in one format, on FP32 values and gradients rounded to that format.
 
-    error: of the returned gradients. weight: how far the errors of the operation's results, with random signs, move the
-    loss. gaps: {tensor argument: low minus reference gradient, unscaled}, as bfloat16. scale: the loss scale (at least
-    1) at which the incoming gradient is near 1.
+    error: of the returned gradients. weight: expected change of the loss by the errors of the operation's results, if
+    their signs are random. gaps: {tensor argument: low minus reference gradient, unscaled}, as bfloat16. scale: the
+    loss scale (at least 1) at which the incoming gradient is near 1.
     """
 
     error: NodeError
@@ -102,8 +102,8 @@ def _worth_a_run(step: Step, tested: Mapping[str, Mapping[str, BackwardTest]]) -
 
 
 def _change(step: Step, low: LowStep, gaps: Mapping[Key, torch.Tensor]) -> GradientChange:
-    """How far one low operation changes the step's gradients, and how far only its backward pass does: `gaps`,
-    propagated linearly."""
+    """How much the parameter gradients change with one operation in low precision, and with only its backward pass:
+    `gaps`, propagated linearly."""
     at = [step.live[name][index] for name, index in gaps]
     errors = [gap.to(x.dtype) for gap, x in zip(gaps.values(), at, strict=True)]
     moved = torch.autograd.grad(at, [*step.parameters.values()], errors, retain_graph=True, allow_unused=True)

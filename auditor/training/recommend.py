@@ -22,13 +22,14 @@ ALLOWED = 0.01
 """Share of the non-zero low-precision gradients that may underflow to zero."""
 
 HEADROOM = 16.0
-"""Safety factor of the initial scale for growing gradients, if the window is wide enough."""
+"""The initial loss scale is the largest usable one divided by this, since gradients may grow, or the smallest usable
+one."""
 
 _HIGHEST = 126
 FP16 = FORMATS["fp16"]
 
 RATES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
-"""Learning rates in the BF16 outlook."""
+"""Learning rates for which the share of updates that BF16 loses is estimated."""
 
 _HALF_SPACING = FORMATS["bf16"].mantissa + 1
 _NEVER = 200

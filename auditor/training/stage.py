@@ -43,7 +43,7 @@ class MeasuredStep:
     """Measurements of the training step before planning.
 
     gradients: {node or placeholder: gradients of its results}, weights by their placeholder. first: the step on the
-    first batch, with its graph. parameters: `conclude` marks parameters with low gradients under a plan.
+    first batch, with its graph. parameters: trainable parameters; only `conclude` sets their `low`.
     """
 
     capture: Capture
@@ -219,13 +219,14 @@ def _noise(step: Step) -> float | None:
 
 
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
-    """Values whose gradient is in low precision under autocast: those in low precision, or cast to it for a reader."""
+    """Names of values whose gradient is in low precision under autocast: the value is low, or cast to low for a
+    reader."""
     result = resolve(Policy(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.lowered)
 
 
 def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:
-    """Magnitudes of the gradients that each module computes in low precision, with those of its parameters."""
+    """Magnitudes of the gradients that each module computes in low precision, including gradients of its parameters."""
     groups = _by_module(captured, (name for name in gradients if name in low))
     return {module: merge_magnitudes(significant(gradients[n]) for n in names) for module, names in groups.items()}
 

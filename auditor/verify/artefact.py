@@ -56,7 +56,7 @@ sys.path[:] = json.loads(sys.argv.pop())
 from auditor.verify.worker import main
 main()
 """
-"""Start code: `python -m` would put the working directory first in sys.path and run the package as `__main__`."""
+"""Code of that process: `python -m` would put the working directory in sys.path and run the package as `__main__`."""
 
 _standby: Process | None = None
 
@@ -76,7 +76,7 @@ def start() -> Process:
 
 @contextmanager
 def standby() -> Iterator[None]:
-    """In the body, the process for the first `start()` exists already and imports its modules."""
+    """In the `with` block, the process for the first `start()` exists already and imports its modules."""
     global _standby
     with suppress(OSError):
         _standby = start()
@@ -101,7 +101,7 @@ class NotHandedOver(Exception):
 
 
 class Verifier:
-    """Runs the artefacts of one model in a separate process, which ends with the `with` block.
+    """Runs one model's patched_model.py and exported programs in a separate process, which ends with the `with` block.
 
     The process imports `patched_model.py` by its path, as a user's script would, builds the model for the first plan,
     and runs the plans in turn. If `ask` gets a folder instead, the process loads the file with the plan's name: an
@@ -149,7 +149,7 @@ class Verifier:
     @classmethod
     @contextmanager
     def start(cls, batches: Sequence[Batch], **settings: Any) -> Iterator[tuple[Verifier, Path]]:
-        """For the body, a Verifier and its folder. settings: the constructor's."""
+        """Yields a Verifier and a temporary folder for its files. settings: arguments of the constructor."""
         with (
             tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True) as folder,
             cls(batches, Path(folder), **settings) as verifier,
@@ -173,7 +173,8 @@ class Verifier:
         question: Question = Runs.answers,
         later: float = 0.0,
     ) -> dict[str, Any]:
-        """The result of each plan in a file, or in one line why it failed; FP32 and TODAY mean the model itself.
+        """{plan: result of `question`, or why it failed, in one line}. The plan names FP32 and TODAY mean the model
+        itself.
 
         later: seconds added to the timeout. Raises: NotHandedOver; LoadError(slug="not-rebuilt");
         torch.OutOfMemoryError.

@@ -34,8 +34,8 @@ _NAMES = {"tensor(float16)": torch.float16, "tensor(bfloat16)": torch.bfloat16}
 def patch_model(
     model: nn.Module, plans: Collection[str], apply: Callable[[nn.Module, str], object], plan: str
 ) -> Iterator[nn.Module]:
-    """In the body, the model under a plan; for FP32 and TODAY in FP32, even if it stores low-precision weights. Then
-    the model is restored."""
+    """In the `with` block, the model under a plan; for FP32 and TODAY in FP32, even if it stores low-precision weights.
+    Then the model is restored."""
     name = FP32 if plan == TODAY else plan
     with isolate(model):
         if name != FP32 or FP32 in plans:
@@ -49,7 +49,7 @@ def in_hand(model: nn.Module, plans: Mapping[str, Plan], plan: str) -> AbstractC
 
 
 def load_program(folder: Path, device: str, plan: str) -> AbstractContextManager[nn.Module]:
-    """The exported program or ONNX model that the folder contains for a plan."""
+    """A context manager that returns the exported program or ONNX model that the folder contains for a plan."""
     if (file := folder / f"{plan}{ONNX}").exists():
         return nullcontext(_OnnxModel(file))
     return nullcontext(ProgramModule(torch.export.load(folder / f"{plan}{PROGRAM}").module().to(device)))

@@ -47,7 +47,7 @@ FEWEST, MOST = 7, 50
 """Minimum and maximum of timed forwards; `SECONDS` decides between them."""
 
 SECONDS = 2.0
-"""Total seconds of the timed forwards, unless the minimum number takes longer."""
+"""Seconds that the timed forwards should take in total, if FEWEST to MOST of them do."""
 
 PATIENCE = 30.0
 """Seconds after which the warm-up ends early."""
@@ -55,7 +55,7 @@ PATIENCE = 30.0
 NO_MEMORY = "out of memory"
 
 NOT_RUN = "not run, "
-"""Prefix of reasons unrelated to precision: a timeout, a file, or the end of the process."""
+"""Prefix of failures unrelated to precision: a timeout, a file, or the end of the process."""
 
 
 def failure_of(error: BaseException) -> str:
@@ -80,10 +80,8 @@ def said_no_memory(failure: str) -> bool:
 
 @dataclass(frozen=True)
 class Answers:
-    """The outputs of a patched model, on the CPU: a list of tensors for each batch.
-
-    graded: for the first batch again, outside `torch.no_grad()`; None if not requested.
-    """
+    """The outputs of a patched model, on the CPU: a list of tensors for each batch. graded: for the first batch again,
+    outside `torch.no_grad()`; None if not requested."""
 
     outputs: list[list[torch.Tensor]]
     graded: list[torch.Tensor] | None = None
@@ -91,7 +89,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs the loaded models, natively on a GPU, emulating a GPU on a CPU; all state is restored.
+    """Runs the models that `load` provides, natively on a GPU or emulating one on a CPU; all state is restored.
 
     gradients: whether to run with gradients too. most: maximum operations of a forward, see `emulate`. apart: whether
     the process exists only for these runs. Each method answers a question (see Question); a failed run returns a
@@ -201,7 +199,7 @@ class Forward:
         return result()
 
     def time_eager(self, call: Call) -> Times:
-        """Median and quartiles over repeats, after warm-up."""
+        """Times in seconds of one forward: median and quartiles over repeats, after warm-up."""
         begun = time.monotonic()
         for _ in range(WARM_UP):
             last = self.run(call, clock)
@@ -268,7 +266,8 @@ def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, 
 
 @contextmanager
 def clock(device: str) -> Iterator[Number]:
-    """Start timing; call the result for the seconds since then. The device's queue is drained before and after."""
+    """Time the `with` block. After the block, the function that it yields returns the seconds. The device's queue is
+    drained before and after."""
     module = torch.get_device_module(type_of(device)) if is_native(device) else torch.cpu
     module.synchronize(device)
     begun = time.perf_counter()
@@ -278,7 +277,8 @@ def clock(device: str) -> Iterator[Number]:
 
 
 def peak(device: str) -> AbstractContextManager[Number]:
-    """Start recording; call the result for the peak bytes that torch's allocator has used since then."""
+    """Watch memory in a `with` block. After it, the yielded function returns the peak bytes that torch's allocator
+    added."""
     return _of_a_gpu(device) if is_native(device) else _of_the_cpu()
 
 
