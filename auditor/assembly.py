@@ -22,7 +22,7 @@ from .graphs import GraphPlans
 from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .loading.inputs import shapes_of
 from .measure.causes import storage_notes
-from .measure.flags import flag_costs
+from .measure.products import flag_costs
 from .offload import came_to, within
 from .paths import enclosing_paths
 from .plan.workbench import Workbench

@@ -21,9 +21,9 @@ from ..numerics.histogram import Profile
 from ..numerics.kernels import UnsupportedInFormat, adds_bias_apart, is_tensor_core, run_op
 from ..numerics.metrics import disagreement, output_error, runs, sqnr_db
 from ..numerics.nodes import op_of, operation_of, row_of, target_of, tensors_in, view_source, wait_for_result
-from ..records import Capture, NodeError, ProductError
+from ..records import Capture, NodeError
 from .causes import cause_of, deciding_nodes, divisors, guarding_nodes
-from .products import split_product
+from .products import Sample
 
 Leaves = list[torch.Tensor]
 Error = Literal["none", "rounding", "inputs", "run"]
@@ -162,15 +162,16 @@ class InFormat:
         self._propagated: dict[str, float] = {}
         self._spoilt: set[fx.Node] = set()
 
-    def measure(self, n: fx.Node) -> tuple[NodeError, Trace]:
-        """Measure the node, by itself and in the whole model in the format. If it fails, the NodeError says why."""
+    def measure(self, n: fx.Node, sample: Sample | None = None) -> tuple[NodeError, Trace]:
+        """Measure the node, by itself and in the whole model in the format. If it fails, the NodeError says why. sample:
+        of a product."""
         given = tensors_in([self._values.get(source.name) for source in n.all_input_nodes])
         results, reason = tensors_in(self._values[n.name]), None
         if any(leaf.is_quantized for leaf in (*given, *results)):
             reason = f"{op_of(n)} computes with quantized integers"
         elif not any(leaf.device.type == "meta" for leaf in results):
             try:
-                return self._measure_node(n)
+                return self._measure_node(n, sample)
             except Exception as failure:  # a user-defined operation may return anything
                 let_through(failure)
                 reason = f"{op_of(n)} cannot be compared with FP32: {first_line(failure)[:160]}"
@@ -247,12 +248,12 @@ class InFormat:
             self.env[source] = round_tree(self._values[source.name], self.row)
         return self.env[source]
 
-    def _measure_node(self, n: fx.Node) -> tuple[NodeError, Trace]:
+    def _measure_node(self, n: fx.Node, sample: Sample | None) -> tuple[NodeError, Trace]:
         ran = self.run(n, fx.node.map_arg((n.args, n.kwargs), self._read))
         begins = all(self._rounded[source] is self.env.get(source) for source in n.all_input_nodes)
         self.advance(n, ran.low if begins else None)
         inherited = any(source in self._spoilt for source in n.all_input_nodes)
-        error = self._error(n, ran)
+        error = self._error(n, ran, sample)
         if ran.unsupported or error.disagreement or _turns_non_finite(error) or self._turns(n):
             error = replace(error, born=not inherited)
         if error.propagated_error is not None:
@@ -276,7 +277,7 @@ class InFormat:
             self._rounded[source] = self.value_of(source) if given else self.low_value(source)
         return self._rounded[source]
 
-    def _error(self, n: fx.Node, ran: Ran) -> NodeError:
+    def _error(self, n: fx.Node, ran: Ran, sample: Sample | None) -> NodeError:
         ours = tensors_in(self._values[n.name])
         if not ours:
             return NodeError(unsupported=ran.unsupported)
@@ -316,20 +317,9 @@ class InFormat:
             subnormal=gap.subnormal,
             max_ulp=gap.max_ulp,
             sqnr_db=sqnr_db(gap.error),
-            product=self._split(n),
+            product=sample.split(row) if sample else None,
             cause=cause_of(op_of(n), gap, row, profile, inputs, divisor, divides),
         )
-
-    def _split(self, n: fx.Node) -> ProductError | None:
-        """The causes of a product's error. Attention has a softmax between its products, and is not split."""
-        if not is_tensor_core(target_of(n)) or row_of(n).attention or n.kwargs:
-            return None
-        wide = fx.node.map_arg(n.args, lambda source: self._values[source.name])
-        try:
-            return split_product(target_of(n), wide, fx.node.map_arg(n.args, self._read))
-        except Exception as error:  # a kernel that exists only in FP32: the product itself was measured
-            let_through(error)
-            return None
 
     def _turns(self, n: fx.Node) -> bool:
         """Whether the result with the whole model in the format is Inf or NaN where FP32's is finite."""

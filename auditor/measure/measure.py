@@ -22,7 +22,7 @@ from ..numerics.nodes import tensors_in, view_source
 from ..records import Batch, Capture, Magnitudes, NodeError
 from ..stages import tick
 from .alone import InFormat, Leaves, Trace
-from .flags import flag_errors
+from .products import sample_product
 from .quantized import QuantizedLayers
 from .reference import Back, Reference, as_leaf
 from .values import Listener, Place, Values, reading
@@ -45,7 +45,7 @@ class Measurement:
     listeners: receivers of the values' gradients. elements: total number in all results. discrete: nodes without a
     floating-point result. errors, traces: {operation: {format: value}}. ranges: magnitudes of every value. blind: nodes with a path to the outputs
     through a non-differentiable operation. pure: formats in which the whole model ran in low precision. under_flags: by
-    node, results of `flag_errors`. quantized: runs layers under quantization schemes.
+    product, results of `flag_errors`. quantized: runs layers under quantization schemes.
     """
 
     capture: Capture
@@ -137,14 +137,14 @@ def measure(
             if n.op == "call_function":
                 tick(n.name)
                 used_up = executor.user_to_last_uses.get(n, ())
-                told = {}
+                told, sample = {}, sample_product(n, found.values)
                 for name, run in found.alone.items():
                     with torch.no_grad():
-                        told[name] = run.measure(n)
+                        told[name] = run.measure(n, sample)
                     # A weight is freed, and rounded again for its next reader: tied weights would occupy memory long.
                     run.forget((*used_up, *(source for source in n.all_input_nodes if source.op != "call_function")))
-                with torch.no_grad():
-                    found.under_flags[n.name] = flag_errors(n, found.values)
+                if sample:
+                    found.under_flags[n.name] = sample.flag_errors()
                 found.errors[n.name] = {name: error for name, (error, _) in told.items()}
                 found.traces[n.name] = {name: trace for name, (_, trace) in told.items()}
                 for source in used_up:

@@ -19,9 +19,7 @@ class LedgerRow:
     checkpoint: Annotated[str | None, FileField("dtype in the checkpoint; `null`: in none that was read")] = None
     author: Annotated[str | None, FileField("dtype that the author's code or lists ask for; `null`: none")] = None
     planned: Annotated[str | None, FileField("dtype under the plan, by module; `null`: no plan")] = None
-    executed: Annotated[str | None, FileField("dtype in which operations read it, or compute it; `null`: unused")] = (
-        None
-    )
+    executed: Annotated[str | None, FileField("dtype in which operations read or compute it; `null`: unused")] = None
     module: Annotated[str, FileField("module that contains the operation, or that owns the weight")] = ""
     op: Annotated[str, FileField("ATen overload of an operation")] = ""
     source: Annotated[str | None, FileField("source line of an operation; `null`: unknown")] = None

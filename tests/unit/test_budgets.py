@@ -59,7 +59,6 @@ PARTS = {
     "graphs/pipelines.py": "quantization",
     "loading/watch.py": "dtypes",
     "measure/decisions.py": "generation",
-    "measure/flags.py": "dtypes",
     "measure/joint.py": "quantization",
     "measure/layers.py": "quantization",
     "measure/products.py": "dtypes",
@@ -87,32 +86,32 @@ BUDGET = {
     "cli": (1370, "settings"),
     "criteria": (820, "criteria"),
     "document": (900, "document"),
-    "dtypes": (920, "dtypes"),
+    "dtypes": (910, "dtypes"),
     "execution": (1200, "execution"),
-    "fleet": (400, "fleet"),
+    "fleet": (410, "fleet"),
     "generation": (1500, "generation"),
     "graphs": (1120, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1880, "loading"),
     "loose files": (1060, "flow"),
-    "measure": (2340, "measure"),
+    "measure": (2330, "measure"),
     "numerics": (2000, "numerics"),
-    "offload": (350, "offload"),
+    "offload": (360, "offload"),
     "plan": (2440, "plan"),
     "progress": (300, "telling"),
     "quantization": (2220, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1210, "rehearsal"),
-    "report": (2830, "report"),
+    "report": (2840, "report"),
     "rulebook": (2470, "rules"),
     "score": (280, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
-    "verify": (900, "verify"),
+    "verify": (910, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30720, 225, 24
+LINES, FILES, ROOMS = 30740, 224, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
