@@ -110,7 +110,7 @@ class Builder:
         return node
 
     def close(self, outputs: Sequence[fx.Node]) -> None:
-        """Finish the graph with these output nodes; remove operations and constants that no output depends on."""
+        """Finish the graph with `outputs` as its outputs; remove operations and constants that no output depends on."""
         recording = self.recording
         recording.graph.output(tuple(outputs))
         for node in reversed(list(recording.graph.nodes)):
@@ -147,7 +147,7 @@ class Builder:
 
 
 def _is_exact(value: Any) -> bool:
-    """Whether a value has no floating-point or complex entries: computed from exact inputs, it is exact."""
+    """Whether a value has no floating-point or complex entries, so that computing it adds no rounding error."""
     return not any(map(_differentiable, tensors_in(value)))
 
 

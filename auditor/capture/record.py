@@ -119,7 +119,7 @@ class _Recorder(Handler):
                     self.recording.returned.setdefault(self.values.node_of(x).name, []).append(call.key)
 
     def notice_reads(self, *given: torch.Tensor) -> None:
-        """Record that Python reads the values of these tensors, or that a shape depends on them."""
+        """Note that Python reads the values of the tensors `given`, or that a shape depends on these values."""
         nodes = [self.values.node_of(x) for x in given]
         self.recording.reads |= any(node in self.builder.fed for node in nodes)
 
@@ -177,8 +177,8 @@ class _Recorder(Handler):
     def _arguments(self, op: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], bool]:
         """The arguments with nodes in place of tensors, and whether the result must be stored as a constant.
 
-        Values that determine a result's shape become constants if rounding could change them. Unknown tensors become
-        constants.
+        Values that determine a result's shape become constants if rounding could change them. Tensors of unknown origin
+        become constants.
         """
         choosing = shape_from(op, args)
         chosen = {id(x) for x in choosing if self.values.node_of(x) not in self.builder.exact}

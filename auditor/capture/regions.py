@@ -30,7 +30,7 @@ class Region(NamedTuple):
 
 
 class _OpenRegion(NamedTuple):
-    """An open autocast region, and torch's state before it. depth: number of running module calls on entry."""
+    """An open autocast region, and torch's autocast state before. depth: number of running module calls on entry."""
 
     region: Any
     flags: _Flags

@@ -232,7 +232,8 @@ def across(criterion: Criterion, reference: torch.Tensor) -> bool:
 
 
 def relative_form(references: Sequence[torch.Tensor], limit: float) -> Form | None:
-    """The quadratic form of a limit on the relative L2 error of all these outputs together; None if all are zero."""
+    """The quadratic form of a limit on the relative L2 error of all outputs `references` together; None if all are
+    zero."""
     size = math.hypot(*(float(finite(entries(x.detach())).double().norm()) for x in references))
     return (lambda signs: signs / (size * limit)) if size else None
 

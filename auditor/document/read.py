@@ -41,7 +41,7 @@ SHOULD_BE = {
     "dataclass_type": "an object",
     "too_long": "a list of {max_length}",
 }
-"""{pydantic's error type: template for the expected value}."""
+"""{pydantic's error type: words for the expected value}, used in error messages."""
 
 
 def load(directory: str | PathLike[str]) -> Audit:
@@ -144,7 +144,8 @@ def plan_called(plans: Mapping[str, Plan], name: object, others: Iterable[str] =
 
 
 def plan_of(plan: Mapping[str, Any], where: str) -> Plan:
-    """Build one plan; strategy, format and scopes suffice. Raises: PlanError(slug="bad-plan")."""
+    """Build a Plan from a dict with at least the keys strategy, format and scopes. Raises:
+    PlanError(slug="bad-plan")."""
     result: Plan = _read(Plan, {"name": "", **plan}, where)
     _check_names(result, where, ())
     return result

@@ -29,8 +29,9 @@ KEPT = function_in("", "")
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """A precision for every module. keep: {low module: functions that it keeps in FP32, also in its submodules}.
-    fp32_output: {low module: functions whose products have low-precision inputs and FP32 output}."""
+    """A precision for every module. keep: {low-precision module: functions that it keeps in FP32, also in its
+    submodules}. fp32_output: {low-precision module: functions whose products have low-precision inputs and FP32
+    output}."""
 
     precision: Callable[[str], str]
     keep: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -177,7 +178,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Casts:
-    """Conversions of the arguments and the result of one operation, except casts at scope boundaries.
+    """Conversions of the arguments and the result of one operation, except casts at the boundaries of modules.
 
     autocast: how autocast treats the arguments; "none" outside autocast, and for in-place operations. precision: the
     format to which autocast casts. literals: constants that Python derives from a dtype, for low precision.
@@ -247,7 +248,7 @@ class Policy(Semantics):
         return result
 
     def _storage_precisions(self) -> dict[str, str]:
-        """{placeholder: the precision in which it is stored}: FP32 if any deciding owner is FP32."""
+        """{placeholder: the precision in which it is stored}: FP32 if any module in `deciding_owners` is FP32."""
         result = {}
         for place in self.capture.placeholders:
             if place.kind not in self.how.stores or place.name in self.layout.low:
@@ -272,7 +273,7 @@ class Policy(Semantics):
         return self._enclosing[name]
 
     def keeps(self, name: str) -> bool:
-        """Whether a node belongs to a function call that its scope keeps in FP32."""
+        """Whether a node belongs to a torch function call that the plan keeps in FP32 in the node's module."""
         return bool(self._keeping) and bool(around := self.enclosing_calls(name)) and around[-1].path == KEPT
 
     def has_fp32_output(self, node: Node) -> bool:
@@ -348,7 +349,7 @@ class Policy(Semantics):
         return value if precision is None else round_tree(value, FORMATS[precision])
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
-        """Compute the node in the dtype that its scope and autocast give it. Raises: UnsupportedInFormat."""
+        """Compute the node in the dtype that the plan and autocast give it. Raises: UnsupportedInFormat."""
         if n.op == "output":
             return self.converted_arguments(n, n.args, value_of)[0]
         node = self.capture.nodes[n.name]
@@ -376,7 +377,7 @@ class Policy(Semantics):
         return autocast_arguments(node.op, args, kwargs, FORMATS[casts.precision])
 
     def converted_arguments(self, n: fx.Node, arguments: Any, value_of: ValueOf) -> Any:
-        """The arguments of a node after the conversions at scope boundaries."""
+        """The arguments of a node after the casts at the boundaries of modules that the plan wraps."""
 
         def convert(source: fx.Node) -> Any:
             value = value_of(source)

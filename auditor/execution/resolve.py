@@ -32,9 +32,9 @@ class NodeType:
     kernel's result, before an explicit cast of that result.
 
     cast: inputs that are cast, to low precision or to FP32, which takes time. rounded: FP32 inputs that are cast to low
-    precision. reads_low: whether the kernel receives a low tensor, after autocast and scope boundaries. conflict:
-    whether the kernel receives tensors of two dtypes that it cannot promote. factors: the low format of the inputs of a
-    product with FP32 output; "" for other operations.
+    precision. reads_low: whether the kernel receives a low-precision tensor, after all casts. conflict: whether the
+    kernel receives tensors of two dtypes that it cannot promote. factors: the low format of the inputs of a product
+    with FP32 output; "" for other operations.
     """
 
     dtype: str
@@ -68,7 +68,7 @@ class Resolution:
 
     @cached_property
     def reads_low(self) -> frozenset[str]:
-        """Nodes whose kernel receives a low tensor, after autocast and scope boundaries."""
+        """Nodes whose kernel receives a low-precision tensor, after all casts."""
         return frozenset(name for name, typed in self.nodes.items() if typed.reads_low)
 
     @cached_property
@@ -81,7 +81,7 @@ class Resolution:
         return self.nodes[name].kernel if name in self.nodes else ""
 
     def low(self, name: str) -> bool:
-        """Whether the node's result is in a low format."""
+        """Whether the node's result is in low precision."""
         return name in self.nodes and is_low(self.nodes[name].dtype)
 
     def touches_low(self, name: str) -> bool:

@@ -36,7 +36,8 @@ STATES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One target. state: a key of STATES; said: why it failed; link: to its report; worse: regressions, a line each."""
+    """One audited model. state: a key of STATES; said: why it failed; link: to its report; worse: regressions, a line
+    each."""
 
     name: str
     target: str

@@ -220,7 +220,7 @@ class InFormat:
             yield "isolated", low - tensors_in(self._values[n.name])[index]
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:
-        """Free the low-precision values of these nodes; inputs and weights are rounded again for a later reader."""
+        """Free the low-precision values of `nodes`; inputs and weights are rounded again for a later reader."""
         for node in nodes:
             self.env.pop(node, None)
             self._rounded.pop(node, None)

@@ -242,7 +242,7 @@ def _storage_problem(row: Format) -> str | None:
 
 
 def _holds(dtype: torch.dtype, row: Format) -> bool:
-    """Whether torch's dtype represents the same numbers as the row, so that both round alike."""
+    """Whether torch's dtype represents the same numbers as the Format, so that both round alike."""
     import torch
 
     if not dtype.is_floating_point:

@@ -98,7 +98,7 @@ def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Form
 
 
 def _run_discrete(target: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation on discrete tensors; if a low dtype is requested, its literals must fit it."""
+    """Run an operation on discrete tensors; if a low dtype is requested, numbers in the arguments must fit it."""
     try:
         return target(*args, **kwargs)
     except RuntimeError as error:

@@ -201,7 +201,7 @@ def _rows() -> dict[str, Operation]:
 
 
 def _row(own: str) -> Operation | None:
-    """The row of a packet, or of the packet that it is a variant of; None if there is none."""
+    """The table row of a packet (operation name), or of the packet that it is a variant of; None without one."""
     result = _rows().get(own)
     if result is not None:
         return result

@@ -45,7 +45,7 @@ def format_to_train_in(
 ) -> tuple[str | None, str]:
     """The format to train in, with the reason in one sentence.
 
-    idle: formats with a requested autocast plan that is not verified or runs nothing low.
+    idle: formats with a requested autocast plan that is not verified or runs nothing in low precision.
     """
     near = {fmt: error for fmt, error in errors.items() if error is not None and error <= TOLERATED}
     if near and not any(errors.values()):

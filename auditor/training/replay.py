@@ -156,8 +156,8 @@ def one_low(step: Step, name: str, format: str, scale: float) -> LowStep:
 
 
 def broken_gradients(step: Step, format: str) -> dict[str, str]:
-    """Run the whole step low. Returns {operation: the first parameter with a non-finite gradient} for operations that
-    receive a finite gradient and return a non-finite one; empty if the loss is not finite."""
+    """Run the whole step in low precision. Returns {operation: the first parameter with a non-finite gradient} for
+    operations that receive a finite gradient and return a non-finite one; empty if the loss is not finite."""
     broken: set[str] = set()
 
     def watch(name: str, index: int, gradient: torch.Tensor) -> None:

@@ -142,7 +142,8 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
-    """Gradient error of a low step on the worst batch; None if the step raises. scale: the loss scale."""
+    """Relative L2 error of the gradients of a low-precision step, on the worst batch; None if the step raises. scale:
+    the loss scale."""
     worst = 0.0
     for step in _steps(prepared):
         result = own_step(step, low, scale)
@@ -183,8 +184,8 @@ def _at_a_scale(
 def _with_batch(
     nodes: tuple[BackwardNode, ...], step: Step, formats: tuple[str, ...], number: int
 ) -> tuple[BackwardNode, ...]:
-    """If a low step on another batch gives non-finite gradients, mark the operations whose backward pass turns
-    non-finite there as unsafe."""
+    """If a low-precision step on another batch gives non-finite gradients, mark the operations whose backward pass
+    turns non-finite there as unsafe."""
     scale = min(largest_scale(_inner(step), FORMATS["fp16"]) / HEADROOM, 2.0**24)
     low = {fmt: own_step(step, StepPrecision(fmt), scale if FORMATS[fmt].loss_scaling else 1.0) for fmt in formats}
     if not (broken := tuple(fmt for fmt, one in low.items() if one.failure is None and not one.finite)):
