@@ -32,7 +32,8 @@ _KEY_BELOW = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
 """An autocast key that torch does not use. Kernels registered under it run where CUDA's autocast acts: below functorch,
 above autograd."""
 _BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")
-"""A key that is active in `torch.autograd.grad(..., is_grads_batched=True)`, which does not use functorch's vmap."""
+"""A dispatch key that is active in `torch.autograd.grad(..., is_grads_batched=True)`, which does not use functorch's
+vmap."""
 
 _RUNNING = threading.Lock()
 

@@ -190,7 +190,7 @@ def _inverse(view: View, parent: Geometry) -> tuple[Any, tuple[Any, ...]] | None
 
 
 def _order(own: Geometry, source: Geometry) -> list[int] | None:
-    """The permutation of the source's dimensions that gives the view, if there is one."""
+    """The permutation of the source's dimensions that gives the view; None if there is none."""
     assert own.stride is not None and source.stride is not None
     if own.offset != source.offset or len(own.shape) != len(source.shape):
         return None

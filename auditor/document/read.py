@@ -119,7 +119,7 @@ def applicable(document: Any, where: str) -> Audit:
 
 
 def audit_in(plan: Any) -> Audit:
-    """The audit of plans to be applied, from an Audit, a dict as in plan.json, or its path. Raises: PlanError."""
+    """The Audit that contains the plans, given as an Audit, a dict as in plan.json, or its path. Raises: PlanError."""
     if isinstance(plan, Audit):
         return plan
     if isinstance(plan, str | PathLike):

@@ -24,7 +24,7 @@ from ..records import AutocastRegion, Call, Capture, Literals, Node, ScopeChoice
 from .execute import Semantics, ValueOf, readers_of, with_literals
 
 KEPT = function_in("", "")
-"""Path that stands for calls of functions kept in FP32."""
+"""Path, in place of a module's, of a call of a torch function that is kept in FP32."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Policy(Semantics):
 
     @classmethod
     def wide(cls, capture: Capture) -> Policy:
-        """Everything in FP32, except in autocast regions of the model's code."""
+        """The Policy with every module in FP32; autocast regions of the model's code still apply."""
         return cls(capture, "autocast", plain("fp32"), "fp32")
 
     def _boundaries(self) -> dict[str, Boundary]:

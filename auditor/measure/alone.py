@@ -103,7 +103,7 @@ def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
 
 
 def _agree(reference: Any, local: Any, *, rounded: bool = True) -> bool:
-    """Whether every entry of a low-precision result equals the reference, rounded if `rounded`."""
+    """Whether every entry of a low-precision result equals the reference; `rounded`: the reference is rounded first."""
     for wide, low in zip(tensors_in(reference), tensors_in(local), strict=True):
         for r, c in runs(entries(wide), entries(low)):
             if not torch.equal(entries(_like(r, low)).to(r.dtype) if rounded else r, c.to(r.dtype)):

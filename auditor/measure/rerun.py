@@ -73,7 +73,8 @@ PLAIN = Yardstick()
 
 
 class Reruns:
-    """Runs of a measured model with some operations in one low format; only nodes that the change reaches are computed.
+    """Runs of a measured model with some operations in one low-precision format; only nodes that the change reaches are
+    computed.
 
     criterion: the criterion with the largest share of its limit in the last run, if any.
     """

@@ -115,7 +115,7 @@ def _round_tensor(x: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """Compute in float32 on the arguments' current values, and round floating-point results to the format."""
+    """Compute `target` on the arguments converted to float32, and round floating-point results to the format."""
     return round_tree(target(*widen(args), **widen(kwargs)), row)  # by then the wide arguments are freed
 
 

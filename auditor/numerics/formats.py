@@ -116,7 +116,7 @@ DEFAULT = ("fp16", "bf16")
 
 
 def narrower() -> tuple[str, ...]:
-    """Names of the formats with fewer significant bits than FP32, which round some FP32 literals."""
+    """Names of the formats with fewer significant bits than FP32, which cannot represent some FP32 numbers exactly."""
     return tuple(name for name, row in FORMATS.items() if row.mantissa < FORMATS["fp32"].mantissa)
 
 

@@ -51,7 +51,7 @@ def operation_of(target: Any) -> Operation:
 
 
 def op_of(node: fx.Node) -> str:
-    """The name that rules use: `aten.add.Tensor`, `getitem`, or `placeholder` for inputs and weights."""
+    """The operation's name as rules write it: `aten.add.Tensor`, `getitem`, or `placeholder` for inputs and weights."""
     return op_name(node.target) if node.op == "call_function" else "placeholder"
 
 

@@ -139,7 +139,7 @@ def packet(op: str) -> str:
 
 @cache
 def operation(op: str) -> Operation:
-    """The row of an overload (`aten.softmax.int`) or packet (`softmax`, `_c10d_functional.wait_tensor`).
+    """The table row of an overload (`aten.softmax.int`) or packet (`softmax`, `_c10d_functional.wait_tensor`).
 
     In-place variants use their base's row: `add_` uses the row of `add`. So do `view_copy`, without the properties of a
     view, and `prims.add`. Without a row, boolean properties have their defaults, and `known` is False.

@@ -23,12 +23,12 @@ class Element:
 
     @property
     def largest(self) -> float:
-        """The largest value."""
+        """The largest representable value."""
         return self.row.largest if self.row else 2.0 ** (self.bits - 1) - 1
 
     @property
     def least(self) -> float:
-        """The smallest value."""
+        """The smallest representable value, which is negative."""
         return -self.row.largest if self.row else -(2.0 ** (self.bits - 1))
 
     @property

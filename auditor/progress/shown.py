@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import printable
 
 STAGES = ("capture", "measure", "classify", "baseline", "plan", "follow")
-"""Stages of every audit."""
+"""Names of the stages that every audit runs, in order."""
 
 WIDTH, TURNS = 16, "|/-\\"
 """Width of the bar in characters; the frames of its spinner."""

@@ -220,8 +220,8 @@ def _noise(step: Step) -> float | None:
 
 
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
-    """Names of values whose gradient is in low precision under autocast: the value is low, or cast to low for a
-    reader."""
+    """Names of values whose gradient is in low precision under autocast: low values, and values that a reader casts to
+    low."""
     result = resolve(Policy(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.lowered)
 
@@ -235,7 +235,7 @@ def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: f
 def module_gradients(
     captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]
 ) -> tuple[ModuleGradients, ...]:
-    """Gradients of the results of every module's operations, in execution order."""
+    """Magnitudes of the gradients of the results of every module's operations; modules in execution order."""
     result = []
     for module, names in _by_module(captured, (name for name in captured.nodes if name in gradients)).items():
         lowered = [significant(gradients[name]) for name in names if name in low]
@@ -245,7 +245,7 @@ def module_gradients(
 
 
 def _by_module(captured: Capture, names: Iterable[str]) -> dict[str, list[str]]:
-    """Nodes, and placeholders of parameters, by their module."""
+    """{module: its nodes and placeholders of its parameters}, of those in `names`."""
     parameters, groups = {place.name: place.fqn or "" for place in captured.placeholders}, dict[str, list[str]]()
     for name in names:
         node = captured.nodes.get(name)
@@ -254,7 +254,7 @@ def _by_module(captured: Capture, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _inner(step: Step) -> Magnitudes:
-    """Gradients inside the model and of its weights, without gradients inside the loss."""
+    """Magnitudes of the gradients inside the model and of its weights, without gradients inside the loss."""
     return merge_magnitudes(
         significant(magnitudes_of(g))
         for name, gradients in step.gradients.items()

@@ -47,7 +47,7 @@ FEWEST, MOST = 7, 50
 """Minimum and maximum of timed forwards; `SECONDS` decides between them."""
 
 SECONDS = 2.0
-"""Seconds that the timed forwards should take in total, if FEWEST to MOST of them do."""
+"""Seconds that the timed forwards should take in total; their number is from FEWEST to MOST."""
 
 PATIENCE = 30.0
 """Seconds after which the warm-up ends early."""
