@@ -245,7 +245,7 @@ class _Recorder(Handler):
                 self.values.bind_view(x, own, source, None)
 
     def _item(self, node: fx.Node, path: tuple[int, ...], result: Any) -> fx.Node:
-        """The node of one tensor in an operation's result."""
+        """The node of the tensor at position `path` in the result of an operation's `node`."""
         for index in path:
             result = result[index]
             node = self._emit(operator.getitem, (node, index), {}, result)

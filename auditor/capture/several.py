@@ -27,7 +27,7 @@ class RecordedPaths:
 
     @property
     def first(self) -> ModelPath:
-        """The path of the first batch."""
+        """The ModelPath of the first batch."""
         return self.each[0]
 
     @property

@@ -208,8 +208,8 @@ def _threshold_variance(low: torch.Tensor) -> float:
 
 
 Form = Callable[[torch.Tensor], torch.Tensor]
-"""A function that multiplies random signs e, of the output's shape, by A. E<A e, d>^2 is then the squared share of the
-limit for an error d."""
+"""Multiplies random signs e, of the output's shape, by a matrix A with E<A e, d>^2 = (share of the limit)^2 for an
+error d."""
 
 
 def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:

@@ -209,7 +209,7 @@ def _read(record: type, document: Any, where: str) -> Any:
 
 
 def _explain(errors: Sequence[Mapping[str, Any]], where: str) -> PlanError:
-    """One line for the first error that pydantic reports."""
+    """A PlanError with one line on the first error that pydantic reports."""
     first, more = errors[0], f" ({len(errors) - 1} more like it)" if len(errors) > 1 else ""
     if first["type"] == "json_invalid":
         return PlanError(f"{where} is not a plan: {first['ctx']['error']}. {AGAIN}.", slug="bad-plan")
@@ -227,7 +227,7 @@ def _wrong(where: str, place: Place, expected: str, value: Any, more: str = "") 
 
 
 def _short(value: Any) -> str:
-    """A value in a few words."""
+    """A value in a document in a few words, for an error message."""
     if value and isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     text = json.dumps(value, default=repr)

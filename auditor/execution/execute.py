@@ -184,7 +184,7 @@ class Executor(fx.Interpreter):
                 self.env.pop(source, None)
 
     def run_node(self, n: fx.Node) -> Any:
-        """Compute one node."""
+        """Compute the result of one node."""
         return super().run_node(n) if n.op == "get_attr" else self.semantics.compute(n, self.value_of)
 
     def value_of(self, n: fx.Node) -> Any:

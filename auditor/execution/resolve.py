@@ -90,7 +90,7 @@ class Resolution:
 
 
 def resolve(policy: Policy) -> Resolution:
-    """Predict the dtype of every node under a policy."""
+    """Predict the dtype of every node under a policy, as a Resolution."""
     return Resolver(policy.capture)(policy)
 
 
@@ -127,7 +127,7 @@ class _Algebra(Semantics):
         self.policy, self._kinds = policy, kinds
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
-        """The nodes that the two policies treat differently."""
+        """Names of the nodes that the two policies treat differently."""
         assert isinstance(then, _Algebra)
         return self.policy.differing_nodes(then.policy)
 
@@ -242,7 +242,7 @@ def _has_complex(dtype: torch.dtype | None) -> bool:
 
 
 def _moves(name: str) -> bool:
-    """Whether casts convert values of this format."""
+    """Whether casts of autocast or of a plan convert values of this format: true for FP32 and low formats."""
     return name == "fp32" or is_low(name)
 
 

@@ -189,8 +189,8 @@ class InFormat:
         return self._round(value) if source.op == "call_function" else round_tree(value, self.row)
 
     def run(self, n: fx.Node, inputs: tuple[Any, Any], beside: bool = True) -> Ran:
-        """Run the node in the format on inputs that are already rounded. beside: also compute the exact result, unless the
-        operation rounds only once."""
+        """Run the node in the format on inputs that are already rounded. beside: also compute the FP32 result on these
+        inputs, unless the operation rounds only once."""
         args, kwargs = inputs
         target = target_of(n)
         try:

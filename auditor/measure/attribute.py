@@ -85,8 +85,8 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Target:
-    """The outputs that one criterion judges, and the Forms that shape their probes. samples: whether a batch's samples
-    are separate.
+    """The outputs that one criterion judges. forms: one per output, applied to a probe's random signs. samples: whether
+    a batch's samples are separate.
 
     tied: operations whose rounding can make candidates of a decision equal.
     """

@@ -103,7 +103,7 @@ class Measurement:
 
     @cached_property
     def nodes(self) -> Mapping[str, fx.Node]:
-        """Nodes of the graph, by name."""
+        """{name: node of the graph}."""
         return {n.name: n for n in self.capture.graph_module.graph.nodes}
 
 

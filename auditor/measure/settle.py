@@ -94,7 +94,7 @@ class _FormatRuns:
         self._numbers = count()
 
     def settle_unknown(self) -> None:
-        """Run operations without a first-order estimate."""
+        """Run the operations whose effect on the outputs has no first-order estimate."""
         unknown, waiting = dict[str, None](), Waiting()
         for name, trace in self._traces.items():
             error = self._errors[name]

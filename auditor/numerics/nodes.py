@@ -19,7 +19,7 @@ _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d")
 
 
 def target_of(n: fx.Node) -> Callable[..., Any]:
-    """The operation of a call_function node."""
+    """The operation, a callable, of a call_function node."""
     assert callable(n.target)
     return n.target
 
@@ -157,7 +157,7 @@ def arguments_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], de
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """The explicit arguments of a node's call, by name."""
+    """{name: argument} of a node's call, without defaults."""
     return arguments_of(node.target, node.args, node.kwargs)
 
 

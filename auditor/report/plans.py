@@ -23,7 +23,7 @@ ISLANDS_SHOWN = 12
 SET = "FP32 under your own flags"
 """Label of FP32 under the caller's own flags."""
 SHARES = "Errors are values divided by their limits, for the tightest criterion: 1 is the limit."
-"""The meaning of a plan's errors if criteria are set."""
+"""A sentence on the meaning of a plan's errors if criteria are set."""
 NEAR = 2.0
 """Distance from a score's limit, in standard errors, below which other samples may give another result."""
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))

@@ -160,7 +160,7 @@ def _weight(errors: Leaves, gradients: Leaves) -> float:
 
 
 def _error(exact: Leaves, rounded: Leaves) -> NodeError:
-    """Relative L2 error of all gradients that are finite in FP32, and whether any of these became non-finite."""
+    """Relative L2 error of all gradients that are finite in FP32, and how many of their entries became Inf or NaN."""
     pairs = [
         (ours[torch.isfinite(ours)], theirs[torch.isfinite(ours)])
         for ours, theirs in zip(exact, rounded, strict=True)

@@ -16,7 +16,7 @@ from ..records import Magnitudes, Plan
 from ..records.training import LossScale, ParameterGradients, Training
 
 TOLERATED = 0.1
-"""Largest relative gradient error of a recommended format: the step then points within 6 degrees of FP32's."""
+"""Largest relative gradient error of a recommended format: the gradient then points within 6 degrees of FP32's."""
 
 ALLOWED = 0.01
 """Share of the non-zero low-precision gradients that may underflow to zero."""

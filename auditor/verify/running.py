@@ -69,12 +69,12 @@ def failure_of(error: BaseException) -> str:
 
 
 def says_nothing(failure: str | None) -> bool:
-    """Whether a plan failed for a reason that is unrelated to precision."""
+    """Whether a plan's failure message says nothing about precision."""
     return failure is not None and (failure.startswith(NOT_RUN) or said_no_memory(failure))
 
 
 def said_no_memory(failure: str) -> bool:
-    """Whether a plan failed for lack of memory."""
+    """Whether a plan's failure message says that memory ran out."""
     return NO_MEMORY in failure
 
 
@@ -211,7 +211,7 @@ class Forward:
         return Times(median, low, high, wanted)
 
     def time_compiled(self) -> Times:
-        """The times with torch.compile."""
+        """Times of one forward with torch.compile."""
         try:
             return self.time_eager(torch.compile(self.model, dynamic=False))
         finally:
