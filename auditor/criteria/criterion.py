@@ -125,7 +125,7 @@ def name_of(function: object) -> str:
 
 
 def strict(written: str) -> bool:
-    """Whether a criterion, given as text such as `labels: flips <= 0`, allows no error at all."""
+    """Whether a criterion, a text such as `labels: flips <= 0`, allows no error at all."""
     return written.endswith(" <= 0") or (written.endswith(" >= 1") and ": psnr" not in written)
 
 

@@ -52,7 +52,7 @@ class Criteria:
 
     @property
     def rest_criterion(self) -> Criterion:
-        """The error budget of outputs without a criterion, as one criterion."""
+        """The error budget `max_error` of outputs without a criterion, as a Criterion."""
         own = None if self.joint is output_error else self.joint
         return Criterion(OTHERS, name_of(own) if own else "rel_l2", self.max_error, function=own)
 

@@ -220,7 +220,7 @@ def _explain(errors: Sequence[Mapping[str, Any]], where: str) -> PlanError:
 
 
 def _wrong(where: str, place: Place, expected: str, value: Any, more: str = "") -> PlanError:
-    """One line: the location, the expected value, the actual one, and what to do."""
+    """A PlanError with the location in the document, the expected value, the actual one, and what to do."""
     return PlanError(
         f"{where}: `{json_path(place)}` should be {expected}, is {_short(value)}{more}. {AGAIN}.", slug="bad-plan"
     )

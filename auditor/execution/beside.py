@@ -99,7 +99,7 @@ def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: 
 
 
 Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(FP32 values, low values) -> mask: entries that turn a later root, logarithm or division into Inf or NaN."""
+"""(FP32 values, low-precision values) -> mask of entries that a root, logarithm or division turns into Inf or NaN."""
 
 WRONG: Mapping[str, Wrong] = {
     "vanished": lambda expected, low: (low == 0) & (expected != 0),

@@ -143,7 +143,7 @@ class Boundary:
     cast; None: no cast.
 
     exit "input": the caller's precision, if callers differ. keeps: whether the result of an FP32 module remains FP32.
-    keep: functions that a low module keeps in FP32. fp32_output: functions whose products return FP32.
+    keep: functions that stay in FP32 in a low-precision module. fp32_output: functions whose products return FP32.
     """
 
     precision: str
@@ -159,8 +159,8 @@ class Setting:
     """Precision of a node's scope, the innermost module around it to which the plan gives one. autocast: whether the
     node runs in an enabled autocast region.
 
-    kept: whether the node belongs to a function that a low scope keeps in FP32. wins: whether the scope lies inside an
-    autocast region of the model's code, and overrides the region.
+    kept: whether the node belongs to a function kept in FP32 in a low-precision scope. wins: whether the scope lies
+    inside an autocast region of the model's code, and overrides the region.
     """
 
     precision: str
@@ -193,8 +193,8 @@ class Casts:
 
 class Policy(Semantics):
     """How a recorded graph runs under a strategy, given a precision for every module. wrapped: modules at which values
-    are cast: the root, those whose precision differs from their parent's, and low ones with exceptions. stored:
-    precision of every placeholder that the strategy stores. layout: the Layout of another policy, if already
+    are cast: the root, those whose precision differs from their parent's, and low-precision ones with exceptions.
+    stored: precision of every placeholder that the strategy stores. layout: the Layout of another policy, if already
     computed."""
 
     def __init__(

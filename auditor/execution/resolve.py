@@ -85,7 +85,8 @@ class Resolution:
         return name in self.nodes and is_low(self.nodes[name].dtype)
 
     def touches_low(self, name: str) -> bool:
-        """Whether the node's result or any input of its kernel is low: an upcast cannot restore lost bits."""
+        """Whether the node's result or an input of its kernel is in low precision: an upcast cannot restore lost
+        bits."""
         return self.low(name) or (name in self.nodes and self.nodes[name].reads_low)
 
 
@@ -203,8 +204,8 @@ class _Algebra(Semantics):
 
 
 def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[str, str]:
-    """{node: its low format}, for nodes that run in it whether all modules are FP32 or all in `format`, in every
-    strategy.
+    """{node: its low-precision format}, for nodes that run in it whether all modules are FP32 or all in `format`, in
+    every strategy.
 
     Such nodes lie in autocast regions of the model's code, or after explicit casts. If a node's result is FP32, its
     inputs' format counts: an upcast cannot restore lost bits.
@@ -216,7 +217,7 @@ def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[s
     ]
 
     def low_format(node: Node, resolution: Resolution) -> str | None:
-        """The only low format that a node computes in or reads; None if there is none or several."""
+        """The only low-precision format that a node computes in or reads; None if there is none, or several."""
         if resolution.low(node.name):
             return resolution.dtypes[node.name]
         read = {resolution.dtypes[source] for source in node.inputs if is_low(resolution.dtypes[source])}
@@ -242,7 +243,7 @@ def _has_complex(dtype: torch.dtype | None) -> bool:
 
 
 def _moves(name: str) -> bool:
-    """Whether casts of autocast or of a plan convert values of this format: true for FP32 and low formats."""
+    """Whether casts of autocast or of a plan convert values of this format: true for FP32 and low precision."""
     return name == "fp32" or is_low(name)
 
 

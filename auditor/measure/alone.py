@@ -140,8 +140,8 @@ class InFormat:
     """Measures each node in one format right after its FP32 reference, and runs the whole model in the format.
 
     values, profiles: FP32 results and their magnitudes so far. by_inputs: products whose input errors are estimated
-    separately. env: results of the low run, that is, of the whole model in the format. pure: whether the low run
-    computed all floating-point results so far in the format.
+    separately. env: results with the whole model in the format. pure: whether all of its floating-point results so far
+    were computed in the format.
     """
 
     def __init__(

@@ -174,7 +174,7 @@ def _trim() -> None:
 
 
 def working_set(capture: Capture) -> int:
-    """Peak bytes for measuring the largest operation: FP32 and low values, gradients, comparisons."""
+    """Peak bytes for measuring the largest operation: FP32 and low-precision values, gradients, comparisons."""
 
     def size(n: fx.Node) -> int:
         values = tensors_in(n.meta.get("val"))

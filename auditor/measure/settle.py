@@ -61,7 +61,8 @@ def settle(
 
 @dataclass(frozen=True)
 class _Ran:
-    """A run with some operations low: its error, whether a discrete result changed, and the tightest criterion."""
+    """A run with some operations in low precision: its error, whether a discrete result changed, and the tightest
+    criterion."""
 
     names: Sequence[str] = ()
     error: float = math.inf

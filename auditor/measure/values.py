@@ -14,7 +14,7 @@ from ..numerics.nodes import is_torchs_own, row_of, target_of, view_source
 from .reference import batch_norm
 
 IN_A_ROW = 2
-"""Maximum number of operations that compute a released result again."""
+"""Maximum number of operations in a row that run again to recompute a released result."""
 
 Listener = Callable[[torch.Tensor | None], None]
 """Receives the gradient of one value in each backward pass; None if the pass does not reach the value."""

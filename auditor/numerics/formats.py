@@ -21,7 +21,7 @@ NAME = re.compile(r"[a-z]+[0-9][a-z0-9_]*")
 
 _WIDEST_MANTISSA, _LEAST_EXPONENT, _LARGEST = 22, -126, 3.4028234663852886e38
 _WIDE = 4
-"""Bytes of an FP32 number; low formats have fewer."""
+"""Bytes of an FP32 number; low-precision formats have fewer."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Form
 
 
 def _run_discrete(target: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation on discrete tensors; if a low dtype is requested, numbers in the arguments must fit it."""
+    """Run an operation on discrete tensors; if FP16 or BF16 is requested, numbers in the arguments must fit it."""
     try:
         return target(*args, **kwargs)
     except RuntimeError as error:
@@ -164,7 +164,7 @@ def is_product(target: Callable[..., Any]) -> bool:
 def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
     """The format of torch's type promotion. given: (format, whether it is a scalar) of each tensor, at least one.
 
-    Scalars count only if all are scalars. Two different low formats promote to float32.
+    Scalars count only if all are scalars. Two different low-precision formats promote to float32.
     """
     result = {name for name, scalar in given if not scalar} or {name for name, _ in given}
     low = {name for name in result if FORMATS[name].low}

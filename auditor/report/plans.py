@@ -288,7 +288,7 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
 
 
 def advice(audit: Audit) -> str:
-    """What to do if plans are rejected only for their score."""
+    """A sentence on what to do if plans are rejected only for their score."""
     scores = [plan.score for plan in audit.plans.values() if plan.score is not None]
     if any(score.passed is False and not score.failure for score in scores):
         return "Allow a larger drop with --max-drop, or ask for smaller errors with --max-error."

@@ -33,7 +33,7 @@ RATES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 
 _HALF_SPACING = FORMATS["bf16"].mantissa + 1
 _NEVER = 200
-"""Ratio for zero weights: near zero BF16 represents any update."""
+"""Key of zero weights in `ratios`, above all others: near zero BF16 represents any update."""
 
 
 def format_to_train_in(

@@ -44,7 +44,7 @@ WARM_UP = 3
 """Untimed warm-up forwards: they load kernels, reserve memory and build caches."""
 
 FEWEST, MOST = 7, 50
-"""Minimum and maximum of timed forwards; `SECONDS` decides between them."""
+"""Minimum and maximum number of timed forwards; see SECONDS."""
 
 SECONDS = 2.0
 """Seconds that the timed forwards should take in total; their number is from FEWEST to MOST."""
