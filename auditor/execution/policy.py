@@ -143,7 +143,7 @@ class Boundary:
     cast; None: no cast.
 
     exit "input": the caller's precision, if callers differ. keeps: whether the result of an FP32 module remains FP32.
-    keep: functions that stay in FP32 in a low-precision module. fp32_output: functions whose products return FP32.
+    keep: functions kept in FP32 in a low-precision module. fp32_output: functions whose products return FP32.
     """
 
     precision: str

@@ -133,7 +133,7 @@ class _Algebra(Semantics):
         return self.policy.differing_nodes(then.policy)
 
     def same(self, result: NodeType, other: NodeType) -> bool:
-        """Whether two results have the same format for their readers."""
+        """Whether two results have the same format, which is all that nodes that read them use."""
         return result.dtype == other.dtype
 
     def placeholder_value(self, n: fx.Node, value: Any) -> NodeType:
