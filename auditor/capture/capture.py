@@ -29,8 +29,7 @@ from .record import record
 from .source import line_of
 
 AGREEMENT = 1e-6
-"""Relative L2 difference up to which two runs of a model count as equal: a kernel may round differently at other memory
-addresses."""
+"""Relative L2 difference up to which two runs of a model count as equal: memory addresses may change the rounding."""
 
 REPEATS = 1e-4
 """Relative L2 difference up to which a replay of the graph counts as equal to the recorded run: memory addresses change
@@ -52,8 +51,7 @@ _HANDLING = (
 
 
 def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Capture:
-    """Record the model's run on its first batch as a Capture (a graph); `record_path` also returns the matching
-    batches."""
+    """Record the model's run on its first batch as a Capture (a graph); `record_path` also returns matching batches."""
     return record_path(subject, formats, seed).capture
 
 

@@ -109,7 +109,7 @@ class _Recorder(Handler):
         return result
 
     def note_returned(self, call: Call, result: Any) -> None:
-        """Note the tensors that a module call returned: a plan's wrapper converts returned tensors, but not tensors in
+        """Note the tensors that a module call returned: a plan casts returned tensors, but not tensors in
         attributes."""
         with torch._C.DisableTorchFunction():  # the calls below are not the model's
             for x in tensors_in(result):
@@ -199,8 +199,7 @@ class _Recorder(Handler):
         return tree, floating
 
     def _ragged_size(self, size: torch.SymInt, ragged: list[torch.Tensor]) -> Any:
-        """The length of a ragged dimension as a node: torch's symbol for it belongs to one tensor and differs in a
-        replay."""
+        """The length of a ragged dimension as a node, since torch's symbol for it differs in a replay."""
         sizes: list[tuple[torch.Tensor, int, Any]] = [(x, dim, x.size(dim)) for x in ragged for dim in range(x.dim())]
         for x, dim, own in sizes:
             if isinstance(own, torch.SymInt) and own == size:

@@ -154,8 +154,7 @@ def _exit(self: Any, *exception: Any) -> Any:
 
 
 def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-    """The cast of `custom_fwd`, which converts tensors of its device type; inside `one_stack` it converts CPU tensors
-    too."""
+    """The cast of `custom_fwd`, which converts tensors of its device type; inside `one_stack` also tensors on a CPU."""
     value = _ORIGINAL_CAST(value, device_type, dtype)
     return value if _STATE.stack is None or device_type == "cpu" else _ORIGINAL_CAST(value, "cpu", dtype)
 

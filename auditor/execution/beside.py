@@ -138,8 +138,7 @@ class _NonFiniteTrace:
 
     @property
     def first(self) -> NonFinite | None:
-        """The operation that made an output Inf or NaN; if the outputs are finite, the first operation with Inf or
-        NaN."""
+        """The operation that made an output Inf or NaN; with finite outputs, the first operation with Inf or NaN."""
         outputs = self.capture.graph_module.graph.output_node().all_input_nodes
         reaching = (self._turned[n] for n in outputs if n in self._turned)
         return next(reaching, next(iter(self._turned.values()), None))

@@ -1,5 +1,4 @@
-"""Runs recorded graphs: as recorded, under a Policy, with some operations in low precision, or reusing earlier
-results."""
+"""Runs recorded graphs: as recorded, under a Policy, with some operations in low precision, or from earlier results."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class Semantics:
     """Names of nodes that do not compute as recorded."""
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
-        """Names of nodes that compute differently than under `then`, an earlier run's semantics, even on equal
-        inputs."""
+        """Names of nodes that compute differently than under `then`, another run's semantics, even on equal inputs."""
         return self.changed
 
     def same(self, result: Any, other: Any) -> bool:

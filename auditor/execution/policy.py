@@ -29,9 +29,8 @@ KEPT = function_in("", "")
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """A precision for every module. keep: {low-precision module: functions that it keeps in FP32, also in its
-    submodules}. fp32_output: {low-precision module: functions whose products have low-precision inputs and FP32
-    output}."""
+    """A precision for every module. keep: {low-precision module: functions kept in FP32, also in its submodules}.
+    fp32_output: {low-precision module: functions whose products have low-precision inputs and FP32 output}."""
 
     precision: Callable[[str], str]
     keep: Mapping[str, frozenset[str]] = field(default_factory=dict)

@@ -85,8 +85,7 @@ class Resolution:
         return name in self.nodes and is_low(self.nodes[name].dtype)
 
     def touches_low(self, name: str) -> bool:
-        """Whether the node's result or an input of its kernel is in low precision: an upcast cannot restore lost
-        bits."""
+        """Whether the node's result, or an input of its kernel, is low-precision: upcasts cannot restore lost bits."""
         return self.low(name) or (name in self.nodes and self.nodes[name].reads_low)
 
 

@@ -61,8 +61,7 @@ def settle(
 
 @dataclass(frozen=True)
 class _Ran:
-    """A run with some operations in low precision: its error, whether a discrete result changed, and the tightest
-    criterion."""
+    """A run with some operations in low precision: error, whether a discrete result changed, the tightest criterion."""
 
     names: Sequence[str] = ()
     error: float = math.inf
@@ -125,7 +124,7 @@ class _FormatRuns:
 
     def check_predictions(self) -> Linearity | None:
         """Run operations to check predictions: a sample, then predictions above the budget, nearest first; more if
-        predictions are off."""
+        those are off."""
         if not self._answers or not 0 < self._limit < math.inf:
             return None
         known = {**self._first, **self.found}

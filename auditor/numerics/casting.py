@@ -1,5 +1,4 @@
-"""Rounds tensors to a format: to torch's dtype if torch computes in it, otherwise to float32 with the format as a
-tag."""
+"""Rounds tensors to a format: to torch's dtype if torch computes in it, otherwise to float32 with the format as tag."""
 
 from __future__ import annotations
 

@@ -179,8 +179,7 @@ def asks_for_rounding(tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kw
 
 
 def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute `target(*args, **kwargs)` in float32 on the arguments' values, and round to the format that type
-    promotion gives."""
+    """Compute `target(*args, **kwargs)` in float32, and round to the format of type promotion."""
     row = _result(operation_of(target), args, kwargs)
     wide = wait_for_result(target, target(*_wide(args), **_wide(kwargs)))
     if row is None or not row.low:

@@ -25,8 +25,7 @@ def target_of(n: fx.Node) -> Callable[..., Any]:
 
 
 def overload_of(target: Any) -> Any:
-    """The torch operation of a node's target, without the wrapper that, for instance, fixes a random operation's
-    numbers."""
+    """The torch operation of a node's target, without a wrapper such as PinnedDraw, which fixes random numbers."""
     return getattr(target, "stands_for", target)
 
 

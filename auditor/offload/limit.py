@@ -37,8 +37,7 @@ EACH = 0.4
 _STATM, _MEMINFO, _GROUP = Path("/proc/self/statm"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 SINGLE = "HF_DEACTIVATE_ASYNC_LOAD"
-"""Environment variable: transformers then converts weights in this thread; a dispatch mode does not see other
-threads."""
+"""Environment variable: transformers then converts weights in this thread, where a dispatch mode sees them."""
 
 _now: list[Limit] = []
 

@@ -22,8 +22,7 @@ ALLOWED = 0.01
 """Share of the non-zero low-precision gradients that may underflow to zero."""
 
 HEADROOM = 16.0
-"""The initial loss scale is the largest usable one divided by this, since gradients may grow, or the smallest usable
-one."""
+"""Largest usable loss scale divided by the initial one, since gradients may grow; less if the window is narrower."""
 
 _HIGHEST = 126
 FP16 = FORMATS["fp16"]

@@ -143,7 +143,7 @@ def unscale(gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:
 
 
 def gradient_error(reference: Gradients, low: Gradients) -> float:
-    """Relative L2 error of all parameter gradients together; inf if any is not finite. Missing gradients count as
+    """Relative L2 error of all parameter gradients together; inf if any is not finite; missing gradients count as
     equal."""
     pairs = [(ours, low.get(name)) for name, ours in reference.items() if ours is not None]
     return output_error([ours for ours, _ in pairs], [ours if theirs is None else theirs for ours, theirs in pairs])

@@ -142,8 +142,8 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
-    """Relative L2 error of the gradients of a low-precision step, on the worst batch; None if the step raises. scale:
-    the loss scale."""
+    """Relative L2 error of a low-precision step's gradients on the worst batch; None if it raises. scale: loss
+    scale."""
     worst = 0.0
     for step in _steps(prepared):
         result = own_step(step, low, scale)
@@ -220,8 +220,7 @@ def _noise(step: Step) -> float | None:
 
 
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
-    """Names of values whose gradient is in low precision under autocast: low values, and values that a reader casts to
-    low."""
+    """Values with a low-precision gradient under autocast: low values, and values that a reader casts to low."""
     result = resolve(Policy(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.lowered)
 

@@ -277,8 +277,7 @@ def clock(device: str) -> Iterator[Number]:
 
 
 def peak(device: str) -> AbstractContextManager[Number]:
-    """Watch memory in a `with` block. After it, the yielded function returns the peak bytes that torch's allocator
-    added."""
+    """Watch memory in a `with` block. After it, the yielded function returns the allocator's peak in added bytes."""
     return _of_a_gpu(device) if is_native(device) else _of_the_cpu()
 
 
