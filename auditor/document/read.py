@@ -105,8 +105,7 @@ def audit_of(document: Any, where: str) -> Audit:
 
 
 def applicable(document: Any, where: str) -> Audit:
-    """Like `audit_of`, but the audit must have a plan, and the plans' strategies must exist; their formats may be
-    unknown.
+    """Like `audit_of`, but the audit must have a plan, and the plans' strategies must exist; formats may be unknown.
 
     Raises: PlanError(slug="bad-plan").
     """
@@ -144,8 +143,7 @@ def plan_called(plans: Mapping[str, Plan], name: object, others: Iterable[str] =
 
 
 def plan_of(plan: Mapping[str, Any], where: str) -> Plan:
-    """Build a Plan from a dict with at least the keys strategy, format and scopes. Raises:
-    PlanError(slug="bad-plan")."""
+    """Build a Plan from a dict with at least strategy, format and scopes. Raises: PlanError(slug="bad-plan")."""
     result: Plan = _read(Plan, {"name": "", **plan}, where)
     _check_names(result, where, ())
     return result
