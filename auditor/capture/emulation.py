@@ -46,7 +46,7 @@ class Emulation(Handler):
     def enter(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments after the casts of CUDA's autocast."""
+        """(args, kwargs) after the casts of CUDA's autocast."""
         if not region.enabled or region.dtype == "float32":
             return args, kwargs
         row = format_of(getattr(torch, region.dtype))

@@ -32,7 +32,7 @@ _KEY_BELOW = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
 """An autocast key that torch does not use. Kernels registered under it run where CUDA's autocast acts: below functorch,
 above autograd."""
 _BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")
-"""A key that is active in `torch.autograd.grad(..., is_grads_batched=True)`, which does not use functorch's vmap."""
+"""A dispatch key that is active in `torch.autograd.grad(..., is_grads_batched=True)`, which uses no functorch vmap."""
 
 _RUNNING = threading.Lock()
 
@@ -156,8 +156,7 @@ _below: list[_Parts] = []
 
 @contextmanager
 def _cast_below(parts: _Parts) -> Iterator[None]:
-    """In the `with` block, operations on CUDA's lists are observed where autocast acts: below functorch, above
-    autograd."""
+    """In the `with` block, operations on CUDA's lists are seen where autocast acts: below functorch, above autograd."""
     if not parts.region.enabled:
         yield
         return
@@ -193,8 +192,7 @@ def _cast_listed(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _teach(operator: HigherOrderOperator) -> None:
-    """Make `torch.cond` and similar operators run their bodies under `_Whole`, which sees the operations in these
-    bodies."""
+    """Make `torch.cond` and similar operators run their bodies under `_Whole`, which sees the operations inside."""
     if _Whole in operator.python_key_table:
         return
 

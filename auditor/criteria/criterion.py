@@ -92,7 +92,7 @@ _KINDS = (
     ),
 )
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
-"""{name: error measure}."""
+"""{name: error measure}, such as `kl` and `max_abs`."""
 
 FUNCTION = Kind(
     "function",
@@ -100,7 +100,7 @@ FUNCTION = Kind(
     "the value of your function for (reference, candidate): a number that is 0 without a difference",
     discrete=True,
 )
-"""The kind of a criterion that is a Python function."""
+"""The error measure of a criterion that is a Python function."""
 
 FLOOR = 3.0
 """Errors count only above this multiple of the difference between FP32 runs."""
@@ -125,7 +125,7 @@ def name_of(function: object) -> str:
 
 
 def strict(written: str) -> bool:
-    """Whether a criterion, given as text such as `labels: flips <= 0`, allows no error at all."""
+    """Whether a criterion, a text such as `labels: flips <= 0`, allows no error at all."""
     return written.endswith(" <= 0") or (written.endswith(" >= 1") and ": psnr" not in written)
 
 

@@ -118,8 +118,7 @@ def ieee() -> AbstractContextManager[None]:
 
 
 def loose(found: Flags, device: str) -> tuple[str, ...]:
-    """Formats that these flags allow in place of FP32 on a device, such as `tf32`; () if FP32 computes in IEEE
-    arithmetic."""
+    """Formats that the flags `found` allow in place of FP32 on a device, such as `tf32`; () if FP32 is IEEE FP32."""
     precisions = [found.get(name) for name in (ON_A_GPU if is_native(device) else ON_A_CPU)]
     return tuple(dict.fromkeys(one for one in precisions if one not in (None, "none", "ieee")))
 

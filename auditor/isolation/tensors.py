@@ -92,7 +92,7 @@ class StorageCopies:
         return nullcontext()
 
     def save(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy the current bytes of these tensors, unless already copied."""
+        """Copy the current bytes of `tensors`, unless they are already copied."""
         for storage in (storage for tensor in tensors for storage in memory(tensor)):
             if storage._cdata not in self._copies:
                 self._known.setdefault(storage._cdata, (storage, storage.nbytes()))

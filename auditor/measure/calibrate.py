@@ -65,9 +65,10 @@ def calibrate(
     """Measure each node over all batches: worst error, largest isolated effect, root-mean-square contribution, pooled
     magnitudes.
 
-    whole: the full subject, if `subject` has only some of its batches. The graph is valid for the first batch's shapes,
-    and for its values if Python branched on values. `calibrate_paths` measures batches that take another path on a
-    separate graph.
+    whole: the Subject with all batches, if `subject` has only some of them.
+
+    The graph is valid for the first batch's shapes, and for its values if Python branched on values. `calibrate_paths`
+    measures batches that take another path on a separate graph.
     """
     batches = usable(capture, subject)
     calibrated = any(SCHEMES[scheme].is_calibrated for scheme in schemes)

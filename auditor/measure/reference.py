@@ -22,7 +22,7 @@ from ..trees import tensors_in
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 
 _FLAGS = ("training", "use_input_stats")
-"""Names of the argument with which these operations select batch statistics; one operation has no such argument."""
+"""Names of the argument with which batch and instance norms select batch statistics; one norm has no such argument."""
 
 
 def run_with_gradients(

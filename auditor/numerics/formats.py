@@ -21,7 +21,7 @@ NAME = re.compile(r"[a-z]+[0-9][a-z0-9_]*")
 
 _WIDEST_MANTISSA, _LEAST_EXPONENT, _LARGEST = 22, -126, 3.4028234663852886e38
 _WIDE = 4
-"""Bytes of an FP32 number; low formats have fewer."""
+"""Bytes of an FP32 number; low-precision formats have fewer."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ DEFAULT = ("fp16", "bf16")
 
 
 def narrower() -> tuple[str, ...]:
-    """Names of the formats with fewer significant bits than FP32, which round some FP32 literals."""
+    """Names of the formats with fewer significant bits than FP32, which cannot represent some FP32 numbers exactly."""
     return tuple(name for name, row in FORMATS.items() if row.mantissa < FORMATS["fp32"].mantissa)
 
 
@@ -238,7 +238,7 @@ def _storage_problem(row: Format) -> str | None:
 
 
 def _holds(dtype: torch.dtype, row: Format) -> bool:
-    """Whether torch's dtype represents the same numbers as the row, so that both round alike."""
+    """Whether torch's dtype represents the same numbers as the Format, so that both round alike."""
     import torch
 
     if not dtype.is_floating_point:

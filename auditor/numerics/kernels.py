@@ -98,7 +98,7 @@ def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Form
 
 
 def _run_discrete(target: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation on discrete tensors; if a low dtype is requested, its literals must fit it."""
+    """Run an operation on discrete tensors; if FP16 or BF16 is requested, numbers in the arguments must fit it."""
     try:
         return target(*args, **kwargs)
     except RuntimeError as error:
@@ -154,7 +154,7 @@ def is_product(target: Callable[..., Any]) -> bool:
 def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
     """The format of torch's type promotion. given: (format, whether it is a scalar) of each tensor, at least one.
 
-    Scalars count only if all are scalars. Two different low formats promote to float32.
+    Scalars count only if all are scalars. Two different low-precision formats promote to float32.
     """
     result = {name for name, scalar in given if not scalar} or {name for name, _ in given}
     low = {name for name in result if FORMATS[name].low}
@@ -162,8 +162,7 @@ def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
 
 
 def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute `target(*args, **kwargs)` in float32 on the arguments' values, and round to the format that type
-    promotion gives."""
+    """Compute `target(*args, **kwargs)` in float32, and round to the format of type promotion."""
     row = _result(operation_of(target), args, kwargs)
     wide = wait_for_result(target, target(*_wide(args), **_wide(kwargs)))
     if row is None or not row.low:

@@ -161,7 +161,7 @@ class Quantized:
 
     @property
     def saturated(self) -> int:
-        """Number of entries that exceed the largest element."""
+        """Number of entries that exceed the largest value of the element format."""
         return int(self.beyond.sum())
 
     @property

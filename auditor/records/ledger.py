@@ -1,4 +1,4 @@
-"""The ledger: dtypes of every parameter, buffer and operation at each stage, and casts to fewer bits without a
+"""The ledger: dtypes of all parameters, buffers and operations at each stage, and casts that the user did not
 request."""
 
 from __future__ import annotations

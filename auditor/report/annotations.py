@@ -48,7 +48,7 @@ def place_of(audit: Audit, cause: Cause) -> Anchor:
 
 
 def _caller(node: Node) -> Anchor | None:
-    """The user's call that led to a node."""
+    """The Anchor of the user's call that led to a node; None if unknown."""
     return _own((node.called_from or "").partition(" in ")[0], node.caller_path, node.caller_column)
 
 

@@ -91,7 +91,7 @@ class Cause:
 
     @property
     def solved(self) -> str:
-        """What the plan that severities apply to does, if that removes the problem of every operation; otherwise ""."""
+        """A sentence, if the plan that severities apply to removes the problem of every operation; otherwise ""."""
         bearings = {finding.bearing for finding in self.members}
         if not bearings <= {"elsewhere", "kept"}:
             return ""

@@ -22,7 +22,7 @@ ISLANDS_SHOWN = 12
 SET = "FP32 under your own flags"
 """Label of FP32 under the caller's own flags."""
 SHARES = "Errors are values divided by their limits, for the tightest criterion: 1 is the limit."
-"""The meaning of a plan's errors if criteria are set."""
+"""A sentence on the meaning of a plan's errors if criteria are set."""
 NEAR = 2.0
 """Distance from a score's limit, in standard errors, below which other samples may give another result."""
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -286,7 +286,7 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
 
 
 def advice(audit: Audit) -> str:
-    """What to do if plans are rejected only for their score."""
+    """A sentence on what to do if plans are rejected only for their score."""
     scores = [plan.score for plan in audit.plans.values() if plan.score is not None]
     if any(score.passed is False and not score.failure for score in scores):
         return "Allow a larger drop with --max-drop, or ask for smaller errors with --max-error."

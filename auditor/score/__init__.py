@@ -264,7 +264,7 @@ def standard_error(
 
 
 def _value(scoring: ScoreFunction, values: Sequence[float]) -> float:
-    """The mean, after `of_mean` if given. Raises: NoScore."""
+    """The score: the mean of the values, or `of_mean` of the mean. Raises: NoScore."""
     mean = math.fsum(values) / len(values)
     if scoring.of_mean is None:
         return mean

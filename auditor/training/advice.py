@@ -18,10 +18,10 @@ DOMINANT = 0.5
 """Minimum share of the squared gradient norm at which an embedding dominates."""
 
 OUTLIER = 10.0
-"""A module is an outlier if its gradient norm exceeds this multiple of the median."""
+"""A module is an outlier if its gradient norm exceeds this multiple of the median over all modules."""
 
 LOST = 0.1
-"""Share of lost updates above which FP32 master weights are recommended."""
+"""Threshold of advice: for shares of lost updates, shares of gradients below Adam's eps, and gradient errors."""
 
 ADAM_EPS, ADAM_BETA2 = 1e-8, 0.999
 

@@ -32,7 +32,7 @@ ELEMENTS = 2_000_000_000
 """Elements of results that the steps of single operations may compute in total; FEWEST steps always run."""
 
 MOST_SCALED = 24
-"""Largest exponent of the power of two that scales the loss of a step with one low operation."""
+"""Largest exponent of the power of two that scales the loss of a step with one low-precision operation."""
 
 OTHER_GRADIENTS = (
     "the recorded operations do not have the model's gradients, for example because of an autograd.Function"
@@ -49,8 +49,8 @@ class BackwardTest:
     """The backward pass of a single operation in one format, on FP32 values and gradients rounded to that format.
 
     error: of the returned gradients. weight: expected change of the loss by the errors of the operation's results, if
-    their signs are random. gaps: {tensor argument: low minus reference gradient, unscaled}, as bfloat16. scale: the
-    loss scale (at least 1) at which the incoming gradient is near 1.
+    their signs are random. gaps: {tensor argument: low-precision minus FP32 gradient, unscaled}, as bfloat16. scale:
+    the loss scale (at least 1) at which the incoming gradient is near 1.
     """
 
     error: NodeError
@@ -112,7 +112,7 @@ def _norm(gradients: Sequence[torch.Tensor]) -> float:
 
 
 def _broken_parameter(step: Step, low: LowStep) -> str | None:
-    """The first parameter whose gradient is finite in FP32 and not in the low step."""
+    """The first parameter whose gradient is finite in FP32 and not in the low-precision step."""
     broken = (n for n, g in low.gradients.items() if g is not None and not bool(torch.isfinite(g).all()))
     return next((n for n in broken if bool(torch.isfinite(step.by_parameter[n]).all())), None)
 
@@ -158,7 +158,7 @@ def _weight(errors: Leaves, gradients: Leaves) -> float:
 
 
 def _error(exact: Leaves, rounded: Leaves) -> NodeError:
-    """Relative L2 error of all gradients that are finite in FP32, and whether any of these became non-finite."""
+    """Relative L2 error of all gradients that are finite in FP32, and how many of their entries became Inf or NaN."""
     pairs = [
         (ours[torch.isfinite(ours)], theirs[torch.isfinite(ours)])
         for ours, theirs in zip(exact, rounded, strict=True)

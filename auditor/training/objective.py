@@ -171,7 +171,7 @@ def load_training(
 def _with_objective(
     target: str, loss: str | None, seed: int, module: ModuleType, spec: Mapping[str, Any], subject: Subject
 ) -> Subject:
-    """Add the objective to a subject, and remove the targets from the subject's batches."""
+    """Add the loss function and its targets to a Subject, and remove the targets from the Subject's batches."""
     parsed = parse(target)
     label = parsed.label
     loss_fn, source = _loss(module, spec, parsed, loss, seed)

@@ -16,14 +16,13 @@ from ..records import Magnitudes, Plan
 from ..records.training import LossScale, ParameterGradients, Training
 
 TOLERATED = 0.1
-"""Largest relative gradient error of a recommended format: the step then points within 6 degrees of FP32's."""
+"""Largest relative gradient error of a recommended format: the gradient then points within 6 degrees of FP32's."""
 
 ALLOWED = 0.01
 """Share of the non-zero low-precision gradients that may underflow to zero."""
 
 HEADROOM = 16.0
-"""The initial loss scale is the largest usable one divided by this, since gradients may grow, or the smallest usable
-one."""
+"""Largest usable loss scale divided by the initial one, since gradients may grow; less if the window is narrower."""
 
 _HIGHEST = 126
 FP16 = FORMATS["fp16"]
@@ -33,7 +32,7 @@ RATES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 
 _HALF_SPACING = FORMATS["bf16"].mantissa + 1
 _NEVER = 200
-"""Ratio for zero weights: near zero BF16 represents any update."""
+"""Key of zero weights in `ratios`, above all others: near zero BF16 represents any update."""
 
 
 def format_to_train_in(
@@ -45,7 +44,7 @@ def format_to_train_in(
 ) -> tuple[str | None, str]:
     """The format to train in, with the reason in one sentence.
 
-    idle: formats with a requested autocast plan that is not verified or runs nothing low.
+    idle: formats with a requested autocast plan that is not verified or runs nothing in low precision.
     """
     near = {fmt: error for fmt, error in errors.items() if error is not None and error <= TOLERATED}
     if near and not any(errors.values()):

@@ -73,7 +73,7 @@ def own_loss(outputs: Any) -> Any:
 
 
 def step_batches(subject: Subject) -> tuple[Batch, ...]:
-    """The subject's batches as arguments of TrainingStep."""
+    """The batches with their targets, as arguments of TrainingStep."""
     assert subject.objective is not None
     pairs = zip(subject.batches, subject.objective.targets, strict=True)
     return tuple(((args, kwargs, targets, named), {}) for (args, kwargs), (targets, named) in pairs)

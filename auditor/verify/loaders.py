@@ -44,7 +44,7 @@ def patch_model(
 
 
 def in_hand(model: nn.Module, plans: Mapping[str, Plan], plan: str) -> AbstractContextManager[nn.Module]:
-    """`patch_model` for plans in memory, without a file."""
+    """`patch_model` with Plan objects instead of a patched_model.py."""
     return patch_model(model, plans, lambda model, name: apply_plan(model, plan_table(plans[name])), plan)
 
 
