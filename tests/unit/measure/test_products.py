@@ -15,7 +15,7 @@ from auditor.measure.products import split_product
 from auditor.numerics.casting import in_format
 from auditor.numerics.formats import FORMATS
 from auditor.records import ProductError
-from tests.slow.models import MODELS
+from benchmarks.attribution import MODELS
 from tests.support.subjects import measurement_of, normal, subject_of
 
 aten = torch.ops.aten
