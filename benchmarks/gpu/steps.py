@@ -104,7 +104,7 @@ def ratios(asked: Asked) -> Items:
     """Emulated over native local error, operation by operation."""
     from tests.pretend_gpu.models import MODELS as TINY
     from tests.pretend_gpu.models import made
-    from tests.slow.models import MODELS, specimen
+    from benchmarks.attribution import MODELS, specimen
 
     if asked.small:
         for name in list(TINY)[:2]:
