@@ -223,9 +223,6 @@ _BODIES: dict[str, Callable[..., Any]] = {
 
 def _is_transformed(tensors: list[torch.Tensor]) -> bool:
     """Whether functorch, forward-mode differentiation or batched gradients transform this operation."""
-    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
-        return True
-    if torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS):
-        return True
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return any(wrapped(x) for x in tensors)
+    inside = torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+    batched = torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS)
+    return inside or batched or any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))

@@ -219,14 +219,8 @@ def _explain(errors: Sequence[Mapping[str, Any]], where: str) -> PlanError:
 
 def _wrong(where: str, place: Place, expected: str, value: Any, more: str = "") -> PlanError:
     """A PlanError with the location in the document, the expected value, the actual one, and what to do."""
-    return PlanError(
-        f"{where}: `{json_path(place)}` should be {expected}, is {_short(value)}{more}. {AGAIN}.", slug="bad-plan"
-    )
-
-
-def _short(value: Any) -> str:
-    """A value in a document in a few words, for an error message."""
-    if value and isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
     text = json.dumps(value, default=repr)
-    return text if len(text) <= 40 else text[:37] + "..."
+    short = text if len(text) <= 40 else f"{text[:37]}..."
+    if value and isinstance(value, dict | list):
+        short = "an object" if isinstance(value, dict) else "a list"
+    return PlanError(f"{where}: `{json_path(place)}` should be {expected}, is {short}{more}. {AGAIN}.", slug="bad-plan")

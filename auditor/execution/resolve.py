@@ -189,7 +189,8 @@ class _Algebra(Semantics):
         if kinds[n].complex:  # low if all inputs are in one low format and torch has complex numbers of it
             formats = {handed[source.name] for source in read if handed[source.name] or kinds[source].complex}
             low = formats.pop() if len(formats) == 1 else ""
-            return low if is_low(low) and _has_complex(FORMATS[low].dtype) else "", False
+            real = FORMATS[low].dtype if is_low(low) else None
+            return low if real is not None and real.to_complex().to_real() is real else "", False
         if not _moves(own) or not floats:
             return own, False
         row = row_of(n)
@@ -234,11 +235,6 @@ def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[s
 def _kind_of(n: fx.Node) -> _Kind:
     value = next(iter(tensors_in(n.meta.get("val"))), None)
     return _Kind() if value is None else _Kind(_name(value.dtype), value.dim() == 0, value.is_complex())
-
-
-def _has_complex(dtype: torch.dtype | None) -> bool:
-    """Whether torch has complex numbers with parts of this dtype: float16 has them, bfloat16 does not."""
-    return dtype is not None and dtype.to_complex().to_real() is dtype
 
 
 def _moves(name: str) -> bool:

@@ -206,10 +206,6 @@ def _set_environment(wanted: dict[str, str]) -> None:
     os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
 
 
-def _set_path(wanted: list[str]) -> None:
-    sys.path[:] = wanted
-
-
 def _set_filters(wanted: list[Any]) -> None:
     """Restore the warning filters only if different: any change makes Python repeat warnings that it showed once."""
     warnings.filters[:] = wanted  # type: ignore[index]
@@ -229,6 +225,6 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     ),
     (lambda: dict(os.environ), _set_environment),
     (os.getcwd, os.chdir),
-    (lambda: list(sys.path), _set_path),
+    (lambda: list(sys.path), lambda wanted: sys.path.__setitem__(slice(None), wanted)),
     (lambda: list(warnings.filters), _set_filters),
 )

@@ -31,11 +31,7 @@ def round_in(x: torch.Tensor, fmt: Format) -> torch.Tensor:
         x = x.clamp(-fmt.largest, fmt.largest)
     if fmt.dtype is not None:
         return x.to(fmt.dtype).float()
-    return _by_table(x.float(), fmt)
-
-
-def _by_table(x: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Round using the format's parameters, for formats without a torch dtype."""
+    x = x.float()
     rounded = _round_mantissa(x, drop=_SINGLE - fmt.mantissa)
     if fmt.min_exponent > FORMATS["fp32"].min_exponent:  # else float32's subnormals, rounded above
         steps = torch.round(x / fmt.smallest_subnormal)  # exact: both are float32, one of them a power of two

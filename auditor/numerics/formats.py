@@ -204,7 +204,8 @@ def _problem(row: Format) -> str | None:
         return f"it must have 1 to {_WIDEST_MANTISSA} fraction bits, not {row.mantissa}"
     if not _LEAST_EXPONENT <= row.min_exponent <= 0:
         return f"its smallest exponent must be from {_LEAST_EXPONENT} to 0, not {row.min_exponent}"
-    if not 1 <= row.largest <= _LARGEST or not _on_grid(row):
+    on_grid = 1 <= row.largest <= _LARGEST and math.ldexp(math.frexp(row.largest)[0], row.mantissa + 1).is_integer()
+    if not on_grid:
         return f"its largest value must be representable, and from 1 to FP32's largest, not {row.largest}"
     if not 1 <= row.bytes < _WIDE:
         return f"an element must take 1 to {_WIDE - 1} bytes, not {row.bytes}"
@@ -216,11 +217,6 @@ def _problem(row: Format) -> str | None:
 def dtype_name(dtype: torch.dtype) -> str:
     """`str(dtype)` without `torch.`, such as `float16`."""
     return str(dtype).removeprefix("torch.")
-
-
-def _on_grid(row: Format) -> bool:
-    fraction, _ = math.frexp(row.largest)
-    return math.ldexp(fraction, row.mantissa + 1).is_integer()
 
 
 def _storage_problem(row: Format) -> str | None:

@@ -89,12 +89,7 @@ def wait_for_result(target: object, value: Any) -> Any:
         return value
     if target.namespace == "_c10d_functional":
         return pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor.default, value)
-    return pytree.tree_map_only(torch.Tensor, torch.zeros_like, value) if _is_uninitialized(target) else value
-
-
-@cache
-def _is_uninitialized(target: torch._ops.OpOverload) -> bool:
-    return operation_of(target).uninitialized
+    return pytree.tree_map_only(torch.Tensor, torch.zeros_like, value) if operation_of(target).uninitialized else value
 
 
 def view_source(n: fx.Node) -> fx.Node | None:

@@ -125,11 +125,6 @@ class Operation:
         """Whether the operation is a matrix product or convolution, linear in each tensor argument."""
         return self.product and not self.attention
 
-    @property
-    def makes_layer(self) -> bool:
-        """Whether the operation counts as a layer, such as linear or GRU, if an argument comes from parameters."""
-        return self.layer or self.linear or self.recurrent or self.cell
-
 
 @cache
 def packet(op: str) -> str:

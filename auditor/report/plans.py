@@ -9,7 +9,6 @@ from ..artefact.strategies import plan_title, strategy_of
 from ..criteria.criterion import FLOOR
 from ..devices import CPU
 from ..numerics.formats import runs
-from ..plan.reasons import tell_apart
 from ..plan.recommend import kept_apart, measured_times, speedup
 from ..records import CriterionValue, Evaluation, Onnx, Plan, Proposal, Score, TimeAndMemory, Times, Today, Verification
 from ..records.audit import Audit
@@ -275,15 +274,14 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
     assert score.difference is not None
     drop = -score.difference if base.better == "higher" else score.difference
     drop += 0.0  # no negative zero
-    size, limit = tell_apart(abs(drop), base.max_drop) if base.max_drop and drop > 0 else (f"{abs(drop):.2g}", "")
     error = "" if score.standard_error is None else f" (standard error {score.standard_error:.2g})"
-    change = f"{size} {'worse' if drop > 0 else 'better'}{error}" if drop else f"as in FP32{error}"
+    change = f"{abs(drop):.3g} {'worse' if drop > 0 else 'better'}{error}" if drop else f"as in FP32{error}"
     said = f"{score.value:.5g}, {change}"
     if score.passed is None or base.max_drop is None:
         return said
     near = score.standard_error is not None and abs(drop - base.max_drop) < NEAR * score.standard_error
     doubt = "; so close to the limit that other samples may give another result" if near else ""
-    verdict = "passes" if score.passed else f"fails: at most {limit or format(base.max_drop, 'g')} is allowed"
+    verdict = "passes" if score.passed else f"fails: at most {base.max_drop:g} is allowed"
     return f"{said}: {verdict}{doubt}"
 
 

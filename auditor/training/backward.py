@@ -68,7 +68,11 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
     """Test every operation's backward pass and effect on the gradients; also return why effects are missing."""
     tested = backward_errors(first, formats)
     lost = {fmt: broken_gradients(first, fmt) for fmt in formats}
-    again = _worth_a_run(first, tested)
+    # the operations with the largest weights get a separate step
+    elements = sum(leaf.numel() for leaves in first.live.values() for leaf in leaves)
+    weights = {name: max(one.weight for one in result.values()) for name, result in tested.items()}
+    most = min(RERUNS, max(FEWEST, ELEMENTS // max(elements, 1)))
+    again = set(sorted(weights, key=lambda name: -weights[name])[:most])
     nodes = []
     for name, result in tested.items():
         runs = {f: one_low(first, name, f, one.scale) for f, one in result.items() if one.is_broken or name in again}
@@ -91,14 +95,6 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
             )
         )
     return tuple(nodes), None if first.faithful else OTHER_GRADIENTS
-
-
-def _worth_a_run(step: Step, tested: Mapping[str, Mapping[str, BackwardTest]]) -> set[str]:
-    """Names of the operations with the largest weights, which get a separate step."""
-    elements = sum(leaf.numel() for leaves in step.live.values() for leaf in leaves)
-    weights = {name: max(one.weight for one in result.values()) for name, result in tested.items()}
-    most = min(RERUNS, max(FEWEST, ELEMENTS // max(elements, 1)))
-    return set(sorted(weights, key=lambda name: -weights[name])[:most])
 
 
 def _change(step: Step, low: LowStep, gaps: Mapping[Key, torch.Tensor]) -> GradientChange:
@@ -137,7 +133,9 @@ def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, B
 
 
 def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> BackwardTest:
-    exponent = _exponent(arriving)
+    sizes = [float(finite(g).abs().max()) for g in arriving if g is not None and g.numel()]
+    largest = max(sizes, default=0.0)
+    exponent = math.floor(math.log2(largest)) if largest > 0 else 0
     scaled = _scale_by(arriving, -exponent)
     reference = _vjp(step, node, scaled, None)
     if isinstance(reference, str):
@@ -225,10 +223,3 @@ def _scale_by(gradients: Leaves, exponent: int) -> Leaves:
     """Multiply by a power of two, in two steps since it may exceed float32's range."""
     half = 2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2)
     return [None if g is None else g.float() * half[0] * half[1] for g in gradients]
-
-
-def _exponent(gradients: Leaves) -> int:
-    """floor(log2) of the largest finite magnitude; 0 if all entries are zero."""
-    sizes = [float(finite(g).abs().max()) for g in gradients if g is not None and g.numel()]
-    largest = max(sizes, default=0.0)
-    return math.floor(math.log2(largest)) if largest > 0 else 0
