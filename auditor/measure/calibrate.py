@@ -159,7 +159,7 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
         return math.sqrt((one**2 * a.batches + other**2 * b.batches) / (a.batches + b.batches))
 
     def doubt(one: Linearity) -> tuple[bool, int, int]:
-        """The batch with the less accurate predictions counts."""
+        """Sort key of a Linearity: the largest is of the batch with the least accurate predictions."""
         return not one.holds, one.left, one.compared
 
     def harm(layer: QuantizedLayer) -> tuple[bool, bool, float]:
@@ -180,7 +180,7 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
 
 
 def _merge(a: Mapping[K, T], b: Mapping[K, T], merge: Callable[[T, T], T]) -> dict[K, T]:
-    """The entries of both, with those that both have merged."""
+    """A dict with the entries of both dicts; entries that are in both are merged."""
     return {**a, **b, **{key: merge(value, b[key]) for key, value in a.items() if key in b}}
 
 
