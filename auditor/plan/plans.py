@@ -57,7 +57,7 @@ class Planner:
         def holds(name: str, plan: Plan) -> bool:
             return not runs(plan.format) or (plan.is_verified and not harmful(name, plan))
 
-        result = find_verified(self.spaces, self.bench.max_error, self._make, self._run, holds)
+        result = find_verified(self.spaces, self.bench.max_error, self.make, self._run, holds)
         result |= self._run({name: self.spaces[name].nothing for name, plan in result.items() if harmful(name, plan)})
         for name, space in self.spaces.items():
             tick(f"why {name.replace('_', ' ')}")
@@ -66,7 +66,7 @@ class Planner:
                 result[name] = replace(plan, reach=None if self.bench.options.quick else space.reach())
         return {name: result[name] for name in self.spaces}
 
-    def _make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
+    def make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
         """Return the cheapest choices found within `limits`: the search's improved result, or, if that costs less, another
         strategy's choice in the same format, or all low with some FP32 outputs."""
         quick = self.bench.options.quick

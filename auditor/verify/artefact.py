@@ -126,7 +126,7 @@ class Verifier:
         see Runs. timeout: seconds for a plan, TIMEOUT by default. expected: FP32 outputs for the first batch, which the
         model built in the process must reproduce up to ALIKE or three times `noise`, the difference between FP32
         runs."""
-        self.scratch, self._timeout = scratch, timeout or TIMEOUT
+        self.scratch, self.timeout = scratch, timeout or TIMEOUT
         self._expected, self._limit = expected, max(ALIKE, 3 * noise)
         self._settings: dict[str, Any] = {
             "batches": scratch / "batches.pt",
@@ -187,7 +187,7 @@ class Verifier:
             files = [folder / f"{index}.pt" for index in range(len(left))]
             job = {"folder": folder, "file": file, "plans": left, "question": question}
             try:
-                failure = self._run(job, files, self._timeout + later)
+                failure = self._run(job, files, self.timeout + later)
                 if known is not None and self._process is None and not (folder / STARTED).exists():
                     continue  # the process had ended after an earlier job: start another
                 self._check_start(folder / STARTED, failure)
