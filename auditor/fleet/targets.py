@@ -78,7 +78,7 @@ def _options(file: Path, what: str, given: Any) -> dict[str, Any]:
 
 
 def _words(given: Mapping[str, Any]) -> list[str]:
-    """Options as command-line words."""
+    """Options as words of a command line, such as `--formats=fp16`."""
     words: list[str] = []
     for name, value in given.items():
         flag = str(OPTIONS[name].flag)
