@@ -181,7 +181,7 @@ class Casts:
 
     autocast: how autocast treats the arguments; "none" outside autocast, and for in-place operations. precision: the
     format to which autocast casts. literals: constants that Python derives from a dtype, for low precision.
-    fp32_output: whether it is a product with FP32 output, whose inputs are cast as by autocast.
+    fp32_output: whether the operation is a product with FP32 output, whose inputs are cast as by autocast.
     """
 
     autocast: Treatment

@@ -123,8 +123,8 @@ class FormatRuns:
         self._copy_to_twins()
 
     def check_predictions(self) -> Linearity | None:
-        """Run operations to check predictions: a sample, then predictions above the budget, nearest first; more if
-        those are off."""
+        """Run operations to check predictions: first a sample, then predictions above the budget, from the nearest to
+        the farthest; more operations if predictions are off."""
         if not self._answers or not 0 < self._limit < math.inf:
             return None
         known = {**self._first, **self.found}

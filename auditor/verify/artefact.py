@@ -122,10 +122,10 @@ class Verifier:
         expected: Sequence[torch.Tensor] | None = None,
         noise: float = 0.0,
     ) -> None:
-        """batches: on the devices to use. scratch: a folder that is deleted if this process is killed. gradients, most:
-        see Runs. timeout: seconds for a plan, TIMEOUT by default. expected: FP32 outputs for the first batch, which the
-        model built in the process must reproduce up to ALIKE or three times `noise`, the difference between FP32
-        runs."""
+        """batches: inputs on the devices to use. scratch: a folder that is deleted if this process is killed.
+        gradients, most: see Runs. timeout: seconds for a plan, TIMEOUT by default. expected: FP32 outputs for the first
+        batch, which the model built in the process must reproduce up to ALIKE or three times `noise`, the difference
+        between FP32 runs."""
         self.scratch, self.timeout = scratch, timeout or TIMEOUT
         self._expected, self._limit = expected, max(ALIKE, 3 * noise)
         self._settings: dict[str, Any] = {
