@@ -195,7 +195,7 @@ class Verifier:
             except BaseException:
                 self._give_up()
                 raise
-            answered = {plan: _read(each) for plan, each in zip(left, files, strict=True) if each.exists()}
+            answered = {plan: read(each) for plan, each in zip(left, files, strict=True) if each.exists()}
             shutil.rmtree(folder, ignore_errors=True)
             missing = [plan for plan in left if plan not in answered]
             result |= answered | dict.fromkeys(missing[:1], NOT_RUN + failure)  # another process runs the rest
@@ -267,7 +267,7 @@ class Verifier:
         self._process = None
 
 
-def _read(file: Path) -> Any:
+def read(file: Path) -> Any:
     """The result of one plan, or the reason why it cannot be read."""
     try:
         with torch.serialization.safe_globals([Answers, ScoreResult, TimeAndMemory, Times]):

@@ -11,7 +11,7 @@ from torch import nn
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import Strategy
 from auditor.artefact.runtime import Runtime
-from auditor.artefact.shipped import CastRuntime
+from auditor.artefact.shipped import STRATEGIES, CastRuntime
 from auditor.artefact.source import make_original
 from auditor.artefact.strategies import (
     GRAPHS,
@@ -84,6 +84,16 @@ def test_a_runtime_without_a_source_is_refused() -> None:
 # A scope's call under the strategy cast.
 
 LOW, WIDE = torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("above", "keeps", "expected"),
+    [("fp16", False, ("fp32", "fp16")), ("fp16", True, ("fp32", None)), ("input", False, ("fp32", "input"))],
+)
+def test_an_island_lowers_its_result_unless_it_keeps_it(
+    above: str, keeps: bool, expected: tuple[str | None, str | None]
+) -> None:
+    assert STRATEGIES["cast"].boundary("fp32", above, keeps) == expected
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 import auditor
 from auditor.artefact.emit import emit
 from auditor.loading.importer import import_source
-from auditor.records import Origin, Plan, ScopeChoice
+from auditor.records import Origin, Plan, ScopeChoice, TimeAndMemory, Times
 from auditor.score import ScoreResult
 from auditor.stages import Stages
 from auditor.verify import FP32, Answers, Runs, Verifier, in_hand, load_program
-from auditor.verify.artefact import hand
+from auditor.verify.artefact import hand, read
 from auditor.verify.loaders import ProgramModule, patch_model
-from auditor.verify.worker import build_model
+from auditor.verify.worker import build_model, write
 from tests.support.replaying import Model
 
 BATCH = ((torch.ones(1, 2),), {})
@@ -68,6 +68,21 @@ def test_the_answer_is_the_patched_models_and_the_model_is_as_before() -> None:
 def test_a_plan_that_cannot_be_applied_is_a_failure_in_one_line() -> None:
     model = nn.Linear(2, 1)
     assert runs(PATCHED, model).answers("broken") == "ValueError: no such scope"
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    write(tmp_path / "0.pt", Answers([[torch.ones(2)]], None))
+    write(tmp_path / "1.pt", "it failed")
+    write(
+        tmp_path / "2.pt", TimeAndMemory(eager=Times(0.2, 0.1, 0.3, 9), memory=5, missing={"compiled": "no compiler"})
+    )
+    write(tmp_path / "3.pt", ScoreResult((1.0, 2.0), False, 2))
+    assert {path.name for path in tmp_path.iterdir()} == {f"{index}.pt" for index in range(4)}  # nothing unfinished
+    answer, failure, timed, given = (read(tmp_path / f"{index}.pt") for index in range(4))
+    assert answer.outputs[0][0].tolist() == [1.0, 1.0]
+    assert failure == "it failed"
+    assert timed == TimeAndMemory(eager=Times(0.2, 0.1, 0.3, 9), memory=5, missing={"compiled": "no compiler"})
+    assert given == ScoreResult((1.0, 2.0), False, 2)
 
 
 SOURCE = """
