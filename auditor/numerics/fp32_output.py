@@ -40,7 +40,7 @@ def multiply(name: str, function: Callable[..., Any], low: Any, wide: Any) -> to
     (args, kwargs), (first, second) = low, FACTORS[name]
     x = args[first]
     if x.device.type == "cuda" and not kwargs and min(x.dim(), args[second].dim()) >= 2:
-        result = _matmul(x, args[second].mT if name == "linear" else args[second])
+        result = half_matmul(x, args[second].mT if name == "linear" else args[second])
         added = args[0] if first else args[2] if len(args) > 2 else None
         return result if added is None else result + added
     exact: torch.Tensor = function(*wide[0], **wide[1])
@@ -49,7 +49,7 @@ def multiply(name: str, function: Callable[..., Any], low: Any, wide: Any) -> to
     return exact
 
 
-def _matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def half_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """`x @ y` in FP32 for at least two dimensions: [*, m, k] @ [*, k, n] -> [*, m, n]."""
     if y.dim() == 2:
         result: torch.Tensor = _Product.apply(x.reshape(-1, x.shape[-1]), y)  # type: ignore[no-untyped-call]
