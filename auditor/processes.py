@@ -159,11 +159,10 @@ def _without_a_word(code: int | None, where: str, timeout: float | None) -> Audi
         )
     if code == NO_THREAD:
         why = "the C library ended the process, since no memory for a thread was left"
-        return AuditorError(f"the process ran out of memory{where}, and nothing was written: {why}", "out-of-memory")
-    ended = f"the process {how_ended(code)}{where}, and nothing was written"
+        return AuditorError(f"the process ran out of memory{where}: {why}", "out-of-memory")
     why = "native code (outside Python) crashed"
     if code >= 0:
         why = "the model's code ended the process: let the code raise an exception instead"
     elif -code == signal.SIGKILL:
         why = "the system kills processes when memory runs out"
-    return AuditorError(f"{ended}: {why}", "process-ended")
+    return AuditorError(f"the process {how_ended(code)}{where}: {why}", "process-ended")

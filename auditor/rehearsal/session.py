@@ -126,15 +126,16 @@ class Session:
             if self._updates is not None and recipe.format != "fp32":
                 call_forked(partial(self._run_shadow, batch, fp32))
             restart = process_state()
-            result.losses.append(call(self._call_step, "the step", "bad-step", batch))
+            where = f"in step {step} (batch {number}), the step"
+            result.losses.append(call(self._call_step, where, "bad-step", batch))
             if self._updates is not None:
                 self._updates.finish(step)
             finite += 1
             if self._broken is not None:
                 is_known = self._broken or len(result.skipped) >= BLAMED
                 found = (self._broken, None) if is_known else call_forked(partial(self._search, batch, restart))
-                where = ("", None) if isinstance(found, LoadError) else found
-                result.skipped.append(NonFiniteStep(step, number, result.scale, *where))
+                blamed = ("", None) if isinstance(found, LoadError) else found
+                result.skipped.append(NonFiniteStep(step, number, result.scale, *blamed))
                 finite = 0
             tell(f"{step + 1}")
             if result.scale is None and result.skipped:
