@@ -138,16 +138,15 @@ def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Calla
         listen()
         if not isinstance(news[-1], str):
             wait_until(has_ended, GRACE)
+            if news[-1] == 130:
+                raise KeyboardInterrupt
+            return news[-1]
     finally:
         if not has_ended():
             os.kill(child, signal.SIGTERM)
             if not wait_until(has_ended, GRACE):
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-    if news[-1] == 130:
-        raise KeyboardInterrupt
-    if not isinstance(news[-1], str):
-        return news[-1]
     raise _without_a_word(code if in_time else None, f" (at: {news[-1]})" if news[-1] else "", timeout)
 
 
