@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from .errors import AuditorError
 
@@ -31,16 +32,16 @@ INTERRUPTIONS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP
 
 def unwind_on_signals() -> None:
     """Make a signal to terminate raise KeyboardInterrupt once, so that the process can clean up."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for one in INTERRUPTIONS:
+            signal.signal(one, signal.SIG_IGN)  # a second signal must not stop the cleanup
+        sys.unraisablehook = lambda unraised: None  # for a signal that arrives while Python runs a callback
+        raise KeyboardInterrupt
+
     for number in INTERRUPTIONS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    for one in INTERRUPTIONS:
-        signal.signal(one, signal.SIG_IGN)  # a second signal must not stop the cleanup
-    sys.unraisablehook = lambda unraised: None  # for a signal that arrives while Python runs a callback
-    raise KeyboardInterrupt
+            signal.signal(number, interrupt)
 
 
 def how_ended(code: int) -> str:
@@ -100,19 +101,7 @@ def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Calla
     child = os.fork()
     if child == 0:
         here.close()
-
-        def tell(news: Any) -> None:
-            try:
-                there.send(news)
-            except OSError:  # the parent process has ended
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        try:
-            done = run(tell)
-        except KeyboardInterrupt:
-            done = 130
-        tell(done)
-        sys.exit(done)
+        _run_child(run, there)
     there.close()
     news: list[Any] = [""]  # stages, and at the end the result
     code: int | None = None
@@ -148,6 +137,23 @@ def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Calla
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
     raise _without_a_word(code if in_time else None, f" (at: {news[-1]})" if news[-1] else "", timeout)
+
+
+def _run_child(run: Callable[..., Any], parent: Connection) -> NoReturn:
+    """In the child process of `supervise`: run, send the result to the parent process, and end."""
+
+    def tell(news: Any) -> None:
+        try:
+            parent.send(news)
+        except OSError:  # the parent process has ended
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        done = run(tell)
+    except KeyboardInterrupt:
+        done = 130
+    tell(done)
+    sys.exit(done)
 
 
 def _without_a_word(code: int | None, where: str, timeout: float | None) -> AuditorError:

@@ -90,7 +90,7 @@ class Builder:
         return node
 
     def constant(self, x: torch.Tensor, kind: str = "constant") -> fx.Node:
-        """Add a placeholder for a tensor that no recorded operation made; a copy of its current entries becomes a
+        """Add a placeholder for a tensor that no recorded operation made, with a copy of its entries as its
         constant."""
         node = self._placeholder(f"{kind}_{len(self.recording.constants)}", kind, x)
         self.recording.constants[node.name] = x.detach().clone()
@@ -110,7 +110,7 @@ class Builder:
         return node
 
     def close(self, outputs: Sequence[fx.Node]) -> None:
-        """Finish the graph with these output nodes; remove operations and constants that no output depends on."""
+        """Finish the graph with `outputs` as its outputs; remove operations and constants that no output depends on."""
         recording = self.recording
         recording.graph.output(tuple(outputs))
         for node in reversed(list(recording.graph.nodes)):
@@ -147,7 +147,7 @@ class Builder:
 
 
 def _is_exact(value: Any) -> bool:
-    """Whether a value has no floating-point or complex entries: computed from exact inputs, it is exact."""
+    """Whether a value has no floating-point or complex entries, so that computing it adds no rounding error."""
     return not any(map(_differentiable, tensors_in(value)))
 
 
@@ -221,8 +221,8 @@ def tensor_at(model: nn.Module, path: str) -> torch.Tensor:
 
 
 def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
-    """{id of an input tensor: name of its argument of `forward`}; with an index, such as `x_0`, for tensors in a
-    container."""
+    """{id of an input tensor: name of its argument of `forward`}; a tensor in a container has an index, such as
+    `x_0`."""
     args, kwargs = batch
     try:
         bound: dict[str, Any] = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)

@@ -1,5 +1,4 @@
-"""Observes module calls, torch function calls, and Python code that reads a tensor's dtype or values, during a recorded
-run."""
+"""Observes module calls, torch function calls, and reads of a tensor's dtype or values by Python, in a recorded run."""
 
 from __future__ import annotations
 
@@ -113,8 +112,7 @@ class Functions(TorchFunctionMode):
 
     @property
     def open(self) -> Call | None:
-        """The running torch function call; None inside a module that the function calls, or if the function writes in
-        place."""
+        """The running torch function call; None inside a module that the function calls, or if it writes in place."""
         return self._open if self._open is not None and self._open.depth == self._calls.depth() else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

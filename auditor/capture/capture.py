@@ -29,8 +29,7 @@ from .record import record
 from .source import line_of
 
 AGREEMENT = 1e-6
-"""Relative L2 difference up to which two runs of a model count as equal: a kernel may round differently at other memory
-addresses."""
+"""Relative L2 difference up to which two runs of a model count as equal: memory addresses may change the rounding."""
 
 REPEATS = 1e-4
 """Relative L2 difference up to which a replay of the graph counts as equal to the recorded run: memory addresses change
@@ -52,16 +51,15 @@ _HANDLING = (
 
 
 def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Capture:
-    """Record the model's run on the subject's first batch as a Capture; `record_path` also returns the matching
-    batches."""
+    """Record the model's run on its first batch as a Capture (a graph); `record_path` also returns matching batches."""
     return record_path(subject, formats, seed).capture
 
 
 def record_path(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> ModelPath:
-    """Record the model's run on the subject's first batch, replay the graph, and compare the outputs.
+    """Record the model's run on its first batch, replay the graph, and compare the outputs.
 
     formats: in each, also find the numbers in the graph that Python derives from a dtype, such as
-    `torch.finfo(x.dtype).min`. The result lists all batches known to take the recorded path. Raises:
+    `torch.finfo(x.dtype).min`. The result lists all batches for which the graph is known to be valid. Raises:
     CaptureError(slug="capture-failed") if the model does not run, or if the replay fails or has other outputs;
     CaptureError(slug="nothing-to-audit") if no operation could run in another precision.
     """

@@ -46,7 +46,7 @@ class Emulation(Handler):
     def enter(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments after the casts of CUDA's autocast."""
+        """(args, kwargs) after the casts of CUDA's autocast."""
         if not region.enabled or region.dtype == "float32":
             return args, kwargs
         row = format_of(getattr(torch, region.dtype))
@@ -76,7 +76,11 @@ class Emulation(Handler):
             )
         if plain:
             return op(*args, **kwargs)
-        if _draws(op, args, kwargs) or (self.lenient and operation_of(op).recurrent):
+        row = operation_of(op)
+        # Recurrent layers and attention have dropout inside, but need half kernels; dropout may be off.
+        idle = row.thins and (args[2] if len(args) > 2 else kwargs.get("train")) is False
+        draws = may_draw(op) and not is_tensor_core(op) and not row.recurrent and not idle
+        if draws or (self.lenient and row.recurrent):
             return in_float32(op, args, kwargs)
         try:
             return run_op(op, args, kwargs)
@@ -84,14 +88,6 @@ class Emulation(Handler):
             if not self.lenient or (mutates(op) and not error.literal):
                 raise
             return in_float32(op, args, kwargs)
-
-
-def _draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the operation's purpose is to draw random numbers. False for recurrent layers and attention, whose
-    dropout is only a part, and for dropout outside training."""
-    row = operation_of(op)
-    idle = row.thins and (args[2] if len(args) > 2 else kwargs.get("train")) is False
-    return may_draw(op) and not is_tensor_core(op) and not row.recurrent and not idle
 
 
 _emulating: set[int] = set()

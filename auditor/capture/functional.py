@@ -88,7 +88,7 @@ def twin_of(op: Any) -> Any:
 
 
 def copy(target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
-    """`aten.copy` with the derivative that torch defines only for `copy_`."""
+    """`aten.copy` with a derivative; torch defines one only for the in-place `copy_`."""
     return torch.empty_like(target).copy_(source, non_blocking)
 
 

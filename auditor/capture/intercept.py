@@ -32,7 +32,7 @@ _KEY_BELOW = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
 """An autocast key that torch does not use. Kernels registered under it run where CUDA's autocast acts: below functorch,
 above autograd."""
 _BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")
-"""A key that is active in `torch.autograd.grad(..., is_grads_batched=True)`, which does not use functorch's vmap."""
+"""A dispatch key that is active in `torch.autograd.grad(..., is_grads_batched=True)`, which uses no functorch vmap."""
 
 _RUNNING = threading.Lock()
 
@@ -156,8 +156,7 @@ _below: list[_Parts] = []
 
 @contextmanager
 def _cast_below(parts: _Parts) -> Iterator[None]:
-    """In the `with` block, operations on CUDA's lists are observed where autocast acts: below functorch, above
-    autograd."""
+    """In the `with` block, operations on CUDA's lists are seen where autocast acts: below functorch, above autograd."""
     if not parts.region.enabled:
         yield
         return
@@ -193,8 +192,7 @@ def _cast_listed(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _teach(operator: HigherOrderOperator) -> None:
-    """Make `torch.cond` and similar operators run their bodies under `_Whole`, which sees the operations in these
-    bodies."""
+    """Make `torch.cond` and similar operators run their bodies under `_Whole`, which sees the operations inside."""
     if _Whole in operator.python_key_table:
         return
 
@@ -225,9 +223,6 @@ _BODIES: dict[str, Callable[..., Any]] = {
 
 def _is_transformed(tensors: list[torch.Tensor]) -> bool:
     """Whether functorch, forward-mode differentiation or batched gradients transform this operation."""
-    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
-        return True
-    if torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS):
-        return True
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return any(wrapped(x) for x in tensors)
+    inside = torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+    batched = torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS)
+    return inside or batched or any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))

@@ -33,16 +33,16 @@ such as a solver with smaller steps, and counts as failed."""
 
 _JUST_BELOW_ONE = 1 - torch.finfo(torch.float32).eps
 _LEAST_ORDINARY, _MOST_ORDINARY = 1 / 512, 8
-"""Magnitudes between which a literal is assumed not to depend on a dtype. A smaller literal may prevent a division by
-0; exp of a larger literal may overflow."""
+"""Magnitudes between which a number in the code is assumed not to depend on a dtype. A smaller number may prevent a
+division by 0; exp of a larger one may overflow."""
 
 
 def compare_literals(
     captured: Capture, recording: Recording, model: nn.Module, batch: Batch, formats: tuple[str, ...], seed: int
 ) -> Capture:
-    """Add to the capture how its literals and constants change if the model runs in low precision.
+    """Add to the capture how numbers and constants in its graph change if the model runs in low precision.
 
-    If a run fails in the format, the FP32 literals are kept, and the measurements report the failure. A format that
+    If a run fails in the format, the FP32 numbers are kept, and the measurements report the failure. A format that
     torch cannot compute in is replaced by FP16, since all of FP16's limits differ from FP32's.
     """
     leaves = tree_leaves([(node.args, node.kwargs) for node in recording.graph.nodes])
@@ -107,7 +107,7 @@ def _constants(recording: Recording) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _differences(ours: Recording, theirs: Recording, row: Format) -> ByNode:
-    """{node: literals that differ in the low-precision run}, translated to `row` if torch cannot compute in `row`."""
+    """{node: numbers in its arguments that differ in the low-precision run}, translated to the format `row`."""
     result: ByNode = {}
     twins = {other: node for node, other in align(_operations(ours), _operations(theirs))}
     kinds = ({float}, {float, int}, {torch.dtype})  # two integers are sizes or indices
@@ -135,9 +135,9 @@ def _operations(recording: Recording) -> Iterator[tuple[str, Hashable, fx.Node]]
 
 
 def translate(found: Literals, row: Format) -> Literals:
-    """Convert literals of an FP16 run to a format that torch cannot compute in.
+    """Convert numbers in the code of an FP16 run to a format that torch cannot compute in.
 
-    FP16 and its limits become the format and its limits. Other literals keep their FP32 values.
+    FP16 and its limits become the format and its limits. Other numbers keep their FP32 values.
     """
 
     def as_there(value: Any) -> Any:

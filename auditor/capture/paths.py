@@ -1,5 +1,4 @@
-"""Determines for which batches a recorded graph is valid; traverses graphs, and matches the operations of two
-graphs."""
+"""Determines for which batches a recorded graph is valid; traverses graphs; matches the operations of two graphs."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[
 
 
 def usable(capture: Capture, subject: Subject, batches: Sequence[Batch] | None = None) -> list[Batch]:
-    """The batches, by default the calibration inputs, for which the recorded graph is valid: same shapes and path as a
-    recorded batch."""
+    """The batches, by default the calibration inputs, with the shapes and path of a batch that was recorded."""
     chosen = subject.batches if batches is None else batches
     return [batch for batch in chosen if path_of(capture, subject, batch) is not None]
 

@@ -30,7 +30,7 @@ class Region(NamedTuple):
 
 
 class _OpenRegion(NamedTuple):
-    """An open autocast region, and torch's state before it. depth: number of running module calls on entry."""
+    """An open autocast region, and torch's autocast state before. depth: number of running module calls on entry."""
 
     region: Any
     flags: _Flags
@@ -69,7 +69,7 @@ def entered_at() -> int:
 
 
 def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast `x` to `dtype`; inside a region a weight is cast once, so that the gradients of its uses are summed in low
+    """Cast `x` to `dtype`; in a region a weight is cast once, so that gradients of its uses are summed in low
     precision."""
     stack = _STATE.stack
     kept = x.requires_grad and x.is_leaf and x.dtype is torch.float32 and not x._is_view()
@@ -154,8 +154,7 @@ def _exit(self: Any, *exception: Any) -> Any:
 
 
 def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-    """The cast of `custom_fwd`, which converts tensors of its device type; inside `one_stack` it converts CPU tensors
-    too."""
+    """The cast of `custom_fwd`, which converts tensors of its device type; inside `one_stack` also tensors on a CPU."""
     value = _ORIGINAL_CAST(value, device_type, dtype)
     return value if _STATE.stack is None or device_type == "cpu" else _ORIGINAL_CAST(value, "cpu", dtype)
 

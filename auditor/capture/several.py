@@ -27,7 +27,7 @@ class RecordedPaths:
 
     @property
     def first(self) -> ModelPath:
-        """The path of the first batch."""
+        """The ModelPath of the first batch."""
         return self.each[0]
 
     @property
@@ -71,7 +71,7 @@ def unjudged_line(number: int, cause: object) -> str:
 
 
 def number_of(subject: Subject, batch: Batch) -> int:
-    """The index of a batch in the subject, from 1."""
+    """The number of a batch among the audited batches, from 1."""
     return next(number for number, other in enumerate(subject.batches, start=1) if other is batch)
 
 

@@ -62,7 +62,7 @@ class Values:
         return self._current(self._entry(x))
 
     def knows(self, x: torch.Tensor) -> bool:
-        """Whether this tensor object has a node."""
+        """Whether the tensor object `x` has a node in the graph."""
         return self._entry_of(x) is not None
 
     def bind(self, x: torch.Tensor, node: fx.Node) -> None:

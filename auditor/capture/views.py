@@ -13,8 +13,7 @@ from torch import fx
 from ..numerics.nodes import operation_of
 
 Emit = Callable[..., fx.Node]
-"""emit(target, args, kwargs, val) -> node: adds an operation to the recording. val: a tensor with the result's
-shape."""
+"""emit(target, args, kwargs, val) -> node: adds an operation to the graph. val: a tensor of the result's shape."""
 
 Constant = Callable[[torch.Tensor], fx.Node]
 
@@ -149,8 +148,7 @@ def put(
 def overwrite(
     emit: Emit, constant: Constant, other: tuple[fx.Node, Geometry], written: tuple[fx.Node, Geometry]
 ) -> fx.Node | None:
-    """A node with a tensor's entries after a write to another tensor in the same storage; None if they are
-    unaffected."""
+    """A node with a tensor's entries after a write to another tensor in its storage; None if they are unaffected."""
     (whole, own), (node, source) = other, written
     if own.dtype != source.dtype or own.stride is None or source.stride is None:
         return None
@@ -190,7 +188,7 @@ def _inverse(view: View, parent: Geometry) -> tuple[Any, tuple[Any, ...]] | None
 
 
 def _order(own: Geometry, source: Geometry) -> list[int] | None:
-    """The permutation of the source's dimensions that gives the view, if there is one."""
+    """The permutation of the source's dimensions that gives the view; None if there is none."""
     assert own.stride is not None and source.stride is not None
     if own.offset != source.offset or len(own.shape) != len(source.shape):
         return None

@@ -363,14 +363,9 @@ def default_directory(subject: Subject) -> Path:
     folders = list(Path(file).parts[-2:0:-1]) if file else []
     while True:
         safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".")
-        directory = Path("audits") / (safe or "model")
-        if not file or not folders or _audited_file(directory / "plan.json") in (None, portable_path(file)):
+        directory, audited = Path("audits") / (safe or "model"), None
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            audited = json.loads((directory / "plan.json").read_text(encoding="utf-8"))["subject"]["file"]
+        if not file or not folders or not audited or str(audited) == portable_path(file):
             return directory
         name = f"{folders.pop(0)}-{name}"
-
-
-def _audited_file(plan: Path) -> str | None:
-    """The source file of the model in a plan.json, if it is recorded."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        return str(json.loads(plan.read_text(encoding="utf-8"))["subject"]["file"] or "") or None
-    return None

@@ -24,7 +24,7 @@ APART = 10.0
 
 
 def by_default(criteria: Sequence[Criterion], outputs: NamedTensors, capture: Capture) -> tuple[Criterion, ...]:
-    """`flips <= 0` for each discrete output without a criterion, unless no floating-point value affects it."""
+    """Criteria `flips <= 0` for discrete outputs that have no criterion and that floating-point values may affect."""
     nodes = _output_nodes(capture)
     told_apart = len(nodes) == len(outputs)
     return tuple(

@@ -208,8 +208,7 @@ def _threshold_variance(low: torch.Tensor) -> float:
 
 
 Form = Callable[[torch.Tensor], torch.Tensor]
-"""A function that multiplies random signs e, of the output's shape, by A. E<A e, d>^2 is then the squared share of the
-limit for an error d."""
+"""Multiplies random signs e, of the output's shape, by A, where E<A e, d>^2 = (share of the limit)^2 for an error d."""
 
 
 def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
@@ -226,13 +225,12 @@ def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
 
 
 def across(criterion: Criterion, reference: torch.Tensor) -> bool:
-    """Whether the criterion's Form couples entries along the first dimension, so that samples cannot be treated
-    separately."""
+    """Whether the criterion's Form couples entries along the first dimension, so that samples are not separate."""
     return "dim" in criterion.how.takes and criterion.option("dim", -1) % max(reference.dim(), 1) == 0
 
 
 def relative_form(references: Sequence[torch.Tensor], limit: float) -> Form | None:
-    """The quadratic form of a limit on the relative L2 error of all these outputs together; None if all are zero."""
+    """The Form of a limit on the relative L2 error of all `references` together; None if they are all zero."""
     size = math.hypot(*(float(finite(entries(x.detach())).double().norm()) for x in references))
     return (lambda signs: signs / (size * limit)) if size else None
 

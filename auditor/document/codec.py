@@ -25,7 +25,7 @@ VARYING = ("seconds", "held")
 
 @functools.cache
 def adapter(record: Any = Audit) -> TypeAdapter[Any]:
-    """The pydantic adapter of a record class."""
+    """The pydantic TypeAdapter of a record class; cached."""
     return TypeAdapter(record)
 
 
@@ -47,7 +47,7 @@ def to_measurements(audit: Audit) -> dict[str, Any]:
 
 
 def to_document(audit: Audit) -> dict[str, Any]:
-    """The contents of both files in one dict."""
+    """The contents of plan.json and measurements.json in one dict."""
     return {"format_version": FORMAT_VERSION, **adapter().dump_python(_portable(audit), mode="json")}
 
 

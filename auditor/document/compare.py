@@ -61,7 +61,7 @@ def compare(before: Audit, after: Audit) -> Comparison:
 
 
 def settings(audit: Audit) -> dict[str, str]:
-    """The settings that must be equal for numbers to be comparable."""
+    """{setting: its value in words}, for settings that must be equal if numbers of two audits are to be comparable."""
     subject, environment = audit.subject, audit.environment
     return {
         "parameters": str(audit.parameters),

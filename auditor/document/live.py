@@ -79,7 +79,7 @@ def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], st
 
 
 def patched_source(subject: Subject, audit: Audit, plans: Mapping[str, Plan], chosen: str, directory: Path) -> str:
-    """The text of `patched_model.py` for `subject`, to be saved in `directory`.
+    """The text of `patched_model.py` for the model of `subject`, to be saved in `directory`.
 
     Raises: PlanError(slug="plan-mismatch") if one of the plans does not fit the model.
     """

@@ -24,7 +24,7 @@ def quantized_audit(plan: Any, name: str | None) -> Audit | None:
 
 
 def quantized_files(audit: Audit, name: str) -> dict[str, str]:
-    """The files of a plan of quantization schemes, by their path in an audit's directory; none for another plan."""
+    """The files of a plan of quantization schemes, by their path in an audit's directory; empty for other plans."""
     return {} if name in audit.plans else files_of(audit, quantized_plan(audit, name))
 
 

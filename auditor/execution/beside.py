@@ -37,7 +37,7 @@ class UnderPlan:
 
 
 def policy_of(capture: Capture, plan: Plan) -> Policy:
-    """The Policy that a plan's scopes describe; plans that are exported programs have none."""
+    """The Policy of a plan, from the plan's precision per module; plans that are exported programs have none."""
     return Policy(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
 
 
@@ -89,7 +89,7 @@ def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
 
 def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: torch.dtype) -> Dtypes:
     """Return the dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
-    tensors. Scalars and discrete tensors count only if there are no others. kernel: its kernel's arguments."""
+    tensors. Scalars and discrete tensors count only if there are no other tensors. kernel: arguments of its kernel."""
     read, handed = tensors_in(policy.converted_arguments(n, (n.args, n.kwargs), value_of)), tensors_in(kernel)
     floating = [x for x in handed if x.is_floating_point() or x.is_complex()] or handed
     deciding = [x.dtype for x in floating if x.dim()] or [x.dtype for x in floating]
@@ -99,7 +99,7 @@ def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: 
 
 
 Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(FP32 values, low values) -> mask: entries that turn a later root, logarithm or division into Inf or NaN."""
+"""(FP32 values, low-precision values) -> mask of entries that a root, logarithm or division turns into Inf or NaN."""
 
 WRONG: Mapping[str, Wrong] = {
     "vanished": lambda expected, low: (low == 0) & (expected != 0),
@@ -138,8 +138,7 @@ class _NonFiniteTrace:
 
     @property
     def first(self) -> NonFinite | None:
-        """The operation that made an output Inf or NaN; if the outputs are finite, the first operation with Inf or
-        NaN."""
+        """The operation that made an output Inf or NaN; with finite outputs, the first operation with Inf or NaN."""
         outputs = self.capture.graph_module.graph.output_node().all_input_nodes
         reaching = (self._turned[n] for n in outputs if n in self._turned)
         return next(reaching, next(iter(self._turned.values()), None))
@@ -167,7 +166,7 @@ class _NonFiniteTrace:
     def _handed_down(
         self, n: fx.Node, kind: str, where: torch.Tensor, sources: Collection[fx.Node]
     ) -> _Beginning | None:
-        """Name and cause of the operation upstream that made inputs of these entries zero or negative, if any."""
+        """Name and cause of the operation upstream that made inputs of the entries `where` zero or negative, if any."""
         for source in sources:
             result = self._beginnings.get(source, {}).get(kind)
             if result is not None and self._reaches(n, source, WRONG[kind], where):
@@ -175,7 +174,7 @@ class _NonFiniteTrace:
         return None
 
     def _reaches(self, n: fx.Node, source: fx.Node, wrong: Wrong, where: torch.Tensor) -> bool:
-        """Whether these entries of a node may depend on an entry of `source` that became zero or negative."""
+        """Whether the entries `where` of a node may depend on an entry of `source` that became zero or negative."""
         if view_source(n) is not None or row_of(n).exact or row_of(n).reduces:
             return True
         if row_of(n).product or row_of(n).attention:

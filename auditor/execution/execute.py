@@ -1,4 +1,4 @@
-"""Runs recorded graphs: as recorded, under a Policy, with some operations in low precision, or partly reusing a run."""
+"""Runs recorded graphs: as recorded, under a Policy, with some operations in low precision, or from earlier results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ValueOf = Callable[[fx.Node], Any]
 
 
 class Semantics:
-    """How a graph's nodes compute their results. This class computes as recorded; subclasses in other precisions."""
+    """How a graph's nodes compute their results. This class computes as recorded; subclasses use other precisions."""
 
     def placeholder_value(self, n: fx.Node, value: Any) -> Any:
         """The value of a placeholder, from the caller's argument."""
@@ -36,8 +36,7 @@ class Semantics:
     """Names of nodes that do not compute as recorded."""
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
-        """Names of nodes that compute differently than under `then`, an earlier run's semantics, on equal inputs
-        too."""
+        """Names of nodes that compute differently than under `then`, another run's semantics, even on equal inputs."""
         return self.changed
 
     def same(self, result: Any, other: Any) -> bool:
@@ -183,17 +182,17 @@ class Executor(fx.Interpreter):
                 self.env.pop(source, None)
 
     def run_node(self, n: fx.Node) -> Any:
-        """Compute one node."""
+        """Compute the result of one node."""
         return super().run_node(n) if n.op == "get_attr" else self.semantics.compute(n, self.value_of)
 
     def value_of(self, n: fx.Node) -> Any:
-        """The result of a node, for another node that reads it."""
+        """The result of a node, for a node that reads it."""
         return self.env[n] if n in self.env or self.before is None else self.before.values[n.name]
 
 
 def beside(low: Executor, reference: Executor, inputs: Sequence[Any]) -> Iterator[tuple[fx.Node, Any, Any]]:
-    """Run two executors node by node on the same inputs, and yield each operation with both results. Only live values
-    of both runs are kept."""
+    """Run two executors node by node on the same inputs, and yield each operation with both results. Results are freed
+    after their last use."""
     for (n, result), (_, expected) in zip(low.steps(*inputs), reference.steps(*inputs), strict=True):
         if n.op == "call_function":
             yield n, result, expected
@@ -221,7 +220,7 @@ def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
 
 
 def low_literals(node: Node, format: str) -> Literals | None:
-    """Constants that Python derives from a dtype, for an operation that runs in the format, under any strategy.
+    """Constants in an operation that Python derives from a dtype, for an operation in the format; None if it has none.
 
     In a model stored in low precision, an operation that reads FP32 tables computes in FP32, and no constant is
     recorded for the format. The constant recorded under autocast is used then.

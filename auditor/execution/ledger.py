@@ -21,8 +21,8 @@ from .policy import Policy, choice_from_scopes
 
 
 def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPlan) -> tuple[LedgerRow, ...]:
-    """A row for each parameter and buffer of the model, then for each recorded operation: its dtypes at every stage.
-    run: a replay, under the plan if there is one."""
+    """A row for each parameter and buffer of the model, then for each recorded operation: its dtypes as loaded,
+    requested, planned and executed. run: a replay, under the plan if there is one."""
     program = plan.program if plan is not None else None
     choice = choice_from_scopes(plan.scopes) if plan and not program else None
     kept = {each.node for each in program.kept} if program else set[str | None]()
@@ -93,7 +93,7 @@ def _casts(capture: Capture, n: fx.Node) -> Iterator[_Cast]:
 
 
 def _is_narrowing(source: fx.Node, to: torch.dtype) -> bool:
-    """Whether a dtype has fewer significant bits than a value and than FP32, which is the reference."""
+    """Whether a dtype has fewer significant bits than the value's dtype and than FP32, the dtype of the reference."""
     most = significant_bits(torch.float32)
     return 0 < significant_bits(to) < min(significant_bits(dtype(source) or torch.bool), most)
 

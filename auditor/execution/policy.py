@@ -24,13 +24,13 @@ from ..records import AutocastRegion, Call, Capture, Literals, Node, ScopeChoice
 from .execute import Semantics, ValueOf, readers_of, with_literals
 
 KEPT = function_in("", "")
-"""Path that stands for calls of functions kept in FP32."""
+"""Path, in place of a module's, of a call of a torch function that is kept in FP32."""
 
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """A precision for every module. keep: {low module: functions that it keeps in FP32, also in its submodules}.
-    fp32_output: {low module: functions whose products have low-precision inputs and FP32 output}."""
+    """A precision for every module. keep: {low-precision module: functions kept in FP32, also in its submodules}.
+    fp32_output: {low-precision module: functions whose products have low-precision inputs and FP32 output}."""
 
     precision: Callable[[str], str]
     keep: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Boundary:
     cast; None: no cast.
 
     exit "input": the caller's precision, if callers differ. keeps: whether the result of an FP32 module remains FP32.
-    keep: functions that a low module keeps in FP32. fp32_output: functions whose products return FP32.
+    keep: functions kept in FP32 in a low-precision module. fp32_output: functions whose products return FP32.
     """
 
     precision: str
@@ -158,8 +158,8 @@ class Setting:
     """Precision of a node's scope, the innermost module around it to which the plan gives one. autocast: whether the
     node runs in an enabled autocast region.
 
-    kept: whether the node belongs to a function that a low scope keeps in FP32. wins: whether the scope lies inside an
-    autocast region of the model's code, and overrides the region.
+    kept: whether the node belongs to a function kept in FP32 in a low-precision scope. wins: whether the scope lies
+    inside an autocast region of the model's code, and overrides the region.
     """
 
     precision: str
@@ -177,11 +177,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Casts:
-    """Conversions of the arguments and the result of one operation, except casts at scope boundaries.
+    """Conversions of the arguments and the result of one operation, except casts at the boundaries of modules.
 
     autocast: how autocast treats the arguments; "none" outside autocast, and for in-place operations. precision: the
     format to which autocast casts. literals: constants that Python derives from a dtype, for low precision.
-    fp32_output: whether it is a product with FP32 output, whose inputs are cast as by autocast.
+    fp32_output: whether the operation is a product with FP32 output, whose inputs are cast as by autocast.
     """
 
     autocast: Treatment
@@ -192,8 +192,8 @@ class Casts:
 
 class Policy(Semantics):
     """How a recorded graph runs under a strategy, given a precision for every module. wrapped: modules at which values
-    are cast: the root, those whose precision differs from their parent's, and low ones with exceptions. stored:
-    precision of every placeholder that the strategy stores. layout: the Layout of another policy, if already
+    are cast: the root, those whose precision differs from their parent's, and low-precision ones with exceptions.
+    stored: precision of every placeholder that the strategy stores. layout: the Layout of another policy, if already
     computed."""
 
     def __init__(
@@ -221,7 +221,7 @@ class Policy(Semantics):
 
     @classmethod
     def wide(cls, capture: Capture) -> Policy:
-        """Everything in FP32, except in autocast regions of the model's code."""
+        """The Policy with every module in FP32; autocast regions of the model's code still apply."""
         return cls(capture, "autocast", plain("fp32"), "fp32")
 
     def _boundaries(self) -> dict[str, Boundary]:
@@ -247,7 +247,7 @@ class Policy(Semantics):
         return result
 
     def _storage_precisions(self) -> dict[str, str]:
-        """{placeholder: the precision in which it is stored}: FP32 if any deciding owner is FP32."""
+        """{placeholder: the precision in which it is stored}: FP32 if any module in `deciding_owners` is FP32."""
         result = {}
         for place in self.capture.placeholders:
             if place.kind not in self.how.stores or place.name in self.layout.low:
@@ -272,7 +272,7 @@ class Policy(Semantics):
         return self._enclosing[name]
 
     def keeps(self, name: str) -> bool:
-        """Whether a node belongs to a function call that its scope keeps in FP32."""
+        """Whether a node belongs to a torch function call that the plan keeps in FP32 in the node's module."""
         return bool(self._keeping) and bool(around := self.enclosing_calls(name)) and around[-1].path == KEPT
 
     def has_fp32_output(self, node: Node) -> bool:
@@ -348,7 +348,7 @@ class Policy(Semantics):
         return value if precision is None else round_tree(value, FORMATS[precision])
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
-        """Compute the node in the dtype that its scope and autocast give it. Raises: UnsupportedInFormat."""
+        """Compute the node in the dtype that the plan and autocast give it. Raises: UnsupportedInFormat."""
         if n.op == "output":
             return self.converted_arguments(n, n.args, value_of)[0]
         node = self.capture.nodes[n.name]
@@ -376,7 +376,7 @@ class Policy(Semantics):
         return autocast_arguments(node.op, args, kwargs, FORMATS[casts.precision])
 
     def converted_arguments(self, n: fx.Node, arguments: Any, value_of: ValueOf) -> Any:
-        """The arguments of a node after the conversions at scope boundaries."""
+        """The arguments of a node after the casts at the boundaries of modules that the plan wraps."""
 
         def convert(source: fx.Node) -> Any:
             value = value_of(source)

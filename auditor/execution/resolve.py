@@ -32,8 +32,8 @@ class NodeType:
     kernel's result, before an explicit cast of that result.
 
     cast: inputs that are cast, to low precision or to FP32, which takes time. rounded: FP32 inputs that are cast to low
-    precision. reads_low: whether the kernel receives a low tensor, after autocast and scope boundaries. conflict:
-    whether the kernel receives tensors of two dtypes that it cannot promote. factors: the low format of the inputs of a
+    precision. reads_low: whether the kernel receives a low-precision tensor, after all casts. conflict: whether the
+    kernel receives tensors of two dtypes that it cannot promote. factors: the low-precision format of the inputs of a
     product with FP32 output; "" for other operations.
     """
 
@@ -68,7 +68,7 @@ class Resolution:
 
     @cached_property
     def reads_low(self) -> frozenset[str]:
-        """Nodes whose kernel receives a low tensor, after autocast and scope boundaries."""
+        """Nodes whose kernel receives a low-precision tensor, after all casts."""
         return frozenset(name for name, typed in self.nodes.items() if typed.reads_low)
 
     @cached_property
@@ -81,16 +81,16 @@ class Resolution:
         return self.nodes[name].kernel if name in self.nodes else ""
 
     def low(self, name: str) -> bool:
-        """Whether the node's result is in a low format."""
+        """Whether the node's result is in low precision."""
         return name in self.nodes and is_low(self.nodes[name].dtype)
 
     def touches_low(self, name: str) -> bool:
-        """Whether the node's result or any input of its kernel is low: an upcast cannot restore lost bits."""
+        """Whether the node's result, or an input of its kernel, is low-precision: upcasts cannot restore lost bits."""
         return self.low(name) or (name in self.nodes and self.nodes[name].reads_low)
 
 
 def resolve(policy: Policy) -> Resolution:
-    """Predict the dtype of every node under a policy."""
+    """Predict the dtype of every node under a policy, as a Resolution."""
     return Resolver(policy.capture)(policy)
 
 
@@ -127,12 +127,12 @@ class _Algebra(Semantics):
         self.policy, self._kinds = policy, kinds
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
-        """The nodes that the two policies treat differently."""
+        """Names of the nodes that the two policies treat differently."""
         assert isinstance(then, _Algebra)
         return self.policy.differing_nodes(then.policy)
 
     def same(self, result: NodeType, other: NodeType) -> bool:
-        """Whether two results have the same format for their readers."""
+        """Whether two results have the same format, which is all that nodes that read them use."""
         return result.dtype == other.dtype
 
     def placeholder_value(self, n: fx.Node, value: Any) -> NodeType:
@@ -189,7 +189,8 @@ class _Algebra(Semantics):
         if kinds[n].complex:  # low if all inputs are in one low format and torch has complex numbers of it
             formats = {handed[source.name] for source in read if handed[source.name] or kinds[source].complex}
             low = formats.pop() if len(formats) == 1 else ""
-            return low if is_low(low) and _has_complex(FORMATS[low].dtype) else "", False
+            real = FORMATS[low].dtype if is_low(low) else None
+            return low if real is not None and real.to_complex().to_real() is real else "", False
         if not _moves(own) or not floats:
             return own, False
         row = row_of(n)
@@ -203,8 +204,8 @@ class _Algebra(Semantics):
 
 
 def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[str, str]:
-    """{node: its low format}, for nodes that run in it whether all modules are FP32 or all in `format`, in every
-    strategy.
+    """{node: its low-precision format}, for nodes that run in it whether all modules are FP32 or all in `format`, in
+    every strategy.
 
     Such nodes lie in autocast regions of the model's code, or after explicit casts. If a node's result is FP32, its
     inputs' format counts: an upcast cannot restore lost bits.
@@ -216,7 +217,7 @@ def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[s
     ]
 
     def low_format(node: Node, resolution: Resolution) -> str | None:
-        """The only low format that a node computes in or reads; None if there is none or several."""
+        """The only low-precision format that a node computes in or reads; None if there is none, or several."""
         if resolution.low(node.name):
             return resolution.dtypes[node.name]
         read = {resolution.dtypes[source] for source in node.inputs if is_low(resolution.dtypes[source])}
@@ -236,13 +237,8 @@ def _kind_of(n: fx.Node) -> _Kind:
     return _Kind() if value is None else _Kind(_name(value.dtype), value.dim() == 0, value.is_complex())
 
 
-def _has_complex(dtype: torch.dtype | None) -> bool:
-    """Whether torch has complex numbers with parts of this dtype: float16 has them, bfloat16 does not."""
-    return dtype is not None and dtype.to_complex().to_real() is dtype
-
-
 def _moves(name: str) -> bool:
-    """Whether casts convert values of this format."""
+    """Whether casts of autocast or of a plan convert values of this format: true for FP32 and low precision."""
     return name == "fp32" or is_low(name)
 
 

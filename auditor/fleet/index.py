@@ -1,5 +1,4 @@
-"""The summary page of a fleet, the audits of many models: a row for each, a link to its report, and regressions since
-an earlier fleet."""
+"""The summary page of a fleet (audits of many models): a row, a report link and the regressions of each."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One target. state: a key of STATES; said: why it failed; link: to its report; worse: regressions, a line each."""
+    """One audited model. state: a key of STATES; said: why it failed; link: path of its report; worse: regressions."""
 
     name: str
     target: str

@@ -31,7 +31,7 @@ KEPT = "fleet.json"
 PROCESSORS = os.cpu_count() or 1
 
 CRASHED = "explain process-ended"
-"""Text in the error of an audit whose model crashed the process."""
+"""Text that an audit's error contains if the model crashed the process."""
 
 
 class Outcome(BaseModel):

@@ -208,14 +208,12 @@ def _base(owner: dict[Any, Any]) -> type[dict[Any, Any]]:
     return OrderedDict if isinstance(owner, OrderedDict) else dict
 
 
-def _write_set(owner: set[Any], held: list[Any]) -> None:
-    set.clear(owner)
-    set.update(owner, held)
+def _refill(base: Any, add: Callable[..., object]) -> Callable[[Any, list[Any]], None]:
+    def write(owner: Any, held: list[Any]) -> None:
+        base.clear(owner)
+        add(owner, held)
 
-
-def _write_deque(owner: deque[Any], held: list[Any]) -> None:
-    deque.clear(owner)
-    deque.extend(owner, held)
+    return write
 
 
 def _read_buffers(owner: torch.jit.ScriptModule) -> list[Any]:
@@ -232,10 +230,6 @@ def _read_array(owner: np.ndarray[Any, Any]) -> list[Any]:
     return [] if not owner.flags.writeable or isinstance(owner, np.memmap) else [owner.copy()]
 
 
-def _write_array(owner: np.ndarray[Any, Any], held: list[Any]) -> None:
-    owner[...] = held[0]
-
-
 _CONTAINERS: dict[type, _Kind] = {
     dict: _Kind(_read_dict, _write_dict),
     list: _Kind(
@@ -243,9 +237,9 @@ _CONTAINERS: dict[type, _Kind] = {
     ),
     tuple: _Kind(lambda owner: list(tuple.__iter__(owner))),
     frozenset: _Kind(lambda owner: list(frozenset.__iter__(owner))),
-    set: _Kind(lambda owner: list(set.__iter__(owner)), _write_set),
-    deque: _Kind(lambda owner: list(deque.__iter__(owner)), _write_deque),
-    np.ndarray: _Kind(_read_array, _write_array, leads=False),
+    set: _Kind(lambda owner: list(set.__iter__(owner)), _refill(set, set.update)),
+    deque: _Kind(lambda owner: list(deque.__iter__(owner)), _refill(deque, deque.extend)),
+    np.ndarray: _Kind(_read_array, lambda owner, held: owner.__setitem__(..., held[0]), leads=False),
     torch.Generator: _Kind(
         lambda owner: [owner.get_state()], lambda owner, held: owner.set_state(held[0]), leads=False
     ),

@@ -118,8 +118,7 @@ def ieee() -> AbstractContextManager[None]:
 
 
 def loose(found: Flags, device: str) -> tuple[str, ...]:
-    """Formats that these flags allow in place of FP32 on a device, such as `tf32`; () if FP32 computes in IEEE
-    arithmetic."""
+    """Formats that the flags `found` allow in place of FP32 on a device, such as `tf32`; () if FP32 is IEEE FP32."""
     precisions = [found.get(name) for name in (ON_A_GPU if is_native(device) else ON_A_CPU)]
     return tuple(dict.fromkeys(one for one in precisions if one not in (None, "none", "ieee")))
 
@@ -154,8 +153,7 @@ def disable_compilers() -> Iterator[None]:
 
 @contextmanager
 def swap_attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """In the `with` block, the attribute `name` of `holder` is `value`. holder: the module or class that defines the
-    attribute."""
+    """In the `with` block, the attribute `name` of `holder`, the module or class that defines it, is `value`."""
     kept = vars(holder)[name]
     setattr(holder, name, value)
     try:
@@ -207,10 +205,6 @@ def _set_environment(wanted: dict[str, str]) -> None:
     os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
 
 
-def _set_path(wanted: list[str]) -> None:
-    sys.path[:] = wanted
-
-
 def _set_filters(wanted: list[Any]) -> None:
     """Restore the warning filters only if different: any change makes Python repeat warnings that it showed once."""
     warnings.filters[:] = wanted  # type: ignore[index]
@@ -230,6 +224,6 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     ),
     (lambda: dict(os.environ), _set_environment),
     (os.getcwd, os.chdir),
-    (lambda: list(sys.path), _set_path),
+    (lambda: list(sys.path), lambda wanted: sys.path.__setitem__(slice(None), wanted)),
     (lambda: list(warnings.filters), _set_filters),
 )

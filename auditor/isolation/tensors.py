@@ -92,7 +92,7 @@ class StorageCopies:
         return nullcontext()
 
     def save(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy the current bytes of these tensors, unless already copied."""
+        """Copy the current bytes of `tensors`, unless they are already copied."""
         for storage in (storage for tensor in tensors for storage in memory(tensor)):
             if storage._cdata not in self._copies:
                 self._known.setdefault(storage._cdata, (storage, storage.nbytes()))
@@ -161,15 +161,11 @@ def written_by(func: Any) -> tuple[tuple[int, str], ...] | None:
     if schema is None:
         return None
     namespace, name = schema.name.split("::")
-    named = tuple((i, a.name) for i, a in enumerate(schema.arguments) if _is_written(a))
+    writes = (a.name.startswith("running_") or (a.alias_info and a.alias_info.is_write) for a in schema.arguments)
+    named = tuple((i, schema.arguments[i].name) for i, written in enumerate(writes) if written)
     if not named and (namespace == "c10d" or (name.endswith("_") and not name.endswith("__"))):
         return None
     return named
-
-
-def _is_written(argument: Any) -> bool:
-    alias = argument.alias_info
-    return bool(alias is not None and alias.is_write) or str(argument.name).startswith("running_")
 
 
 def memory(tensor: Any) -> list[torch.UntypedStorage]:

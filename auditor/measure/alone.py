@@ -103,7 +103,7 @@ def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
 
 
 def _agree(reference: Any, local: Any, *, rounded: bool = True) -> bool:
-    """Whether every entry of a low-precision result equals the reference, rounded if `rounded`."""
+    """Whether every entry of a low-precision result equals the reference; `rounded`: the reference is rounded first."""
     for wide, low in zip(tensors_in(reference), tensors_in(local), strict=True):
         for r, c in runs(entries(wide), entries(low)):
             if not torch.equal(entries(_like(r, low)).to(r.dtype) if rounded else r, c.to(r.dtype)):
@@ -140,8 +140,8 @@ class InFormat:
     """Measures each node in one format right after its FP32 reference, and runs the whole model in the format.
 
     values, profiles: FP32 results and their magnitudes so far. by_inputs: products whose input errors are estimated
-    separately. env: results of the low run, that is, of the whole model in the format. pure: whether the low run
-    computed all floating-point results so far in the format.
+    separately. env: results with the whole model in the format. pure: whether all of its floating-point results so far
+    were computed in the format.
     """
 
     def __init__(
@@ -189,8 +189,8 @@ class InFormat:
         return self._round(value) if source.op == "call_function" else round_tree(value, self.row)
 
     def run(self, n: fx.Node, inputs: tuple[Any, Any], beside: bool = True) -> Ran:
-        """Run the node in the format on inputs that are already rounded. beside: also compute the exact result, unless the
-        operation rounds only once."""
+        """Run the node in the format on inputs that are already rounded. beside: also compute the FP32 result on these
+        inputs, unless the operation rounds only once."""
         args, kwargs = inputs
         target = target_of(n)
         try:
@@ -220,7 +220,7 @@ class InFormat:
             yield "isolated", low - tensors_in(self._values[n.name])[index]
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:
-        """Free the low-precision values of these nodes; inputs and weights are rounded again for a later reader."""
+        """Free the low-precision values of `nodes`; inputs and weights are rounded again for a later reader."""
         for node in nodes:
             self.env.pop(node, None)
             self._rounded.pop(node, None)

@@ -32,7 +32,7 @@ LIGHT = 1 << 24
 of up to as many elements are stored, so that an error is computed once for several passes."""
 
 STEPS = 256
-"""Backward passes count as slow if recurrent layers have this many steps in total, however small the results."""
+"""Backward passes count as slow if recurrent layers have this many steps in total, even if the results are small."""
 
 FEW_PROBES = {1: 4, 2: 3, 3: 3}
 """{samples in the batch: maximum number of backward passes, if passes are slow}; 2 for more samples."""
@@ -85,8 +85,8 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Target:
-    """The outputs that one criterion judges, and the Forms that shape their probes. samples: whether a batch's samples
-    are separate.
+    """The outputs that one criterion judges. forms: one per output, applied to a probe's random signs. samples: whether
+    a batch's samples are separate.
 
     tied: operations whose rounding can make candidates of a decision equal.
     """

@@ -103,7 +103,7 @@ class Measurement:
 
     @cached_property
     def nodes(self) -> Mapping[str, fx.Node]:
-        """Nodes of the graph, by name."""
+        """{name: node of the graph}."""
         return {n.name: n for n in self.capture.graph_module.graph.nodes}
 
 
@@ -174,7 +174,7 @@ def _trim() -> None:
 
 
 def working_set(capture: Capture) -> int:
-    """Peak bytes for measuring the largest operation: FP32 and low values, gradients, comparisons."""
+    """Peak bytes for measuring the largest operation: FP32 and low-precision values, gradients, comparisons."""
 
     def size(n: fx.Node) -> int:
         values = tensors_in(n.meta.get("val"))

@@ -14,7 +14,7 @@ from ..numerics.nodes import is_torchs_own, row_of, target_of, view_source
 from .reference import batch_norm
 
 IN_A_ROW = 2
-"""Maximum number of operations that compute a released result again."""
+"""Maximum number of operations in a row that run again to recompute a released result."""
 
 Listener = Callable[[torch.Tensor | None], None]
 """Receives the gradient of one value in each backward pass; None if the pass does not reach the value."""
@@ -43,7 +43,7 @@ class Values(Mapping[str, Any]):
         self._released, self._needed = dict[str, int](), set[str]()  # {name: operations in a row that compute it again}
 
     def keep(self, n: fx.Node, value: Any) -> None:
-        """Store a node's result."""
+        """Store the result of a node."""
         self._held[n.name] = value
 
     def stored(self, name: str) -> Any:
@@ -84,7 +84,7 @@ class Values(Mapping[str, Any]):
 
 
 def _repeatable(n: fx.Node) -> bool:
-    """Whether an operation is cheap and deterministic."""
+    """Whether an operation is cheap and deterministic, so that its result may be computed again."""
     target, row = target_of(n), row_of(n)
     dear = row.product or row.recurrent or row.cell or row.thins or view_source(n) is not None
     return (

@@ -9,8 +9,7 @@ from torch.overrides import get_overridable_functions
 
 
 def function_name(function: Any) -> str:
-    """A torch function's name in a precision plan: "pow" for torch.pow, x.pow and x ** 2; "" for an in-place
-    function."""
+    """A torch function's name in plans: "pow" for torch.pow, x.pow and x ** 2; "" for an in-place function."""
     name: str = getattr(function, "__name__", "")
     return "" if name.endswith("_") and not name.startswith("__") else name.strip("_")
 

@@ -50,7 +50,7 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
 
 
 def _squares(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
-    """The squared error and the squared norm of a chunk."""
+    """(sum of squared differences, sum of squared reference entries) of a chunk; see `_finite_part` for Inf and NaN."""
     r, c = entries(r.detach()), entries(c.detach())
     wide = torch.promote_types(torch.promote_types(r.dtype, c.dtype), torch.float32)
     ours, theirs = r.to(wide), c.to(wide)

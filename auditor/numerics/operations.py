@@ -125,11 +125,6 @@ class Operation:
         """Whether the operation is a matrix product or convolution, linear in each tensor argument."""
         return self.product and not self.attention
 
-    @property
-    def makes_layer(self) -> bool:
-        """Whether the operation counts as a layer, such as linear or GRU, if an argument comes from parameters."""
-        return self.layer or self.linear or self.recurrent or self.cell
-
 
 @cache
 def packet(op: str) -> str:
@@ -139,7 +134,7 @@ def packet(op: str) -> str:
 
 @cache
 def operation(op: str) -> Operation:
-    """The row of an overload (`aten.softmax.int`) or packet (`softmax`, `_c10d_functional.wait_tensor`).
+    """The table row of an overload (`aten.softmax.int`) or packet (`softmax`, `_c10d_functional.wait_tensor`).
 
     In-place variants use their base's row: `add_` uses the row of `add`. So do `view_copy`, without the properties of a
     view, and `prims.add`. Without a row, boolean properties have their defaults, and `known` is False.
@@ -201,7 +196,7 @@ def _rows() -> dict[str, Operation]:
 
 
 def _row(own: str) -> Operation | None:
-    """The row of a packet, or of the packet that it is a variant of; None if there is none."""
+    """The table row of a packet (operation name), or of the packet that it is a variant of; None without one."""
     result = _rows().get(own)
     if result is not None:
         return result

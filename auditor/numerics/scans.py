@@ -27,14 +27,13 @@ _CUB_THREADS, _CUB_ITEMS, _WARP = 128, 30, 32
 """Threads of a cub block, entries per thread, and threads per warp."""
 
 
-def _log_add_exp(earlier: Tensor, later: Tensor) -> Tensor:
-    return torch.logaddexp(earlier.float(), later.float()).to(earlier.dtype)
-
-
 _COMBINES: dict[str, tuple[_Combine, float]] = {
     "sum": (torch.add, 0.0),
     "product": (torch.mul, 1.0),
-    "log_sum": (_log_add_exp, float("-inf")),
+    "log_sum": (
+        lambda earlier, later: torch.logaddexp(earlier.float(), later.float()).to(earlier.dtype),
+        float("-inf"),
+    ),
 }
 
 
@@ -48,8 +47,7 @@ def _is_in_place(target: Callable[..., Any]) -> bool:
 
 
 def run_scan(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """A running sum or product of half-precision tensors on a CPU, rounded like on CUDA; gradients are the original
-    operation's."""
+    """A running sum or product of half-precision tensors on a CPU, rounded like on CUDA; torch's gradients are kept."""
     if _is_in_place(target):
         base = overload_named(f"aten.{operation_of(target).packet}.default")
         return args[0].copy_(run_scan(base, args, kwargs, row))

@@ -10,8 +10,7 @@ from types import MappingProxyType
 from .formats import FORMATS, Format
 
 FP4 = Format("fp4_e2m1", 1, 0, 6.0, 1, overflows_to="largest")
-"""The element of MXFP4 and NVFP4 (OCP Microscaling Formats 1.0); it needs a scale, so an audit rejects it as a
-format."""
+"""The element of MXFP4 and NVFP4 (OCP Microscaling Formats 1.0). It needs a scale, so no audit takes it as a format."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +22,12 @@ class Element:
 
     @property
     def largest(self) -> float:
-        """The largest value."""
+        """The largest representable value."""
         return self.row.largest if self.row else 2.0 ** (self.bits - 1) - 1
 
     @property
     def least(self) -> float:
-        """The smallest value."""
+        """The smallest representable value, which is negative."""
         return -self.row.largest if self.row else -(2.0 ** (self.bits - 1))
 
     @property

@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import printable
 
 STAGES = ("capture", "measure", "classify", "baseline", "plan", "follow")
-"""Stages of every audit."""
+"""Names of the stages that every audit runs, in order."""
 
 WIDTH, TURNS = 16, "|/-\\"
 """Width of the bar in characters; the frames of its spinner."""
@@ -66,12 +66,12 @@ class Display:
         """Display the progress now. begins: whether a stage starts."""
 
     def close(self, failed: bool = False) -> None:
-        """End the display."""
+        """End the display. failed: whether the audit raised an exception."""
         self.stage = ""
 
     @property
     def elapsed_seconds(self) -> str:
-        """Seconds since the first stage began."""
+        """Time since the first stage began, as text: `12 s`, `1:05 min`."""
         return duration(time.monotonic() - self._began)
 
     def place(self) -> str:
@@ -177,7 +177,7 @@ class Cell(Display):
 
 
 def reporter(quiet: bool = False) -> Display:
-    """The display that suits this notebook or stderr."""
+    """The display that suits this process: notebook cell, terminal line or log lines; none if `quiet`."""
     if quiet:
         return Display()
     if in_notebook():

@@ -52,7 +52,7 @@ class Dtypes:
 
 @dataclass(frozen=True)
 class Provenance:
-    """The audited model and its origin."""
+    """Name and source file of the audited model, and the origin of its inputs and weights."""
 
     name: Annotated[str, FileField("name of the model: the target's, or its class")]
     target: Annotated[str, FileField("TARGET, as the user gave it or relative to the working directory")]
@@ -87,7 +87,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """All results for one operation."""
+    """All results for one operation: measurements, verdicts and findings."""
 
     node: Annotated[Node, FileField("the operation")]
     findings: Annotated[tuple[str, ...], FileField("codes of the rules that report this operation")]
@@ -224,7 +224,7 @@ class Audit:
         return write(folder, self.texts(folder), (*programs_in(folder), *quantized))
 
     def _repr_html_(self) -> str:
-        """HTML for a notebook."""
+        """The summary as HTML, which a notebook shows."""
         from ..report.blocks import html
         from ..report.reporters import overview
 

@@ -1,4 +1,4 @@
-"""The ledger: dtypes of every parameter, buffer and operation at each stage, and casts to fewer bits without a
+"""The ledger: dtypes of all parameters, buffers and operations at each stage, and casts that the user did not
 request."""
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Loss:
 class SilentCast:
     """A cast to fewer bits that the user did not request. kind: a key of rulebook.findings.SILENT.
 
-    names: parameters and buffers; for an operation, modules. file, line: of the cast, file "" if unknown. before,
-    after: dtypes by torch's names; loss: None if the values before the cast are unknown. node: the operation, if any.
+    names: parameters and buffers; for an operation, modules. file, line: of its code; file "": unknown. before, after:
+    dtypes by torch's names; loss: None if the values before the cast are unknown. node: the operation, if any.
     """
 
     kind: str

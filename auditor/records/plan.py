@@ -186,8 +186,8 @@ class Reason:
 
 @dataclass(frozen=True)
 class Verification:
-    """Results of running a patched or all-low model on all batches without gradients, and on the first batch also with
-    gradients."""
+    """Results of running a model, patched or entirely in low precision, on all batches without gradients, and on the
+    first batch also with gradients."""
 
     measured_error: Annotated[float | None, FileField("worst run without gradients; `null`: failed, Inf or NaN")] = None
     holds: Annotated[bool, FileField("whether all errors and criteria are within their limits")] = False

@@ -24,7 +24,7 @@ from .words import count, label, line, op, printable, scope, sentence, summary
 
 @dataclass(frozen=True)
 class Anchor:
-    """A position in a source file. file: relative to its repository, with forward slashes; line, column: from 1."""
+    """A position in a source file. file: path in its repository, with forward slashes; line, column: from 1."""
 
     file: str
     line: int
@@ -48,7 +48,7 @@ def place_of(audit: Audit, cause: Cause) -> Anchor:
 
 
 def _caller(node: Node) -> Anchor | None:
-    """The user's call that led to a node."""
+    """The Anchor of the user's call that led to a node; None if unknown."""
     return _own((node.called_from or "").partition(" in ")[0], node.caller_path, node.caller_column)
 
 

@@ -46,7 +46,7 @@ def headline(both: Comparison) -> str:
 
 
 def error(plan: Plan | None) -> str:
-    """A plan's measured error, or why there is none."""
+    """A plan's measured error as text, or why there is none."""
     if plan is None:
         return "no plan"
     if plan.measured_error is not None:
@@ -55,7 +55,7 @@ def error(plan: Plan | None) -> str:
 
 
 def speedup(plan: Plan | None) -> str:
-    """A plan's predicted speed-up, or a dash."""
+    """A plan's predicted speed-up as text, or a dash."""
     return f"{plan.predicted_speedup:.2f}x" if plan else "–"
 
 

@@ -95,8 +95,7 @@ def _caches(made: Generation) -> Grid:
 
 
 def _size(one: StoredCache, length: int, times: int = 1) -> str:
-    """Memory of a cache for a text of this many tokens, in words. times: factor, such as 2 for FP32 if the cache is in
-    BF16."""
+    """Memory of a cache for a text of `length` tokens, in words. times: factor, such as 2 for FP32 instead of BF16."""
     return in_bytes(times * (one.fixed_bytes + one.bytes_per_token * length))
 
 

@@ -82,7 +82,7 @@ def _dtype(dtype: str | None) -> str:
 
 
 def _flags(flags: Mapping[str, Any]) -> str:
-    """Flags in force that let FP32 operations, or sums of low ones, use fewer bits."""
+    """The flags in force that let FP32 operations, or sums of low-precision values, use fewer bits, in words."""
     known = {name: flags.get(name) for name in (*ON_A_GPU, *ON_A_CPU)}
     loose = [f"{name}={value}" for name, value in known.items() if value not in (None, "none", "ieee")]
     loose += [f"{name}=True" for name in REDUCED if flags.get(f"cuda.matmul.{name}") is True]

@@ -9,7 +9,6 @@ from ..artefact.strategies import plan_title, strategy_of
 from ..criteria.criterion import FLOOR
 from ..devices import CPU
 from ..numerics.formats import runs
-from ..plan.reasons import tell_apart
 from ..plan.recommend import kept_apart, measured_times, speedup
 from ..records import CriterionValue, Evaluation, Onnx, Plan, Proposal, Score, TimeAndMemory, Times, Today, Verification
 from ..records.audit import Audit
@@ -23,7 +22,7 @@ ISLANDS_SHOWN = 12
 SET = "FP32 under your own flags"
 """Label of FP32 under the caller's own flags."""
 SHARES = "Errors are values divided by their limits, for the tightest criterion: 1 is the limit."
-"""The meaning of a plan's errors if criteria are set."""
+"""A sentence on the meaning of a plan's errors if criteria are set."""
 NEAR = 2.0
 """Distance from a score's limit, in standard errors, below which other samples may give another result."""
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -275,20 +274,19 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
     assert score.difference is not None
     drop = -score.difference if base.better == "higher" else score.difference
     drop += 0.0  # no negative zero
-    size, limit = tell_apart(abs(drop), base.max_drop) if base.max_drop and drop > 0 else (f"{abs(drop):.2g}", "")
     error = "" if score.standard_error is None else f" (standard error {score.standard_error:.2g})"
-    change = f"{size} {'worse' if drop > 0 else 'better'}{error}" if drop else f"as in FP32{error}"
+    change = f"{abs(drop):.3g} {'worse' if drop > 0 else 'better'}{error}" if drop else f"as in FP32{error}"
     said = f"{score.value:.5g}, {change}"
     if score.passed is None or base.max_drop is None:
         return said
     near = score.standard_error is not None and abs(drop - base.max_drop) < NEAR * score.standard_error
     doubt = "; so close to the limit that other samples may give another result" if near else ""
-    verdict = "passes" if score.passed else f"fails: at most {limit or format(base.max_drop, 'g')} is allowed"
+    verdict = "passes" if score.passed else f"fails: at most {base.max_drop:g} is allowed"
     return f"{said}: {verdict}{doubt}"
 
 
 def advice(audit: Audit) -> str:
-    """What to do if plans are rejected only for their score."""
+    """A sentence on what to do if plans are rejected only for their score."""
     scores = [plan.score for plan in audit.plans.values() if plan.score is not None]
     if any(score.passed is False and not score.failure for score in scores):
         return "Allow a larger drop with --max-drop, or ask for smaller errors with --max-error."

@@ -36,8 +36,7 @@ MEMBERS_SHOWN = 40
 
 
 def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
-    """Blocks of the page: verdict, at most `entries` causes to fix, plans, code that uses a plan; then optional
-    sections."""
+    """Blocks of the page: verdict, at most `entries` causes to fix, plans, code that uses a plan; optional sections."""
     seen, env = ReportView(audit), audit.environment
     where = f"on {env.device}" if env.execution == "native" else "on a CPU that emulates a GPU"
     about = f"auditor {env.auditor}, torch {env.torch}, {where}"
@@ -63,8 +62,8 @@ def summary(audit: Audit) -> str:
 
 
 def screen(audit: Audit, most: int = LINES) -> list[Block]:
-    """Blocks of the page, in at most `most` lines if possible: without optional sections, then causes, then lines of
-    lists."""
+    """Blocks of the page, in at most `most` lines if possible: without optional sections, then causes, then list
+    lines."""
     for entries in range(ENTRIES_SHOWN, 0, -1):
         shown, left = overview(audit, entries), list[str]()
         while shown[-1].label in SPARE and _lines(shown) > most - 2:

@@ -1,4 +1,4 @@
-"""Tools that store or gather weights in low precision: FSDP2 with a policy per scope, transformers by weight names."""
+"""Tools that store or gather weights in low precision: FSDP2 with a policy per module, transformers by weight names."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _sharding_code(audit: Audit, plan: Plan) -> str:
 
 
 def _names(audit: Audit, plan: Plan) -> dict[str, str]:
-    """{path of a shared module: its representative path, a scope if there is one}."""
+    """{path of a shared module: one of its paths that stands for all, if possible one with a precision in the plan}."""
     firsts = [next((path for path in paths if path in plan.scopes), paths[0]) for paths in audit.shared_modules]
     return {path: first for first, paths in zip(firsts, audit.shared_modules, strict=True) for path in paths}
 

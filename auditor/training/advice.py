@@ -18,10 +18,10 @@ DOMINANT = 0.5
 """Minimum share of the squared gradient norm at which an embedding dominates."""
 
 OUTLIER = 10.0
-"""A module is an outlier if its gradient norm exceeds this multiple of the median."""
+"""A module is an outlier if its gradient norm exceeds this multiple of the median over all modules."""
 
 LOST = 0.1
-"""Share of lost updates above which FP32 master weights are recommended."""
+"""Threshold of advice: for shares of lost updates, shares of gradients below Adam's eps, and gradient errors."""
 
 ADAM_EPS, ADAM_BETA2 = 1e-8, 0.999
 
@@ -70,7 +70,7 @@ def gradient_outliers(training: Training, captured: Capture) -> Iterable[Advice]
     middle = statistics.median(alive)
     high = sorted((m for m, norm in norms.items() if norm > OUTLIER * middle), key=lambda m: -norms[m])
     if high:
-        listed = ", ".join(f"{_place(m)} ({norms[m] / middle:.0f} times)" for m in high[:4])
+        listed = ", ".join(f"{m or 'the model'} ({norms[m] / middle:.0f} times)" for m in high[:4])
         yield Advice(
             "gradient-outliers",
             "Monitor the gradient norm of single layers",
@@ -127,7 +127,7 @@ def low_collective(training: Training, captured: Capture) -> Iterable[Advice]:
     for node in (node for node in captured.nodes.values() if is_collective(node.op)):
         yield Advice(
             "low-collective",
-            f"Reduce in FP32 in {_place(node.owner)}",
+            f"Reduce in FP32 in {node.owner or 'the model'}",
             f"{node.op} at {node.source or node.owner} sums the ranks' values in their own dtype: "
             "cast to FP32 before the sum.",
             {"module": node.owner},
@@ -191,10 +191,6 @@ ADVICE = (
 def advice_of(training: Training, captured: Capture) -> tuple[Advice, ...]:
     """All advice that applies, in the order of ADVICE."""
     return tuple(advice for piece in ADVICE for advice in piece(training, captured))
-
-
-def _place(module: str) -> str:
-    return module or "the model"
 
 
 def _share(value: float) -> str:

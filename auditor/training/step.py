@@ -73,7 +73,7 @@ def own_loss(outputs: Any) -> Any:
 
 
 def step_batches(subject: Subject) -> tuple[Batch, ...]:
-    """The subject's batches as arguments of TrainingStep."""
+    """The batches with their targets, as arguments of TrainingStep."""
     assert subject.objective is not None
     pairs = zip(subject.batches, subject.objective.targets, strict=True)
     return tuple(((args, kwargs, targets, named), {}) for (args, kwargs), (targets, named) in pairs)
@@ -244,17 +244,11 @@ class _Region(TrainingStep):
 
     def loss_inputs(self, outputs: Any) -> Any:
         """The outputs, in FP32 if a plan may have changed their precision and a loss function reads them."""
-        self.returned = _kind(outputs, self.loss_fn is None)
+        self.returned = "tensor"  # or tensors: inputs of a loss function; attribute, mapping: has the model's own loss
+        if not isinstance(outputs, torch.Tensor):
+            own = "mapping" if getattr(outputs, "loss", None) is None else "attribute"
+            self.returned = own if self.loss_fn is None else "tensors"
         return outputs if self.low.plan is None or self.loss_fn is None else _wide(outputs)
-
-
-def _kind(outputs: Any, own: bool) -> str:
-    """tensor | tensors: inputs of a loss function; attribute | mapping: contains the model's own loss."""
-    if isinstance(outputs, torch.Tensor):
-        return "tensor"
-    if not own:
-        return "tensors"
-    return "attribute" if getattr(outputs, "loss", None) is not None else "mapping"
 
 
 def _forward_and_backward(step: Step, module: _Region, low: StepPrecision, scale: float) -> LowStep:

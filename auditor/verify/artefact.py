@@ -122,10 +122,10 @@ class Verifier:
         expected: Sequence[torch.Tensor] | None = None,
         noise: float = 0.0,
     ) -> None:
-        """batches: on the devices to use. scratch: a folder that is deleted if this process is killed. gradients, most:
-        see Runs. timeout: seconds for a plan, TIMEOUT by default. expected: FP32 outputs for the first batch, which the
-        model built in the process must reproduce up to ALIKE or three times `noise`, the difference between FP32
-        runs."""
+        """batches: inputs on the devices to use. scratch: a folder that is deleted if this process is killed.
+        gradients, most: see Runs. timeout: seconds for a plan, TIMEOUT by default. expected: FP32 outputs for the first
+        batch, which the model built in the process must reproduce up to ALIKE or three times `noise`, the difference
+        between FP32 runs."""
         self.scratch, self._timeout = scratch, timeout or TIMEOUT
         self._expected, self._limit = expected, max(ALIKE, 3 * noise)
         self._settings: dict[str, Any] = {
@@ -255,9 +255,11 @@ class Verifier:
             return f"the process that ran the plan did not respond within {timeout:g} seconds"
         if count_answers() == len(files):
             return ""
-        failure = _describe_end(process)
+        last = printable("".join(process.last_words()[-1:]).strip())
+        silent = " without a result" if process.returncode >= 0 else ""
         self._give_up()
-        return failure
+        ended = f"the process that ran the plan {how_ended(process.returncode)}{silent}"
+        return f"{ended}: {last[:300]}" if last else ended
 
     def _give_up(self) -> None:
         if self._process is not None:
@@ -272,12 +274,3 @@ def _read(file: Path) -> Any:
             return torch.load(file, weights_only=True, mmap=True)  # mapped: read when compared
     except Exception as error:
         return f"the plan's outputs cannot be passed between processes: {first_line(error)[:200]}"
-
-
-def _describe_end(process: Process) -> str:
-    """How a process ended, in words, with its last line of output."""
-    last = printable("".join(process.last_words()[-1:]).strip())
-    silent = " without a result" if process.returncode >= 0 else ""
-    return f"the process that ran the plan {how_ended(process.returncode)}{silent}" + (
-        f": {last[:300]}" if last else ""
-    )

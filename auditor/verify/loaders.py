@@ -44,7 +44,7 @@ def patch_model(
 
 
 def in_hand(model: nn.Module, plans: Mapping[str, Plan], plan: str) -> AbstractContextManager[nn.Module]:
-    """`patch_model` for plans in memory, without a file."""
+    """`patch_model` with Plan objects instead of a patched_model.py."""
     return patch_model(model, plans, lambda model, name: apply_plan(model, plan_table(plans[name])), plan)
 
 
@@ -106,7 +106,9 @@ class _OnnxModel(nn.Module):
         ports = zip(self.session.get_inputs(), given, strict=True)
         with _disable_current_modes():
             fed = {port.name: _to_numpy(x.to(_NAMES.get(port.type, x.dtype)).cpu()) for port, x in ports}
-            result = [_from_numpy(x) for x in self.session.run_with_ort_values(None, fed)]
+            values = self.session.run_with_ort_values(None, fed)
+            lacking = "tensor(bfloat16)"  # in NumPy
+            result = (from_dlpack(x) if x.data_type() == lacking else torch.from_numpy(x.numpy()) for x in values)
             return [x.float() if x.dtype in _NAMES.values() else x for x in result]
 
 
@@ -119,7 +121,3 @@ def _to_numpy(x: torch.Tensor) -> Any:
     if x.dtype is torch.bfloat16:
         return OrtValue.ortvalue_from_numpy_with_onnx_type(x.view(torch.uint16).numpy(), TensorProto.BFLOAT16)
     return OrtValue.ortvalue_from_numpy(x.numpy())
-
-
-def _from_numpy(value: Any) -> torch.Tensor:
-    return from_dlpack(value).clone() if value.data_type() == "tensor(bfloat16)" else torch.from_numpy(value.numpy())

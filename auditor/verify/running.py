@@ -44,10 +44,10 @@ WARM_UP = 3
 """Untimed warm-up forwards: they load kernels, reserve memory and build caches."""
 
 FEWEST, MOST = 7, 50
-"""Minimum and maximum of timed forwards; `SECONDS` decides between them."""
+"""Minimum and maximum number of timed forwards; see SECONDS."""
 
 SECONDS = 2.0
-"""Seconds that the timed forwards should take in total, if FEWEST to MOST of them do."""
+"""Seconds that the timed forwards should take in total; their number is from FEWEST to MOST."""
 
 PATIENCE = 30.0
 """Seconds after which the warm-up ends early."""
@@ -69,12 +69,12 @@ def failure_of(error: BaseException) -> str:
 
 
 def says_nothing(failure: str | None) -> bool:
-    """Whether a plan failed for a reason that is unrelated to precision."""
+    """Whether a plan's failure message says nothing about precision."""
     return failure is not None and (failure.startswith(NOT_RUN) or said_no_memory(failure))
 
 
 def said_no_memory(failure: str) -> bool:
-    """Whether a plan failed for lack of memory."""
+    """Whether a plan's failure message says that memory ran out."""
     return NO_MEMORY in failure
 
 
@@ -91,9 +91,9 @@ class Answers:
 class Runs:
     """Runs the models that `load` provides, natively on a GPU or emulating one on a CPU; all state is restored.
 
-    gradients: whether to run with gradients too. most: maximum operations of a forward, see `emulate`. apart: whether
-    the process exists only for these runs. Each method answers a question (see Question); a failed run returns a
-    one-line reason.
+    gradients: whether to run with gradients too. most: maximum number of operations of a forward, see `emulate`. apart:
+    whether the process exists only for these runs. Each method answers a question (see Question); a failed run returns
+    a one-line reason.
     """
 
     load: Load
@@ -211,7 +211,7 @@ class Forward:
         return Times(median, low, high, wanted)
 
     def time_compiled(self) -> Times:
-        """The times with torch.compile."""
+        """Times of one forward with torch.compile."""
         try:
             return self.time_eager(torch.compile(self.model, dynamic=False))
         finally:
@@ -277,8 +277,7 @@ def clock(device: str) -> Iterator[Number]:
 
 
 def peak(device: str) -> AbstractContextManager[Number]:
-    """Watch memory in a `with` block. After it, the yielded function returns the peak bytes that torch's allocator
-    added."""
+    """Watch memory in a `with` block. After it, the yielded function returns the allocator's peak in added bytes."""
     return _of_a_gpu(device) if is_native(device) else _of_the_cpu()
 
 
