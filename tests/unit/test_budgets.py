@@ -102,7 +102,7 @@ BUDGET = {
     "progress": (300, "telling"),
     "quantization": (2220, "quantization"),
     "records": (1500, "records"),
-    "rehearsal": (1150, "rehearsal"),
+    "rehearsal": (1140, "rehearsal"),
     "report": (2820, "report"),
     "rulebook": (2400, "rules"),
     "score": (280, "criteria"),
