@@ -92,8 +92,9 @@ class GenerationReference:
         margins, found = next((one for one in known if one is not None), None), figures(self.checks, given)
         if margins is None:
             return replace(plan, generated=replace(found, parts=shares(problem, plan)[1]))
+        how = problem.policy_for(choice_from_scopes(plan.scopes))
         with torch.no_grad():
-            outputs = Executor(path.graph_module, bench.policy(plan)).run(*path.bind(bench.subject.model, batch))
+            outputs = Executor(path.graph_module, how).run(*path.bind(bench.subject.model, batch))
         sizes = margins.size_by_step(logits, tensor_outputs(outputs)[0], self.decoding.steps)
 
         def flips(error: float) -> tuple[float, int | None]:
