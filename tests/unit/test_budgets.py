@@ -86,15 +86,15 @@ BUDGET = {
     "cli": (1370, "settings"),
     "criteria": (820, "criteria"),
     "document": (900, "document"),
-    "dtypes": (920, "dtypes"),
+    "dtypes": (900, "dtypes"),
     "execution": (1200, "execution"),
     "fleet": (400, "fleet"),
     "generation": (1500, "generation"),
-    "graphs": (1120, "graphs"),
+    "graphs": (1180, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1880, "loading"),
     "loose files": (1060, "flow"),
-    "measure": (2320, "measure"),
+    "measure": (2310, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
     "plan": (2430, "plan"),
@@ -111,7 +111,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30690, 225, 24
+LINES, FILES, ROOMS = 30750, 224, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
