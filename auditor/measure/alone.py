@@ -103,7 +103,7 @@ def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
 
 
 def _agree(reference: Any, local: Any, *, rounded: bool = True) -> bool:
-    """Whether every entry of a low-precision result equals the reference, rounded if `rounded`."""
+    """Whether every entry of a low-precision result equals the reference; `rounded`: the reference is rounded first."""
     for wide, low in zip(tensors_in(reference), tensors_in(local), strict=True):
         for r, c in runs(entries(wide), entries(low)):
             if not torch.equal(entries(_like(r, low)).to(r.dtype) if rounded else r, c.to(r.dtype)):
@@ -140,8 +140,8 @@ class InFormat:
     """Measures each node in one format right after its FP32 reference, and runs the whole model in the format.
 
     values, profiles: FP32 results and their magnitudes so far. by_inputs: products whose input errors are estimated
-    separately. env: results of the low run, that is, of the whole model in the format. pure: whether the low run
-    computed all floating-point results so far in the format.
+    separately. env: results with the whole model in the format. pure: whether all of its floating-point results so far
+    were computed in the format.
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class InFormat:
         self._spoilt: set[fx.Node] = set()
 
     def measure(self, n: fx.Node, sample: Sample | None = None) -> tuple[NodeError, Trace]:
-        """Measure the node separately and in the low run. If that fails, the NodeError states the reason. sample: of a
-        product."""
+        """Measure the node, by itself and in the whole model in the format. If it fails, the NodeError says why. sample:
+        of a product."""
         given = tensors_in([self._values.get(source.name) for source in n.all_input_nodes])
         results, reason = tensors_in(self._values[n.name]), None
         if any(leaf.is_quantized for leaf in (*given, *results)):
@@ -189,8 +189,8 @@ class InFormat:
         return self._round(value) if source.op == "call_function" else round_tree(value, self.row)
 
     def run(self, n: fx.Node, inputs: tuple[Any, Any], beside: bool = True) -> Ran:
-        """Run the node in the format on inputs that are already rounded. beside: also compute the exact result, unless the
-        operation rounds only once."""
+        """Run the node in the format on inputs that are already rounded. beside: also compute the FP32 result on these
+        inputs, unless the operation rounds only once."""
         args, kwargs = inputs
         target = target_of(n)
         try:
@@ -220,13 +220,14 @@ class InFormat:
             yield "isolated", low - tensors_in(self._values[n.name])[index]
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:
-        """Free the low-precision values of these nodes; inputs and weights are rounded again for a later reader."""
+        """Free the low-precision values of `nodes`; inputs and weights are rounded again for a later reader."""
         for node in nodes:
             self.env.pop(node, None)
             self._rounded.pop(node, None)
 
     def advance(self, n: fx.Node, result: Any = None) -> None:
-        """Run the node in the low run; on failure, use the rounded reference. result: the node's result, if known."""
+        """Compute the node in the run of the whole model in the format; if it fails, use its rounded FP32 result.
+        result: the node's result, if known."""
         reference = self._values[n.name]
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), self.value_of)
         try:
@@ -242,7 +243,7 @@ class InFormat:
         self.env[n] = result
 
     def value_of(self, source: fx.Node) -> Any:
-        """A node's result in the low run; weights and inputs are rounded when first read."""
+        """A node's result with the whole model in the format; weights and inputs are rounded when first read."""
         if source not in self.env:
             self.env[source] = round_tree(self._values[source.name], self.row)
         return self.env[source]
@@ -321,7 +322,7 @@ class InFormat:
         )
 
     def _turns(self, n: fx.Node) -> bool:
-        """Whether the low run is Inf or NaN where FP32 is finite, even if the node's separate run is finite."""
+        """Whether the result with the whole model in the format is Inf or NaN where FP32's is finite."""
         pairs = zip(tensors_in(self._values[n.name]), tensors_in(self.env[n]), strict=False)
         return n in self._spoilt and any(
             is_number(ours) and bool((entries(ours).isfinite() & ~entries(low).isfinite()).any()) for ours, low in pairs

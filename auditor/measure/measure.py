@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -27,6 +29,10 @@ from .values import Listener, Place, Values, reading
 
 AT_ONCE = 4
 """Peak memory of measuring an operation, as a multiple of the size of its inputs and results."""
+
+
+TRIM_EVERY = 50
+"""Number of operations after which freed memory is returned to the system."""
 
 
 @dataclass
@@ -97,7 +103,7 @@ class Measurement:
 
     @cached_property
     def nodes(self) -> Mapping[str, fx.Node]:
-        """Nodes of the graph, by name."""
+        """{name: node of the graph}."""
         return {n.name: n for n in self.capture.graph_module.graph.nodes}
 
 
@@ -145,9 +151,12 @@ def measure(
                     profiles.pop(source, None)
                     if source.name not in found.live:
                         found.values.release(source, reference.saved)
+                if len(found.errors) % TRIM_EVERY == 0:
+                    _trim()
     for run in found.alone.values():
         run.forget([*run.env])
     profiles.clear()
+    _trim()
     found.pure = frozenset(name for name, run in found.alone.items() if run.pure)
     found.blind = frozenset(n.name for n in reach(reference.lost, lambda n: n.all_input_nodes))
     return found
@@ -158,8 +167,14 @@ def _pass_on(listeners: Mapping[Place, Listener], place: Place, gradient: torch.
         listeners[place](gradient)
 
 
+def _trim() -> None:
+    """Return freed memory to the system: glibc keeps free blocks that lie between live tensors."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def working_set(capture: Capture) -> int:
-    """Peak bytes for measuring the largest operation: FP32 and low values, gradients, comparisons."""
+    """Peak bytes for measuring the largest operation: FP32 and low-precision values, gradients, comparisons."""
 
     def size(n: fx.Node) -> int:
         values = tensors_in(n.meta.get("val"))

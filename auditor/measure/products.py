@@ -105,10 +105,7 @@ class Sample:
 
 
 def sample_product(n: fx.Node, values: Mapping[str, Any]) -> Sample | None:
-    """A sample of a matrix product or convolution. values: FP32 results by name.
-
-    None for other operations, and for fused attention: it has a softmax between its products.
-    """
+    """A sample of a matrix product or convolution, but not of fused attention; else None. values: FP32 results by name."""
     if not is_tensor_core(target_of(n)) or row_of(n).attention or n.kwargs:
         return None
     args = fx.node.map_arg(n.args, lambda source: values[source.name])

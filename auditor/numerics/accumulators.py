@@ -1,4 +1,4 @@
-"""Emulates the accumulators of products that sum in fewer bits than FP32."""
+"""Emulates matrix products whose accumulator has fewer bits than FP32."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from .casting import round_to
 
 SPLITS = 4
-"""Number of blocks of a GPU that are assumed to share the sum of one entry."""
+"""Number of thread blocks that are assumed to compute the sum of one entry together (split-k)."""
 
 
 def rounded_sum(terms: Tensor, format: str, step: int = 0) -> Tensor:
@@ -21,7 +21,8 @@ def rounded_sum(terms: Tensor, format: str, step: int = 0) -> Tensor:
 
 
 def truncated_sum(terms: Tensor, bits: int, step: int, promoted: int = 0) -> Tensor:
-    """Sum as a tensor core that aligns `step` terms and the accumulator to the largest, and truncates each to `bits`.
+    """Sum terms, [k, *] -> [*], like a tensor core that aligns `step` terms and the accumulator to the largest of them,
+    and truncates each to `bits` bits.
 
     promoted: number of terms after which the accumulator is added to an FP32 register and cleared; 0: never. Source:
     DeepSeek-V3 technical report (2024), section 3.5.2.

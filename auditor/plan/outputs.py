@@ -16,7 +16,7 @@ from ..numerics.operations import operation
 from ..paths import FP32_OUTPUT, enclosing_paths, function_in, module_of
 from ..records import Contribution
 from .costs import Cost
-from .mincut import Candidate
+from .search import Candidate
 
 if TYPE_CHECKING:
     from .problem import Problem

@@ -28,13 +28,13 @@ REDUCED = "allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction", "
 def overview(
     name: str, rows: Sequence[LedgerRow], findings: Sequence[Finding], flags: Mapping[str, Any]
 ) -> list[Block]:
-    """The page of `auditor ledger`."""
+    """Blocks of the page that `auditor ledger` prints: casts, flags, and the dtypes of weights and operations."""
     kinds = [f"{count(sum(row.kind == kind for row in rows), kind)}" for kind in ("parameter", "buffer", "operation")]
     return [Prose(f"Dtypes in {name}", (", ".join(kinds),), "title"), *_blocks(rows, findings, flags, len(rows))]
 
 
 def ledger_section(audit: Audit) -> list[Block]:
-    """The section of the report; empty for an audit without a ledger."""
+    """The report's section on dtypes; nothing for an audit without a ledger."""
     silent = [finding for finding in audit.findings if finding.rule in SILENT.values()]
     costs = tuple((flag, ratio(share)) for flag, share in audit.flags.items())
     table = Grid(("Flag", "Share of the error budget"), costs, caption="Predicted cost of flags for this model")
@@ -42,7 +42,7 @@ def ledger_section(audit: Audit) -> list[Block]:
 
 
 def headline(findings: Sequence[Finding]) -> str:
-    """The number of casts that nobody asked for."""
+    """The number of casts that nobody asked for, in words."""
     silent = [finding for finding in findings if finding.rule in SILENT.values()]
     return f"{count(len(silent), 'cast')} that nobody asked for" if silent else "No cast that nobody asked for"
 
@@ -81,7 +81,7 @@ def _dtype(dtype: str | None) -> str:
 
 
 def _flags(flags: Mapping[str, Any]) -> str:
-    """Flags in force that let FP32 operations, or sums of low ones, use fewer bits."""
+    """The flags in force that let FP32 operations, or sums of low-precision values, use fewer bits, in words."""
     known = {name: flags.get(name) for name in (*ON_A_GPU, *ON_A_CPU)}
     loose = [f"{name}={value}" for name, value in known.items() if value not in (None, "none", "ieee")]
     loose += [f"{name}=True" for name in REDUCED if flags.get(f"cuda.matmul.{name}") is True]

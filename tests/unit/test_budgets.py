@@ -59,6 +59,7 @@ PARTS = {
     "graphs/pipelines.py": "quantization",
     "loading/watch.py": "dtypes",
     "measure/decisions.py": "generation",
+    "measure/flags.py": "dtypes",
     "measure/joint.py": "quantization",
     "measure/layers.py": "quantization",
     "measure/products.py": "dtypes",
@@ -81,29 +82,29 @@ PARTS = {
 """Files of a capability in other rooms, which count to the capability. `dtypes` (the ledger and the causes of a product's error) and `quantization` have no room."""
 
 BUDGET = {
-    "artefact": (960, "artefact"),
+    "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
     "cli": (1370, "settings"),
-    "criteria": (820, "criteria"),
+    "criteria": (810, "criteria"),
     "document": (900, "document"),
     "dtypes": (900, "dtypes"),
     "execution": (1200, "execution"),
     "fleet": (400, "fleet"),
     "generation": (1500, "generation"),
-    "graphs": (1180, "graphs"),
+    "graphs": (1170, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1880, "loading"),
-    "loose files": (1060, "flow"),
-    "measure": (2310, "measure"),
+    "loose files": (1020, "flow"),
+    "measure": (2320, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2430, "plan"),
+    "plan": (2150, "plan"),
     "progress": (300, "telling"),
     "quantization": (2220, "quantization"),
     "records": (1500, "records"),
-    "rehearsal": (1210, "rehearsal"),
+    "rehearsal": (1150, "rehearsal"),
     "report": (2830, "report"),
-    "rulebook": (2470, "rules"),
+    "rulebook": (2400, "rules"),
     "score": (280, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
@@ -111,7 +112,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30750, 224, 24
+LINES, FILES, ROOMS = 30160, 219, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

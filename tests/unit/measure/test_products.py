@@ -16,7 +16,7 @@ from auditor.numerics.casting import in_format
 from auditor.numerics.formats import FORMATS
 from auditor.records import ProductError
 from auditor.trees import over_tensors
-from tests.slow.models import MODELS
+from benchmarks.attribution import MODELS
 from tests.support.subjects import measurement_of, normal, subject_of
 
 aten = torch.ops.aten
