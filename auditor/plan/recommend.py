@@ -153,7 +153,8 @@ def kept_apart(plan: Plan) -> str:
     outputs = sum(len(choice.fp32_output) for choice in plan.scopes.values())
     kept = {"module": len(plan.kept_modules), "function": len(plan.exceptions) - outputs, "product output": outputs}
     if plan.program is not None:
-        kept = {"operation": len(plan.program.kept)}
+        outputs = sum(each.only_output for each in plan.program.kept)
+        kept = {"operation": len(plan.program.kept) - outputs, "product output": outputs}
     return " and ".join(f"{many:,} {what}{'s' * (many != 1)}" for what, many in kept.items() if many)
 
 
