@@ -69,7 +69,7 @@ def entered_at() -> int:
 
 
 def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast `x` to `dtype`; inside a region a weight is cast once, so that the gradients of its uses are summed in low
+    """Cast `x` to `dtype`; in a region a weight is cast once, so that gradients of its uses are summed in low
     precision."""
     stack = _STATE.stack
     kept = x.requires_grad and x.is_leaf and x.dtype is torch.float32 and not x._is_view()

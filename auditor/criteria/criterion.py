@@ -109,8 +109,8 @@ FLOOR = 3.0
 def floor_of(error: float, joint: float) -> float:
     """The noise floor: errors up to this size are ignored, since repeated FP32 runs differ by a third of it.
 
-    error: between repeated runs, by the budget's measure; joint: their relative L2 error over all outputs. The result
-    is 0 if repeated runs differ so much that every plan would pass.
+    error: difference between repeated runs in the budget's measure; joint: their relative L2 error over all outputs.
+    The result is 0 if repeated runs differ so much that every plan would pass.
     """
     return FLOOR * error if FLOOR * joint < 1 and math.isfinite(error) else 0.0
 

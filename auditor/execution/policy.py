@@ -181,7 +181,7 @@ class Casts:
 
     autocast: how autocast treats the arguments; "none" outside autocast, and for in-place operations. precision: the
     format to which autocast casts. literals: constants that Python derives from a dtype, for low precision.
-    fp32_output: whether it is a product with FP32 output, whose inputs are cast as by autocast.
+    fp32_output: whether the operation is a product with FP32 output, whose inputs are cast as by autocast.
     """
 
     autocast: Treatment
@@ -355,7 +355,7 @@ class Policy(Semantics):
         try:
             args, kwargs = self.kernel_arguments(n, value_of)
             if self.has_fp32_output(node):
-                return multiply(operation(node.op).packet, target_of(n), (args, kwargs), widen((args, kwargs)))
+                return multiply(operation(node.op).packet, target_of(n), (args, kwargs), widen)
             result = run_op(target_of(n), args, kwargs)
         except UnsupportedInFormat as error:
             where = f"{node.owner or 'the model'} ({node.source or node.op})"

@@ -33,8 +33,8 @@ class NodeType:
 
     cast: inputs that are cast, to low precision or to FP32, which takes time. rounded: FP32 inputs that are cast to low
     precision. reads_low: whether the kernel receives a low-precision tensor, after all casts. conflict: whether the
-    kernel receives tensors of two dtypes that it cannot promote. factors: the low format of the inputs of a product
-    with FP32 output; "" for other operations.
+    kernel receives tensors of two dtypes that it cannot promote. factors: the low-precision format of the inputs of a
+    product with FP32 output; "" for other operations.
     """
 
     dtype: str

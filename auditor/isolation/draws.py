@@ -19,8 +19,8 @@ from ..trees import over_tensors
 
 @dataclass(frozen=True)
 class Draw:
-    """The generator state before a random operation. device: the generator's; own: whether the operation was called
-    with a `generator` argument."""
+    """The generator state before a random operation. device: the device of the generator; own: whether the operation
+    was called with a `generator` argument."""
 
     state: torch.Tensor
     device: torch.device

@@ -153,8 +153,7 @@ def disable_compilers() -> Iterator[None]:
 
 @contextmanager
 def swap_attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """In the `with` block, the attribute `name` of `holder` is `value`. holder: the module or class that defines the
-    attribute."""
+    """In the `with` block, the attribute `name` of `holder`, the module or class that defines it, is `value`."""
     kept = vars(holder)[name]
     setattr(holder, name, value)
     try:

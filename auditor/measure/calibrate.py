@@ -65,17 +65,16 @@ def calibrate(
     """Measure each node over all batches: worst error, largest isolated effect, root-mean-square contribution, pooled
     magnitudes.
 
-    whole: the Subject with all batches, if `subject` has only some of them.
-
-    The graph is valid for the first batch's shapes, and for its values if Python branched on values. `calibrate_paths`
-    measures batches that take another path on a separate graph.
+    whole: the Subject with all batches, if `subject` has only some. The graph is valid for the first batch's shapes,
+    and for its values if Python branched on values. `calibrate_paths` measures batches that take another path on a
+    separate graph.
     """
     batches = usable(capture, subject)
     calibrated = any(SCHEMES[scheme].is_calibrated for scheme in schemes)
     spans = calibration_spans(capture, subject, batches) if calibrated else {}
 
     def measure_batch(batch: Batch, *backs: Back) -> tuple[Measurement, FirstOrder]:
-        """Measure one batch. If a backward pass raises, repeat with the next of these ways to treat backward passes."""
+        """Measure one batch. If a backward pass raises, repeat with the next mode in `backs`."""
         try:
             measured = measure(capture, subject.model, batch, formats, back=backs[0])
             measured.quantized = QuantizedLayers(capture, measured.values, schemes, spans)
@@ -160,7 +159,7 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
         return math.sqrt((one**2 * a.batches + other**2 * b.batches) / (a.batches + b.batches))
 
     def doubt(one: Linearity) -> tuple[bool, int, int]:
-        """The batch with the less accurate predictions counts."""
+        """Sort key of a Linearity: the largest is of the batch with the least accurate predictions."""
         return not one.holds, one.left, one.compared
 
     def harm(layer: QuantizedLayer) -> tuple[bool, bool, float]:
@@ -181,7 +180,7 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
 
 
 def _merge(a: Mapping[K, T], b: Mapping[K, T], merge: Callable[[T, T], T]) -> dict[K, T]:
-    """The entries of both, with those that both have merged."""
+    """A dict with the entries of both dicts; entries that are in both are merged."""
     return {**a, **b, **{key: merge(value, b[key]) for key, value in a.items() if key in b}}
 
 

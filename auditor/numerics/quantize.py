@@ -152,8 +152,8 @@ def _round(x: torch.Tensor, zero: torch.Tensor | None, element: Element) -> tupl
 
 @dataclass(frozen=True)
 class Quantized:
-    """A tensor after fake quantization, in FP32. beyond: where it exceeds the largest element; vanished: where a
-    non-zero entry became zero."""
+    """A tensor after fake quantization, in FP32. beyond, vanished: masks of the entries that exceed the largest
+    element, and of non-zero entries that became zero."""
 
     values: torch.Tensor
     beyond: torch.Tensor

@@ -191,10 +191,10 @@ class Capture:
     method: "run" (one recorded run, valid for inputs of these shapes) or "path" (Python read values in it: valid for
     inputs that take the same path). same_path: identifies other batches on that path, see capture/paths.py. nodes:
     {name: operation}, in execution order. outputs: names of the nodes the model returns, in flattened order.
-    operations: number in the run, including those that no output depends on. compared: whether the run was compared
-    with low-precision runs, to detect literals that depend on a dtype. aliases: {first path of a module: its other
-    paths}. paths: every recorded path, if batches take several; `bind` and the shapes of shared nodes are the first
-    path's. twins: {operation or input of a later path: the same one of an earlier path}.
+    operations: number of operations run, including those that no output depends on. compared: whether the run was
+    compared with low-precision runs, to detect literals that depend on a dtype. aliases: {first path of a module: its
+    other paths}. paths: every recorded path, if batches take several; `bind` and the shapes of shared nodes are the
+    first path's. twins: {operation or input of a later path: the same one of an earlier path}.
     """
 
     graph_module: torch.fx.GraphModule

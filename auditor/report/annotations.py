@@ -24,7 +24,7 @@ from .words import count, label, line, op, printable, scope, sentence, summary
 
 @dataclass(frozen=True)
 class Anchor:
-    """A position in a source file. file: relative to its repository, with forward slashes; line, column: from 1."""
+    """A position in a source file. file: path in its repository, with forward slashes; line, column: from 1."""
 
     file: str
     line: int

@@ -24,7 +24,7 @@ MODULES_NAMED = 3
 class Cause:
     """Findings (`members`) with one root cause: an operation of one source line, in every module that runs this line.
 
-    rules: {code: members with it}, the most important code and member first. worst: the first member of the first
+    rules: {rule code: its findings}, the most important code and finding first. worst: the first finding of the first
     code; report: measurements of its operation. where: modules in words; shapes: module paths without block numbers.
     size: the number of findings in words, "" for a single finding.
     """

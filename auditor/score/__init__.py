@@ -121,7 +121,7 @@ def call_scoring(
     the function enables them.
 
     Random generators start from the seed; model, generators and the function's tensors are restored. most: maximum
-    number of values to read. limit: in seconds. plan: the plan's name, for progress messages. Raises: NoScore.
+    number of values to read. limit: seconds allowed. plan: the plan's name, for progress messages. Raises: NoScore.
     """
     deadline, calls = math.inf if limit is None else time.monotonic() + limit, 0
 

@@ -48,9 +48,9 @@ Gradients = dict[Key, torch.Tensor | None]
 class BackwardTest:
     """The backward pass of a single operation in one format, on FP32 values and gradients rounded to that format.
 
-    error: of the returned gradients. weight: expected change of the loss by the errors of the operation's results, if
-    their signs are random. gaps: {tensor argument: low-precision minus FP32 gradient, unscaled}, as bfloat16. scale:
-    the loss scale (at least 1) at which the incoming gradient is near 1.
+    error: errors of the returned gradients. weight: expected change of the loss by the errors of the operation's
+    results, if their signs are random. gaps: {tensor argument: low-precision minus FP32 gradient, unscaled}, as
+    bfloat16. scale: the loss scale (at least 1) at which the incoming gradient is near 1.
     """
 
     error: NodeError

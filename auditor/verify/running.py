@@ -91,9 +91,9 @@ class Answers:
 class Runs:
     """Runs the models that `load` provides, natively on a GPU or emulating one on a CPU; all state is restored.
 
-    gradients: whether to run with gradients too. most: maximum operations of a forward, see `emulate`. apart: whether
-    the process exists only for these runs. Each method answers a question (see Question); a failed run returns a
-    one-line reason.
+    gradients: whether to run with gradients too. most: maximum number of operations of a forward, see `emulate`. apart:
+    whether the process exists only for these runs. Each method answers a question (see Question); a failed run returns
+    a one-line reason.
     """
 
     load: Load
