@@ -93,14 +93,17 @@ ROWS = torch.randn(8, 24, 12, generator=torch.Generator().manual_seed(3))
 def margins(r: Tensor, c: Tensor, allowed: float = 0.1, k: int = 1) -> float:
     """The change of the margins of the k-th and the next entry, over that at which a share `allowed` is expected to flip.
 
-    Margins near that change count. Where the candidates lie on BF16's grid, they may be equal: a variance of a sixth of its spacing squared on top.
+    Margins near that change count. Where the candidates lie on BF16's or FP16's grid, they may be equal: a variance of a sixth of its spacing squared on top.
     """
     flipping = change_of_rows(r, allowed, k)
     a, b = r.topk(k + 1, -1).indices[..., k - 1 :].unbind(-1)
     first, second = (torch.stack([x.gather(-1, i[..., None])[..., 0] for i in (a, b)]) for x in (r, c))
     square = (second[0] - second[1] - first[0] + first[1]).square()
-    if torch.equal(second, second.bfloat16().double()):
-        square = square + (2.0 ** (second[0].abs().log2().floor() - 7)).square() / 6
+    grids = [
+        bits for low, bits in ((torch.bfloat16, 7), (torch.float16, 10)) if torch.equal(second, second.to(low).double())
+    ]
+    if grids:
+        square = square + (2.0 ** (second[0].abs().log2().floor() - grids[0])).square() / 6
     return rms_near(square, first[0] - first[1], flipping) / flipping
 
 
