@@ -16,14 +16,14 @@ from auditor.isolation.answer import answer
 from auditor.isolation.outputs import tensor_outputs
 from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement
-from auditor.measure.probes import _SHORT as SHORT
-from auditor.measure.probes import PARTS, inner_products
+from auditor.measure.probes import PARTS, SHORT, inner_products
 from auditor.measure.rerun import Yardstick
 from auditor.measure.settle import settle
 from auditor.numerics.formats import format_of
 from auditor.records import Contribution
 from tests.support.brute_force import OneLow, spearman
 from tests.support.subjects import measurement_of, normal
+from tests.support.thinned import thinned
 
 Share = Callable[[Tensor, Tensor], float]
 
@@ -186,7 +186,7 @@ def fits(pairs: list[tuple[float, float]]) -> None:
     assert 0.9 <= statistics.median(ratios) <= 1.1
 
 
-@pytest.mark.parametrize("text", CASES)
+@pytest.mark.parametrize("text", thinned(CASES))
 def test_against_brute_force(text: str) -> None:
     """What is predicted fits brute force, what was run alone is equal to it, and what is safe with others is safe alone."""
     case = Case(text)
