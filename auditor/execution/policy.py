@@ -46,7 +46,7 @@ class PrecisionChoice:
 
 
 def choice_keeping(high: Collection[str], format: str) -> PrecisionChoice:
-    """Everything in `format`, except the modules and functions in `high`, which are FP32, or have FP32 output."""
+    """The choice of `format` everywhere, except for the modules and functions in `high`: FP32, or FP32 output."""
     keep, fp32_output = dict[str, frozenset[str]](), dict[str, frozenset[str]]()
     for owner, name in filter(None, map(of_function, high)):
         if owner not in high:
@@ -302,7 +302,7 @@ class Policy(Semantics):
         """Precisions to which a value is cast between producer and reader; the graph's output lies outside the root.
 
         The value leaves every wrapped call that encloses the producer but not the reader, innermost first. Only calls
-        that return the value cast it, so a value read as an attribute is not cast. Then it enters the calls that
+        that return the value cast it, so a value read as an attribute is not cast. Then the value enters the calls that
         enclose only the reader. Inputs come from outside the root; weights cross no boundary. A function kept in FP32
         casts all arguments, even weights, to FP32.
         """

@@ -106,7 +106,7 @@ class Decoding:
 
     def _scores(self, step: int, logits: torch.Tensor) -> torch.Tensor:
         """Scores of which the largest is chosen: logits, with Gumbel noise at a temperature above 0. The noise depends
-        only on seed and step, so it is the same for every model. The unit is that of the logits."""
+        only on seed and step, so it is the same for every model. Scores have the unit of the logits."""
         if not self.temperature:
             return logits
         generator = torch.Generator().manual_seed(self.seed + step)

@@ -109,7 +109,7 @@ def _ends(model: Any) -> tuple[int, ...]:
 
 
 def _places(mask: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
-    """The attention mask, and the positions of the last `count` tokens in their texts."""
+    """The attention mask, and the positions of each text's last `count` tokens, without padding."""
     return {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)[:, -count:]}
 
 

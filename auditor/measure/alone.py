@@ -163,8 +163,8 @@ class InFormat:
         self._spoilt: set[fx.Node] = set()
 
     def measure(self, n: fx.Node, sample: Sample | None = None) -> tuple[NodeError, Trace]:
-        """Measure the node, by itself and in the whole model in the format. If it fails, the NodeError says why. sample:
-        of a product."""
+        """Measure the node in the format, alone and with the whole model in the format. If the node fails, the
+        NodeError gives the reason. sample: rows and columns of a product."""
         given = tensors_in([self._values.get(source.name) for source in n.all_input_nodes])
         results, reason = tensors_in(self._values[n.name]), None
         if any(leaf.is_quantized for leaf in (*given, *results)):
@@ -226,7 +226,7 @@ class InFormat:
             self._rounded.pop(node, None)
 
     def advance(self, n: fx.Node, result: Any = None) -> None:
-        """Compute the node in the run of the whole model in the format; if it fails, use its rounded FP32 result.
+        """Compute the node in the run of the whole model in the format; if the node fails, use its rounded FP32 result.
         result: the node's result, if known."""
         reference = self._values[n.name]
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), self.value_of)

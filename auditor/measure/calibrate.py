@@ -159,7 +159,7 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
         return math.sqrt((one**2 * a.batches + other**2 * b.batches) / (a.batches + b.batches))
 
     def doubt(one: Linearity) -> tuple[bool, int, int]:
-        """Sort key of a Linearity: the largest is of the batch with the least accurate predictions."""
+        """Sort key of a batch's Linearity: the less accurate the batch's predictions, the larger the key."""
         return not one.holds, one.left, one.compared
 
     def harm(layer: QuantizedLayer) -> tuple[bool, bool, float]:

@@ -63,7 +63,7 @@ def refine_causes(
     errors: Mapping[str, Mapping[str, NodeError]], contributions: Mapping[str, Mapping[str, Contribution]]
 ) -> dict[str, dict[str, NodeError]]:
     """Change the cause rounding to underflow if entries underflowed and outputs turned non-finite without overflow.
-    Underflow before a division does that, rounding does not."""
+    Underflow before a division can turn outputs Inf or NaN; rounding cannot."""
 
     def refine(error: NodeError, known: Contribution | None) -> NodeError:
         whole = known is None or math.isfinite(known.isolated) or error.overflow or error.nan

@@ -17,8 +17,8 @@ from .operations import Operation, operation
 def autocast_target(known: Operation, row: Format, given: Iterable[Format | None], told: bool) -> Format | None:
     """The format to which CUDA's autocast casts floating-point arguments; None for no cast.
 
-    given: the formats of these arguments; told: whether the call passes a dtype. Raises: UnsupportedInFormat for banned
-    operations.
+    given: the formats of these arguments; told: whether the call passes a dtype. Raises: UnsupportedInFormat for
+    operations that autocast forbids.
     """
     how, wide = known.autocast, FORMATS["fp32"]
     if how == "banned":

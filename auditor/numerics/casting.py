@@ -52,7 +52,7 @@ tensor have no tag: the caller adds it to them."""
 def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:
     """Round a tensor to a format: in the format's dtype, or in float32 with a tag. Shapes: [*] -> [*].
 
-    Nested tensors cannot be tagged: where a tag is needed they are returned unchanged.
+    Nested tensors cannot have a tag: if they need a tag, they are returned unchanged.
     """
     if x.is_nested and not x.is_contiguous():
         x = x.contiguous()  # torch converts only contiguous nested tensors

@@ -142,7 +142,7 @@ class Deviation:
 
 
 class Profile:
-    """Statistics of a real reference tensor [*], in float32; its entries must not change afterwards."""
+    """Statistics of a real reference tensor [*], in float32; its entries must not change while the Profile is used."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self._float = x.detach().float()
@@ -161,8 +161,8 @@ class Profile:
         return self._roundings[fmt.name]
 
     def error(self, candidate: torch.Tensor) -> float:
-        """Relative L2 error of a candidate; if infinite entries of the tensor became finite, of the finite entries
-        only."""
+        """Relative L2 error of a candidate. If infinite entries of the tensor became finite, only finite entries
+        count."""
         gaps = (low.float() - r for r, low in runs(self._float, candidate.detach()))
         return self._relative(sum(map(sum_of_squares, gaps)), candidate)
 

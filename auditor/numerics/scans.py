@@ -72,7 +72,7 @@ class _InPlaceOf(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Saves nothing."""
+        """Save no tensor: the backward pass needs none."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -147,7 +147,7 @@ def _by_cub(entries: Tensor, combine: _Combine, neutral: float) -> Tensor:
 def fourier_transform(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format
 ) -> tuple[Any, list[int]]:
-    """The transform in float32, rounded to the format; and the lengths of the transformed dimensions.
+    """The Fourier transform in float32, rounded to the format; and the lengths of the transformed dimensions.
 
     cuFFT's rounding between passes is not emulated.
     """

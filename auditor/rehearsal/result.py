@@ -80,9 +80,9 @@ class ParameterSeries:
 class RecipeRun:
     """Results of one recipe. losses: one per step, NaN if a step has no loss. steps: numbers of the sampled steps.
 
-    errors: gradient errors of all parameters together, at these steps. skipped: without a loss scale, the last step of
-    the run. scale: the loss scale at the end. batches: number of different batches. backward_passes: per step. failure:
-    why the recipe could not be run to its end; there are then no other results.
+    errors: gradient errors of all parameters together, at these steps. skipped: non-finite steps; without a loss scale,
+    such a step ends the run. scale: the loss scale at the end. batches: number of different batches. backward_passes:
+    per step. failure: why the recipe could not be run to its end; there are then no other results.
     """
 
     recipe: Recipe

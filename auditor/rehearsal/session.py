@@ -52,8 +52,8 @@ def bad_step(message: str) -> LoadError:
 
 
 def call_forked(work: Callable[[Callable[[str], None]], Any], hear: Callable[[str], object] = str) -> Any:
-    """Call `work(tell)` in a forked process without output: its value, or a LoadError with the reason of its failure.
-    hear: called with what `work` tells."""
+    """Call `work(tell)` in a forked process without output; return its value, or a LoadError with the reason of its
+    failure. hear: called with each message that `work` passes to `tell`."""
 
     def answer(tell: Callable[[Any], None]) -> None:
         try:
@@ -143,7 +143,7 @@ class Session:
 
     def _call_step(self, batch: Any, handler: Trail | None = None) -> float:
         """Call the user's step with a batch (as one argument, several, or none, as its signature requires), and return
-        its loss, otherwise the sum of those on which it called `backward`."""
+        its loss; if it returns none, the sum of the losses on which it called `backward`."""
         names = required_arguments(self._step)
         self._losses, self._broken, self.used = [], None, set()
         with self._around(handler):
@@ -221,7 +221,7 @@ class Session:
             optimizer.load_state_dict(optimizer.state_dict())  # which casts the state to the dtypes of the weights
 
     def _apply(self, scopes: Mapping[str, Any]) -> None:
-        """Apply the scopes of a plan; the scope of the root is also that of each module in a container."""
+        """Apply the scopes of a plan; if the root is a container, each module in it gets the scope of the root."""
         parts = self.root if isinstance(self.root, nn.ModuleDict) and "" in scopes else ()
         scopes = {**dict.fromkeys(parts, scopes.get("")), **scopes}
         apply_plan(self.root, {"strategy": "autocast", "format": self.recipe.format, "scopes": scopes})
@@ -302,8 +302,8 @@ class Session:
 
     @contextmanager
     def _around_update(self, optimizer: Optimizer) -> Iterator[None]:
-        """Context for one `step()` of an optimizer, which sees no gradients if they are not finite, as with a
-        GradScaler, or in FP32's shadow after the last optimizer's."""
+        """Context for one `step()` of an optimizer. Gradients are hidden from the optimizer if they are not finite, as
+        by a GradScaler. The last optimizer of an FP32 shadow step sees none either."""
         self.used.add(id(optimizer))
         shadow, is_last = self.recipe is not self.result.recipe, self.used == {*self.optimizers}
         own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -142,7 +142,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
-    """Relative L2 error of a low-precision step's gradients on the worst batch; None if it raises. scale: loss
+    """Relative L2 error of a low-precision step's gradients on the worst batch; None if a step raises. scale: loss
     scale."""
     worst = 0.0
     for step in _steps(prepared):
