@@ -36,7 +36,7 @@ class Semantics:
     """Names of nodes that do not compute as recorded."""
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
-        """Names of nodes that compute differently than under `then`, another run's semantics, even on equal inputs."""
+        """Names of nodes that compute otherwise than under `then` (another run's semantics), even on equal inputs."""
         return self.changed
 
     def same(self, result: Any, other: Any) -> bool:

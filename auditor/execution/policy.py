@@ -168,7 +168,7 @@ class Setting:
     kept: bool = False
 
     def in_region(self, region: AutocastRegion | None) -> Setting:
-        """The setting in an autocast region of the model's code: the region's, unless the node's scope is inside it."""
+        """The setting in an autocast region of the model's code, which decides unless the node's scope is inside it."""
         if region is None or self.wins:
             return self
         named = format_of(getattr(torch, region.dtype))

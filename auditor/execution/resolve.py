@@ -95,7 +95,7 @@ def resolve(policy: Policy) -> Resolution:
 
 
 class Resolver:
-    """Like `resolve`, for many policies of one capture: each prediction recomputes only what the previous one lacks."""
+    """Predicts dtypes for many policies of one capture; recomputes only nodes that differ from the previous policy."""
 
     def __init__(self, capture: Capture) -> None:
         self._executor = Executor(capture.graph_module)

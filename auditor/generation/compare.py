@@ -214,7 +214,7 @@ def recommend_cache(caches: Sequence[StoredCache], limits: Sequence[Criterion], 
 
 
 def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> TokenComparison:
-    """Summarize results of `Decoding.compare`, or why it failed; tokens after the first end token do not count."""
+    """Summarize results of `Decoding.compare`, or its failure; tokens after the first end token do not count."""
     if isinstance(found, str):
         return TokenComparison(None, failure=found)
     counts = torch.cat([one.counts.cpu() for one in batches]).T  # [steps, prompts]

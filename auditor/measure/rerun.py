@@ -140,7 +140,7 @@ class Reruns:
 
 
 def chooses_otherwise(n: fx.Node, result: Any, values: Mapping[str, Any]) -> bool:
-    """Whether a discontinuous result differs from that in `values`: an index, a mask, a rounding to integers."""
+    """Whether a discontinuous result (index, mask, rounding to integers) differs from the node's in `values`."""
     row, ours = row_of(n), tensors_in(result)
     if row.asks_shape or row.asks_finite or not (row.steps or not all(map(is_number, ours))):
         return False

@@ -104,7 +104,7 @@ def ratio_of_two(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
 
 
 def e4m3_scale(x: torch.Tensor, span: Range, by: Quantizer, levels: int) -> Scaled:
-    """Scale rule in E4M3, from 2^-6 to 448. levels: 2 divides all scales of a tensor by one FP32 scale first.
+    """Scale rule: E4M3, from 2^-6 to 448. levels: 2 divides all scales of a tensor by one FP32 scale first.
 
     Source: torchao 0.18, `nvfp4_quantize` and `per_tensor_amax_to_scale`. A tensor of zeros becomes NaN in two levels.
     """

@@ -38,7 +38,7 @@ _COMBINES: dict[str, tuple[_Combine, float]] = {
 
 
 def is_scan(target: Callable[..., Any]) -> bool:
-    """Whether the operation, such as cumsum, returns all partial results along one dimension; it may work in place."""
+    """Whether the operation, such as cumsum or cumsum_, returns all partial results along one dimension."""
     return bool(operation_of(target).scan) and (not mutates(overload_of(target)) or _is_in_place(target))
 
 

@@ -91,7 +91,7 @@ def _behind(run: RecipeRun, fp32: RecipeRun) -> str:
 
 
 def _harm(run: RecipeRun, fp32: RecipeRun, what: str) -> tuple[float, str]:
-    """The share of entries if it far exceeds FP32's: of all parameters, or of one, which the text names; else 0."""
+    """Share of affected entries, if far above FP32's: in all parameters, or in one, which the text names; else 0."""
     for name in (None, *run.parameters):
         own, other = (one.share(what, name) or 0.0 for one in (run, fp32))
         if own - other > (LOST if name is None else ALL):

@@ -102,7 +102,7 @@ class RecipeRun:
         return _late(self.errors)
 
     def share(self, what: str, name: str | None = None) -> float | None:
-        """A series of ParameterSeries, late in the run: of one parameter, or of the entries of all parameters."""
+        """Mean of a series of ParameterSeries late in the run, for one parameter or for all parameters' entries."""
         rows = self.parameters.values() if name is None else [self.parameters[name]]
         known = [(p.entries, x) for p in rows if (x := _late(getattr(p, what))) is not None]
         return sum(n * x for n, x in known) / sum(n for n, _ in known) if known else None

@@ -92,7 +92,7 @@ class Session:
         self._broken: str | None = None  # in a non-finite step: what is to blame, "" if it must be searched for
 
     def narrow(self, used: set[int], own_regions: bool) -> None:
-        """Keep what a first step used. The root is the outermost module; if there are several, a container of all."""
+        """Keep the optimizers that a step used. The root is their outermost module; or a container, if several."""
         self.optimizers, self.own_regions = {n: one for n, one in self.optimizers.items() if n in used}, own_regions
         left, roots = {*map(id, self.group_numbers)}, dict[str, nn.Module]()
         for module in sorted(self._modules, key=lambda m: -sum(1 for _ in m.modules())):
@@ -203,7 +203,7 @@ class Session:
         nn.Module.__call__ = lambda module, *a, **k: self._call(called, module, *a, **k)  # type: ignore[method-assign]
 
         def scale(differentiate: Callable[..., Any], scaled: Callable[..., Any]) -> Callable[..., Any]:
-            """Replace a function except inside a pass, where an activation checkpoint or a custom Function calls it."""
+            """Replace a function, except for calls by activation checkpoints or custom Functions inside a pass."""
             return lambda *a, **k: differentiate(*a, **k) if self._in_pass else scaled(differentiate, *a, **k)
 
         torch.autograd.backward = scale(torch.autograd.backward, self._backward)

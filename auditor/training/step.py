@@ -80,7 +80,7 @@ def step_batches(subject: Subject) -> tuple[Batch, ...]:
 
 
 def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> Capture:
-    """The graph of model and loss in training mode; modules have their paths in the model, the loss `LOSS`.
+    """The graph of model and loss in training mode; modules have their paths in the model, the loss has `LOSS`.
 
     The caller has set training mode. Raises: CaptureError(slug="capture-failed").
     """
