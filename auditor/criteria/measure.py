@@ -25,7 +25,7 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class CriterionResult:
-    """One criterion and its value. share: see Criterion.share; value: None if the model returns no such output."""
+    """One criterion and its value. share: see Criterion.share; value: None if the model did not return the output."""
 
     criterion: Criterion
     value: float | None
@@ -33,7 +33,7 @@ class CriterionResult:
 
     @property
     def holds(self) -> bool:
-        """Whether the limit holds; also true if the model returns no such output."""
+        """Whether the limit holds; also true if the model did not return the output."""
         return self.value is None or self.criterion.holds(self.value)
 
 

@@ -64,7 +64,7 @@ class _Cast(NamedTuple):
 
 def forward_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
     """Casts to fewer bits in the forward that change values of the first batch: explicit casts in a model stored in
-    more bits, and those of its autocast regions that undo an upcast. Casts on one line count as one."""
+    more bits, and casts by the model's autocast regions that undo an upcast. Casts on one line count as one."""
     capture = capture.first
     loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
     nodes = [n for n in capture.graph_module.graph.nodes if n.name in capture.nodes]

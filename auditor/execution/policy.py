@@ -24,7 +24,7 @@ from ..records import AutocastRegion, Call, Capture, Literals, Node, ScopeChoice
 from .execute import Semantics, ValueOf, readers_of, with_literals
 
 KEPT = function_in("", "")
-"""Path, in place of a module's, of a call of a torch function that is kept in FP32."""
+"""Among paths of modules, this stands for a call of a torch function that is kept in FP32."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Layout:
 
     @cached_property
     def exited_modules(self) -> Mapping[str, frozenset[str]]:
-        """{module: others whose calls returned values that the module's operations read}, without its parents."""
+        """{module: other modules, but no parents, whose calls returned values that its operations read}."""
         nodes, result = self.capture.nodes, dict[str, set[str]]()
         read = {(nodes[source].owner, n.owner) for n in nodes.values() for source in n.inputs if source in nodes}
         for producer, reader in read:
@@ -155,8 +155,8 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Setting:
-    """Precision of a node's scope, the innermost module around it to which the plan gives one. autocast: whether the
-    node runs in an enabled autocast region.
+    """Precision of a node's scope, the innermost module around it that has a precision in the plan. autocast: whether
+    the node runs in an enabled autocast region.
 
     kept: whether the node belongs to a function kept in FP32 in a low-precision scope. wins: whether the scope lies
     inside an autocast region of the model's code, and overrides the region.
@@ -192,7 +192,7 @@ class Casts:
 
 class Policy(Semantics):
     """How a recorded graph runs under a strategy, given a precision for every module. wrapped: modules at which values
-    are cast: the root, those whose precision differs from their parent's, and low-precision ones with exceptions.
+    are cast: the root, modules with another precision than their parent, and low-precision modules with exceptions.
     stored: precision of every placeholder that the strategy stores. layout: the Layout of another policy, if already
     computed."""
 

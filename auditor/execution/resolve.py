@@ -21,7 +21,7 @@ from .policy import Policy, plain
 
 
 def is_low(name: str) -> bool:
-    """Whether a format is a low-precision one; the name "" stands for discrete values."""
+    """Whether a format is a low-precision format; the name "" stands for discrete values."""
     row = FORMATS.get(name)
     return row is not None and row.low
 

@@ -80,7 +80,7 @@ class Decoding:
         """Feed FP32's tokens to a model, one by one ("cached") and all at once ("one_pass"). Returns, by these keys,
         [4, steps, prompts] for each batch, see `_row`.
 
-        store: rounds the cache after each step; the pass over all tokens, which has no cache, is then omitted.
+        store: rounds the cache after each step; with `store`, the pass over all tokens, which has no cache, is omitted.
         """
         one_pass = [self._in_one_pass(model, one, around) for one in batches] if store is None else []
         return {"cached": [self._cached_replay(model, one, around, store) for one in batches], "one_pass": one_pass}

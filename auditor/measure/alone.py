@@ -117,7 +117,7 @@ def _like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 
 
 def _own_error(exact: Any, low: Any) -> Error:
-    """The source of the difference between a low-precision result and the exact one."""
+    """The source of the difference between a low-precision result and the exact result."""
     wide, local = tensors_in(exact), tensors_in(low)
     try:
         if same_shapes(wide, local) and _agree(exact, low):
@@ -140,8 +140,8 @@ class InFormat:
     """Measures each node in one format right after its FP32 reference, and runs the whole model in the format.
 
     values, profiles: FP32 results and their magnitudes so far. by_inputs: products whose input errors are estimated
-    separately. env: results with the whole model in the format. pure: whether all of its floating-point results so far
-    were computed in the format.
+    separately. env: results with the whole model in the format. pure: whether all floating-point results in `env` so
+    far were computed in the format.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class InFormat:
         return NodeError(unsupported=reason, cause="unsupported" if reason else None), Trace()
 
     def _compute(self, n: fx.Node, args: Any, kwargs: Any) -> Any:
-        """Run the node in the format. Constants such as torch.finfo(dtype).min have Python's values for this format."""
+        """Run the node in the format. Constants such as torch.finfo(dtype).min have this format's values."""
         return run_op(target_of(n), *with_literals(args, kwargs, low_literals(self._nodes[n.name], self.row.name)))
 
     def low_value(self, source: fx.Node) -> Any:

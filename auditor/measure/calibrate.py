@@ -150,8 +150,8 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
     """Combine the results of two groups of batches; a node in only one group keeps its results."""
 
     def average(one: Contribution, other: Contribution) -> Contribution:
-        """isolated is the maximum over batches, since it decides a verdict; own and cast are root mean squares. An
-        effect that is unknown for one batch is unknown for both."""
+        """The isolated effect is the maximum over batches, since it decides a verdict; own and cast are root mean
+        squares. An effect that is unknown for one batch is unknown for both."""
         worst = larger_effect(one, other)
         return replace(worst, own=mean_square(one.own, other.own), cast=mean_square(one.cast, other.cast))
 
@@ -180,7 +180,7 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
 
 
 def _merge(a: Mapping[K, T], b: Mapping[K, T], merge: Callable[[T, T], T]) -> dict[K, T]:
-    """A dict with the entries of both dicts; entries that are in both are merged."""
+    """A dict with the entries of two dicts; two entries of one key are merged."""
     return {**a, **b, **{key: merge(value, b[key]) for key, value in a.items() if key in b}}
 
 

@@ -91,7 +91,7 @@ def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
 
 
 class _LowRuns:
-    """Runs a model in one low format with some decisions fixed to FP32's. nodes: the operations that decide."""
+    """Runs a model in a low-precision format with some of FP32's decisions. nodes: the operations that decide."""
 
     def __init__(
         self, measurement: Measurement, format: str, yardstick: Yardstick, nodes: Mapping[str, fx.Node]
@@ -159,7 +159,7 @@ class _LowRuns:
 
 def read_scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, torch.Tensor, torch.Tensor] | None:
     """Express a decision as a criterion on scores: the k largest of a row, or the scores above zero. Returns the
-    criterion, FP32's scores, and the low run's scores.
+    criterion, FP32's scores, and the scores in low precision.
 
     None for decisions without margins: equality, random draws, rounding to integers, the order of all entries.
     """

@@ -1,7 +1,7 @@
 """Runs operations in low precision if their first-order estimates are missing or too close to the budget: as groups,
 halves, single operations.
 
-A group that changes the outputs little bounds the effect of each member; otherwise it is halved, down to single
+A group that changes the outputs little bounds the effect of each member; a harmful group is halved, down to single
 operations, whose effect is measured. Operations beyond the run limit are untested.
 """
 
@@ -75,7 +75,7 @@ contained them."""
 
 
 class FormatRuns:
-    """Runs of operations in one format. found: {operation: its Contribution}, from these runs."""
+    """Runs of operations in one format. found: {operation: its Contribution, as measured by runs}."""
 
     def __init__(self, reruns: Reruns, first: FirstOrder) -> None:
         self.reruns = reruns

@@ -47,7 +47,7 @@ class Values(Mapping[str, Any]):
         self._held[n.name] = value
 
     def stored(self, name: str) -> Any:
-        """The stored result of a node, by name; None if it was released."""
+        """The stored result of a node, by name; None if the result was released."""
         return self._held.get(name)
 
     def release(self, n: fx.Node, saved: Collection[int]) -> None:

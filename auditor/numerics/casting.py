@@ -129,7 +129,7 @@ def scalars_lowered(tree: Any) -> Any:
     """Cast zero-dimensional tensors to the FP16 or BF16 dtype of the tensors with dimensions; unchanged if these have
     several dtypes.
 
-    torch ignores scalars in type promotion; CUDA's kernels then load them in the promoted dtype, so that a scale of 1e5
+    torch ignores scalars in type promotion; CUDA's kernels load scalars in the promoted dtype, so that a scale of 1e5
     is infinite next to FP16 values, while a CPU multiplies in float32. Source: ATen/native/cuda/Loops.cuh
     (`opmath_symmetric_gpu_kernel_with_scalars`), which excludes only scalars on the CPU; under emulation, every scalar
     counts as one on the GPU.

@@ -138,8 +138,8 @@ RULES: Mapping[str, Rule] = {
 
 
 def _round(x: torch.Tensor, zero: torch.Tensor | None, element: Element) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round to nearest even and saturate. Returns the elements, minus the zero point, and where they saturated: where
-    rounding without a limit would exceed the largest value, so that clamping adds an error of its own."""
+    """Round to nearest even and saturate. Returns the elements, minus the zero point, and a mask of saturated elements:
+    where rounding without a limit would exceed the largest value, so that clamping adds an error of its own."""
     if element.row is not None:
         step = math.ldexp(1.0, element.top_exponent - element.row.mantissa)
         tie, odd = element.largest + step / 2, element.largest / step % 2 == 1

@@ -3,8 +3,8 @@
 A CPU adds in float32 and rounds the results, so that 4096 ones in FP16 add up to 4096; CUDA's kernels keep the running
 value in half, so that the sum stops at 2048. The order of additions follows aten/src/ATen/native/cuda/ScanUtils.cuh:
 `scan_dim<scalar_t>` passes a tensor with one long dimension to cub, scans the last dimension by Sklansky's network in
-tiles, and others sequentially. cub's tiles follow its default policy for two-byte types; after the first, it may use
-another order.
+tiles, and others sequentially. cub's tiles follow its default policy for two-byte types; after the first tile, cub may
+use another order.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def rehearse(
     """Run a training step `steps` times in each recipe and in FP32, emulating a GPU on a CPU, in forked processes.
 
     step: called as `step(batch)`, or `step(*batch)` if it takes several arguments, or `step()`. The step runs forward,
-    `backward()` and the optimizers' `step()`, in FP32 or with its own autocast regions and GradScaler; recipes then set
-    the regions' dtype. Model and optimizers must already exist. batches: an iterable, or a function that returns one
+    `backward()` and the optimizers' `step()`, in FP32 or with its own autocast regions and GradScaler; recipes set the
+    dtype of such regions. Model and optimizers must already exist. batches: an iterable, or a function that returns one
     for each pass; repeated if too short. At the end of an iterator, the rehearsal ends. plan: an audit, or one of its
     plans, to rehearse too. remedies: whether recipes with a problem are repaired and run again. progress: called as
     progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed, or

@@ -82,7 +82,7 @@ class RecipeRun:
 
     errors: gradient errors of all parameters together, at these steps. skipped: non-finite steps; without a loss scale,
     such a step ends the run. scale: the loss scale at the end. batches: number of different batches. backward_passes:
-    per step. failure: why the recipe could not be run to its end; there are then no other results.
+    per step. failure: why the recipe could not be run to its end; a failed run has no other results.
     """
 
     recipe: Recipe

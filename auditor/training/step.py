@@ -32,7 +32,7 @@ from ..records import Batch, Call, Capture, Node, Plan, Subject
 from .replay import LowStep, Step, failure_of_step, gradient_error, unscale
 
 LOSS = "(loss)"
-"""Path, in place of a module's, of operations of the loss, which belong to no module of the model."""
+"""Among paths of modules, this stands for the loss, whose operations belong to no module of the model."""
 
 _PREFIX = "model"
 
