@@ -135,7 +135,7 @@ class Criteria:
 
 
 def names_of(reference: Tensors, otherwise: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The names of the outputs, or `otherwise` if they have none."""
+    """The names of the outputs, or `otherwise` if the outputs have no names."""
     return reference.names if isinstance(reference, NamedTensors) else otherwise
 
 

@@ -245,7 +245,7 @@ def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> 
 
 
 def expected_flips(batches: Sequence[ReferenceTokens], change: float, sizes: torch.Tensor) -> tuple[float, int | None]:
-    """Flips expected per 1,000 tokens, and the step at which half of the prompts are expected to have flipped (None: no
+    """Expected flips per 1,000 tokens, and the step at which half of the prompts are expected to have flipped (None: no
     step), if margins change by independent normal errors. sizes: [steps], standard deviations in units of `change`."""
     best = torch.cat([one.best for one in batches]) / sizes.to(batches[0].best).clamp_min(1e-9)[:, None]
     counts = torch.cat([one.counts for one in batches])

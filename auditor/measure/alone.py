@@ -74,7 +74,7 @@ class Trace:
 class Ran:
     """Result of a node that ran separately in a format, or the reason why it cannot run.
 
-    exact: the FP32 result on the same rounded inputs. None if not requested, for operations that only move entries, and
+    exact: the FP32 result on the same rounded inputs; None if not requested, for operations that only move entries, and
     for CPU products that only round their result.
     """
 

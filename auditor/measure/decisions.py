@@ -185,7 +185,7 @@ def read_scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, 
 
 
 def _count_read(n: fx.Node, dim: int) -> int | None:
-    """How many leading entries of a sorted dimension are read; None if any reader reads other entries."""
+    """How many leading entries of a sorted dimension are read; None if any operation reads other entries."""
     indices = [user for user in n.users if user.args[1] == 1] if row_of(n).packet == "sort" else [n]
     readers = [arguments_with_defaults(user) for one in indices for user in one.users]
     first = all(

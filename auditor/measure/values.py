@@ -22,7 +22,7 @@ Listener = Callable[[torch.Tensor | None], None]
 
 class Place(NamedTuple):
     """A tensor with a gradient. name: the node, or see `reading`; source: the node that computes it; number: index of
-    the tensor in that result."""
+    the tensor in the node's result."""
 
     name: str
     source: str
