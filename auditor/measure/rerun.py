@@ -102,7 +102,7 @@ class Reruns:
         return self._error(self._low(names), self._reference)
 
     def region(self, names: Collection[str]) -> tuple[float | None, float | None, str | None]:
-        """Run the operations `names` in low precision. Return the worst error of results that other operations read,
+        """Run the operations `names` in low precision. Return the largest error of results that other operations read,
         and the outputs' error; or the reason why the run failed."""
         low, values = self._low(names), self._reference.values
         try:
