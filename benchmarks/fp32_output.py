@@ -151,9 +151,9 @@ def main() -> None:
     for name in parser.parse_args().model or MODELS:
         model, inputs = MODELS[name]()
         kinds += by_kind(name, model, inputs)
+        report("fp32_output", kinds, KINDS)
         everything = next(row["KL"] for row in kinds if row["model"] == name)
         plans += audits(name, model, inputs, everything / 2)
-        report("fp32_output", kinds, KINDS)
         report("fp32_output_plans", plans, PLANS)
 
 
