@@ -49,7 +49,7 @@ def settle(
     result = {name: dict(by_format) for name, by_format in first.contributions.items()}
     checks: dict[str, Linearity] = {}
     for fmt in measurement.formats:
-        settling = _FormatRuns(Reruns(measurement, fmt, yardstick), first)
+        settling = FormatRuns(Reruns(measurement, fmt, yardstick), first)
         settling.settle_unknown()
         check = settling.check_predictions()
         if check is not None:
@@ -74,7 +74,7 @@ Waiting = list[tuple[float, int, Sequence[str], _Ran]]
 contained them."""
 
 
-class _FormatRuns:
+class FormatRuns:
     """Runs of operations in one format. found: {operation: its Contribution}, from these runs."""
 
     def __init__(self, reruns: Reruns, first: FirstOrder) -> None:

@@ -40,7 +40,7 @@ def multiply(name: str, function: Callable[..., Any], low: Any, widen: Callable[
     (args, kwargs), (first, second) = low, FACTORS[name]
     x = args[first]
     if x.device.type == "cuda" and not kwargs and min(x.dim(), args[second].dim()) >= 2:
-        result = _matmul(x, args[second].mT if name == "linear" else args[second])
+        result = half_matmul(x, args[second].mT if name == "linear" else args[second])
         added = args[0] if first else args[2] if len(args) > 2 else None
         return result if added is None else result + added
     args, kwargs = widen(low)
@@ -50,7 +50,7 @@ def multiply(name: str, function: Callable[..., Any], low: Any, widen: Callable[
     return exact
 
 
-def _matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def half_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """`x @ y` in FP32 for at least two dimensions: [*, m, k] @ [*, k, n] -> [*, m, n]."""
     product: Any = _Product.apply
     if y.dim() == 2:

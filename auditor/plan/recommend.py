@@ -182,11 +182,13 @@ def _is_for(plan: Plan, use: str) -> bool:
 
 
 def _runs_low(plan: Plan) -> bool:
-    """Whether a plan runs anything low, or could within the budget but would save nothing."""
+    """Whether a plan runs anything low, or could within the budget but would save nothing. A module whose operations
+    all stay in FP32 by themselves adds no error."""
     if plan.has_low:
         return plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)
     spared = set(plan.kept_modules).difference(plan.kept_modules if plan.least is None else plan.least)
-    return any(reason.kind == "no-gain" and spared.intersection(reason.modules) for reason in plan.reasons)
+    idle = (reason for reason in plan.reasons if reason.kind == "no-gain" and reason.adds != 0)
+    return any(spared.intersection(reason.modules) for reason in idle)
 
 
 def memory_share(plan: Plan) -> float:

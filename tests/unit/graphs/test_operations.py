@@ -13,14 +13,13 @@ from torch import Tensor, fx, nn
 import auditor
 from auditor.capture.capture import capture
 from auditor.execution.policy import plain
-from auditor.graphs.exported import ExportedModel, export_model, save_program
+from auditor.graphs.exported import ExportedModel, export_model
 from auditor.graphs.operations import Table, align_nodes, owner_of, table_of
 from auditor.graphs.stage import OperationRefused, Trial, lower_operations, memory_needed
 from auditor.numerics.metrics import output_error
 from auditor.paths import FP32_OUTPUT
 from auditor.plan.workbench import Workbench
-from auditor.records import Audit, MemoryUse, Plan
-from auditor.verify import Answers, NotHandedOver, Runs, Verifier
+from auditor.records import Audit, MemoryUse
 from tests.support.planning import bench_of
 from tests.support.replaying import Model
 from tests.support.small_models import narrowing
@@ -266,32 +265,3 @@ def test_batches_that_the_graph_answers_otherwise_are_left_out(bench: Workbench,
     bench.noise.known[id(odd)] = bench.reference(good)
     assert not trial.agrees(odd)
     del bench.noise.known[id(odd)]
-
-
-@pytest.mark.slow
-def test_a_saved_program_answers_as_its_graph_for_any_batch(
-    bench: Workbench, graph: ExportedModel, table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = lower_operations(graph, table, wholly(table, "linear", "linear_1"))
-    made = save_program(module, graph)
-    assert made.fixed == ""
-    x = torch.randn(6, 16)
-    read: Any = torch.export.load(io.BytesIO(made.content)).module()
-    assert all(torch.equal(read(x)[name], module(x)[name]) for name in ("scores", "likely"))
-
-    def answered() -> Answers | str:
-        return bench.ask({"mine": Plan("mine", "graph", "fp16", {})}, Runs.answers, files={"mine.pt2": made.content})[
-            "mine"
-        ]
-
-    fresh = answered()
-
-    def refused(*given: object, **named: object) -> None:
-        raise NotHandedOver("no")
-
-    monkeypatch.setattr(Verifier, "ask", refused)
-    here = answered()
-    assert isinstance(fresh, Answers)
-    assert isinstance(here, Answers)
-    assert all(torch.equal(a, b) for a, b in zip(fresh.outputs[0], here.outputs[0], strict=True))
-    bench.held.close()
