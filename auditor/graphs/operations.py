@@ -1,4 +1,4 @@
-"""Makes the solver's input for exported graphs: operations that may run low, and the values between operations."""
+"""Makes the solver's input for exported graphs: operations that may run in low precision, and the values between operations."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _is_fp32(node: fx.Node) -> bool:
 def _reason_to_keep(
     node: fx.Node, captured: str | None, format: str, bench: Workbench
 ) -> tuple[str, str, Literals | None]:
-    """Return why an operation must stay FP32, as one word and as a clause (both "" if it may run low), and its literals
+    """Return why an operation must stay FP32, as one word and as a clause (both "" if it may run in low precision), and its literals
     in the format if it matches a recorded operation."""
     known = bench.capture.nodes.get(captured or "")
     literals = low_literals(known, format) if known and known.op == op_name(node.target) else None
@@ -178,7 +178,7 @@ def _reason_to_keep(
     if captured is None:
         row, writers = row_of(node), {table.operation(name).scatter for name in table.packets()}
         moves = row.entries or row.exact or row.joins or row.asks_shape or row.packet in writers
-        if not moves:  # an operation that only moves or selects entries may run low
+        if not moves:  # an operation that only moves or selects entries may be low
             return "untested", "no matching operation in the recorded run", literals
     verdict = bench.judged.verdicts.get(captured or "", {}).get(format)
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):

@@ -189,8 +189,8 @@ class FormatRuns:
             self._queue(waiting, names[middle:], ran)
 
     def _bound_group(self, names: Sequence[str], ran: _Ran) -> None:
-        """If a group's error is within the budget, it bounds each member's effect; squares of independent errors add
-        up. Otherwise the members are untested."""
+        """If a group's error is within the budget, it bounds each member's effect, since squares of independent errors
+        add up. If the error exceeds the budget, the members are untested."""
         for name in names:
             first = self._first[name]
             if not ran.error <= self._limit:

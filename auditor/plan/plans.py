@@ -23,7 +23,7 @@ from .workbench import Workbench
 
 
 class Planner:
-    """Runs the baselines (all low, without a plan) and makes all requested plans. A plan that was already run is not
+    """Runs the baselines (everything in low precision, without a plan) and makes all requested plans. A plan that was already run is not
     run again."""
 
     def __init__(self, bench: Workbench) -> None:
@@ -61,7 +61,7 @@ class Planner:
 
     def make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
         """Return the cheapest choices found within `limits`: the search's improved result, or, if that costs less, another
-        strategy's choice in the same format, or all low with some FP32 outputs."""
+        strategy's choice in the same format, or everything in low precision, with some FP32 outputs."""
         quick = self.bench.options.quick
         for name, limit in limits.items():
             tick(name.replace("_", " "))

@@ -162,8 +162,8 @@ def outcome(plans: Plans, use: str = "inference") -> str:
     """`plan` if there is a plan for the use; otherwise the reason.
 
     `not asked for`; `loses`: a verified plan that would improve on FP32 fails the user's score; `saves nothing`: low
-    precision is within the limits but saves nothing; `lowers nothing`: every plan within the limits runs nothing low;
-    `out of reach`: otherwise.
+    precision is within the limits but saves nothing; `lowers nothing`: every plan within the limits has low-precision
+    modules, but no operation runs in low precision; `out of reach`: otherwise.
     """
     held = [plan for plan in plans.values() if plan.holds and _is_for(plan, use)]
     if best_for(plans, use) is not None:
@@ -182,8 +182,8 @@ def _is_for(plan: Plan, use: str) -> bool:
 
 
 def _runs_low(plan: Plan) -> bool:
-    """Whether a plan runs anything low, or could within the budget but would save nothing. A module whose operations
-    all stay in FP32 by themselves adds no error."""
+    """Whether a plan runs any operation in low precision, or could within the budget but would save nothing. A module whose operations
+    all stay in FP32 anyway adds no error."""
     if plan.has_low:
         return plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)
     spared = set(plan.kept_modules).difference(plan.kept_modules if plan.least is None else plan.least)

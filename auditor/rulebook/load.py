@@ -61,16 +61,13 @@ def spread(rules: Sequence[Rule], formats: Sequence[str]) -> tuple[Rule, ...]:
     named = {(rule.family, fmt) for rule in rules if EACH not in rule.formats for fmt in rule.formats}
     result: list[Rule] = []
     for rule in rules:
-        if EACH in rule.formats:
-            result += [_about(rule, fmt) for fmt in formats if (rule.family, fmt) not in named]
-        else:
+        if EACH not in rule.formats:
             result.append(rule)
+            continue
+        for fmt in (fmt for fmt in formats if (rule.family, fmt) not in named):
+            message = re.sub(rf"\.{EACH}\b", f".{fmt}", rule.message)
+            result.append(replace(rule, formats=(fmt,), when=_in(rule.when, fmt), message=message))
     return tuple(result)
-
-
-def _about(rule: Rule, fmt: str) -> Rule:
-    message = re.sub(rf"\.{EACH}\b", f".{fmt}", rule.message)
-    return replace(rule, formats=(fmt,), when=_in(rule.when, fmt), message=message)
 
 
 def _in(condition: Condition, fmt: str) -> Condition:

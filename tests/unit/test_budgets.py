@@ -92,7 +92,7 @@ BUDGET = {
     "generation": (1500, "generation"),
     "graphs": (1170, "graphs"),
     "isolation": (1200, "isolation"),
-    "loading": (1880, "loading"),
+    "loading": (1870, "loading"),
     "loose files": (1020, "flow"),
     "measure": (2320, "measure"),
     "numerics": (2000, "numerics"),
@@ -102,7 +102,7 @@ BUDGET = {
     "quantization": (2220, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1140, "rehearsal"),
-    "report": (2830, "report"),
+    "report": (2840, "report"),
     "rulebook": (2400, "rules"),
     "score": (280, "criteria"),
     "snippets": (450, "snippets"),
@@ -111,7 +111,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30170, 219, 24
+LINES, FILES, ROOMS = 30130, 219, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

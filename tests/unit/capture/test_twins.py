@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.capture.functional import positional, promotes, twin_of, with_defaults, written_arguments
+from auditor.capture.functional import WritesOnCopies, positional, promotes, twin_of, with_defaults, written_arguments
 from auditor.numerics.nodes import mutates, operation_of
 
 aten = torch.ops.aten
@@ -100,6 +100,24 @@ def agrees(op: Any, x: Tensor, args: tuple[Any, ...]) -> bool:
     assert result.dtype is x.dtype or promotes(op, x, given), f"{op} on {x.dtype}: {result.dtype}"
     assert torch.equal(result.to(x.dtype).nan_to_num(7), written.nan_to_num(7)), op
     return True
+
+
+def test_operations_without_a_twin_run_on_copies() -> None:
+    op = aten._fused_moving_avg_obs_fq_helper.default
+    low, high, scale, zero = (
+        torch.tensor([0.0]),
+        torch.tensor([1.0]),
+        torch.tensor([1.0]),
+        torch.tensor([0], dtype=torch.int32),
+    )
+    args = (torch.linspace(-3, 3, 5), torch.tensor([1]), torch.tensor([1]), low, high, scale, zero, 0.5, 0, 255, 0)
+    written = WritesOnCopies(op, written_arguments(op))
+    (result, _), copies = written(*args)
+    assert low.item() == 0
+    assert copies[0].item() == -1.5
+    expected, _ = op(*args)
+    assert torch.equal(result, expected)
+    assert [x.item() for x in (low, high, scale, zero)] == [x.item() for x in copies]
 
 
 @pytest.mark.parametrize(

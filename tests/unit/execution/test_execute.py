@@ -129,6 +129,18 @@ def test_a_result_that_is_its_own_input_is_told_apart() -> None:
     assert second is y
 
 
+def test_what_is_read_inside_and_outside_leaves_raised() -> None:
+    def shared(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 3
+        return y.neg(), y + U
+
+    captured = capture_of(Function(shared), X)
+    negated, added = Executor(captured.graph_module, SomeLow(captured, ("mul", "neg"), "bf16", rounded)).run(X)
+    # x is rounded to 1 and 3 x is 3; BF16 is spaced by 2^-6 from 2 on, so that 3 + 2^-9 needs FP32
+    assert (negated.item(), added.item()) == (-3.0, 3 + U)
+    assert {negated.dtype, added.dtype} == {torch.float32}
+
+
 # What the author wrote in place is left alone by autocast, and keeps the dtype of what it writes to.
 
 Binary = Callable[[Tensor, Tensor], Tensor]
