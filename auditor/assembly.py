@@ -30,7 +30,6 @@ from .records import Audit, Environment, Evaluation, Plan, Proposal, Weight
 from .records.audit import Provenance
 from .records.training import Training
 from .report.words import op, scope, shorten
-from .rulebook.verdicts import judge_layers
 
 STEADY = 0.1
 """Share of the error budget up to which differences between FP32 runs need no warning."""
@@ -77,7 +76,6 @@ def assemble(
         warnings=(*subject.warnings, *captured.warnings, *planned.said, *_warnings(bench, found["training"])),
         command=options.command,
         noise=bench.noise.found,
-        quantization=judge_layers(captured, bench.measured, bench.yardstick, bench.noise.found),
         quantized_plans=planned.schemes,
         pipelines=planned.pipelines,
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),

@@ -43,11 +43,11 @@ from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
 from .plan.workbench import Workbench
 from .records import Audit, Capture, Finding, Plan, Subject
 from .records.ledger import LedgerRow, SilentCast
-from .records.quantization import QuantizedPlan
+from .records.quantization import QuantizedLayer, QuantizedPlan
 from .rulebook.causes import FlowGraph, about, findings_of
 from .rulebook.findings import silent_findings
 from .rulebook.load import spread
-from .rulebook.verdicts import judge, reports_of, with_backward
+from .rulebook.verdicts import judge, judge_layers, reports_of, with_backward
 from .settings import Settings
 from .stages import Stages, explain
 from .training.recommend import recommend_plan
@@ -105,7 +105,8 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             judged = with_backward(judged, captured, step.nodes, step.capture)
         with stages("classify", f"{len(options.rulebook)} rules"):
             graph = FlowGraph(captured.nodes, measured, judged.verdicts)
-            find = _finder(captured, options, _casts(subject, captured))
+            layers = judge_layers(captured, measured, yardstick, noise.found)
+            find = _finder(captured, options, _casts(subject, captured), layers)
             findings = find(graph, judged.exposed)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
         with bench.held:
@@ -127,6 +128,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         bench,
         nodes=reports_of(captured, measured, judged, findings, flops, followed.dtypes),
         findings=findings,
+        quantization=layers,
         regions=of_verdicts(relative.regions, captured, judged.verdicts),
         planned=planned,
         evaluation=score.evaluation if score else None,
@@ -208,15 +210,18 @@ def _casts(subject: Subject, captured: Capture) -> tuple[SilentCast, ...]:
     return tuple(replace(one, file=from_repository(Path(one.file))) if one.file else one for one in casts)
 
 
-def _finder(captured: Capture, options: Settings, casts: tuple[SilentCast, ...]) -> Callable[..., tuple[Finding, ...]]:
+def _finder(
+    captured: Capture, options: Settings, casts: tuple[SilentCast, ...], layers: tuple[QuantizedLayer, ...]
+) -> Callable[..., tuple[Finding, ...]]:
     """Return a function that returns the selected findings of the recorded operations."""
     return partial(
         findings_of,
         captured,
-        rules=spread(options.rulebook, options.formats),
+        rules=spread(options.rulebook, options.formats, options.schemes),
         formats=options.formats,
         trains=options.training,
         select=options.select,
         ignores=options.ignores,
         casts=casts,
+        layers=layers,
     )

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from ..numerics.formats import label, narrower
 from .conditions import ALWAYS, Condition, all_of, refusal
-from .facts import EACH, FACTS, Fact, address_problem
+from .facts import FACTS, Fact, address_problem, named_formats
 
 FORMATS = "formats"
 """Field of a message template for the formats of a finding."""
@@ -85,8 +85,8 @@ def _require_text(text: str) -> str:
 
 
 def _format(name: str) -> str:
-    if name not in (*narrower(), EACH):
-        raise refusal(f"{name!r} is not one of {', '.join((*narrower(), EACH))}")
+    if name not in named_formats():
+        raise refusal(f"{name!r} is not one of {', '.join(named_formats())}")
     return name
 
 
@@ -106,7 +106,7 @@ def _template(message: str) -> str:
 
 def _sample(fact: Fact) -> Any:
     sample = _SAMPLES[fact.type]
-    return dict.fromkeys((*narrower(), EACH), sample) if fact.by_format else sample
+    return dict.fromkeys(named_formats(), sample) if fact.by_format else sample
 
 
 Text = Annotated[str, Strict(), AfterValidator(_require_text)]
