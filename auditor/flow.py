@@ -78,8 +78,7 @@ def run(subject: Subject, options: Settings) -> Audit:
 
 
 def _audit(subject: Subject, options: Settings) -> Audit:
-    stages, formats, seed = Stages(options.progress), options.formats, options.seed
-    as_set = subject.flags or flags()
+    stages, formats, seed, as_set = Stages(options.progress), options.formats, options.seed, subject.flags or flags()
     with ieee(), isolate(seed=seed), torch.inference_mode(False), in_eval(subject.model), upcast_model(subject):
         options = options.with_values(found=follow(options.device, devices_of(subject.model)))
         subject = place_subject(subject, options.where, options.seed)
@@ -89,8 +88,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             with stages("FP32 score", options.scoring.name):
                 score = in_fp32(subject, options, options.scoring)
         with stages("capture", subject.name):
-            recordings = record_paths(subject, formats, seed)
-            first = recordings.first.capture
+            first = (recordings := record_paths(subject, formats, seed)).first.capture
             if (limit := offload.now()) is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
         with stages("measure", f"{recordings.operations} nodes", recordings.operations):

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from ..artefact.libraries import LIBRARIES, code_of, quantized_plan
 from ..numerics.schemes import SCHEMES
-from ..records import Finding
 from ..records.audit import Audit
 from ..records.quantization import KEEP, MIXED, PipelineRun, QuantizedLayer, QuantizedPlan
 from .blocks import Block, Code, Fold, Grid, Prose
-from .words import count, in_bytes, list_paths, op, or_blank, percent, ratio, remedy, scope
+from .words import count, in_bytes, list_paths, op, or_blank, percent, ratio, scope
 
 HEADS = ("Layer", "Verdict", "Effect", "Error", "Weight", "Input", "Saturated", "To zero", "Cause", "Remedy", "Rules")
 ABOUT = (
@@ -35,11 +34,10 @@ PLAN_HEADS = (
 PLANS = (
     "Plans: the fewest bits per weight within the error budget, with everything else in FP32. Bits: with the scales of "
     "blocks, over all layers that a scheme can quantize. Weights, share, time: with everything else in 16 bits; share and "
-    "time are relative to 16 bits. Predicted: root sum of squares of the single effects, to compare with the error on the "
-    "calibration inputs; then the sum of the single effects."
+    "time are relative to 16 bits. Predicted: norm of the sum of the output changes by each group alone, to compare with "
+    "the error on the calibration inputs; then the sum of the single effects."
 )
 LAYERS_SHOWN = 3
-RULE_HEADS = ("Rule", "Confirmed", "Not confirmed", "What to do")
 
 
 def quantized_title(plan: QuantizedPlan) -> str:
@@ -165,7 +163,7 @@ def quantization_section(audit: Audit) -> list[Block]:
     ]
     return [
         *(*_plan_tables(audit), *_codes(audit), *_pipelines(audit), Prose("", (ABOUT,), "about")),
-        *(*tables, Grid(RULE_HEADS, _advice(audit), texts=4, caption="Rules")),
+        *tables,
     ]
 
 
@@ -174,21 +172,6 @@ def _rules(layer: QuantizedLayer, audit: Audit) -> str:
     word = "confirmed" if layer.verdict.verdict in ("unsafe", "sensitive") else "not confirmed"
     mine = [f for f in audit.findings if layer.scheme in f.formats and (f.owner, f.op) == (layer.owner, layer.op)]
     return ", ".join(f"{one.rule} {word}" for one in mine if one.node in ("", layer.node))  # "": read from plan.json
-
-
-def _advice(audit: Audit) -> tuple[tuple[str, ...], ...]:
-    """For each rule: where it was confirmed, where it was not, and what to do."""
-    said: dict[str, list[Finding]] = {}
-    for finding in audit.findings:
-        if not SCHEMES.keys().isdisjoint(finding.formats):
-            said.setdefault(finding.rule, []).append(finding)
-    return tuple((rule, *_places(each), remedy(each[0].advice)) for rule, each in said.items())
-
-
-def _places(findings: list[Finding]) -> Iterator[str]:
-    for agrees in (True, False):
-        owners = dict.fromkeys(one.owner for one in findings if bool(one.agrees) is agrees)
-        yield list_paths(list(owners), LAYERS_SHOWN, "layer") if owners else ""
 
 
 def _by_scheme(audit: Audit) -> dict[str, list[QuantizedLayer]]:

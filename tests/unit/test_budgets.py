@@ -68,6 +68,7 @@ PARTS = {
     "numerics/fp32_output.py": "dtypes",
     "numerics/quantize.py": "quantization",
     "numerics/schemes.py": "quantization",
+    "plan/choices.py": "quantization",
     "plan/outputs.py": "dtypes",
     "plan/quantized.py": "quantization",
     "records/decisions.py": "generation",
