@@ -101,11 +101,11 @@ BUDGET = {
     "offload": (350, "offload"),
     "plan": (2430, "plan"),
     "progress": (300, "telling"),
-    "quantization": (2220, "quantization"),
+    "quantization": (2360, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1210, "rehearsal"),
     "report": (2830, "report"),
-    "rulebook": (2470, "rules"),
+    "rulebook": (2510, "rules"),
     "score": (280, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
@@ -113,7 +113,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30690, 225, 24
+LINES, FILES, ROOMS = 30730, 226, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
