@@ -4,46 +4,58 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from . import offload
-from .artefact.strategies import GRAPHS
-from .assembly import assemble
+from . import __version__, offload
+from .artefact.strategies import GRAPHS, plan_title
 from .capture.capture import record_path
 from .capture.several import record_paths
-from .devices import CPU, follow, let_go
-from .document.places import from_repository
+from .criteria.criterion import FLOOR
+from .criteria.defaults import by_itself, describe_defaults, suggest_criteria
+from .criteria.measure import Criteria, names_of
+from .devices import CPU, follow, let_go, libraries, name_of
+from .document.codec import under_several_names
+from .document.places import from_repository, portable
 from .errors import device_is_full
-from .execution.beside import policy_of, under_plan, under_policy
+from .execution.beside import UnderPlan, policy_of, under_plan, under_policy
 from .execution.ledger import forward_casts, rows_of
 from .execution.policy import Policy
 from .generation.stage import GenerationReference, generate_reference
 from .graphs import GraphPlans, graphs_of
 from .graphs.pipelines import run_pipelines
 from .isolation import isolate
+from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .isolation.process import flags, ieee
 from .loading import in_eval
+from .loading.inputs import shapes_of
 from .loading.placement import devices_of, place_subject
 from .loading.state import upcast_model
 from .measure.calibrate import calibrate_paths
+from .measure.causes import storage_notes
 from .measure.measure import working_set
 from .measure.noise import noise_of
+from .measure.products import flag_costs
 from .measure.rerun import of_verdicts
+from .offload import came_to, within
+from .paths import enclosing_paths
 from .plan.plans import Planner
 from .plan.quantized import QuantizedPlans
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
-from .plan.units import in_unit, yardstick_of
 from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
-from .plan.workbench import Workbench
-from .records import Audit, Capture, Finding, Plan, Subject
+from .plan.workbench import Workbench, in_unit, yardstick_of
+from .records import Audit, Capture, Environment, Evaluation, Finding, Plan, Proposal, Subject, Weight
+from .records.audit import Provenance
 from .records.ledger import LedgerRow, SilentCast
-from .records.quantization import QuantizedLayer, QuantizedPlan
+from .records.quantization import QuantizedPlan
+from .records.training import Training
+from .report.words import op, scope, shorten
 from .rulebook.causes import FlowGraph, about, findings_of
 from .rulebook.findings import silent_findings
 from .rulebook.load import spread
@@ -54,6 +66,12 @@ from .training.recommend import recommend_plan
 from .training.stage import MeasuredStep, conclude, prepare
 
 TOO_SMALL = "The GPU's memory was too small, so the audit ran on the CPU, which emulates a GPU."
+
+STEADY = 0.1
+"""Share of the error budget up to which differences between FP32 runs need no warning."""
+
+NAMED = 4
+"""Number of non-deterministic operations that a warning names; the report has all."""
 
 
 def run(subject: Subject, options: Settings) -> Audit:
@@ -81,8 +99,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
     stages, formats, seed, as_set = Stages(options.progress), options.formats, options.seed, subject.flags or flags()
     with ieee(), isolate(seed=seed), torch.inference_mode(False), in_eval(subject.model), upcast_model(subject):
         options = options.with_values(found=follow(options.device, devices_of(subject.model)))
-        subject = place_subject(subject, options.where, options.seed)
-        subject, options, generating = generate_reference(subject, options, stages)
+        subject, options, generating = generate_reference(place_subject(subject, options.where, seed), options, stages)
         score = step = training = None
         if options.scoring is not None:
             with stages("FP32 score", options.scoring.name):
@@ -95,8 +112,8 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             yardstick = yardstick_of(subject, options, first)
             captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick, options.schemes)
             noise = noise_of(first, subject, yardstick, seed, native=options.native)
-        measured = in_unit(relative, yardstick.unit)
-        judged = judge(captured, measured, formats, yardstick.budget, noise.found)
+        measured, budget = in_unit(relative, yardstick.unit), yardstick.budget
+        judged = judge(captured, measured, formats, budget, noise.found)
         if options.training:
             with stages("training", "the FP32 step"):
                 step = prepare(subject, formats, seed)
@@ -104,7 +121,9 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         with stages("classify", f"{len(options.rulebook)} rules"):
             graph = FlowGraph(captured.nodes, measured, judged.verdicts)
             layers = judge_layers(captured, measured, yardstick, noise.found)
-            find = _finder(captured, options, _casts(subject, captured), layers)
+            rules, casts = spread(options.rulebook, formats, options.schemes), _casts(subject, captured)
+            wanted = partial(findings_of, select=options.select, ignores=options.ignores, trains=options.training)
+            find = partial(wanted, captured, rules=rules, formats=formats, casts=casts, layers=layers)
             findings = find(graph, judged.exposed)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
         with bench.held:
@@ -112,17 +131,16 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         if (known := mark_unsafe(judged, planned.baselines)) is not judged:
             judged, graph = known, replace(graph, verdicts=known.verdicts)
             findings = find(graph, judged.exposed)
-        recommended, reason = recommend(planned.plans, yardstick.budget, options.use)
+        recommended, reason = recommend(planned.plans, budget, options.use)
         if step is not None:
             with stages("low steps", "FP16 and BF16 training steps"):
                 training = conclude(step, planned.plans, recommended)
-                budget = yardstick.budget
                 recommended, reason = recommend_plan(training, planned.plans, recommended, reason, budget, options.use)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, planned.plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], planned.plans.get(recommended or ""))
     flops = {name: cost.flops for name, cost in bench.costs.items()}
-    return assemble(
+    return _assemble(
         bench,
         nodes=reports_of(captured, measured, judged, findings, flops, followed.dtypes),
         findings=findings,
@@ -139,19 +157,6 @@ def _audit(subject: Subject, options: Settings) -> Audit:
     )
 
 
-def _quantized_plans(
-    bench: Workbench, stages: Stages, score: InFp32 | None, generating: GenerationReference | None
-) -> tuple[QuantizedPlan, ...]:
-    """The plans of quantization schemes, compared with FP32's tokens if there are any."""
-    with stages("schemes", "the fewest bits within the error budget"):
-        making = QuantizedPlans.of(bench, score)
-        plans = making.plans()
-    if generating is not None:
-        with stages("decode", "every plan of schemes"):
-            plans = tuple(generating.quantized(plan, making.model) for plan in plans)
-    return plans
-
-
 def _make_plans(
     bench: Workbench,
     stages: Stages,
@@ -166,8 +171,15 @@ def _make_plans(
         baselines = planner.baselines()
         today, held = today_of(bench), tuple(run_held_choices(bench))
     with stages("plan", "solve, patch, verify"):
-        plans = planner.plans(baselines)
-    schemes = _quantized_plans(bench, stages, score, generating) if options.schemes else ()
+        plans = planner.plans()
+    schemes: tuple[QuantizedPlan, ...] = ()
+    if options.schemes:
+        with stages("schemes", "the fewest bits within the error budget"):
+            making = QuantizedPlans.of(bench, score)
+            schemes = making.plans()
+        if generating is not None:
+            with stages("decode", "every plan of schemes"):
+                schemes = tuple(generating.quantized(plan, making.model) for plan in schemes)
     pipelines = tuple(run_pipelines(bench, step.first.by_parameter if step else None, stages))
     if score is not None:
         with stages("scores", score.scoring.name):
@@ -208,18 +220,133 @@ def _casts(subject: Subject, captured: Capture) -> tuple[SilentCast, ...]:
     return tuple(replace(one, file=from_repository(Path(one.file))) if one.file else one for one in casts)
 
 
-def _finder(
-    captured: Capture, options: Settings, casts: tuple[SilentCast, ...], layers: tuple[QuantizedLayer, ...]
-) -> Callable[..., tuple[Finding, ...]]:
-    """Return a function that returns the selected findings of the recorded operations."""
-    return partial(
-        findings_of,
-        captured,
-        rules=spread(options.rulebook, options.formats, options.schemes),
+def _assemble(
+    bench: Workbench,
+    *,
+    followed: UnderPlan,
+    evaluation: Evaluation | None,
+    seconds: Mapping[str, float],
+    planned: GraphPlans,
+    **found: Any,
+) -> Audit:
+    """The Audit. followed: the run under the recommended plan. planned: all plans. found: more fields."""
+    subject, captured, options, measured = bench.subject, bench.capture, bench.options, bench.measured
+    plans, twins = planned.plans, captured.twins
+    owners = {node.owner for node in captured.nodes.values()}
+    around = {path for owner in owners for path in enclosing_paths(owner)} - owners  # modules that only contain others
+    found["findings"] = tuple(replace(f, node=twins.get(f.node, f.node)) for f in found["findings"])
+    return Audit(
+        subject=Provenance.of(subject),
+        live=subject.given or subject,  # not a copy on a GPU, which would occupy memory
+        parameters=size_of(subject.model),
+        structure=structure_of(subject.model),
+        inputs=shapes_of(subject.batches[0]),
+        graph_inputs=tuple(p.name for p in captured.placeholders if p.kind == "input" and p.name not in twins),
+        graph_outputs=captured.first.outputs,
+        classes={path: type(module).__name__ for path, module in named_modules(subject.model) if path in around},
+        tied_parameters=under_several_names(named_parameters(subject.model)),
+        shared_modules=under_several_names(named_modules(subject.model)),
+        environment=_environment(bench, seconds),
         formats=options.formats,
-        trains=options.training,
-        select=options.select,
-        ignores=options.ignores,
-        casts=casts,
-        layers=layers,
+        max_error=bench.yardstick.budget,
+        flags=flag_costs(
+            captured, measured.errors, measured.contributions, measured.under_flags, bench.yardstick.budget
+        ),
+        use=options.use,
+        capture_method=captured.method,
+        plan_errors={name: error for name, error in followed.errors.items() if name not in twins},
+        warnings=(*subject.warnings, *captured.warnings, *planned.said, *_warnings(bench, found["training"])),
+        command=options.command,
+        noise=bench.noise.found,
+        quantized_plans=planned.schemes,
+        pipelines=planned.pipelines,
+        evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
+        weights=tuple(
+            Weight(p.fqn or p.name, p.kind, measured.ranges[p.name])
+            for p in captured.placeholders
+            if p.kind in ("parameter", "buffer") and p.name in measured.ranges
+        ),
+        decisions=(*bench.measured.decisions, *planned.held),
+        ledger=rows_of(subject, captured, plans.get(found["recommended"] or ""), followed),
+        linearity=tuple(one for fmt in options.formats if (one := bench.measured.linearity.get(fmt))),
+        baselines=planned.baselines,
+        plans=plans,
+        programs=planned.files,
+        fp32_today=planned.fp32_today,
+        timing=planned.timing,
+        **_held_to(bench, plans, found["recommended"]),
+        **found,
     )
+
+
+def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | None) -> dict[str, Any]:
+    """The error measure, the criteria, and suggested criteria (no suggestions with the user's own metric)."""
+    options = bench.options
+    name = getattr(options.metric, "__name__", "custom metric") if options.metric else "relative L2 of the outputs"
+    criteria = bench.yardstick.distance if isinstance(bench.yardstick.distance, Criteria) else None
+    set_ = criteria.each if criteria else ()
+    proposals: list[Proposal] = []
+    if options.metric is None:
+        proposals += describe_defaults(set(set_) - set(options.limits))
+        for plan in [plans[recommended]] if recommended else [plan for plan in plans.values() if plan.is_verified]:
+            ran = plan.verification
+            if ran is not None and ran.apart:
+                joint = ran.joint if ran.joint is not None else ran.measured_error
+                proposals += by_itself(set_, plan_title(plan), ran.apart, joint or 0.0, options.max_error)
+                break
+        names = names_of(bench.reference(bench.subject.batches[0]))
+        proposals += suggest_criteria(set_, names, bench.capture.first)
+    return {
+        "metric": "largest value of a criterion, as a share of its limit" if criteria else name,
+        "criteria": tuple(map(str, criteria.all())) if criteria else (),
+        "proposals": tuple(proposals),
+    }
+
+
+def _environment(bench: Workbench, seconds: Mapping[str, float]) -> Environment:
+    options = bench.options
+    return Environment(
+        auditor=__version__,
+        torch=torch.__version__,
+        device=name_of(options.where),
+        execution="native" if options.native else "emulated",
+        seed=options.seed,
+        libraries=libraries(options.where),
+        flags=bench.flags,
+        seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
+        memory=within(),
+        held=came_to(),
+    )
+
+
+def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
+    """Warnings about stored weights, noise, held-out inputs, training batches, and the verification."""
+    subject, noise = bench.subject, bench.noise.found
+    yield from storage_notes(subject, bench.capture, bench.measured.ranges, bench.options.formats)
+    if noise.error > STEADY * bench.yardstick.budget:
+        nodes = [bench.capture.nodes[name] for name in noise.operations]
+        listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))
+        named = ", ".join(shorten(listed, NAMED, "measurements.json"))
+        begins = f"The first operations that gave different results for equal inputs: {named}. "
+        keeps = (
+            "The model keeps state that the audit cannot restore (in a generator, in C++, in another process), or computes "
+            "in a varying order. "
+        )
+        allowed = f"Errors up to {FLOOR:g} times this difference ({noise.floor:.2g}) are ignored."
+        yield (
+            "The model is not reproducible: FP32 runs from the same state and random numbers differ by "
+            f"{noise.error:.2g}. {begins if nodes else keeps}"
+            f"{allowed if noise.floor else 'No plan can have a smaller error.'}"
+        )
+    if not subject.held_out:
+        yield "The plans were verified on the calibration inputs: define get_eval_inputs() for held-out inputs."
+    if training is not None and training.batches != len(subject.batches):
+        yield (
+            f"Gradients were measured on {training.batches} of {len(subject.batches)} batches: "
+            "the other batches have other shapes or operations in the training step."
+        )
+    for reason in bench.not_fresh[:1]:
+        yield (
+            f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "
+            "the model, and did not run its plans."
+        )

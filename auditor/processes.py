@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from .errors import AuditorError
 
@@ -31,16 +32,16 @@ INTERRUPTIONS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP
 
 def unwind_on_signals() -> None:
     """Make a signal to terminate raise KeyboardInterrupt once, so that the process can clean up."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for one in INTERRUPTIONS:
+            signal.signal(one, signal.SIG_IGN)  # a second signal must not stop the cleanup
+        sys.unraisablehook = lambda unraised: None  # for a signal that arrives while Python runs a callback
+        raise KeyboardInterrupt
+
     for number in INTERRUPTIONS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    for one in INTERRUPTIONS:
-        signal.signal(one, signal.SIG_IGN)  # a second signal must not stop the cleanup
-    sys.unraisablehook = lambda unraised: None  # for a signal that arrives while Python runs a callback
-    raise KeyboardInterrupt
+            signal.signal(number, interrupt)
 
 
 def how_ended(code: int) -> str:
@@ -88,33 +89,21 @@ class Process(subprocess.Popen[bytes]):
         self.communicate()  # which closes the pipes
 
 
-def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None) -> int:
-    """Run `run(tell)` in a forked process and return its exit code. `tell(stage)` is a heartbeat; `tell("")` only
-    checks whether the parent process still exists.
+def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Callable[[str], object] = str) -> Any:
+    """Run `run(tell)` in a forked process and return its result: an exit code, or any value but text that was told.
+    `tell(stage)` is a heartbeat; `tell("")` only checks whether the parent process still exists.
 
-    timeout: seconds without a heartbeat before the child is stopped. Raises: AuditorError(slug="timed-out" |
-    "process-ended"); KeyboardInterrupt, if either process is interrupted.
+    hear: called with each stage. timeout: seconds without a heartbeat before the child is stopped. Raises:
+    AuditorError(slug="timed-out" | "process-ended"); KeyboardInterrupt, if either process is interrupted.
     """
     here, there = Pipe(duplex=False)
     sys.stderr.flush()
     child = os.fork()
     if child == 0:
         here.close()
-
-        def tell(news: str | int) -> None:
-            try:
-                there.send(news)
-            except OSError:  # the parent process has ended
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        try:
-            done = run(tell)
-        except KeyboardInterrupt:
-            done = 130
-        tell(done)
-        sys.exit(done)
+        _run_child(run, there)
     there.close()
-    news: list[Any] = [""]  # stages, and at the end an exit code
+    news: list[Any] = [""]  # stages, and at the end the result
     code: int | None = None
 
     def has_ended() -> bool:
@@ -126,15 +115,17 @@ def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None
 
     def listen() -> int:
         with suppress(EOFError, OSError):
-            while here.poll():
+            while here.poll(LOOK):
                 if (said := here.recv()) != "":
                     news.append(said)
+                    if isinstance(said, str):
+                        hear(said)
         return len(news)
 
     try:
-        in_time = wait_until(lambda: has_ended() or isinstance(news[-1], int), timeout, listen)
+        in_time = wait_until(lambda: has_ended() or not isinstance(news[-1], str), timeout, listen)
         listen()
-        if isinstance(news[-1], int):
+        if not isinstance(news[-1], str):
             wait_until(has_ended, GRACE)
     finally:
         if not has_ended():
@@ -144,9 +135,26 @@ def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None
                 os.waitpid(child, 0)
     if news[-1] == 130:
         raise KeyboardInterrupt
-    if isinstance(news[-1], int):
+    if not isinstance(news[-1], str):
         return news[-1]
     raise _without_a_word(code if in_time else None, f" (at: {news[-1]})" if news[-1] else "", timeout)
+
+
+def _run_child(run: Callable[..., Any], parent: Connection) -> NoReturn:
+    """In the child process of `supervise`: run, send the result to the parent process, and end."""
+
+    def tell(news: Any) -> None:
+        try:
+            parent.send(news)
+        except OSError:  # the parent process has ended
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        done = run(tell)
+    except KeyboardInterrupt:
+        done = 130
+    tell(done)
+    sys.exit(done)
 
 
 def _without_a_word(code: int | None, where: str, timeout: float | None) -> AuditorError:

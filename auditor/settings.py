@@ -189,7 +189,7 @@ class Settings(BaseModel):
     better: Annotated[str | None, Option(choices=lambda: DIRECTIONS)] = None
     """whether higher or lower scores are better; by default `lower` if the function of `evaluate` has
     `lower_is_better = True`, else `higher`"""
-    generate: Annotated[Whole | None, Field(ge=1), Option("a whole number of tokens", "N")] = None
+    generate: Annotated[Whole | None, Field(ge=1), Option("a whole number of tokens, 1 or more", "N")] = None
     """[generate](generation.md) this many tokens in FP32, with the inputs as prompts. Under every verified plan, the
     model reads the same tokens with a key-value cache of its own; its choices are compared with FP32's"""
     temperature: Annotated[Number, Field(ge=0), Option("a number from 0 on", "T")] = 0.0

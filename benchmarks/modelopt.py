@@ -38,8 +38,7 @@ from auditor.measure.calibrate import calibrate_paths
 from auditor.measure.noise import noise_of
 from auditor.numerics.schemes import SCHEMES
 from auditor.plan.quantized import QuantizedPlans
-from auditor.plan.units import in_unit, yardstick_of
-from auditor.plan.workbench import Workbench
+from auditor.plan.workbench import Workbench, in_unit, yardstick_of
 from auditor.records.quantization import QuantizedPlan
 from auditor.rulebook.verdicts import judge as judge_verdicts
 from auditor.settings import Settings

@@ -14,8 +14,8 @@ from auditor.capture.capture import capture
 from auditor.measure.measure import measure
 from auditor.records import Batch, NodeError, Subject
 from benchmarks import subjects  # noqa: F401  (timm and transformers import through its torchvision)
+from benchmarks.attribution import MODELS, specimen
 from benchmarks.harness import Row, machine, report
-from tests.slow.models import MODELS, specimen
 
 FORMATS = ("fp16", "bf16")
 COLUMNS = {

@@ -45,13 +45,6 @@ def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **
     return how["runtime"].run(module, inner, how["precision"], how["output"], args, kwargs)
 
 
-def unwrap(module: nn.Module) -> None:
-    """Restore the original forward of a wrapped module."""
-    inner = module.__dict__.pop("forward").args[1]
-    if inner is not None:
-        module.__dict__["forward"] = inner
-
-
 def call_modules(model: nn.Module) -> None:
     """Make PyTorch's transformer layers call their submodules if a plan wraps one of them.
 
@@ -81,61 +74,46 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     function. The model is then unchanged.
     """
     inner, runtime, raised = unwrap_model(model), runtime_of(plan["strategy"]), plan.get("raised", "none")
-    names = names_of_modules(inner)
+    names: dict[nn.Module, list[str]] = {}  # a shared module has several
+    for path, module in named_modules(inner):
+        names.setdefault(module, []).append(path)
     paths_of_all = {path for paths in names.values() for path in paths}
     scopes = rename_scopes(plan["scopes"], paths_of_all)
-    refuse_other_model(paths_of_all, scopes)
+    if (missing := next((path for path in scopes if path not in paths_of_all), None)) is not None:
+        raise ValueError(f"the plan names the scope {missing!r}, which this model does not have: audit this model")
     stored = runtime.storage_precisions(inner, scopes)
     refuse_lost_weights(inner, stored, plan.get("stored_low") or {})
-    wrapping = {module: runtime.wrapper_of(module, paths, scopes, stored) for module, paths in names.items()}
-    keeping = {
-        module: runtime.kept_functions(names[module], choice["precision"], scopes)
-        for module, choice in wrapping.items()
-        if choice is not None
-    }
-    refuse_fixed_forwards([(names[module][0], module) for module, choice in wrapping.items() if choice is not None])
+    wrapping: dict[nn.Module, dict[str, Any]] = {}
+    for module, paths in names.items():
+        if (choice := runtime.wrapper_of(module, paths, scopes, stored)) is not None:
+            refuse_fixed_forward(paths[0], module)
+            wrapping[module] = {**choice, **runtime.kept_functions(paths, choice["precision"], scopes)}
     low = {id(x): x for x in stored_low(inner, attributes=raised == "attributes")}
     if raised == "kept":
         stored = {key: precision for key, precision in stored.items() if key not in low}
     elif raised in ("weights", "attributes"):
         raise_in_place([x for key, x in low.items() if stored.get(key, "fp32") == "fp32"])
-    for module in names:
-        if is_wrapped(module):
-            unwrap(module)
+    for module in filter(is_wrapped, names):
+        own = module.__dict__.pop("forward").args[1]
+        if own is not None:
+            module.__dict__["forward"] = own
     store_weights(inner, stored)
     for module, choice in wrapping.items():
-        if choice is not None:
-            raises = names[module][0] == "" and not stored and raised not in ("none", "kept")
-            how = {"runtime": runtime, "raises": raises, **choice, **keeping[module]}
-            scope = functools.partial(run_scope, module, module.__dict__.get("forward"), how)
-            # Bypasses the module's own __setattr__; the scope keeps the forward's signature.
-            module.__dict__["forward"] = functools.update_wrapper(scope, module.forward)
+        raises = names[module][0] == "" and not stored and raised not in ("none", "kept")
+        how = {"runtime": runtime, "raises": raises, **choice}
+        scope = functools.partial(run_scope, module, module.__dict__.get("forward"), how)
+        # Bypasses the module's own __setattr__; the scope keeps the forward's signature.
+        module.__dict__["forward"] = functools.update_wrapper(scope, module.forward)
     call_modules(inner)
     return model
 
 
-def refuse_other_model(paths: set[str], scopes: dict[str, Any]) -> None:
-    """Raise ValueError if the model lacks a scope of the plan: another model was audited."""
-    missing = next((path for path in scopes if path not in paths), None)
-    if missing is not None:
-        raise ValueError(f"the plan names the scope {missing!r}, which this model does not have: audit this model")
-
-
-def refuse_fixed_forwards(modules: list[tuple[str, nn.Module]]) -> None:
+def refuse_fixed_forward(path: str, module: nn.Module) -> None:
     """Raise ValueError if a class computes `forward` as a property: a scope could not replace it."""
-    for path, module in modules:
-        own = next((vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind)), None)
-        if hasattr(own, "__set__"):
-            name = f"{path!r}" if path else "the model"
-            raise ValueError(f"{name} defines forward as a property, which cannot be wrapped: make it a method")
-
-
-def names_of_modules(model: nn.Module) -> dict[nn.Module, list[str]]:
-    """Map every module to its paths; a shared module has several."""
-    names: dict[nn.Module, list[str]] = {}
-    for path, module in named_modules(model):
-        names.setdefault(module, []).append(path)
-    return names
+    own = next((vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind)), None)
+    if hasattr(own, "__set__"):
+        name = f"{path!r}" if path else "the model"
+        raise ValueError(f"{name} defines forward as a property, which cannot be wrapped: make it a method")
 
 
 def refuse_lost_weights(model: nn.Module, stored: dict[int, str], audited: dict[str, int]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..records import Literals, Node, Plan, ScopeChoice
+from ..records import Literals, Node, Plan
 from .runtime import Runtime, device_type
 
 
@@ -65,11 +65,9 @@ def autocast_type(module: nn.Module, inputs: Any) -> str:
 def plan_table(plan: Plan) -> dict[str, Any]:
     """The plan as a dict, in the form that plan.json and `patched_model.py` contain, without defaults."""
     raised = {} if plan.raised == "none" else {"raised": plan.raised, "stored_low": dict(plan.stored_low)}
-    scopes = {path: _scope(choice) for path, choice in plan.scopes.items()}
+    scopes: dict[str, dict[str, Any]] = {}
+    for path, choice in plan.scopes.items():
+        kept = {key: list(names) for key in ("keep", "fp32_output") if (names := getattr(choice, key))}
+        output = {} if choice.output == "cast" else {"output": choice.output}
+        scopes[path] = {"precision": choice.precision, **kept, **output}
     return {"strategy": plan.strategy, "format": plan.format, **raised, "scopes": scopes}
-
-
-def _scope(choice: ScopeChoice) -> dict[str, Any]:
-    """One scope as a dict, without entries that have their default value."""
-    kept = {key: list(names) for key in ("keep", "fp32_output") if (names := getattr(choice, key))}
-    return {"precision": choice.precision, **kept, **({} if choice.output == "cast" else {"output": choice.output})}

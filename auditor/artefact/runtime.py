@@ -151,9 +151,10 @@ class Runtime:
 
         If the paths' precisions differ, FP32 wins; if the callers' differ, the result gets the dtype of the inputs.
         """
-        precisions = {precision_of(path, scopes) for path in paths} | (
-            {"fp32"} if holds_fp32(module, stored) else set()
-        )
+        precisions = {precision_of(path, scopes) for path in paths}
+        own = [x for _, x in module._parameters.items() if x is not None]  # TorchScript's dict lacks values()
+        if not module._modules and any(stored.get(id(x)) == "fp32" for x in own):
+            precisions.add("fp32")  # the layer may share its weight with an FP32 layer
         chosen = [scopes[path] for path in paths if path in scopes]
         if not chosen and len(precisions) == 1:
             return None
@@ -184,9 +185,3 @@ def by_scope(tensors: list[tuple[str, torch.Tensor]], scopes: dict[str, Any]) ->
         if wanted.get(id(tensor)) != "fp32":
             wanted[id(tensor)] = precision_of(name.rpartition(".")[0], scopes)
     return wanted
-
-
-def holds_fp32(module: nn.Module, stored: dict[int, str]) -> bool:
-    """Whether a layer's weight is stored in FP32: a low-precision layer may share it with an FP32 layer."""
-    own = [x for _, x in module._parameters.items() if x is not None]  # TorchScript's dict lacks values()
-    return not module._modules and any(stored.get(id(x)) == "fp32" for x in own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,21 +33,13 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
             folder = (str(locate(source["folder"], file)),) if source.get("folder") and not args else ()
             made = made(*folder, *(args or source["init_args"]), **(kwargs or source["init_kwargs"]))
         else:
-            made = detached_copy(made)
+            with contextlib.suppress(Exception):  # the source module keeps the unpatched model, if it can be copied
+                made = copy.deepcopy(made)
         model: nn.Module = made["model"] if source["kind"] == "spec" else made
     if source["weights"]:
         path = locate(source["weights"], file)
         load_state(unwrap_model(model), read_checkpoint(path), path.name)
     return model
-
-
-def detached_copy(model: nn.Module) -> nn.Module:
-    """A copy of the model, so that its source module keeps the unpatched model; the model itself if it cannot be
-    copied."""
-    try:
-        return copy.deepcopy(model)
-    except Exception:
-        return model
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Records one real run of a Subject as a torch.fx graph of ATen operations, each with its module and source line."""
+"""Records one run of a model as a torch.fx graph of ATen operations, with the module and source line of each."""

@@ -1,5 +1,5 @@
-"""Builds the graph of a recording node by node, and collects the graph's inputs: tensors of the model and the batch,
-and constants."""
+"""Builds the torch.fx graph of a recorded run node by node, and collects the values of its placeholders: parameters,
+buffers, tensors of the batch, constants."""
 
 from __future__ import annotations
 
@@ -20,17 +20,15 @@ from .source import SourceLine
 
 _aten = torch.ops.aten
 _GRADIENT = "gradient"
-"""Key in node.meta: whether the node depends, through floating-point or complex values, on a parameter that requires
-gradients."""
+"""Key in `node.meta` of a bool: whether the node depends, through floating-point or complex values, on a parameter that
+requires gradients."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Facts about an operation that the graph lacks. depth: number of module calls that were open when the operation's
-    autocast region was entered, at least 1. in_place: the in-place operation that the node replaces.
-
-    function: the torch function call that the operation belongs to.
-    """
+    """Facts about an operation that its fx node lacks. calls: the enclosing module calls, outermost first. depth:
+    number of module calls that were running when the operation's autocast region was entered, at least 1. in_place:
+    name of the in-place operation that the node replaces. function: the enclosing call of a torch function."""
 
     calls: tuple[Call, ...]
     written: SourceLine | None
@@ -42,13 +40,11 @@ class Mark:
 
 @dataclass
 class Recording:
-    """One run of a model. names: {placeholder: name of the parameter or buffer}. constants: {placeholder: value}.
-
-    marks: {node: its Mark}. reads: whether Python read values that depend on the inputs, so that the path is valid for
-    these inputs only. asked: whether Python read a dtype. elsewhere: whether modules ran in another thread, which is
-    not recorded. operations: number of operations run, including those that no output depends on. returned: {node: keys
-    of the module calls that returned it}.
-    """
+    """One recorded run of a model. names: {placeholder: name of the parameter or buffer}. constants: {placeholder:
+    value}. marks: {node: its Mark}. reads: whether Python read values that depend on the inputs, so that the graph is
+    valid for these inputs only. asked: whether Python read a dtype. elsewhere: whether modules ran in another thread,
+    which is not recorded. operations: number of operations run, even if no output depends on them. returned: {node:
+    keys of the module calls that returned it}."""
 
     graph: fx.Graph = field(default_factory=fx.Graph)
     names: dict[str, str] = field(default_factory=dict)
@@ -64,8 +60,8 @@ class Recording:
 
 
 class Builder:
-    """Adds nodes to a recording, each with the current `mark`. exact: nodes that rounding cannot change. fed: nodes
-    that depend on an input."""
+    """Adds nodes to a recording, each with the current `mark`. exact: nodes computed without floating-point values, so
+    that rounding cannot change them. fed: nodes that depend on a tensor of the batch."""
 
     def __init__(self, recording: Recording, mark: Mark) -> None:
         self.recording, self.mark = recording, mark
@@ -74,7 +70,7 @@ class Builder:
         self._first: fx.Node | None = None
 
     def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
-        """Add an operation whose result is `value`."""
+        """Add an operation to the graph and return its node. value: its result in the recorded run."""
         row = operation_of(target)
         written = row.known_as or op_name(target)
         target = _aten.reshape.default if target is _aten.view.default else target  # strides may differ in a replay
@@ -94,26 +90,27 @@ class Builder:
         return node
 
     def constant(self, x: torch.Tensor, kind: str = "constant") -> fx.Node:
-        """Add a tensor of unknown origin as a constant, with a copy of its current entries."""
+        """Add a placeholder for a tensor that no recorded operation made, with a copy of its entries as its
+        constant."""
         node = self._placeholder(f"{kind}_{len(self.recording.constants)}", kind, x)
         self.recording.constants[node.name] = x.detach().clone()
         return node
 
     def state(self, kind: str, path: str, x: torch.Tensor) -> fx.Node:
-        """Add a parameter or buffer of the model."""
+        """Add a placeholder for a parameter or buffer. path: its dotted name in the model."""
         letters = "".join(c if c.isalnum() else "_" for c in path)
         node = self._placeholder(f"{kind[0]}_{letters}", kind, x)
         self.recording.names[node.name] = path
         return node
 
     def input(self, name: str, x: torch.Tensor) -> fx.Node:
-        """Add a tensor of the batch."""
+        """Add a placeholder for a tensor of the batch."""
         node = self._placeholder(name, "input", x)
         self.fed.add(node)
         return node
 
     def close(self, outputs: Sequence[fx.Node]) -> None:
-        """Finish the graph; remove operations and constants that no output depends on."""
+        """Finish the graph with `outputs` as its outputs; remove operations and constants that no output depends on."""
         recording = self.recording
         recording.graph.output(tuple(outputs))
         for node in reversed(list(recording.graph.nodes)):
@@ -150,12 +147,12 @@ class Builder:
 
 
 def _is_exact(value: Any) -> bool:
-    """Whether rounding cannot change a value computed from exact inputs: the value has no floating-point entries."""
+    """Whether a value has no floating-point or complex entries, so that computing it adds no rounding error."""
     return not any(map(_differentiable, tensors_in(value)))
 
 
 def _outline(x: torch.Tensor) -> torch.Tensor:
-    """A meta tensor with the same shape and dtype; empty for a nested tensor, int8 for a quantized one."""
+    """A meta tensor with the same shape and dtype; of shape [0] for a nested tensor, int8 for a quantized one."""
     if x.is_nested:  # ragged: no shape
         return torch.empty(0, dtype=x.dtype, device="meta")
     if x.layout is torch.strided and not x.is_quantized:
@@ -164,7 +161,7 @@ def _outline(x: torch.Tensor) -> torch.Tensor:
 
 
 def ends(node: fx.Node, x: torch.Tensor) -> bool:
-    """Whether a tensor requires no gradient although its node's result in a replay would.
+    """Whether a tensor requires no gradient, although in a replay the result of its node would require one.
 
     False inside `no_grad`: an autograd.Function runs its forward there, but the Function's result requires a gradient.
     """
@@ -176,7 +173,7 @@ def _differentiable(x: torch.Tensor) -> bool:
 
 
 class RecordedModule(fx.GraphModule):
-    """A GraphModule that is interpreted and generates no Python, so that arguments may be of any type."""
+    """A GraphModule that fx.Interpreter runs. It has no generated code, so that node arguments may have any type."""
 
     def recompile(self) -> Any:
         """Do nothing, since no code is generated."""
@@ -189,8 +186,8 @@ class RecordedModule(fx.GraphModule):
 
 @dataclass(frozen=True)
 class Binder:
-    """Collects a graph's inputs from a model and a batch, in placeholder order. names: {placeholder: name of the
-    parameter or buffer}. constants: {placeholder: value}. keywords: keyword arguments of the recorded batch."""
+    """Collects the values of a graph's placeholders from a model and a batch, in order. names: {placeholder: name of
+    the parameter or buffer}. constants: {placeholder: value}. keywords: keyword arguments of the recorded batch."""
 
     order: tuple[str, ...]
     names: Mapping[str, str]
@@ -198,7 +195,7 @@ class Binder:
     keywords: tuple[str, ...]
 
     def __call__(self, model: nn.Module, batch: Batch) -> list[Any]:
-        """The graph's inputs in placeholder order; parameters and buffers are the model's tensors, not copies."""
+        """The placeholders' values in order; parameters and buffers are the model's tensors, not copies."""
         args, kwargs = batch
         keywords = (*(k for k in self.keywords if k in kwargs), *(k for k in kwargs if k not in self.keywords))
         inputs = iter({id(x): x for x in tensors_in((args, {key: kwargs[key] for key in keywords}))}.values())
@@ -224,7 +221,8 @@ def tensor_at(model: nn.Module, path: str) -> torch.Tensor:
 
 
 def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
-    """{id of an input tensor: the name of its argument of `forward`}; tensors inside a container are numbered."""
+    """{id of an input tensor: name of its argument of `forward`}; a tensor in a container has an index, such as
+    `x_0`."""
     args, kwargs = batch
     try:
         bound: dict[str, Any] = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)

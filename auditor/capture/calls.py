@@ -1,4 +1,4 @@
-"""Observes Python around the operations of a run: module calls, torch function calls, reads of dtypes and values."""
+"""Observes module calls, torch function calls, and reads of a tensor's dtype or values by Python, in a recorded run."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ TELLING: frozenset[Any] = frozenset(
 _READING: frozenset[Any] = frozenset(
     getattr(torch.Tensor, name) for name in ("tolist", "numpy", "__array__", "__repr__", "__format__")
 )
-"""Methods of tensors that pass values to Python without the dispatcher."""
+"""Methods that pass a tensor's values to Python without the dispatcher."""
 
 
 class Calls:
-    """The open module calls of a model, outermost first. A call of a module outside the model counts as its caller's.
-
-    elsewhere: whether another thread called modules; operations of other threads are not recorded.
-    """
+    """Tracks a model's running module calls. open: these calls, outermost first. A module that does not belong to the
+    model is skipped: its operations count as its caller's. elsewhere: whether another thread called modules; operations
+    of other threads are not recorded."""
 
     def __init__(self, model: nn.Module) -> None:
         self.open: tuple[Call, ...] = (Call("", 0, ""),)
@@ -52,7 +51,7 @@ class Calls:
         self.elsewhere = False
 
     def depth(self) -> int:
-        """Number of open calls, including the root's."""
+        """Number of running module calls, including the model's own."""
         return len(self.open)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -76,7 +75,7 @@ class Calls:
 
     @contextmanager
     def watch(self, returned: Callable[[Call, Any], None]) -> Iterator[None]:
-        """In the body, open calls are tracked, and `returned(call, result)` is called when a call ends."""
+        """In the `with` block, running calls are tracked, and `returned(call, result)` is called when a call ends."""
         self._returned = returned
         handles = [
             register_module_forward_pre_hook(self._enter),
@@ -91,7 +90,7 @@ class Calls:
 
 
 def paths_of(model: nn.Module) -> dict[int, list[str]]:
-    """{id of a module: its paths}."""
+    """{id of a module: its dotted paths}; a shared module has several."""
     paths: dict[int, list[str]] = {}
     for path, module in named_modules(model):
         paths.setdefault(id(module), []).append(path)
@@ -99,10 +98,9 @@ def paths_of(model: nn.Module) -> dict[int, list[str]]:
 
 
 class Functions(TorchFunctionMode):
-    """Observes the outermost calls of torch functions; calls inside them count as part of them.
-
-    tell: called with every tensor whose values Python reads without the dispatcher. asked: whether Python read a dtype.
-    """
+    """Observes calls of torch functions such as `F.softmax`; a call inside another counts as part of the outer call.
+    tell: called with every tensor whose values Python reads without the dispatcher. asked: whether Python read a
+    dtype."""
 
     def __init__(self, calls: Calls, tell: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
@@ -114,7 +112,7 @@ class Functions(TorchFunctionMode):
 
     @property
     def open(self) -> Call | None:
-        """The open function call; None inside a module that the function calls, or if the function works in place."""
+        """The running torch function call; None inside a module that the function calls, or if it writes in place."""
         return self._open if self._open is not None and self._open.depth == self._calls.depth() else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

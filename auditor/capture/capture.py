@@ -1,4 +1,4 @@
-"""Records a Subject's first batch as a graph, and checks that a replay of the graph reproduces the run."""
+"""Records a model's run on its first batch as a graph, and checks that a replay of the graph reproduces the run."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from .record import record
 from .source import line_of
 
 AGREEMENT = 1e-6
-"""Relative L2 difference up to which two runs count as equal: a kernel may round differently at other memory
-addresses."""
+"""Relative L2 difference up to which two runs of a model count as equal: memory addresses may change the rounding."""
 
 REPEATS = 1e-4
-"""Relative L2 difference up to which a replay counts as equal to the run: memory addresses change the rounding, and a
-model may magnify the change."""
+"""Relative L2 difference up to which a replay of the graph counts as equal to the recorded run: memory addresses change
+the rounding, and a model may magnify the change."""
 
 NOISE = 8.0
-"""A non-deterministic replay may differ from the recorded run by this many times the difference of two replays."""
+"""A replay may differ from the recorded run by this many times the difference between two replays, which is not 0 if
+operations are non-deterministic."""
 
 _PATH = "The model's Python or a shape depends on values in tensors; the audit covers only the path these inputs take."
 _THREADS = (
@@ -51,17 +51,17 @@ _HANDLING = (
 
 
 def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Capture:
-    """Record the subject's first batch with `record_path`, and return the Capture without its batches."""
+    """Record the model's run on its first batch as a Capture (a graph); `record_path` also returns matching batches."""
     return record_path(subject, formats, seed).capture
 
 
 def record_path(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> ModelPath:
-    """Record the subject's run on its first batch, then replay the graph once and compare the outputs.
+    """Record the model's run on its first batch, replay the graph, and compare the outputs.
 
-    formats: for each, determine the literals that Python derives from a dtype, such as `torch.finfo(x.dtype).min`. The
-    result lists all batches known to take the recorded path. Raises: CaptureError(slug="capture-failed") if the model
-    does not run, or if the replay fails or has other outputs; CaptureError(slug="nothing-to-audit") if no operation
-    could run in another precision.
+    formats: in each, also find the numbers in the graph that Python derives from a dtype, such as
+    `torch.finfo(x.dtype).min`. The result lists all batches for which the graph is known to be valid. Raises:
+    CaptureError(slug="capture-failed") if the model does not run, or if the replay fails or has other outputs;
+    CaptureError(slug="nothing-to-audit") if no operation could run in another precision.
     """
     batch: Batch = subject.batches[0]
 
@@ -118,8 +118,8 @@ def _check_floating(found: Capture, name: str, answer: NamedTensors) -> None:
 
 
 def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Sequence[torch.Tensor]) -> None:
-    """Raises CaptureError(slug="capture-failed") if the replay fails, or differs from the recorded run much more than
-    two replays differ: the noise of non-deterministic operations is not an error of the recording."""
+    """Replay the graph. Raises CaptureError(slug="capture-failed") if this fails, or differs from the recorded run much
+    more than two replays differ: the noise of non-deterministic operations is not an error of the recording."""
 
     def replay_outputs() -> list[torch.Tensor]:
         with torch.no_grad():
@@ -149,12 +149,11 @@ def _unnest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tensor], seed: int) -> str | None:
-    """A warning if state that earlier calls left changes the outputs of a later call with the same random numbers; None
-    if not.
+    """A warning if the model keeps state between calls that changes the outputs of a later call; None otherwise.
 
     The caller has just run the model, and restores the model's state later. answer: the outputs of that run. The model
-    is first called on other values, since some state shows only then. A cache that is filled once makes no difference;
-    growing counters, statistics, memories and caches do.
+    is first called on changed inputs, since some state has an effect only then. A cache that is filled once changes no
+    output; growing caches, counters and statistics do.
     """
 
     def call_model(given: Batch) -> list[torch.Tensor]:
@@ -163,7 +162,7 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
             return [x.detach().clone() for x in tensor_outputs(model(*args, **kwargs))]
 
     def roll(x: torch.Tensor) -> torch.Tensor:
-        """Permute floating-point values; keep indices and masks."""
+        """Roll a floating-point tensor by one along its last dimension; return indices and masks unchanged."""
         moved = x.is_floating_point() and x.layout is torch.strided and not x.is_nested and x.dim() > 0
         return x.detach().roll(1, -1) if moved else x
 
@@ -185,7 +184,7 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
 
 
 def assemble(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
-    """Convert a recording to a Capture."""
+    """Convert a Recording to a Capture: the graph, with a description of every operation and placeholder."""
     placeholders, paths = list[Placeholder](), paths_of(model)
     holders: dict[int, dict[str, None]] = {}  # {id of a parameter or buffer: first paths of its modules}
     for module in modules_of(model):

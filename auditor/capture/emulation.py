@@ -28,11 +28,11 @@ class Endless(RuntimeError):
 
 
 class Emulation(Handler):
-    """Runs operations on a CPU as CUDA does.
+    """Runs operations on a CPU with CUDA's autocast dtypes and half-precision arithmetic.
 
-    lenient: compute recurrent layers, and operations without a half kernel on CUDA, in FP32 and round. most: maximum
-    number of operations, since a loop that waits for two numbers to agree may never end in half precision. seen: number
-    of operations so far, without casts, since plans add casts at scope boundaries.
+    lenient: compute recurrent layers, and operations without a half kernel on CUDA, in FP32 and round the results.
+    most: maximum number of operations, since a loop that waits for two numbers to agree may never end in half
+    precision. seen: number of operations so far; casts do not count, since precision plans add casts.
     """
 
     def __init__(self, lenient: bool = False, most: int | None = None) -> None:
@@ -46,7 +46,7 @@ class Emulation(Handler):
     def enter(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments after the casts of CUDA's autocast."""
+        """(args, kwargs) after the casts of CUDA's autocast."""
         if not region.enabled or region.dtype == "float32":
             return args, kwargs
         row = format_of(getattr(torch, region.dtype))
@@ -76,7 +76,11 @@ class Emulation(Handler):
             )
         if plain:
             return op(*args, **kwargs)
-        if _draws(op, args, kwargs) or (self.lenient and operation_of(op).recurrent):
+        row = operation_of(op)
+        # Recurrent layers and attention have dropout inside, but need half kernels; dropout may be off.
+        idle = row.thins and (args[2] if len(args) > 2 else kwargs.get("train")) is False
+        draws = may_draw(op) and not is_tensor_core(op) and not row.recurrent and not idle
+        if draws or (self.lenient and row.recurrent):
             return in_float32(op, args, kwargs)
         try:
             return run_op(op, args, kwargs)
@@ -86,21 +90,13 @@ class Emulation(Handler):
             return in_float32(op, args, kwargs)
 
 
-def _draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the operation only draws random numbers. Recurrent layers and attention have dropout inside, but
-    need half kernels; dropout outside training returns its input."""
-    row = operation_of(op)
-    idle = row.thins and (args[2] if len(args) > 2 else kwargs.get("train")) is False
-    return may_draw(op) and not is_tensor_core(op) and not row.recurrent and not idle
-
-
 _emulating: set[int] = set()
 """Ids of the threads inside `emulate`."""
 
 
 @contextmanager
 def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
-    """Run the body on a CPU as it would run on `device`, in the forward and the backward pass.
+    """Run the `with` block on a CPU as it would run on `device`, in the forward and the backward pass.
 
     Example:
 
@@ -109,19 +105,19 @@ def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
                 loss = loss_fn(model(inputs), targets)
             loss.backward()
 
-    In the body, `torch.autocast` of any device type follows CUDA's lists; matrix products of half-precision tensors,
+    In the block, `torch.autocast` of any device type follows CUDA's lists; matrix products of half-precision tensors,
     and their gradients, accumulate in FP32 and round once; other operations run in half precision; an operation that
     CUDA lacks in half precision raises RuntimeError; random numbers are drawn in FP32 and rounded; `GradScaler("cuda")`
-    scales. Tensors are not moved. Compiled functions run eagerly. The emulation ends with the body, even if the body
+    scales. Tensors are not moved. Compiled functions run eagerly. The emulation ends with the block, even if the block
     raises.
-    Create `torch.autocast("cuda")` and `GradScaler("cuda")` in the body: outside, without CUDA, torch disables them.
-    Call `backward()` in the body as well. Threads that the body starts are not emulated. A nested call in the same
+    Create `torch.autocast("cuda")` and `GradScaler("cuda")` in the block: outside, without CUDA, torch disables them.
+    Call `backward()` in the block as well. Threads that the block starts are not emulated. A nested call in the same
     thread changes nothing. Tensors on a GPU run natively.
-    most: number of operations after which the body ends with a RuntimeError, for loops that may not end in half
+    most: number of operations after which the block ends with a RuntimeError, for loops that may not end in half
     precision.
     Raises: MeasureError(slug="unknown-device") if `device` is not "cuda"; MeasureError(slug="emulation-busy") if
     another run, in this thread or another, is being recorded or emulated; MeasureError(slug="emulation-ended") if the
-    body traced a model.
+    block traced a model.
     """
     if str(device) != "cuda":
         raise MeasureError(f"there is no emulation of {str(device)!r}: use emulate('cuda').", slug="unknown-device")
@@ -139,7 +135,8 @@ def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def as_on(device: str, most: int | None = None) -> Iterator[None]:
-    """In the body, operations run as on CUDA: natively on a GPU, otherwise emulated, with at most `most` operations."""
+    """In the `with` block, operations run as on CUDA: natively if `device` is a GPU, otherwise emulated, with at most
+    `most` operations."""
     with nullcontext() if is_native(device) else emulate("cuda", most=most):
         yield
 
@@ -150,7 +147,7 @@ _ORIGINAL = _Scaler.__init__
 
 @contextmanager
 def scaled_as_on_cuda() -> Iterator[None]:
-    """In the body, in this thread, a GradScaler for CUDA scales tensors on the CPU if CUDA is absent."""
+    """In the `with` block, in this thread, a GradScaler for CUDA scales tensors on the CPU if CUDA is absent."""
     thread = threading.get_ident()
 
     @functools.wraps(_ORIGINAL)

@@ -1,4 +1,4 @@
-"""Functional forms of operations: no writes, fixed random numbers, one form of cast, fixed data-dependent shapes."""
+"""Finds functional forms of operations: without writes, with fixed random numbers and one form of cast."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def written_arguments(op: Any) -> tuple[int | str, ...]:
 
 
 def positional(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Convert keyword arguments to positional ones if possible, since callers may use either."""
+    """(args, kwargs), with keyword arguments converted to positional ones where the schema allows it."""
     if not kwargs:
         return args, kwargs
     kwargs, result = dict(kwargs), list(args)
@@ -41,16 +41,16 @@ def positional(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
 
 
 def with_defaults(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Append omitted defaults, since the functional variant may lack them: `bernoulli_` has a default p, `bernoulli.p`
-    none."""
+    """Append the defaults of omitted positional arguments, since the functional variant may have none: `bernoulli_` has
+    a default p, `bernoulli.p` has not."""
     rest = op._schema.arguments[len(args) :]
     values = [a.default_value for a in rest if not a.kwarg_only and a.has_default_value()]
     return (*args, *values)
 
 
 def promotes(op: Any, x: torch.Tensor, given: Sequence[torch.Tensor]) -> bool:
-    """Whether the functional variant may return another dtype than `x`, the tensor that the in-place operation
-    writes to."""
+    """Whether the functional variant of an in-place operation may return another dtype than `x`, the tensor that the
+    in-place operation writes to."""
     if operation_of(op).truth:
         return x.dtype is not torch.bool
     rank = _rank(x.dtype)
@@ -78,7 +78,7 @@ def twin_of(op: Any) -> Any:
         return None
 
     def outline(arguments: Sequence[Any]) -> tuple[list[str], list[str]]:
-        """Types and names; the first argument may be `self` in one overload and `input` in the other."""
+        """Types of all arguments, and names of all but the first, which may be `self` or `input`."""
         return [str(a.type) for a in arguments], [a.name for a in arguments[1:]]
 
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
@@ -88,7 +88,7 @@ def twin_of(op: Any) -> Any:
 
 
 def copy(target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
-    """`aten.copy` with the derivative that torch defines only for `copy_`."""
+    """`aten.copy` with a derivative; torch defines one only for the in-place `copy_`."""
     return torch.empty_like(target).copy_(source, non_blocking)
 
 
@@ -133,7 +133,7 @@ class PinnedDraw:
 
 
 def as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """Convert any form of cast to `aten.to.dtype` with its arguments; return other operations unchanged.
+    """Convert any form of cast to `aten.to.dtype` with its arguments; other operations are returned as they are.
 
     The caller moves the result to another device if the recorded operation did.
     """
@@ -152,14 +152,14 @@ def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
 
 
 def is_no_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> bool:
-    """Whether an operation whose result has its input's dtype is no cast in the user's code. torch adds x's dtype to
-    `x.to(device)`."""
+    """For an operation that returned its input's dtype: whether the user's code requested no cast. `x.to(device)` does
+    not, although torch adds x's dtype to its arguments."""
     dtype = cast_to(op, given, args, kwargs)
     return dtype is None or (op is _aten.to.dtype_layout and dtype is given[0].dtype)
 
 
 def shape_from(op: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """Arguments whose entries determine the shape of the result."""
+    """Arguments whose entries determine the shape of the result, such as the input of `nonzero`."""
     how = operation_of(op).shape_from
     if how == "masks":  # a single number fits any selection
         single = len(args) > 2 and args[2].numel() == 1

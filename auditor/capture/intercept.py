@@ -1,4 +1,4 @@
-"""Intercepts whole operations, before autograd and autocast, with private functions of torch.
+"""Intercepts a model's ATen operations before autograd and autocast handle them, with private functions of torch.
 
 Tested on torch 2.11, the oldest version in pyproject.toml, and 2.13.
 """
@@ -32,13 +32,13 @@ _KEY_BELOW = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
 """An autocast key that torch does not use. Kernels registered under it run where CUDA's autocast acts: below functorch,
 above autograd."""
 _BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")
-"""A key that is active in `torch.autograd.grad(..., is_grads_batched=True)`, which does not use functorch's vmap."""
+"""A dispatch key that is active in `torch.autograd.grad(..., is_grads_batched=True)`, which uses no functorch vmap."""
 
 _RUNNING = threading.Lock()
 
 
 class Handler:
-    """Runs a model's operations in place of torch; this base class does what torch does outside autocast."""
+    """Runs a model's operations in place of torch. This base class does what torch does without autocast."""
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """Run one operation as the user's code called it, with autocast disabled."""
@@ -47,8 +47,8 @@ class Handler:
     def enter(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of an operation on CUDA's autocast lists, below functorch's transforms; `part` runs the
-        operation."""
+        """The arguments (for example after casts) of an operation on CUDA's autocast lists, below functorch's
+        transforms; `part` runs the operation."""
         return args, kwargs
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
@@ -60,12 +60,11 @@ class Handler:
 def intercept(
     handler: Handler, depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | None = None
 ) -> Iterator[None]:
-    """In the body, every operation of this thread goes through `handler`. around: dtype of an autocast region
-    around the body, see `one_stack`.
+    """In the `with` block, every operation of this thread goes through `handler`. depth_of, around: see `one_stack`.
 
     Autocast regions of every device type share one stack; PyTorch's fused transformer path is off, since it bypasses
-    modules; compiled functions run eagerly. Raises: MeasureError(slug="emulation-busy") if another body is open, in any
-    thread; MeasureError(slug="emulation-ended") if the body traced a model.
+    modules; compiled functions run eagerly. Raises: MeasureError(slug="emulation-busy") if another `intercept` is
+    active, in any thread; MeasureError(slug="emulation-ended") if a tracer such as torch.export ran inside.
     """
     if not _RUNNING.acquire(blocking=False):
         raise MeasureError(
@@ -125,14 +124,14 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
 
 @cache
 def _kernel_of_parts(op: Any) -> Any:
-    """The dispatch key of the kernel that consists of calls of other operations."""
+    """The dispatch key of an operation's composite kernel, which calls other operations."""
     keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return torch._C._dispatch_key_parse(next(key for key in keys if has(op.name(), key)))
 
 
 class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode below functorch, for the operations that the first mode passed on."""
+    """A dispatch mode below functorch, which sees the operations into which functorch splits an operation."""
 
     supports_higher_order_operators = True
     _should_skip_dynamo = _Whole._should_skip_dynamo
@@ -142,7 +141,7 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.handler, self.region = handler, Region(False, "")
 
     def of(self, region: Region) -> _Parts:
-        """This mode, for an operation in `region`."""
+        """Set the autocast region of the next operation; returns this mode."""
         self.region = region
         return self
 
@@ -152,12 +151,12 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _below: list[_Parts] = []
-"""The modes of the transformed operations that are running."""
+"""The `_Parts` modes of the operations that are running under a functorch transform, innermost last."""
 
 
 @contextmanager
 def _cast_below(parts: _Parts) -> Iterator[None]:
-    """In the body, operations on CUDA's lists are observed where autocast acts: below functorch, above autograd."""
+    """In the `with` block, operations on CUDA's lists are seen where autocast acts: below functorch, above autograd."""
     if not parts.region.enabled:
         yield
         return
@@ -193,7 +192,7 @@ def _cast_listed(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _teach(operator: HigherOrderOperator) -> None:
-    """Make `torch.cond` and similar operators run their bodies under the first mode, which sees the operations."""
+    """Make `torch.cond` and similar operators run their bodies under `_Whole`, which sees the operations inside."""
     if _Whole in operator.python_key_table:
         return
 
@@ -224,9 +223,6 @@ _BODIES: dict[str, Callable[..., Any]] = {
 
 def _is_transformed(tensors: list[torch.Tensor]) -> bool:
     """Whether functorch, forward-mode differentiation or batched gradients transform this operation."""
-    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
-        return True
-    if torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS):
-        return True
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return any(wrapped(x) for x in tensors)
+    inside = torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+    batched = torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS)
+    return inside or batched or any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))

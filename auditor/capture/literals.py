@@ -1,4 +1,4 @@
-"""Detects literals that Python derives from a tensor's dtype, by recording the model again in each format."""
+"""Detects numbers in a graph that Python derived from a tensor's dtype, by recording the model again in each format."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ T = TypeVar("T")
 
 _FP16 = FORMATS["fp16"]
 _LEAST, _TIMES = 1_000, 2
-"""A low-precision run may have _LEAST operations, plus _TIMES those of the FP32 run. A longer run takes another path:
-a solver may halve its steps."""
+"""A low-precision run may have _LEAST operations, plus _TIMES as many as the FP32 run. A longer run takes another path,
+such as a solver with smaller steps, and counts as failed."""
 
 _JUST_BELOW_ONE = 1 - torch.finfo(torch.float32).eps
 _LEAST_ORDINARY, _MOST_ORDINARY = 1 / 512, 8
-"""Literals between these limits exist in every format. A smaller literal may prevent a division by 0; exp of a
-larger literal may overflow."""
+"""Magnitudes between which a number in the code is assumed not to depend on a dtype. A smaller number may prevent a
+division by 0; exp of a larger one may overflow."""
 
 
 def compare_literals(
     captured: Capture, recording: Recording, model: nn.Module, batch: Batch, formats: tuple[str, ...], seed: int
 ) -> Capture:
-    """Add to the capture how its literals and constants change if the model runs in low precision.
+    """Add to the capture how numbers and constants in its graph change if the model runs in low precision.
 
-    If a run fails in the format, the FP32 literals are kept, and the measurements report the failure. A format that
+    If a run fails in the format, the FP32 numbers are kept, and the measurements report the failure. A format that
     torch cannot compute in is replaced by FP16, since all of FP16's limits differ from FP32's.
     """
     leaves = tree_leaves([(node.args, node.kwargs) for node in recording.graph.nodes])
@@ -79,7 +79,7 @@ def compare_literals(
 
 
 def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
-    """{format: changes in that format}, for one node or placeholder."""
+    """{format: entry of `name` in `found[format]`}; `name` is a node or placeholder."""
     return {fmt: by_name[name] for fmt, by_name in found.items() if name in by_name}
 
 
@@ -107,7 +107,7 @@ def _constants(recording: Recording) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _differences(ours: Recording, theirs: Recording, row: Format) -> ByNode:
-    """{node: literals that differ in the low-precision run}, translated to `row` if torch cannot compute in `row`."""
+    """{node: numbers in its arguments that differ in the low-precision run}, translated to the format `row`."""
     result: ByNode = {}
     twins = {other: node for node, other in align(_operations(ours), _operations(theirs))}
     kinds = ({float}, {float, int}, {torch.dtype})  # two integers are sizes or indices
@@ -135,9 +135,9 @@ def _operations(recording: Recording) -> Iterator[tuple[str, Hashable, fx.Node]]
 
 
 def translate(found: Literals, row: Format) -> Literals:
-    """Convert literals of an FP16 run to a format that torch cannot compute in.
+    """Convert numbers in the code of an FP16 run to a format that torch cannot compute in.
 
-    FP16 and its limits become the format and its limits. Other literals keep their FP32 values.
+    FP16 and its limits become the format and its limits. Other numbers keep their FP32 values.
     """
 
     def as_there(value: Any) -> Any:

@@ -1,5 +1,4 @@
-"""Determines for which batches a recorded graph is valid; traverses graphs, and matches the operations of two
-graphs."""
+"""Determines for which batches a recorded graph is valid; traverses graphs; matches the operations of two graphs."""
 
 from __future__ import annotations
 
@@ -26,13 +25,13 @@ T = TypeVar("T")
 
 
 def key_of(batch: Batch) -> tuple[int, ...]:
-    """The key of a batch: the ids of its tensors."""
+    """Identifies a batch: the ids of its tensors."""
     return tuple(id(x) for x in tensors_in(batch))
 
 
 def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[tuple[int, ...]]:
-    """Keys of the other batches, including held-out ones, whose shapes, operations and constants equal the first
-    batch's."""
+    """Keys (see `key_of`) of the other batches, including held-out ones, whose shapes, operations and constants equal
+    the first batch's."""
     first, *others = (*subject.batches, *subject.held_out)
     result = set[tuple[int, ...]]()
     for batch in (batch for batch in others if _shapes(batch) == _shapes(first)):
@@ -49,14 +48,13 @@ def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[
 
 
 def usable(capture: Capture, subject: Subject, batches: Sequence[Batch] | None = None) -> list[Batch]:
-    """The batches, by default the calibration inputs, for which the recorded graph is valid: same shapes and path as a
-    recorded batch."""
+    """The batches, by default the calibration inputs, with the shapes and path of a batch that was recorded."""
     chosen = subject.batches if batches is None else batches
     return [batch for batch in chosen if path_of(capture, subject, batch) is not None]
 
 
 def path_of(capture: Capture, subject: Subject, batch: Batch) -> Capture | None:
-    """The recorded path that a batch takes; None if that path is not recorded."""
+    """The Capture of the path that a batch takes; None if that path is not recorded."""
     for path in capture.paths or (ModelPath(capture, subject.batches),):
         first, result = path.batches[0], path.capture
         known = result.method == "run" or key_of(batch) == key_of(first) or key_of(batch) in result.same_path
@@ -85,7 +83,7 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def reach(starts: Iterable[H], following: Callable[[H], Iterable[H]]) -> list[H]:
-    """`starts` and all items that follow from them, each once."""
+    """`starts` and all items reached from them through `following` (item -> its successors), each once."""
     waiting, result = list(starts), dict[H, None]()
     while waiting:
         item = waiting.pop()
@@ -96,8 +94,8 @@ def reach(starts: Iterable[H], following: Callable[[H], Iterable[H]]) -> list[H]
 
 
 def align(ours: Iterable[tuple[str, Hashable, S]], theirs: Iterable[tuple[str, Hashable, T]]) -> Iterator[tuple[S, T]]:
-    """Match items of two runs, given as (module, key, item): within a module, items with equal keys in the same
-    order."""
+    """Yield pairs of matching items of two runs, given as (module, key, item): within a module, items with equal keys
+    in the same order."""
     others = _by_module(theirs)
     for module, (keys, items) in _by_module(ours).items():
         their_keys, their_items = others.get(module, ([], []))

@@ -51,8 +51,8 @@ def record(
     """Run the model once on a batch and record its operations; also returns the model's output tensors.
 
     handler: runs the operations, by default as torch does. around: the autocast region of the run. A float32 region
-    casts nothing, but shows which regions the user's code disables. The batch's tensors are copied; the caller restores
-    the model's.
+    casts nothing, but shows which regions the user's code disables. The batch's tensors are copied; the caller must
+    restore the model's.
     """
     recording, calls = Recording(), Calls(model)
     recorder = _Recorder(recording, calls, handler or Handler(), around)
@@ -109,7 +109,7 @@ class _Recorder(Handler):
         return result
 
     def note_returned(self, call: Call, result: Any) -> None:
-        """Note the tensors that a module call returned: a plan's wrapper converts returned tensors, but not tensors in
+        """Note the tensors that a module call returned: a plan casts returned tensors, but not tensors in
         attributes."""
         with torch._C.DisableTorchFunction():  # the calls below are not the model's
             for x in tensors_in(result):
@@ -119,7 +119,7 @@ class _Recorder(Handler):
                     self.recording.returned.setdefault(self.values.node_of(x).name, []).append(call.key)
 
     def notice_reads(self, *given: torch.Tensor) -> None:
-        """Record that Python reads the values of these tensors, or that a shape depends on them."""
+        """Note that Python reads the values of the tensors `given`, or that a shape depends on these values."""
         nodes = [self.values.node_of(x) for x in given]
         self.recording.reads |= any(node in self.builder.fed for node in nodes)
 
@@ -177,8 +177,8 @@ class _Recorder(Handler):
     def _arguments(self, op: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], bool]:
         """The arguments with nodes in place of tensors, and whether the result must be stored as a constant.
 
-        Values that determine the shape of a result are stored if rounding could change them. Unknown tensors become
-        constants.
+        Values that determine a result's shape become constants if rounding could change them. Tensors of unknown origin
+        become constants.
         """
         choosing = shape_from(op, args)
         chosen = {id(x) for x in choosing if self.values.node_of(x) not in self.builder.exact}
@@ -199,8 +199,7 @@ class _Recorder(Handler):
         return tree, floating
 
     def _ragged_size(self, size: torch.SymInt, ragged: list[torch.Tensor]) -> Any:
-        """The length of a ragged dimension as a node: torch's symbol for it belongs to one tensor and differs in a
-        replay."""
+        """The length of a ragged dimension as a node, since torch's symbol for it differs in a replay."""
         sizes: list[tuple[torch.Tensor, int, Any]] = [(x, dim, x.size(dim)) for x in ragged for dim in range(x.dim())]
         for x, dim, own in sizes:
             if isinstance(own, torch.SymInt) and own == size:
@@ -245,7 +244,7 @@ class _Recorder(Handler):
                 self.values.bind_view(x, own, source, None)
 
     def _item(self, node: fx.Node, path: tuple[int, ...], result: Any) -> fx.Node:
-        """The node of one tensor in an operation's result."""
+        """The node of the tensor at position `path` in the result of an operation's `node`."""
         for index in path:
             result = result[index]
             node = self._emit(operator.getitem, (node, index), {}, result)
@@ -334,5 +333,6 @@ def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the generator, whose state the draw contains. `generator=None` is kept: some overloads require it."""
+    """Remove the generator from the arguments: the recorded Draw has its state. `generator=None` is kept: some
+    overloads require it."""
     return {key: value for key, value in kwargs.items() if key != "generator" or value is None}

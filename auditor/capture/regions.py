@@ -30,7 +30,7 @@ class Region(NamedTuple):
 
 
 class _OpenRegion(NamedTuple):
-    """An open region, with torch's autocast state before it. depth: number of open module calls on entry."""
+    """An open autocast region, and torch's autocast state before. depth: number of running module calls on entry."""
 
     region: Any
     flags: _Flags
@@ -40,7 +40,7 @@ class _OpenRegion(NamedTuple):
 
 @dataclass(eq=False)
 class _Stack:
-    """The open regions in the body of `one_stack`.
+    """The open autocast regions inside `one_stack`.
 
     casts: {(id of a weight, dtype, whether gradients are on): (weak reference to the weight, its cast)}.
     """
@@ -63,13 +63,13 @@ def region_now() -> Region:
 
 
 def entered_at() -> int:
-    """Number of open module calls on entry of the innermost open region; 0 if none is open."""
+    """Number of running module calls on entry of the innermost open autocast region; 0 if none is open."""
     stack = _STATE.stack
     return stack.entered[-1].depth if stack is not None and stack.entered else 0
 
 
 def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast `x` to `dtype`; inside a region a weight is cast once, so that the gradients of its uses are summed in low
+    """Cast `x` to `dtype`; in a region a weight is cast once, so that gradients of its uses are summed in low
     precision."""
     stack = _STATE.stack
     kept = x.requires_grad and x.is_leaf and x.dtype is torch.float32 and not x._is_view()
@@ -84,12 +84,12 @@ def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @contextmanager
 def one_stack(depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | None = None) -> Iterator[None]:
-    """In the body, in this thread, `torch.autocast` regions of all device types share one stack.
+    """In the `with` block, in this thread, `torch.autocast` regions of all device types share one stack.
 
-    Queries of the autocast state, for any device, return the innermost region's. depth_of: returns the number of open
-    module calls, called on each entry of a region. around: the dtype of a region around the body; float32 casts
-    nothing, but shows where autocast is disabled. Other threads are unaffected, and this thread is restored afterwards,
-    even if the body left regions open.
+    Queries of the autocast state, for any device, return the innermost region's. depth_of: returns the number of
+    running module calls, called on each entry of a region. around: the dtype of a region around the block; float32
+    casts nothing, but shows where autocast is disabled. Other threads are unaffected, and this thread is restored
+    afterwards, even if the block left regions open.
     """
     outer, before, cached, nesting = _STATE.stack, _flags(), torch.is_autocast_cache_enabled(), _nesting_depth()
     with written_as_meant():
@@ -111,7 +111,7 @@ def one_stack(depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | Non
 
 @contextmanager
 def written_as_meant() -> Iterator[None]:
-    """In the body, `torch.autocast("cuda")` keeps its settings without CUDA; torch itself would disable it."""
+    """In the `with` block, `torch.autocast("cuda")` keeps its settings without CUDA; torch itself would disable it."""
     with ExitStack() as stack:
         for name, method in (("__init__", _init), ("__enter__", _enter), ("__exit__", _exit)):
             stack.enter_context(swap_attribute(_Autocast, name, method))
@@ -120,7 +120,7 @@ def written_as_meant() -> Iterator[None]:
 
 
 def _init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
-    """Like torch's `__init__`, but without the warning for CUDA without a GPU; `_meant` has the requested state."""
+    """Like torch's `__init__`, but without the warning for CUDA without a GPU; `_meant` stores the requested state."""
     absent = device_type == "cuda" and not torch.cuda.is_available()
     _ORIGINAL["__init__"](self, device_type, dtype, enabled and not absent, cache_enabled)
     if absent:
@@ -154,7 +154,7 @@ def _exit(self: Any, *exception: Any) -> Any:
 
 
 def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-    """The cast of `custom_fwd`, which converts tensors of its device type; in the stack it converts CPU tensors too."""
+    """The cast of `custom_fwd`, which converts tensors of its device type; inside `one_stack` also tensors on a CPU."""
     value = _ORIGINAL_CAST(value, device_type, dtype)
     return value if _STATE.stack is None or device_type == "cpu" else _ORIGINAL_CAST(value, "cpu", dtype)
 

@@ -19,14 +19,15 @@ MOST_PATHS = 8
 
 @dataclass(frozen=True)
 class RecordedPaths:
-    """All recorded paths, the first batch's first. unjudged: warnings about batches whose path is not recorded."""
+    """The recorded runs of one model, one for each path through its operations; the first batch's is first. unjudged:
+    warnings about batches whose path is not recorded."""
 
     each: tuple[ModelPath, ...]
     unjudged: tuple[str, ...] = ()
 
     @property
     def first(self) -> ModelPath:
-        """The path of the first batch."""
+        """The ModelPath of the first batch."""
         return self.each[0]
 
     @property
@@ -36,7 +37,7 @@ class RecordedPaths:
 
 
 def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> RecordedPaths:
-    """Record the first batch, and each later batch with other shapes or another branch.
+    """Record the model's run on the first batch, and on each later batch with other shapes or another branch.
 
     Raises: CaptureError if the first batch cannot be recorded; for a later batch the result has a warning.
     """
@@ -70,14 +71,14 @@ def unjudged_line(number: int, cause: object) -> str:
 
 
 def number_of(subject: Subject, batch: Batch) -> int:
-    """The index of a batch in the subject, from 1."""
+    """The number of a batch among the audited batches, from 1."""
     return next(number for number, other in enumerate(subject.batches, start=1) if other is batch)
 
 
 def join_paths(paths: Sequence[ModelPath], warnings: Sequence[str] = ()) -> Capture:
-    """One capture with the operations of all paths; of paths with the same operations, only the first path's.
+    """One Capture with the operations of all paths; paths with the same operations appear once.
 
-    Paths share parameters and buffers, and nothing else.
+    The joined paths share only parameters and buffers.
     """
     first, *_ = captures = [path.capture for path in paths]
     said = dict.fromkeys((*(line for capture in captures for line in capture.warnings), *warnings))
@@ -117,7 +118,7 @@ def _without(batches: Sequence[Batch], others: Sequence[Batch]) -> list[Batch]:
 
 
 def _operations_in(capture: Capture) -> list[object]:
-    """Everything that stages read of a capture, except numbers that depend on shapes; equal for the same operations."""
+    """A key for comparing captures: equal if they differ only in shapes and in numbers that depend on shapes."""
     nodes = [
         (n.name, n.op, n.owner, n.source, n.inputs, n.dtype, n.region, n.in_place, n.function, n.calls, n.returned)
         for n in capture.nodes.values()
@@ -172,7 +173,7 @@ def _named_apart(capture: Capture, number: int, taken: Collection[str]) -> Captu
 
 
 def _beside_each_other(captures: Sequence[Capture]) -> fx.Graph:
-    """One graph with all recordings, placeholders first and without duplicates."""
+    """One graph that contains the graphs of all captures, with the placeholders first and without duplicates."""
     graph, ends, placed = fx.Graph(), list[fx.Node](), dict[str, fx.Node]()
     graphs = [capture.graph_module.graph for capture in captures]
     for node in (node for own in graphs for node in own.find_nodes(op="placeholder")):

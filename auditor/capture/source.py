@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceLine:
-    """The source line of an operation, and a call that led to it; `function` contains that call."""
+    """An operation's source line. caller: a call that led to it; function: the function that contains this call."""
 
     place: Place
     caller: Place | None = None
@@ -50,7 +50,8 @@ class SourceLine:
 
 
 def written_at(outermost: CodeType) -> SourceLine | None:
-    """The innermost source line outside torch, and a call that led to it; None if all code is torch's.
+    """The innermost line outside torch of the current call stack, and a call that led to it; None if all code is
+    torch's.
 
     For a line of a library, the call is the user's line that called the library. For other lines outside a `forward`,
     it is the caller's line in a `forward`, or else in the outermost function. Other source lines have no call.
@@ -77,7 +78,7 @@ def written_at(outermost: CodeType) -> SourceLine | None:
 
 
 def line_of(place: Place) -> str:
-    """A position in report form: the file's name and the line."""
+    """A position as the report shows it: `file.py:line`."""
     return f"{Path(place.file).name}:{place.line}"
 
 
@@ -98,8 +99,8 @@ def is_installed(path: str) -> bool:
 
 
 def _is_forward(frame: FrameType) -> bool:
-    """Whether a frame is a module's forward: a function of that name, except an autograd.Function's, or its
-    replacement."""
+    """Whether a stack frame runs a module's forward: a function called `forward` (but not an autograd.Function's), or a
+    function that replaces it."""
     caller = frame.f_back.f_code.co_filename if frame.f_back is not None else ""
     if _function(frame.f_code).rpartition(".")[2] == "forward":
         return caller != _AUTOGRAD
@@ -121,7 +122,7 @@ def _function(code: CodeType) -> str:
 
 @cache
 def kind_of(filename: str) -> str:
-    """own | library | "": "" for torch, this package, the standard library, and code without a file."""
+    """own: user code; library: an installed package; "": torch, this package, the standard library, or no file."""
     if filename.startswith((_TORCH, _OURS)):
         return ""
     if filename.startswith("<"):  # a cell of a notebook has lines

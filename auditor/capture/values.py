@@ -1,4 +1,4 @@
-"""Maps tensors to nodes of the recording, while tensors are viewed, written and freed."""
+"""Maps each tensor of a run to the graph node with its current entries, while tensors are viewed, written and freed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _aten = torch.ops.aten
 
 @dataclass(eq=False)
 class Memory:
-    """One storage. roots: tensors in it that are not views of another known tensor.
+    """A storage. roots: tensors in it that are not views of another known tensor.
 
     The weak reference keeps the storage's address from being reused; it survives tensors that Python freed but autograd
     did not.
@@ -30,7 +30,8 @@ class Memory:
 
 @dataclass(eq=False)
 class Entry:
-    """One tensor: its node, with the entries as of `version` of its root; for a view, its source and how to read it."""
+    """A tensor of the run. node: has its entries after `version` writes to the last tensor of `chain`. source, view:
+    the tensor of which it is a view, and the View."""
 
     node: fx.Node
     geometry: Geometry
@@ -41,7 +42,7 @@ class Entry:
 
     @property
     def chain(self) -> list[Entry]:
-        """The tensor, the tensor it views, and so on."""
+        """This entry, the entry of the tensor that it views, and so on."""
         result = [self]
         while result[-1].source is not None:
             result.append(result[-1].source)
@@ -61,11 +62,11 @@ class Values:
         return self._current(self._entry(x))
 
     def knows(self, x: torch.Tensor) -> bool:
-        """Whether this tensor object has a node."""
+        """Whether the tensor object `x` has a node in the graph."""
         return self._entry_of(x) is not None
 
     def bind(self, x: torch.Tensor, node: fx.Node) -> None:
-        """Register a new tensor `x` with the entries of a node."""
+        """Register a new tensor `x`, whose entries are the result of `node`."""
         self._add(x, Entry(node, geometry_of(x), self._memory_of(x)))
 
     def bind_view(self, x: torch.Tensor, node: fx.Node, source: torch.Tensor, view: View | None) -> None:
@@ -95,7 +96,7 @@ class Values:
         self._entry(x)
 
     def same(self, x: torch.Tensor, other: torch.Tensor) -> None:
-        """Register `x` as another name of `other`."""
+        """Register `x`, which an operation returned without changing `other`, under the node of `other`."""
         node = self.node_of(other)
         if address(x) is None or address(x) != address(other):
             self._add(x, Entry(node, geometry_of(x), self._memory_of(x)))
@@ -150,7 +151,7 @@ class Values:
         return entry
 
     def _current(self, entry: Entry, version: int | None = None) -> fx.Node:
-        """The entry's node as of the last write to its root, or of an earlier version."""
+        """The node with the tensor's entries after all writes to its memory, or after the first `version` writes."""
         chain = entry.chain
         version = chain[-1].version if version is None else version
         stale = [item for item in chain[:-1] if item.version < version]

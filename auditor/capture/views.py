@@ -1,4 +1,4 @@
-"""Views of tensors: how to read a view from its source, and how to write through it."""
+"""Views of tensors: how to compute a view from its source, and the source after a write to the view."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from torch import fx
 from ..numerics.nodes import operation_of
 
 Emit = Callable[..., fx.Node]
-"""emit(target, args, kwargs, val) -> node: adds an operation to the recording. val: a tensor with the result's
-shape."""
+"""emit(target, args, kwargs, val) -> node: adds an operation to the graph. val: a tensor of the result's shape."""
 
 Constant = Callable[[torch.Tensor], fx.Node]
 
@@ -71,7 +70,7 @@ class Selection:
 
 
 def find_view(own: Geometry, source: Geometry) -> View | None:
-    """The view of `source` that has the layout `own`; None if there is none."""
+    """The View that makes a tensor of layout `own` from one of layout `source`; None if there is none."""
     if own.dtype != source.dtype or own.stride is None or source.stride is None:
         return None
     if own == source:
@@ -87,7 +86,7 @@ def find_view(own: Geometry, source: Geometry) -> View | None:
 
 
 def read(emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geometry, whole: fx.Node) -> fx.Node:
-    """Read a view's entries, given its parent's entries `whole`."""
+    """Add the operations that compute a view from its parent's node `whole`; returns the view's node."""
     value = own.outline()
     if view.op is _aten.alias.default:
         return whole
@@ -107,7 +106,7 @@ def read(emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geom
 def scatter(
     emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geometry, whole: fx.Node, part: fx.Node
 ) -> fx.Node:
-    """The parent's entries after one of its views was set to `part`."""
+    """The node with the parent's entries after one of the parent's views was set to `part`."""
     if view.op is _aten.alias.default:
         return part
     value, row = parent.outline(), operation_of(view.op)
@@ -138,7 +137,7 @@ def scatter(
 def put(
     emit: Emit, constant: Constant, whole: fx.Node, places: torch.Tensor, part: fx.Node, value: torch.Tensor
 ) -> fx.Node:
-    """Set the entries of `whole` at these positions to the entries of `part`."""
+    """A node with the entries of `whole`, in which the entries at these positions are replaced by those of `part`."""
     flat = value.new_empty(value.numel())
     line = emit(_aten.reshape.default, (whole, [-1]), {}, flat)
     new = emit(_aten.reshape.default, (part, [-1]), {}, value.new_empty(places.numel()))
@@ -149,7 +148,7 @@ def put(
 def overwrite(
     emit: Emit, constant: Constant, other: tuple[fx.Node, Geometry], written: tuple[fx.Node, Geometry]
 ) -> fx.Node | None:
-    """A tensor's entries after a write to another tensor in the same storage; None if they are unaffected."""
+    """A node with a tensor's entries after a write to another tensor in its storage; None if they are unaffected."""
     (whole, own), (node, source) = other, written
     if own.dtype != source.dtype or own.stride is None or source.stride is None:
         return None
@@ -189,7 +188,7 @@ def _inverse(view: View, parent: Geometry) -> tuple[Any, tuple[Any, ...]] | None
 
 
 def _order(own: Geometry, source: Geometry) -> list[int] | None:
-    """The permutation of the source's dimensions that gives the view, if there is one."""
+    """The permutation of the source's dimensions that gives the view; None if there is none."""
     assert own.stride is not None and source.stride is not None
     if own.offset != source.offset or len(own.shape) != len(source.shape):
         return None

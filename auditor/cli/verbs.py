@@ -299,7 +299,7 @@ class Rehearse(Verb):
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
     target: Annotated[str, Option(shown="FILE.py:STEP")]
     """a function that runs one training step on a batch"""
-    steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number", "N")] = 200
+    steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number from 1 to 999999", "N")] = 200
     """number of training steps in each recipe"""
     batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
     """the batches for the training step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
@@ -363,14 +363,9 @@ def default_directory(subject: Subject) -> Path:
     folders = list(Path(file).parts[-2:0:-1]) if file else []
     while True:
         safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".")
-        directory = Path("audits") / (safe or "model")
-        if not file or not folders or _audited_file(directory / "plan.json") in (None, portable_path(file)):
+        directory, audited = Path("audits") / (safe or "model"), None
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            audited = json.loads((directory / "plan.json").read_text(encoding="utf-8"))["subject"]["file"]
+        if not file or not folders or not audited or str(audited) == portable_path(file):
             return directory
         name = f"{folders.pop(0)}-{name}"
-
-
-def _audited_file(plan: Path) -> str | None:
-    """The source file of the model in a plan.json, if it is recorded."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        return str(json.loads(plan.read_text(encoding="utf-8"))["subject"]["file"] or "") or None
-    return None

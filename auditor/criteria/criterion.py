@@ -16,10 +16,11 @@ from ..errors import AuditorError, LoadError, suggest
 AT_MOST, AT_LEAST = "<=", ">="
 
 NOTHING = 2.0
-"""Share of an exceeded limit that allows no error. The error is added to it, so that larger errors rank as worse."""
+"""`Criterion.share` if a limit that allows no error is exceeded, before the error is added to rank larger ones as
+worse."""
 
 Options = tuple[tuple[str, "int | float | str"], ...]
-"""Arguments of a kind, in brackets: (name, value) pairs in the order of `Kind.takes`."""
+"""Arguments of an error measure, such as 5 in `topk(5)`: (name, value) pairs in the order of `Kind.takes`."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ _KINDS = (
     ),
 )
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
-"""{name: kind}."""
+"""{name: error measure}, such as `kl` and `max_abs`."""
 
 FUNCTION = Kind(
     "function",
@@ -99,7 +100,7 @@ FUNCTION = Kind(
     "the value of your function for (reference, candidate): a number that is 0 without a difference",
     discrete=True,
 )
-"""The kind of a criterion that is a Python function."""
+"""The error measure of a criterion that is a Python function."""
 
 FLOOR = 3.0
 """Errors count only above this multiple of the difference between FP32 runs."""
@@ -108,8 +109,8 @@ FLOOR = 3.0
 def floor_of(error: float, joint: float) -> float:
     """The noise floor: errors up to this size are ignored, since repeated FP32 runs differ by a third of it.
 
-    error: between repeated runs, by the budget's measure; joint: their relative L2 error over all outputs. The result
-    is 0 if repeated runs differ so much that every plan would pass.
+    error: difference between repeated runs in the budget's measure; joint: their relative L2 error over all outputs.
+    The result is 0 if repeated runs differ so much that every plan would pass.
     """
     return FLOOR * error if FLOOR * joint < 1 and math.isfinite(error) else 0.0
 
@@ -124,7 +125,7 @@ def name_of(function: object) -> str:
 
 
 def strict(written: str) -> bool:
-    """Whether the criterion with this text allows no error at all."""
+    """Whether a criterion, a text such as `labels: flips <= 0`, allows no error at all."""
     return written.endswith(" <= 0") or (written.endswith(" >= 1") and ": psnr" not in written)
 
 
@@ -141,7 +142,7 @@ class Criterion:
 
     @property
     def how(self) -> Kind:
-        """The criterion's row of KINDS, or FUNCTION."""
+        """The criterion's error measure: an entry of KINDS, or FUNCTION."""
         return FUNCTION if self.function is not None else KINDS[self.kind]
 
     @property

@@ -20,11 +20,11 @@ NATS, KL, UNITS = 0.02, 0.001, 0.5
 """Suggested limits: 2 % change of any probability; 0.001 nats of KL divergence; half a unit, such as half a pixel."""
 
 APART = 10.0
-"""A criterion is suggested for an output whose own error exceeds this multiple of the joint error."""
+"""A criterion is suggested for an output whose own error exceeds this multiple of the error of all outputs together."""
 
 
 def by_default(criteria: Sequence[Criterion], outputs: NamedTensors, capture: Capture) -> tuple[Criterion, ...]:
-    """`flips <= 0` for each discrete output without a criterion, unless it is known to read no floating-point value."""
+    """Criteria `flips <= 0` for discrete outputs that have no criterion and that floating-point values may affect."""
     nodes = _output_nodes(capture)
     told_apart = len(nodes) == len(outputs)
     return tuple(

@@ -25,10 +25,10 @@ from .values import peak_of, rows
 KINDS = ("top1", "topk", "flips")
 
 OCTAVE = 10_000
-"""Steps per factor of 2 with which the allowed change of the margins is computed."""
+"""Resolution of `Margins.allowed_change`: its base-2 logarithm is a multiple of 1 / OCTAVE."""
 
 WINDOW = 8
-"""Number of entries on either side of the boundary between chosen and other entries that can change places."""
+"""Number of entries on either side of the boundary between the top k and the others that can change places."""
 
 FAR, ROWS, ROUNDS = 6.0, 4096, 20
 """Number of standard errors beyond which a margin never flips; rows that are processed together; iterations of
@@ -131,7 +131,7 @@ _KNOWN: MutableMapping[torch.Tensor, dict[Criterion, Margins | None]] = WeakTens
 
 
 def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
-    """The decisions that a criterion counts, if it allows some to flip; else None, also if no error can flip more."""
+    """The decisions that a criterion counts; None if it allows no flip, or more flips than any error causes."""
     numbers = is_number(reference) and is_plain(reference) and not reference.is_complex()
     if criterion.kind not in KINDS or criterion.function is not None or criterion.allows_nothing or not numbers:
         return None
@@ -208,13 +208,11 @@ def _threshold_variance(low: torch.Tensor) -> float:
 
 
 Form = Callable[[torch.Tensor], torch.Tensor]
-"""A function that multiplies random signs e, of the output's shape, by A. E<A e, d>^2 is then the squared share of the
-limit for an error d."""
+"""Multiplies random signs e, of the output's shape, by A, where E<A e, d>^2 = (share of the limit)^2 for an error d."""
 
 
 def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
-    """The function that multiplies signs by A; None if the measure has no quadratic form, or the limit allows no
-    error."""
+    """The Form of a criterion around `reference`; None if the measure has none, or the limit allows no error."""
     make = FORMS.get(criterion.kind) if criterion.function is None else None
     if (
         make is None
@@ -227,12 +225,12 @@ def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
 
 
 def across(criterion: Criterion, reference: torch.Tensor) -> bool:
-    """Whether the form couples entries along the first dimension, so that samples cannot be treated separately."""
+    """Whether the criterion's Form couples entries along the first dimension, so that samples are not separate."""
     return "dim" in criterion.how.takes and criterion.option("dim", -1) % max(reference.dim(), 1) == 0
 
 
 def relative_form(references: Sequence[torch.Tensor], limit: float) -> Form | None:
-    """The quadratic form of a limit on the relative L2 error of all these outputs together; None if all are zero."""
+    """The Form of a limit on the relative L2 error of all `references` together; None if they are all zero."""
     size = math.hypot(*(float(finite(entries(x.detach())).double().norm()) for x in references))
     return (lambda signs: signs / (size * limit)) if size else None
 
@@ -302,4 +300,4 @@ FORMS: dict[str, Callable[[Criterion, torch.Tensor], Form | None]] = {
     "cosine": _cosine,
     **dict.fromkeys(("top1", "topk", "flips"), _decisions),
 }
-"""{kind: function that makes its form}, of kinds that are monotonic in a quadratic form of the error."""
+"""{kind: function that makes its form}, for measures that grow with a quadratic form of the error."""

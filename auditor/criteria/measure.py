@@ -39,7 +39,8 @@ class CriterionResult:
 
 @dataclass(frozen=True)
 class Criteria:
-    """A distance between outputs: the largest share of a limit, of a criterion's or of `max_error` for other outputs.
+    """A distance between outputs: the largest share that a criterion uses of its limit, or other outputs of
+    `max_error`.
 
     names: the outputs' names, if a reference has none. joint: the error measure of all outputs without a criterion.
     """
@@ -51,17 +52,17 @@ class Criteria:
 
     @property
     def rest_criterion(self) -> Criterion:
-        """The error budget of outputs without a criterion, as one criterion."""
+        """The error budget `max_error` of outputs without a criterion, as a Criterion."""
         own = None if self.joint is output_error else self.joint
         return Criterion(OTHERS, name_of(own) if own else "rel_l2", self.max_error, function=own)
 
     def all(self, names: Sequence[str] | None = None) -> tuple[Criterion, ...]:
-        """The criteria, and the error budget if some of these outputs have no criterion."""
+        """The criteria, and the error budget if some outputs in `names` have no criterion."""
         rest = self.rest_criterion
         return (*self.each, rest) if self.output_indices(rest, self.names if names is None else names) else self.each
 
     def __call__(self, reference: Tensors, candidate: Tensors) -> float:
-        """The largest share that any criterion takes of its limit; above 1 a limit is exceeded."""
+        """The largest share that any criterion uses of its limit; above 1, a limit is exceeded."""
         return max((held.share for held in self.evaluate(reference, candidate)), default=0.0)
 
     def evaluate(self, reference: Tensors, candidate: Tensors, expected: bool = False) -> list[CriterionResult]:
@@ -81,7 +82,7 @@ class Criteria:
         others: Iterable[tuple[Tensors, Tensors]] = (),
         predicted: float = math.nan,
     ) -> tuple[CriterionValue, ...]:
-        """Each criterion's worst value over these runs; it holds if its limit is met in these runs and in `others`.
+        """Each criterion's worst value over `runs`; it holds if its limit is met in `runs` and in `others`.
 
         A criterion that has no value in `runs` does not hold. predicted: the first-order estimate of the share of the
         limit, from which the expected flips of decisions are computed.

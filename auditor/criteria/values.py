@@ -79,12 +79,6 @@ def nats(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
     return float(divergence(rows(r, criterion), rows(c, criterion))[1].abs().max())
 
 
-def top1(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
-    ours, theirs = rows(r, criterion), rows(c, criterion)
-    taken = ours.gather(-1, theirs.argmax(-1, keepdim=True))[:, 0]
-    return float((taken == ours.amax(-1)).double().mean())
-
-
 def topk(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
     ours, theirs = rows(r, criterion), rows(c, criterion)
     k = int(criterion.option("k", 1))
@@ -146,9 +140,10 @@ VALUES: dict[str, Value] = {
     "rel_l2": lambda r, c, _: relative_l2(r, c),
     "max_abs": lambda r, c, _: float(_gap(r, c).abs().max()),
     "mean_abs": lambda r, c, _: float(_gap(r, c).abs().sum()) / max(int(torch.isfinite(r).sum()), 1),
-    **{function.__name__: function for function in (rel_max, kl, nats, flips, top1, topk, cosine, psnr, iou)},
+    **{function.__name__: function for function in (rel_max, kl, nats, flips, topk, cosine, psnr, iou)},
+    "top1": topk,
 }
-"""{name of a kind: function of two tensors of the same shape}."""
+"""{name of an error measure: function (reference, candidate, criterion) -> value}, for tensors of equal shapes."""
 
 
 def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | None:

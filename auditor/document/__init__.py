@@ -1,1 +1,1 @@
-"""plan.json and measurements.json: written, read, validated and compared."""
+"""Writes, reads, validates and compares plan.json and measurements.json."""

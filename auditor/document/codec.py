@@ -20,12 +20,12 @@ from .places import portable, portable_path
 PLAN, MEASUREMENTS = "plan.json", "measurements.json"
 WIDTH = 240
 VARYING = ("seconds", "held")
-"""Keys of `environment` that differ between equal audits, such as durations."""
+"""Keys of `environment` that differ between two audits of the same model, such as durations."""
 
 
 @functools.cache
 def adapter(record: Any = Audit) -> TypeAdapter[Any]:
-    """The pydantic adapter of a record class."""
+    """The pydantic TypeAdapter of a record class; cached."""
     return TypeAdapter(record)
 
 
@@ -47,7 +47,7 @@ def to_measurements(audit: Audit) -> dict[str, Any]:
 
 
 def to_document(audit: Audit) -> dict[str, Any]:
-    """The contents of both files in one dict."""
+    """The contents of plan.json and measurements.json in one dict."""
     return {"format_version": FORMAT_VERSION, **adapter().dump_python(_portable(audit), mode="json")}
 
 
@@ -85,7 +85,7 @@ def steady(plan: Any) -> Any:
 
 
 def digest(plan: Any) -> str:
-    """A digest of plan.json, which measurements.json stores to show that both were written together."""
+    """SHA-256 of plan.json's contents; measurements.json stores it to show that both were written together."""
     text = json.dumps(steady(plan), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
@@ -110,7 +110,7 @@ def _with_places(report: NodeReport) -> NodeReport:
 
 
 def under_several_names(named: Iterable[tuple[str, Any]]) -> tuple[tuple[str, ...], ...]:
-    """All names of each parameter or module that has more than one."""
+    """All names of each parameter or module that has more than one name. named: (name, parameter or module)."""
     names: dict[int, list[str]] = {}
     for name, item in named:
         names.setdefault(id(item), []).append(name)

@@ -20,7 +20,7 @@ BAND = 2.0
 
 @dataclass(frozen=True)
 class VerdictChange:
-    """An operation whose verdict in one format changed; None on the side where the operation does not exist."""
+    """An operation whose verdict in one format changed. before, after: the verdicts; None in the audit without it."""
 
     node: Node
     format: str
@@ -61,7 +61,7 @@ def compare(before: Audit, after: Audit) -> Comparison:
 
 
 def settings(audit: Audit) -> dict[str, str]:
-    """The settings that must be equal for numbers to be comparable."""
+    """{setting: its value in words}, for settings that must be equal if numbers of two audits are to be comparable."""
     subject, environment = audit.subject, audit.environment
     return {
         "parameters": str(audit.parameters),
@@ -76,7 +76,7 @@ def settings(audit: Audit) -> dict[str, str]:
 
 
 def figures(plan: Plan | None) -> tuple[Any, ...] | None:
-    """The values by which two plans are compared."""
+    """The values of a plan that are compared between two audits; None without a plan."""
     if plan is None:
         return None
     errors = plan.predicted_error, plan.measured_error
@@ -86,7 +86,7 @@ def figures(plan: Plan | None) -> tuple[Any, ...] | None:
 def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
     """The findings of an audit that an earlier audit lacks, or reports as less severe.
 
-    A more severe finding is not new, unless it is an error, if its measurement is unchanged: the same outcome, or
+    A finding whose severity rose, but not to error, is not new if its measurement is unchanged: the same outcome, or
     contributions that grew by at most the factor BAND. Contributions under another error budget are not comparable.
     """
     comparable = settings(before)["budget"] == settings(audit)["budget"]
@@ -170,6 +170,6 @@ def _verdict_changes(before: Sequence[NodeReport], after: Sequence[NodeReport]) 
 
 
 def _by_place(reports: Sequence[NodeReport]) -> dict[tuple[str, str, int], NodeReport]:
-    """Group operations by module, kind and index: names of graph nodes shift when a node is added before them."""
+    """{(module, operator, index): results}: names of graph nodes shift when a node is added before them."""
     indices: defaultdict[tuple[str, str], Iterator[int]] = defaultdict(itertools.count)
     return {(r.node.owner, r.node.op, next(indices[r.node.owner, r.node.op])): r for r in reports}

@@ -79,7 +79,7 @@ def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], st
 
 
 def patched_source(subject: Subject, audit: Audit, plans: Mapping[str, Plan], chosen: str, directory: Path) -> str:
-    """The text of `patched_model.py` for `subject`, to be saved in `directory`.
+    """The text of `patched_model.py` for the model of `subject`, to be saved in `directory`.
 
     Raises: PlanError(slug="plan-mismatch") if one of the plans does not fit the model.
     """
@@ -92,8 +92,8 @@ def patched_source(subject: Subject, audit: Audit, plans: Mapping[str, Plan], ch
 
 
 def check_artefact(subject: Subject, audit: Audit, plans: Mapping[str, Plan], chosen: str, seed: int) -> None:
-    """Run the patched model once, in a fresh process; a model quantized by torchao here, where no GPU is emulated.
-    Raises: LoadError(slug="not-rebuilt"); PlanError(slug="plan-mismatch" | "no-arithmetic")."""
+    """Run the patched model once, in a fresh process; if torchao quantizes the model, in this process and without
+    emulating a GPU. Raises: LoadError(slug="not-rebuilt"); PlanError(slug="plan-mismatch" | "no-arithmetic")."""
     if chosen not in plans:
         check_fit(subject.model, audit)
         with isolate(subject.model):

@@ -1,4 +1,4 @@
-"""File paths relative to their repository, so that they are the same on every machine."""
+"""Makes file paths relative to their repository, so that they are the same on every machine."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def portable_path(path: str) -> str:
 
 @cache
 def _repository(folder: Path) -> Path | None:
-    """The nearest parent folder that contains `.git`."""
+    """The nearest parent folder that contains `.git`; None if there is none."""
     return next((f for f in (folder, *folder.parents) if (f / ".git").exists()), None)

@@ -41,7 +41,7 @@ SHOULD_BE = {
     "dataclass_type": "an object",
     "too_long": "a list of {max_length}",
 }
-"""{pydantic's error type: template for the expected value}."""
+"""{pydantic's error type: words for the expected value}, used in error messages."""
 
 
 def load(directory: str | PathLike[str]) -> Audit:
@@ -105,7 +105,7 @@ def audit_of(document: Any, where: str) -> Audit:
 
 
 def applicable(document: Any, where: str) -> Audit:
-    """Like `audit_of`, but the audit must have a plan, and the plans' strategies must exist; their formats need not.
+    """Like `audit_of`, but the audit must have a plan, and the plans' strategies must exist; formats may be unknown.
 
     Raises: PlanError(slug="bad-plan").
     """
@@ -118,7 +118,7 @@ def applicable(document: Any, where: str) -> Audit:
 
 
 def audit_in(plan: Any) -> Audit:
-    """The audit of plans to be applied, from an Audit, a dict as in plan.json, or its path. Raises: PlanError."""
+    """The Audit that contains the plans, given as an Audit, a dict as in plan.json, or its path. Raises: PlanError."""
     if isinstance(plan, Audit):
         return plan
     if isinstance(plan, str | PathLike):
@@ -143,7 +143,7 @@ def plan_called(plans: Mapping[str, Plan], name: object, others: Iterable[str] =
 
 
 def plan_of(plan: Mapping[str, Any], where: str) -> Plan:
-    """Build one plan; strategy, format and scopes suffice. Raises: PlanError(slug="bad-plan")."""
+    """Build a Plan from a dict with at least strategy, format and scopes. Raises: PlanError(slug="bad-plan")."""
     result: Plan = _read(Plan, {"name": "", **plan}, where)
     _check_names(result, where, ())
     return result
@@ -207,7 +207,7 @@ def _read(record: type, document: Any, where: str) -> Any:
 
 
 def _explain(errors: Sequence[Mapping[str, Any]], where: str) -> PlanError:
-    """One line for the first error that pydantic reports."""
+    """A PlanError with one line on the first error that pydantic reports."""
     first, more = errors[0], f" ({len(errors) - 1} more like it)" if len(errors) > 1 else ""
     if first["type"] == "json_invalid":
         return PlanError(f"{where} is not a plan: {first['ctx']['error']}. {AGAIN}.", slug="bad-plan")
@@ -218,15 +218,9 @@ def _explain(errors: Sequence[Mapping[str, Any]], where: str) -> PlanError:
 
 
 def _wrong(where: str, place: Place, expected: str, value: Any, more: str = "") -> PlanError:
-    """One line: the location, the expected value, the actual one, and what to do."""
-    return PlanError(
-        f"{where}: `{json_path(place)}` should be {expected}, is {_short(value)}{more}. {AGAIN}.", slug="bad-plan"
-    )
-
-
-def _short(value: Any) -> str:
-    """A value in a few words."""
-    if value and isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
+    """A PlanError with the location in the document, the expected value, the actual one, and what to do."""
     text = json.dumps(value, default=repr)
-    return text if len(text) <= 40 else text[:37] + "..."
+    short = text if len(text) <= 40 else f"{text[:37]}..."
+    if value and isinstance(value, dict | list):
+        short = "an object" if isinstance(value, dict) else "a list"
+    return PlanError(f"{where}: `{json_path(place)}` should be {expected}, is {short}{more}. {AGAIN}.", slug="bad-plan")

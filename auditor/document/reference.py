@@ -101,7 +101,7 @@ def _object(properties: Any) -> dict[str, Any]:
 
 
 def _named_in(fields: Any, records: Mapping[str, Any]) -> set[str]:
-    """The records that these fields refer to, directly or through other records."""
+    """Names of the records that `fields` refer to, directly or through other records."""
     names = set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(fields))) & records.keys()
     others = {name: part for name, part in records.items() if name not in names}
     return names.union(*(_named_in(records[name], others) for name in names))

@@ -24,13 +24,13 @@ def quantized_audit(plan: Any, name: str | None) -> Audit | None:
 
 
 def quantized_files(audit: Audit, name: str) -> dict[str, str]:
-    """The files of a plan of quantization schemes, by their path in an audit's directory; none for another plan."""
+    """The files of a plan of quantization schemes, by their path in an audit's directory; empty for other plans."""
     return {} if name in audit.plans else files_of(audit, quantized_plan(audit, name))
 
 
 def quantize(model: nn.Module, audit: Audit, name: str, then: Callable[[], object] = lambda: None) -> nn.Module:
-    """Run a plan's code for torchao, in place. then: called on a first try. Raises: PlanError(slug="no-arithmetic"); the
-    model is then unchanged."""
+    """Run a plan's code for torchao, in place. then: called after a trial, which is undone. Raises:
+    PlanError(slug="no-arithmetic"); the model is then unchanged."""
     library, plan, names = LIBRARIES["torchao"], quantized_plan(audit, name), dict[str, Any]()
     if name not in applicable(audit):
         raise PlanError(f"{name!r} needs more than a model: see quantized/{name}/{library.file}.", slug="no-arithmetic")

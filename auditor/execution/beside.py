@@ -1,4 +1,4 @@
-"""Replays the graph under a plan beside the FP32 run; finds errors, dtypes, and the first operation with Inf or NaN."""
+"""Replays a graph under a plan and in FP32; finds errors, dtypes, and the first operation with Inf or NaN."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .resolve import resolve
 
 @dataclass(frozen=True)
 class UnderPlan:
-    """Results of a replay under a plan, by node. errors: relative L2 of floating-point results, in execution order.
+    """Results of a replay under a plan, by node. errors: relative L2 error of each floating-point result against FP32.
 
     read: {parameter, buffer or input: the dtypes in which operations read it}.
     """
@@ -37,12 +37,12 @@ class UnderPlan:
 
 
 def policy_of(capture: Capture, plan: Plan) -> Policy:
-    """The policy of a plan for modules."""
+    """The Policy of a plan, from the plan's precision per module; plans that are exported programs have none."""
     return Policy(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
 
 
 def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> UnderPlan:
-    """Return each node's error and dtypes under the plan: on `batch`, or with several paths on each one's first batch.
+    """Return each node's error and dtypes under the plan: on `batch`, or for several paths on each one's first batch.
 
     A node whose shape changes has no error. The result is empty without a plan, for exported programs, and if an
     operation raises, for example because it does not support the format.
@@ -53,7 +53,7 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
 
 
 def under_policy(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> UnderPlan:
-    """Return the same as `under_plan`, for a policy."""
+    """Return the same as `under_plan`, for a Policy instead of a plan."""
     under, predicted, read = UnderPlan(), resolve(policy).nodes, dict[str, dict[str, None]]()
     for path in capture.paths or (ModelPath(capture, (batch,)),):
         errors, dtypes = dict[str, float](), dict[str, Dtypes]()
@@ -89,7 +89,7 @@ def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
 
 def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: torch.dtype) -> Dtypes:
     """Return the dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
-    tensors. Scalars and discrete tensors count only if there are no others. kernel: the arguments of its kernel."""
+    tensors. Scalars and discrete tensors count only if there are no other tensors. kernel: arguments of its kernel."""
     read, handed = tensors_in(policy.converted_arguments(n, (n.args, n.kwargs), value_of)), tensors_in(kernel)
     floating = [x for x in handed if x.is_floating_point() or x.is_complex()] or handed
     deciding = [x.dtype for x in floating if x.dim()] or [x.dtype for x in floating]
@@ -99,7 +99,7 @@ def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: 
 
 
 Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Marks low entries that a root, logarithm or division turns into Inf or NaN. Arguments: FP32 values, low values."""
+"""(FP32 values, low-precision values) -> mask of entries that a root, logarithm or division turns into Inf or NaN."""
 
 WRONG: Mapping[str, Wrong] = {
     "vanished": lambda expected, low: (low == 0) & (expected != 0),
@@ -108,7 +108,7 @@ WRONG: Mapping[str, Wrong] = {
 
 
 _Beginning = tuple[str, str]
-"""The operation at which entries became zero, negative, Inf or NaN, and the cause."""
+"""Name of the operation at which entries became zero, negative, Inf or NaN, and the cause."""
 
 
 def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> NonFinite | None:
@@ -138,14 +138,13 @@ class _NonFiniteTrace:
 
     @property
     def first(self) -> NonFinite | None:
-        """The operation that made an output Inf or NaN; if the outputs are finite, the first operation with Inf or
-        NaN."""
+        """The operation that made an output Inf or NaN; with finite outputs, the first operation with Inf or NaN."""
         outputs = self.capture.graph_module.graph.output_node().all_input_nodes
         reaching = (self._turned[n] for n in outputs if n in self._turned)
         return next(reaching, next(iter(self._turned.values()), None))
 
     def compare(self, n: fx.Node, result: Any, expected: Any) -> None:
-        """Compare a node's results in both runs. If entries became Inf, NaN, zero or negative, record where."""
+        """Compare a node's results in both runs; note where entries first became Inf, NaN, zero or negative."""
         for low, ours in _pairs(result, expected):
             turned = ours.isfinite() & ~low.isfinite()
             if turned.any():
@@ -167,7 +166,7 @@ class _NonFiniteTrace:
     def _handed_down(
         self, n: fx.Node, kind: str, where: torch.Tensor, sources: Collection[fx.Node]
     ) -> _Beginning | None:
-        """The operation and cause that made inputs of these entries zero or negative; None if no such input was."""
+        """Name and cause of the operation upstream that made inputs of the entries `where` zero or negative, if any."""
         for source in sources:
             result = self._beginnings.get(source, {}).get(kind)
             if result is not None and self._reaches(n, source, WRONG[kind], where):
@@ -175,7 +174,7 @@ class _NonFiniteTrace:
         return None
 
     def _reaches(self, n: fx.Node, source: fx.Node, wrong: Wrong, where: torch.Tensor) -> bool:
-        """Whether these entries of a node may depend on an entry of `source` that became zero or negative."""
+        """Whether the entries `where` of a node may depend on an entry of `source` that became zero or negative."""
         if view_source(n) is not None or row_of(n).exact or row_of(n).reduces:
             return True
         if row_of(n).product or row_of(n).attention:
@@ -197,8 +196,8 @@ class _NonFiniteTrace:
         return "underflow" if kind == "vanished" and largest < self._row.smallest_normal else "rounding"
 
     def _upstream(self, n: fx.Node, expected: torch.Tensor, turned: torch.Tensor) -> _Beginning:
-        """The operation where the cause lies, and the cause: upstream if inputs became zero or negative, else the
-        node."""
+        """Name of the operation that caused Inf or NaN in `n`, and the cause: upstream if inputs became zero or
+        negative, else the node itself."""
         if float(expected[turned].abs().max()) > self._row.largest:
             return n.name, "overflow"
         place = row_of(n).singular

@@ -1,4 +1,4 @@
-"""Interprets recorded graphs: as recorded, under a policy, with some operations low, or reusing an earlier run."""
+"""Runs recorded graphs: as recorded, under a Policy, with some operations in low precision, or from earlier results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ValueOf = Callable[[fx.Node], Any]
 
 
 class Semantics:
-    """How the nodes of a graph compute their results. This class computes as recorded; subclasses change that."""
+    """How a graph's nodes compute their results. This class computes as recorded; subclasses use other precisions."""
 
     def placeholder_value(self, n: fx.Node, value: Any) -> Any:
         """The value of a placeholder, from the caller's argument."""
@@ -36,7 +36,7 @@ class Semantics:
     """Names of nodes that do not compute as recorded."""
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
-        """Names of nodes that compute differently than under the semantics `then`, even on equal inputs."""
+        """Names of nodes that compute differently than under `then`, another run's semantics, even on equal inputs."""
         return self.changed
 
     def same(self, result: Any, other: Any) -> bool:
@@ -65,9 +65,9 @@ class SeparateResults(Semantics):
 class SomeLow(Semantics):
     """Computes some operations in a format and the others in FP32, for one run.
 
-    inside: names of the operations that run in low precision. `round` rounds their inputs; `left` has their results in
-    FP32 for other operations. held: {operation: its result in another run}, whose decisions replace the operation's.
-    Raises: UnsupportedInFormat, or the exception of an operation, in `compute`.
+    inside: names of the operations that run in low precision. `round` rounds their inputs; `left` has their results,
+    converted to FP32, for other operations. held: {operation: its result in another run}; decisions in it replace the
+    operation's. Raises: UnsupportedInFormat, or the exception of an operation, in `compute`.
     """
 
     def __init__(
@@ -182,17 +182,17 @@ class Executor(fx.Interpreter):
                 self.env.pop(source, None)
 
     def run_node(self, n: fx.Node) -> Any:
-        """Compute one node."""
+        """Compute the result of one node."""
         return super().run_node(n) if n.op == "get_attr" else self.semantics.compute(n, self.value_of)
 
     def value_of(self, n: fx.Node) -> Any:
-        """The result of a node, for another node that reads it."""
+        """The result of a node, for a node that reads it."""
         return self.env[n] if n in self.env or self.before is None else self.before.values[n.name]
 
 
 def beside(low: Executor, reference: Executor, inputs: Sequence[Any]) -> Iterator[tuple[fx.Node, Any, Any]]:
-    """Run two executors node by node on the same inputs, and yield each operation with both results. Only live values
-    of both runs are kept."""
+    """Run two executors node by node on the same inputs, and yield each operation with both results. Results are freed
+    after their last use."""
     for (n, result), (_, expected) in zip(low.steps(*inputs), reference.steps(*inputs), strict=True):
         if n.op == "call_function":
             yield n, result, expected
@@ -211,7 +211,7 @@ def separate_tensors(result: Any, inputs: Sequence[Any]) -> Any:
 
 
 def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
-    """{placeholder: owners of the nodes that read it}."""
+    """{placeholder: paths of the modules whose operations read it}."""
     readers: dict[str, dict[str, None]] = {place.name: {} for place in capture.placeholders}
     for node in capture.nodes.values():
         for source in readers.keys() & set(node.inputs):
@@ -220,7 +220,7 @@ def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
 
 
 def low_literals(node: Node, format: str) -> Literals | None:
-    """Constants that Python derives from a dtype, for an operation that runs in the format, under any strategy.
+    """Constants in an operation that Python derives from a dtype, for an operation in the format; None if it has none.
 
     In a model stored in low precision, an operation that reads FP32 tables computes in FP32, and no constant is
     recorded for the format. The constant recorded under autocast is used then.
@@ -235,7 +235,7 @@ def low_literals(node: Node, format: str) -> Literals | None:
 def with_literals(
     args: tuple[Any, ...], kwargs: dict[str, Any], literals: Literals | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replace the constants in the arguments that depend on a dtype."""
+    """Replace the arguments that depend on a dtype by the values in `literals`; returns (args, kwargs)."""
     if literals is None or not literals.arguments:
         return args, kwargs
     changed = literals.arguments

@@ -1,4 +1,4 @@
-"""The ledger's rows for a run, and the casts to fewer bits in the model's own forward."""
+"""Lists the dtypes of weights and operations in a run (the ledger), and casts to fewer bits in the model's forward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from .policy import Policy, choice_from_scopes
 
 
 def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPlan) -> tuple[LedgerRow, ...]:
-    """The subject's tensors as loaded, then the recorded operations, with their dtypes in a run, maybe under a plan."""
+    """A row for each parameter and buffer of the model, then for each recorded operation: its dtypes as loaded,
+    requested, planned and executed. run: a replay, under the plan if there is one."""
     program = plan.program if plan is not None else None
     choice = choice_from_scopes(plan.scopes) if plan and not program else None
     kept = {each.node for each in program.kept} if program else set[str | None]()
@@ -45,15 +46,15 @@ def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPla
 
 
 def _asked(n: fx.Node, region: AutocastRegion | None) -> str | None:
-    """The dtype that the author asks for at an operation, by a cast or by a region of autocast around it."""
+    """The dtype that the model's code asks for at an operation, by a cast or by an autocast region around it."""
     if row_of(n).cast and (own := dtype(n)) is not None:
         return dtype_name(own)
     return None if region is None else region.dtype if region.enabled else "float32"
 
 
 class _Cast(NamedTuple):
-    """A cast in the forward. source: the value that is cast; None: the result, which is written in place. scale: what
-    it was divided by."""
+    """A cast in the forward. source: the value that is cast; None: the result, which is written in place. scale: its
+    divisor or factor."""
 
     kind: str
     source: fx.Node | None
@@ -62,8 +63,8 @@ class _Cast(NamedTuple):
 
 
 def forward_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
-    """Casts to fewer bits in the forward that change values of the first batch: explicit ones of a model stored in more
-    bits, and those of the author's autocast regions that undo an upcast. Casts on one line count as one."""
+    """Casts to fewer bits in the forward that change values of the first batch: explicit casts in a model stored in
+    more bits, and those of its autocast regions that undo an upcast. Casts on one line count as one."""
     capture = capture.first
     loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
     nodes = [n for n in capture.graph_module.graph.nodes if n.name in capture.nodes]
@@ -92,13 +93,13 @@ def _casts(capture: Capture, n: fx.Node) -> Iterator[_Cast]:
 
 
 def _is_narrowing(source: fx.Node, to: torch.dtype) -> bool:
-    """Whether a dtype has fewer significant bits than a value and than FP32, which is the reference."""
+    """Whether a dtype has fewer significant bits than the value's dtype and than FP32, the dtype of the reference."""
     most = significant_bits(torch.float32)
     return 0 < significant_bits(to) < min(significant_bits(dtype(source) or torch.bool), most)
 
 
 def _upstream(n: fx.Node) -> Iterator[fx.Node]:
-    """A node and the operations whose results reach it as FP32 values; of values in fewer bits, the first operations."""
+    """A node and the operations upstream of it. The search goes on only from FP32 results."""
     waiting, seen = [n], {n}
     while waiting:
         yield (m := waiting.pop())

@@ -24,13 +24,13 @@ from ..records import AutocastRegion, Call, Capture, Literals, Node, ScopeChoice
 from .execute import Semantics, ValueOf, readers_of, with_literals
 
 KEPT = function_in("", "")
-"""Path that stands for calls of functions kept in FP32."""
+"""Path, in place of a module's, of a call of a torch function that is kept in FP32."""
 
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """A precision for every module. keep: {low module: functions that it keeps in FP32, also in its submodules}.
-    fp32_output: {low module: functions whose products have low-precision inputs and FP32 output}."""
+    """A precision for every module. keep: {low-precision module: functions kept in FP32, also in its submodules}.
+    fp32_output: {low-precision module: functions whose products have low-precision inputs and FP32 output}."""
 
     precision: Callable[[str], str]
     keep: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -67,19 +67,20 @@ def choice_from_scopes(scopes: Mapping[str, ScopeChoice]) -> PrecisionChoice:
 
 
 def plain(format: str) -> Callable[[str], str]:
-    """The same precision for every module."""
+    """A function that returns the same precision for every module."""
     return lambda owner: format
 
 
 class Layout:
-    """Properties that all policies of one capture and strategy share."""
+    """Properties of a graph that depend only on the strategy, so that all policies of that strategy share them."""
 
     def __init__(self, capture: Capture, how: Strategy) -> None:
         self.capture, self.how = capture, how
 
     @cached_property
     def owners(self) -> tuple[str, ...]:
-        """Modules to which a plan gives a precision: the root, and modules with operations or stored tied weights.
+        """Paths of modules to which a plan gives a precision: the root, and modules with operations or stored tied
+        weights.
 
         A module with a tied weight may never be called; its precision still decides how the weight is stored.
         """
@@ -91,12 +92,12 @@ class Layout:
 
     @cached_property
     def outermost(self) -> tuple[str, ...]:
-        """The owners, outer modules before inner ones."""
+        """The paths in `owners`, outer modules before inner ones."""
         return tuple(sorted(self.owners, key=lambda path: (path.count(".") + bool(path), path)))
 
     @cached_property
     def exited_modules(self) -> Mapping[str, frozenset[str]]:
-        """{owner: modules whose calls returned inputs of the owner's nodes}, without modules that contain the owner."""
+        """{module: others whose calls returned values that the module's operations read}, without its parents."""
         nodes, result = self.capture.nodes, dict[str, set[str]]()
         read = {(nodes[source].owner, n.owner) for n in nodes.values() for source in n.inputs if source in nodes}
         for producer, reader in read:
@@ -107,7 +108,7 @@ class Layout:
 
     @cached_property
     def deciding_owners(self) -> Mapping[str, tuple[str, ...]]:
-        """{placeholder: owners whose precision decides how it is stored}: its readers, and modules that share it."""
+        """{placeholder: modules whose precision decides how it is stored}: its readers, and modules that share it."""
         held = {place.name: place.holders for place in self.capture.placeholders if place.is_shared}
         readers = readers_of(self.capture).items()
         return {name: tuple(dict.fromkeys((*owners, *held.get(name, ())))) for name, owners in readers}
@@ -121,7 +122,7 @@ class Layout:
 
     @cached_property
     def inputs(self) -> frozenset[str]:
-        """Placeholders that are inputs of the model."""
+        """Names of the placeholders that are inputs of the model."""
         return frozenset(place.name for place in self.capture.placeholders if place.kind == "input")
 
     @cached_property
@@ -137,10 +138,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Boundary:
-    """Conversions at a wrapped module. entry, exit: precisions to which its inputs and result are cast; None: no cast.
+    """Conversions at a module whose forward the plan wraps. entry, exit: precisions to which its inputs and result are
+    cast; None: no cast.
 
     exit "input": the caller's precision, if callers differ. keeps: whether the result of an FP32 module remains FP32.
-    keep: functions that a low module keeps in FP32. fp32_output: functions whose products return FP32.
+    keep: functions kept in FP32 in a low-precision module. fp32_output: functions whose products return FP32.
     """
 
     precision: str
@@ -153,10 +155,11 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Setting:
-    """Precision of a node's scope. autocast: whether the node runs in an enabled autocast region.
+    """Precision of a node's scope, the innermost module around it to which the plan gives one. autocast: whether the
+    node runs in an enabled autocast region.
 
-    kept: whether the node belongs to a function that a low scope keeps in FP32. wins: whether the scope lies inside an
-    autocast region of the model's code, and overrides the region.
+    kept: whether the node belongs to a function kept in FP32 in a low-precision scope. wins: whether the scope lies
+    inside an autocast region of the model's code, and overrides the region.
     """
 
     precision: str
@@ -165,7 +168,7 @@ class Setting:
     kept: bool = False
 
     def in_region(self, region: AutocastRegion | None) -> Setting:
-        """The setting in an autocast region of the model's code: the region's, unless the scope is inside it."""
+        """The setting in an autocast region of the model's code: the region's, unless the node's scope is inside it."""
         if region is None or self.wins:
             return self
         named = format_of(getattr(torch, region.dtype))
@@ -174,11 +177,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Casts:
-    """Conversions of the arguments and the result of one operation, except casts at scope boundaries.
+    """Conversions of the arguments and the result of one operation, except casts at the boundaries of modules.
 
     autocast: how autocast treats the arguments; "none" outside autocast, and for in-place operations. precision: the
     format to which autocast casts. literals: constants that Python derives from a dtype, for low precision.
-    fp32_output: whether it is a product with FP32 output, whose inputs are cast as by autocast.
+    fp32_output: whether the operation is a product with FP32 output, whose inputs are cast as by autocast.
     """
 
     autocast: Treatment
@@ -188,12 +191,10 @@ class Casts:
 
 
 class Policy(Semantics):
-    """How a recorded graph runs under a strategy, when a plan gives every owner a precision.
-
-    wrapped: the root, every owner whose precision differs from its parent owner's, and low owners with exceptions.
+    """How a recorded graph runs under a strategy, given a precision for every module. wrapped: modules at which values
+    are cast: the root, those whose precision differs from their parent's, and low-precision ones with exceptions.
     stored: precision of every placeholder that the strategy stores. layout: the Layout of another policy, if already
-    computed.
-    """
+    computed."""
 
     def __init__(
         self,
@@ -220,7 +221,7 @@ class Policy(Semantics):
 
     @classmethod
     def wide(cls, capture: Capture) -> Policy:
-        """Everything in FP32, except in autocast regions of the model's code."""
+        """The Policy with every module in FP32; autocast regions of the model's code still apply."""
         return cls(capture, "autocast", plain("fp32"), "fp32")
 
     def _boundaries(self) -> dict[str, Boundary]:
@@ -246,7 +247,7 @@ class Policy(Semantics):
         return result
 
     def _storage_precisions(self) -> dict[str, str]:
-        """{placeholder: the precision in which it is stored}: FP32 if any deciding owner is FP32."""
+        """{placeholder: the precision in which it is stored}: FP32 if any module in `deciding_owners` is FP32."""
         result = {}
         for place in self.capture.placeholders:
             if place.kind not in self.how.stores or place.name in self.layout.low:
@@ -260,7 +261,7 @@ class Policy(Semantics):
         return result
 
     def enclosing_calls(self, name: str) -> tuple[Call, ...]:
-        """Calls of wrapped modules that enclose a node, outermost first; then the call of a function kept in FP32."""
+        """Calls of `wrapped` modules that enclose a node, outermost first; then the call of a function kept in FP32."""
         if name not in self._enclosing:
             node = self.capture.nodes.get(name)
             calls = () if node is None else tuple(call for call in node.calls if call.path in self.wrapped)
@@ -271,7 +272,7 @@ class Policy(Semantics):
         return self._enclosing[name]
 
     def keeps(self, name: str) -> bool:
-        """Whether a node belongs to a function call that its scope keeps in FP32."""
+        """Whether a node belongs to a torch function call that the plan keeps in FP32 in the node's module."""
         return bool(self._keeping) and bool(around := self.enclosing_calls(name)) and around[-1].path == KEPT
 
     def has_fp32_output(self, node: Node) -> bool:
@@ -281,7 +282,7 @@ class Policy(Semantics):
         return any(scope is not None and path in scope.fp32_output for scope in scopes)
 
     def setting(self, name: str) -> Setting:
-        """The setting of a node's scope, before Setting.in_region."""
+        """The Setting of a node, before `Setting.in_region` applies the autocast regions of the model's code."""
         if self.keeps(name):
             return Setting("fp32", autocast=False, wins=True, kept=True)
         around = self.enclosing_calls(name)
@@ -347,7 +348,7 @@ class Policy(Semantics):
         return value if precision is None else round_tree(value, FORMATS[precision])
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
-        """Compute the node in the dtype that its scope and autocast give it. Raises: UnsupportedInFormat."""
+        """Compute the node in the dtype that the plan and autocast give it. Raises: UnsupportedInFormat."""
         if n.op == "output":
             return self.converted_arguments(n, n.args, value_of)[0]
         node = self.capture.nodes[n.name]
@@ -375,7 +376,7 @@ class Policy(Semantics):
         return autocast_arguments(node.op, args, kwargs, FORMATS[casts.precision])
 
     def converted_arguments(self, n: fx.Node, arguments: Any, value_of: ValueOf) -> Any:
-        """The arguments of a node after the conversions at scope boundaries."""
+        """The arguments of a node after the casts at the boundaries of modules that the plan wraps."""
 
         def convert(source: fx.Node) -> Any:
             value = value_of(source)

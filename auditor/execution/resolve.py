@@ -1,11 +1,11 @@
-"""Predicts the dtype of every node under a policy without running kernels, by interpreting the graph on formats."""
+"""Predicts the dtype of every node under a Policy without running kernels, by passing formats through the graph."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -32,8 +32,8 @@ class NodeType:
     kernel's result, before an explicit cast of that result.
 
     cast: inputs that are cast, to low precision or to FP32, which takes time. rounded: FP32 inputs that are cast to low
-    precision. reads_low: whether the kernel receives a low tensor, after autocast and scope boundaries. conflict:
-    whether the kernel receives tensors of two dtypes that it cannot promote. factors: the low format of the inputs of a
+    precision. reads_low: whether the kernel receives a low-precision tensor, after all casts. conflict: whether the
+    kernel receives tensors of two dtypes that it cannot promote. factors: the low-precision format of the inputs of a
     product with FP32 output; "" for other operations.
     """
 
@@ -68,7 +68,7 @@ class Resolution:
 
     @cached_property
     def reads_low(self) -> frozenset[str]:
-        """Nodes whose kernel receives a low tensor, after autocast and scope boundaries."""
+        """Nodes whose kernel receives a low-precision tensor, after all casts."""
         return frozenset(name for name, typed in self.nodes.items() if typed.reads_low)
 
     @cached_property
@@ -81,28 +81,29 @@ class Resolution:
         return self.nodes[name].kernel if name in self.nodes else ""
 
     def low(self, name: str) -> bool:
-        """Whether the node's result is in a low format."""
+        """Whether the node's result is in low precision."""
         return name in self.nodes and is_low(self.nodes[name].dtype)
 
     def touches_low(self, name: str) -> bool:
-        """Whether the node's result or any input of its kernel is low: an upcast cannot restore lost bits."""
+        """Whether the node's result, or an input of its kernel, is low-precision: upcasts cannot restore lost bits."""
         return self.low(name) or (name in self.nodes and self.nodes[name].reads_low)
 
 
 def resolve(policy: Policy) -> Resolution:
-    """Predict the dtype of every node under a policy."""
+    """Predict the dtype of every node under a policy, as a Resolution."""
     return Resolver(policy.capture)(policy)
 
 
 class Resolver:
-    """`resolve` for many policies of one capture, incrementally: each prediction starts from the previous result."""
+    """Like `resolve`, for many policies of one capture: each prediction recomputes only what the previous one lacks."""
 
     def __init__(self, capture: Capture) -> None:
         self._executor = Executor(capture.graph_module)
+        self._kinds = {n: _kind_of(n) for n in capture.graph_module.graph.nodes}
 
     def __call__(self, policy: Policy) -> Resolution:
         """Predict the dtype of every node under a policy."""
-        executor, algebra = self._executor, _Algebra(policy)
+        executor, algebra = self._executor, _Algebra(policy, self._kinds)
         result = dict(executor.before.values) if executor.before else {}
         executor.semantics = algebra
         for n, typed in executor.steps(*policy.capture.placeholders):
@@ -111,31 +112,39 @@ class Resolver:
         return Resolution(result)
 
 
+class _Kind(NamedTuple):
+    """A recorded result: its format, "" if discrete; whether it is a scalar (zero-dimensional), or complex."""
+
+    format: str = ""
+    scalar: bool = False
+    complex: bool = False
+
+
 class _Algebra(Semantics):
     """Computes the format of each operation's result from the formats of its inputs."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+    def __init__(self, policy: Policy, kinds: Mapping[fx.Node, _Kind]) -> None:
+        self.policy, self._kinds = policy, kinds
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
-        """The nodes that the two policies treat differently."""
+        """Names of the nodes that the two policies treat differently."""
         assert isinstance(then, _Algebra)
         return self.policy.differing_nodes(then.policy)
 
     def same(self, result: NodeType, other: NodeType) -> bool:
-        """Whether two results have the same format for their readers."""
+        """Whether two results have the same format, which is all that nodes that read them use."""
         return result.dtype == other.dtype
 
     def placeholder_value(self, n: fx.Node, value: Any) -> NodeType:
         """The format in which a placeholder is stored."""
-        own = _own(n)[0]
+        own = self._kinds[n].format
         dtype = self.policy.stored.get(n.name, own) if own else own
         return NodeType(dtype, dtype)
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> NodeType:
         """Predicted dtypes of an operation, or of the graph's output."""
         given = {source.name: value_of(source).dtype for source in n.all_input_nodes}
-        stays = {source.name for source in n.all_input_nodes if _is_complex(source)}  # no cast by autocast or scopes
+        stays = {x.name for x in n.all_input_nodes if self._kinds[x].complex}  # no cast by autocast or scopes
         arrived, cast, rounded = dict(given), list[str](), list[str]()
 
         def convert(source: str, format: str) -> None:
@@ -171,16 +180,17 @@ class _Algebra(Semantics):
 
     def _kernel(self, n: fx.Node, handed: Mapping[str, str], told: str) -> tuple[str, bool]:
         """The format of the kernel's result, and whether its inputs have dtypes that it cannot promote."""
-        own, _ = _own(n)
+        own, kinds = self._kinds[n].format, self._kinds
         if told and own:
             return told, False
         read: list[fx.Node] = []
         fx.node.map_arg((n.args, n.kwargs), read.append)
-        floats = [(handed[source.name], _own(source)[1]) for source in read if handed[source.name]]
-        if _is_complex(n):  # low if all inputs are in one low format and torch has complex numbers of it
-            formats = {handed[source.name] for source in read if handed[source.name] or _is_complex(source)}
+        floats = [(handed[source.name], kinds[source].scalar) for source in read if handed[source.name]]
+        if kinds[n].complex:  # low if all inputs are in one low format and torch has complex numbers of it
+            formats = {handed[source.name] for source in read if handed[source.name] or kinds[source].complex}
             low = formats.pop() if len(formats) == 1 else ""
-            return low if is_low(low) and _has_complex(FORMATS[low].dtype) else "", False
+            real = FORMATS[low].dtype if is_low(low) else None
+            return low if real is not None and real.to_complex().to_real() is real else "", False
         if not _moves(own) or not floats:
             return own, False
         row = row_of(n)
@@ -194,7 +204,8 @@ class _Algebra(Semantics):
 
 
 def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[str, str]:
-    """{node: its low format}, for nodes that run in it under every strategy, with all FP32 and with all in `format`.
+    """{node: its low-precision format}, for nodes that run in it whether all modules are FP32 or all in `format`, in
+    every strategy.
 
     Such nodes lie in autocast regions of the model's code, or after explicit casts. If a node's result is FP32, its
     inputs' format counts: an upcast cannot restore lost bits.
@@ -206,7 +217,7 @@ def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[s
     ]
 
     def low_format(node: Node, resolution: Resolution) -> str | None:
-        """The only low format that a node computes in or reads; None if there is none or several."""
+        """The only low-precision format that a node computes in or reads; None if there is none, or several."""
         if resolution.low(node.name):
             return resolution.dtypes[node.name]
         read = {resolution.dtypes[source] for source in node.inputs if is_low(resolution.dtypes[source])}
@@ -221,25 +232,13 @@ def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[s
     return result
 
 
-def _own(n: fx.Node) -> tuple[str, bool]:
-    """Format of the recorded result, "" if discrete, and whether it is a scalar (zero-dimensional)."""
+def _kind_of(n: fx.Node) -> _Kind:
     value = next(iter(tensors_in(n.meta.get("val"))), None)
-    return ("", False) if value is None else (_name(value.dtype), value.dim() == 0)
-
-
-def _is_complex(n: fx.Node) -> bool:
-    """Whether the recorded result of a node is complex."""
-    value = next(iter(tensors_in(n.meta.get("val"))), None)
-    return value is not None and value.is_complex()
-
-
-def _has_complex(dtype: torch.dtype | None) -> bool:
-    """Whether torch has complex numbers with parts of this dtype: float16 has them, bfloat16 does not."""
-    return dtype is not None and dtype.to_complex().to_real() is dtype
+    return _Kind() if value is None else _Kind(_name(value.dtype), value.dim() == 0, value.is_complex())
 
 
 def _moves(name: str) -> bool:
-    """Whether casts convert values of this format."""
+    """Whether casts of autocast or of a plan convert values of this format: true for FP32 and low precision."""
     return name == "fp32" or is_low(name)
 
 

@@ -1,4 +1,4 @@
-"""The summary page of a fleet: a row for every target, a link to its report, and regressions since an earlier fleet."""
+"""The summary page of a fleet (audits of many models): a row, a report link and the regressions of each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One target. state: a key of STATES; said: why it failed; link: to its report; worse: regressions, a line each."""
+    """One audited model. state: a key of STATES; said: why it failed; link: path of its report; worse: regressions."""
 
     name: str
     target: str
@@ -107,7 +107,7 @@ def _record(directory: Path) -> Audit | None:
 
 
 def worse(before: Audit, after: Audit) -> list[str]:
-    """The regressions between two audits, one per line."""
+    """Texts about what got worse between two audits: plan, error, speed-up, findings, verdicts."""
     result = compare(before, after)
     was, now = before.plans.get(before.recommended or ""), after.plans.get(after.recommended or "")
     lines = [f"{before.recommended} was recommended before, no plan now"] if before.recommended and not now else []

@@ -31,7 +31,7 @@ KEPT = "fleet.json"
 PROCESSORS = os.cpu_count() or 1
 
 CRASHED = "explain process-ended"
-"""Text in the error of an audit whose model crashed the process."""
+"""Text that an audit's error contains if the model crashed the process."""
 
 
 class Outcome(BaseModel):
@@ -71,7 +71,7 @@ def asked_of(target: FleetTarget) -> str:
 
 
 def earlier_outcomes(directory: Path, targets: Sequence[FleetTarget]) -> dict[str, Outcome]:
-    """Outcomes stored in a directory: of finished audits of unchanged targets; empty if they cannot be read."""
+    """{target: outcome} of finished audits in a directory whose targets are unchanged; empty if it cannot be read."""
     try:
         before = _OUTCOMES.validate_json((directory / KEPT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -87,7 +87,7 @@ def earlier_outcomes(directory: Path, targets: Sequence[FleetTarget]) -> dict[st
 
 
 def keep(directory: Path, outcomes: Mapping[str, Outcome]) -> None:
-    """Save how the targets ended. Raises: AuditorError(slug="bad-output")."""
+    """Save the outcomes in fleet.json. Raises: AuditorError(slug="bad-output")."""
     folder.write(directory, {KEPT: _OUTCOMES.dump_json(dict(outcomes), indent=1) + b"\n"})
 
 
@@ -160,7 +160,7 @@ def run(task: FleetTarget, unwanted: Callable[[], bool] = lambda: False) -> Outc
 
 
 def command_of(task: FleetTarget) -> list[str]:
-    """The command line of the audit."""
+    """The command line that audits one target, as a list of words."""
     return [sys.executable, "-m", "auditor", *task.words, "--out", str(task.directory.absolute()), "--quiet"]
 
 

@@ -17,7 +17,7 @@ from ..numerics import operations as table
 from ..numerics.formats import dtype_of
 from ..numerics.nodes import op_name, row_of, target_of, tensors_in
 from ..plan.costs import TIE, cast_seconds, costs_of, elements_of, price
-from ..plan.mincut import FORBIDDEN
+from ..plan.search import FORBIDDEN
 from ..plan.workbench import Workbench
 from ..records import Capture, Literals
 from .exported import INNER, outlines
@@ -115,13 +115,14 @@ def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
     operations, values, makers = dict[str, GraphOperation](), dict[str, Value](), dict[Any, str]()
     for node in graph.nodes:
         name, elements, its = node.name, elements_of(node), captured.get(node.name)
+        picks = op_name(node.target) == "getitem"  # one element of a tuple
         contribution = bench.contributions[format].get(its or "")
         effects = (contribution.own, contribution.cast) if contribution else (0.0, 0.0)
         own, rounding = (min(effect**2, FORBIDDEN) for effect in effects)
         if node.op == "call_function":
-            makers[node] = makers.get(node.args[0], name) if is_pick(node) else name
+            makers[node] = makers.get(node.args[0], name) if picks else name
         reads = tuple(source.name for source in node.all_input_nodes if _is_fp32(source))
-        if reads and node.op == "call_function" and not is_pick(node):
+        if reads and node.op == "call_function" and not picks:
             cost, figures = costs[name], asked.figures
             low, high = (price(asked.objective, cost, elements, each, figures) for each in (format, "fp32"))
             why = _reason_to_keep(node, its, format, bench)
@@ -136,11 +137,6 @@ def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
 def _is_fp32(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype is torch.float32
-
-
-def is_pick(node: fx.Node) -> bool:
-    """Whether a node only selects one element of a tuple."""
-    return op_name(node.target) == "getitem"
 
 
 def _reason_to_keep(

@@ -23,10 +23,9 @@ from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..numerics.formats import dtype_of, runs
 from ..numerics.nodes import tensors_in
 from ..plan.costs import costs_of, most_alive
-from ..plan.mincut import HIGH, LOW, Arc, Candidate, Choice, Cuts
 from ..plan.modules import VISITS
 from ..plan.scores import InFp32
-from ..plan.search import MARGIN, RUNS, Space, choose, find_verified
+from ..plan.search import HIGH, LOW, MARGIN, Arc, Candidate, Choice, Cuts, Space, choose, find_verified
 from ..plan.verified import judge_replay, verify
 from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
@@ -67,25 +66,21 @@ def graphs_of(bench: Workbench, score: InFp32 | None = None) -> GraphPlans:
     If the model cannot be exported, a warning says so, and plans of other strategies remain. Raises:
     PlanError(slug="cannot-export") if no other strategy was requested.
     """
+    subject = bench.subject
     try:
         tick("exporting the model")
-        return _make_plans(_trial(bench), score)
+        trial = Trial(export_model(subject.model, subject.batches[0]), bench)
+        if not trial.agrees(subject.batches[0]):
+            raise cannot("the exported graph does not reproduce the model's outputs")
+        batches, held_out = (tuple(filter(trial.agrees, some)) for some in (subject.batches, subject.held_out))
+        if len(batches) + len(held_out) < len(subject.batches) + len(subject.held_out):
+            agreeing = replace(subject, batches=batches, held_out=held_out)
+            trial = replace(trial, bench=replace(bench, subject=agreeing))
+        return _make_plans(trial, score)
     except PlanError as error:
         if error.slug != "cannot-export" or not bench.options.scope_strategies:
             raise
         return GraphPlans(said=(f"There is no plan of strategy {GRAPHS[0]}: {error}",))
-
-
-def _trial(bench: Workbench) -> Trial:
-    """Export the model; the Trial has the batches on which the exported graph reproduces the model's outputs."""
-    subject = bench.subject
-    trial = Trial(export_model(subject.model, subject.batches[0]), bench)
-    if not trial.agrees(subject.batches[0]):
-        raise cannot("the exported graph does not reproduce the model's outputs")
-    batches, held_out = (tuple(filter(trial.agrees, some)) for some in (subject.batches, subject.held_out))
-    if len(batches) + len(held_out) == len(subject.batches) + len(subject.held_out):
-        return trial
-    return replace(trial, bench=replace(bench, subject=replace(subject, batches=batches, held_out=held_out)))
 
 
 def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
@@ -99,7 +94,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
         made = {}
         for name, limit in limits.items():
             tick(name.replace("_", " "))
-            made[name] = choose(spaces[name], limit, 0 if bench.options.quick else RUNS)
+            made[name] = spaces[name].propose(limit) if bench.options.quick else choose(spaces[name], limit)
         return made
 
     def run(chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
@@ -113,7 +108,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
             plans[name] = replace(plan, predicted_error=choice.predicted_error, memory=memory_needed(module))
         return verify(bench, plans, files)
 
-    plans = find_verified(spaces, bench.max_error, make, run, lambda name, plan: plan.is_verified)
+    plans = find_verified(spaces, bench.max_error, make, run)
     return GraphPlans(score.under(plans, bench, files) if score else plans, baselines, files)
 
 

@@ -1,4 +1,4 @@
-"""Runs the user's model from the same state every time and restores it bit for bit: `isolate`, `answer`."""
+"""Runs the user's model from the same state every time, and restores the model bit for bit afterwards."""
 
 from .isolated import isolate
 

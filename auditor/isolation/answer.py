@@ -57,7 +57,7 @@ def answer(
 
 @contextmanager
 def _nothing_saved(asked: list[bool]) -> Iterator[None]:
-    """In the body, autograd saves no tensors for a backward pass, since the outputs are not differentiated.
+    """In the `with` block, autograd saves no tensors for a backward pass, since the outputs are not differentiated.
     Otherwise emulated low-precision products would keep a copy of every weight. asked: receives True if the forward
     itself computes gradients."""
 
@@ -70,7 +70,8 @@ def _nothing_saved(asked: list[bool]) -> Iterator[None]:
 
 
 def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: int, gradients: bool = False) -> T:
-    """Run `run()` with the generators at `seed`, without gradients unless requested or the forward computes them."""
+    """Run `run()` with random generators seeded by `seed`, then restore model and batch. Gradients are off unless
+    `gradients` is set or the forward computes gradients."""
     beat()
     try:
         with isolate(model, batch, seed=seed), torch.set_grad_enabled(gradients):
@@ -92,8 +93,8 @@ def copy_batch(batch: Batch) -> Batch:
 
 @contextmanager
 def stored_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """In the body the model is stored in `dtype`, like after `model.half()`; then its parameters, gradients and buffers
-    are restored."""
+    """In the `with` block, the model is stored in `dtype`, like after `model.half()`; then its parameters, gradients
+    and buffers are restored."""
     with isolate(model):
         # `Module.to` would convert complex tensors to real ones.
         model._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]

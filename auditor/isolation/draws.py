@@ -19,8 +19,8 @@ from ..trees import over_tensors
 
 @dataclass(frozen=True)
 class Draw:
-    """The generator state before a random operation. device: the generator's; own: whether the operation was called
-    with a `generator` argument."""
+    """The generator state before a random operation. device: the device of the generator; own: whether the operation
+    was called with a `generator` argument."""
 
     state: torch.Tensor
     device: torch.device
@@ -64,8 +64,10 @@ def drew(draw: Draw, kwargs: dict[str, Any]) -> bool:
 
 def in_float32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operation with its low-precision arguments converted to FP32, and round FP32 results to the low dtype."""
-    dtype = _low_dtype(args, kwargs)
-    if dtype is None:
+    leaves = pytree.tree_leaves((args, kwargs))
+    asked = next((x for x in leaves if isinstance(x, torch.dtype)), None)
+    dtype = asked or next((x.dtype for x in leaves if isinstance(x, torch.Tensor) and is_low(x.dtype)), None)
+    if dtype is None or not is_low(dtype):
         return op(*args, **kwargs)
     given = pytree.tree_map_only(torch.dtype, lambda asked: torch.float32 if is_low(asked) else asked, (args, kwargs))
     wide, named = widen(given)
@@ -89,11 +91,3 @@ def _set_state(device: torch.device, state: torch.Tensor) -> None:
         torch.get_device_module(device).set_rng_state(state, device)
     else:
         torch.set_rng_state(state)
-
-
-def _low_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
-    leaves = pytree.tree_leaves((args, kwargs))
-    asked = next((x for x in leaves if isinstance(x, torch.dtype)), None)
-    if asked is not None:
-        return asked if is_low(asked) else None
-    return next((x.dtype for x in leaves if isinstance(x, torch.Tensor) and is_low(x.dtype)), None)

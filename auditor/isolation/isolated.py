@@ -33,16 +33,17 @@ _ATOMS = frozenset(
 
 @contextmanager
 def isolate(*roots: Any, seed: int | None = None) -> Iterator[None]:
-    """Restore `roots` (models, batches, or other objects that may be written) and the process after the body.
+    """Restore `roots` (models, batches, or other objects that may be written) and the process after the `with` block.
 
     Restored: the values and the identity of parameters, buffers, gradients, flags, hooks, submodules and attributes, as
     far as they are reachable through lists, tuples, dicts, sets, deques, arrays, generators and objects; the random
     generators of Python, NumPy, torch and the GPUs in use; process-wide settings, see process.py. seed: initial seed of
     these generators. Not restored: state in closures, globals, classes, function caches, iterators, threads and C++
-    objects; a tensor's previous `grad_fn`. Call `backward()` in the body: tensors saved for it are overwritten
-    afterwards. Results that the body stored in a root are removed from the root. Cost: buffers are copied at the start,
-    and other tensors too if they have at most `AT_ONCE` bytes in total, else just before an operation writes. Raises:
-    AuditorError(slug="state-not-restored") if restoring fails; an exception of the body is raised instead, with a note.
+    objects; a tensor's previous `grad_fn`. Call `backward()` in the block: tensors saved for it are overwritten
+    afterwards. Results that the block stored in a root are removed from the root. Cost: buffers are copied at the
+    start, and other tensors too if they have at most `AT_ONCE` bytes in total, else just before an operation writes.
+    Raises: AuditorError(slug="state-not-restored") if restoring fails; an exception of the block is raised instead,
+    with a note.
     """
     process = process_state()
     with plain_torch():
@@ -61,7 +62,7 @@ def isolate(*roots: Any, seed: int | None = None) -> Iterator[None]:
 
 
 class _Snapshot:
-    """All objects reachable from some roots, with their contents at the start."""
+    """All objects reachable from some roots, with their contents when the snapshot was taken."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.memory = StorageCopies()
@@ -207,14 +208,12 @@ def _base(owner: dict[Any, Any]) -> type[dict[Any, Any]]:
     return OrderedDict if isinstance(owner, OrderedDict) else dict
 
 
-def _write_set(owner: set[Any], held: list[Any]) -> None:
-    set.clear(owner)
-    set.update(owner, held)
+def _refill(base: Any, add: Callable[..., object]) -> Callable[[Any, list[Any]], None]:
+    def write(owner: Any, held: list[Any]) -> None:
+        base.clear(owner)
+        add(owner, held)
 
-
-def _write_deque(owner: deque[Any], held: list[Any]) -> None:
-    deque.clear(owner)
-    deque.extend(owner, held)
+    return write
 
 
 def _read_buffers(owner: torch.jit.ScriptModule) -> list[Any]:
@@ -231,10 +230,6 @@ def _read_array(owner: np.ndarray[Any, Any]) -> list[Any]:
     return [] if not owner.flags.writeable or isinstance(owner, np.memmap) else [owner.copy()]
 
 
-def _write_array(owner: np.ndarray[Any, Any], held: list[Any]) -> None:
-    owner[...] = held[0]
-
-
 _CONTAINERS: dict[type, _Kind] = {
     dict: _Kind(_read_dict, _write_dict),
     list: _Kind(
@@ -242,9 +237,9 @@ _CONTAINERS: dict[type, _Kind] = {
     ),
     tuple: _Kind(lambda owner: list(tuple.__iter__(owner))),
     frozenset: _Kind(lambda owner: list(frozenset.__iter__(owner))),
-    set: _Kind(lambda owner: list(set.__iter__(owner)), _write_set),
-    deque: _Kind(lambda owner: list(deque.__iter__(owner)), _write_deque),
-    np.ndarray: _Kind(_read_array, _write_array, leads=False),
+    set: _Kind(lambda owner: list(set.__iter__(owner)), _refill(set, set.update)),
+    deque: _Kind(lambda owner: list(deque.__iter__(owner)), _refill(deque, deque.extend)),
+    np.ndarray: _Kind(_read_array, lambda owner, held: owner.__setitem__(..., held[0]), leads=False),
     torch.Generator: _Kind(
         lambda owner: [owner.get_state()], lambda owner, held: owner.set_state(held[0]), leads=False
     ),

@@ -19,7 +19,7 @@ OWN = frozenset(vars(nn.Module()))  # attributes that torch keeps in every modul
 
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every module under each of its paths; a module inside itself is not entered again."""
+    """(path, module) of every module, under each of its paths; a module inside itself is not entered again."""
     result: list[tuple[str, nn.Module]] = []
     waiting: list[tuple[str, nn.Module, tuple[nn.Module, ...]]] = [("", model, ())]
     while waiting:
@@ -38,18 +38,18 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
 
 
 def named_parameters(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Every parameter under each of its names."""
+    """(name, parameter) of every parameter, under each of its names."""
     return named_in(model, "_parameters")
 
 
 def named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Every parameter and buffer under each of its names."""
+    """(name, tensor) of every parameter and buffer, under each of its names."""
     return [*named_in(model, "_parameters"), *named_in(model, "_buffers")]
 
 
 def named_in(model: nn.Module, store: str) -> list[tuple[str, torch.Tensor]]:
-    """All modules' parameters or buffers, under each of their names. store: the name of the dict, such as
-    "_buffers"."""
+    """(name, tensor) of all modules' parameters or buffers, under each of their names. store: the name of the dict,
+    such as "_buffers"."""
     return [
         (f"{path}.{name}" if path else name, tensor)
         for path, module in named_modules(model)
@@ -93,7 +93,7 @@ def without_wrappers(path: str) -> str:
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Whether a plan's scope wraps the module's forward, see artefact/runtime.py."""
+    """Whether a precision plan replaced the module's forward by `run_scope`, see artefact/runtime.py."""
     forward = module.__dict__.get("forward")
     return isinstance(forward, functools.partial) and getattr(forward.func, "__name__", "") == "run_scope"
 
@@ -114,7 +114,7 @@ def structure_of(model: nn.Module) -> str:
 
 
 def rename_scopes(scopes: dict[str, Any], paths: set[str]) -> dict[str, Any]:
-    """Rename a plan's scopes to the paths of a model with other wrappers."""
+    """Rename the keys of a plan's scopes, which are module paths, to the paths of a model with other wrappers."""
     plain = {without_wrappers(path): path for path in sorted(paths)}
     return {path if path in paths else plain.get(without_wrappers(path), path): how for path, how in scopes.items()}
 

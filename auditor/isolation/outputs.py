@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributions import Distribution
 
 LONE = "output"
-"""Name of a single returned tensor."""
+"""Name of the output if a model returns a single tensor."""
 
 _ENDLESS = (io.IOBase, itertools.count, itertools.cycle, itertools.repeat)
 _NUMBERS = (str, bytes, bytearray, memoryview, range, bool, int, float, complex)
@@ -38,7 +38,7 @@ class NamedTensors(list[torch.Tensor]):
 
 
 def on_cpu(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs on the CPU, with their names."""
+    """The outputs moved to the CPU, with their names, if any."""
     moved = [x.cpu() for x in outputs]
     return NamedTensors(moved, outputs.names) if isinstance(outputs, NamedTensors) else moved
 
@@ -90,11 +90,7 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
 
 def _members(value: Any) -> dict[str, Any]:
     fields = [item.name for item in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
-    slots = [name for kind in reversed(type(value).__mro__) for name in _slots(kind)]
+    declared = [vars(kind).get("__slots__", ()) for kind in reversed(type(value).__mro__)]
+    slots = [name for names in declared for name in ((names,) if isinstance(names, str) else names)]
     own = {name: part for name, part in getattr(value, "__dict__", {}).items() if isinstance(name, str)}
     return {name: own[name] if name in own else getattr(value, name, None) for name in (*fields, *own, *slots)}
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)

@@ -40,8 +40,8 @@ FLAGS = (
     "cudnn.deterministic",
     _DETERMINISTIC,
 )
-"""Names of flags in `torch.backends`, except the first and the last, in the order in which they are set: finer flags
-override earlier ones."""
+"""Names of torch's precision flags, in the order in which they are set: finer flags override earlier ones. All but the
+first and the last are attributes of `torch.backends`."""
 
 _IEEE = {
     _MATMUL: "highest",
@@ -86,19 +86,20 @@ def process_state() -> Callable[[], None]:
 
 
 ENOUGH = 3_000
-"""Minimum recursion limit: a module call takes three Python calls, and more while it is recorded. The C++ stack allows
-this many."""
+"""Lowest recursion limit during a run: a module call takes three Python calls, more while it is recorded. The C++ stack
+allows this many."""
 
 
 def flags() -> dict[str, Any]:
-    """All named torch flags and active overrides; flags that torch refuses to report are omitted."""
+    """{name: value} of the flags in FLAGS and of the environment variables in OVERRIDES; flags that torch refuses to
+    report are omitted."""
     result = {name: value for name in FLAGS if (value := _flag(name)) is not None}
     return result | {name: os.environ[name] for name in OVERRIDES if name in os.environ}
 
 
 @contextmanager
 def under(wanted: Flags) -> Iterator[None]:
-    """In the body, torch's flags are `wanted` (from `flags()`), and the recursion limit is at least ENOUGH."""
+    """In the `with` block, torch's flags are `wanted` (from `flags()`), and the recursion limit is at least ENOUGH."""
     before, limit = flags(), sys.getrecursionlimit()
     try:
         _set_flags(wanted)
@@ -110,23 +111,21 @@ def under(wanted: Flags) -> Iterator[None]:
 
 
 def ieee() -> AbstractContextManager[None]:
-    """In the body, matrix products, convolutions and recurrent layers of FP32 tensors compute in FP32.
-
-    cuDNN's autotuning is off too, since its choice of a convolution would vary between runs. Flags are restored.
-    """
+    """In the `with` block, matrix products, convolutions and recurrent layers of FP32 tensors compute in IEEE FP32, not
+    TF32 or BF16. cuDNN's autotuning is off too, since its choice of a convolution would vary between runs. Flags are
+    restored."""
     return under({name: value for name, value in _IEEE.items() if _flag(name) is not None})
 
 
 def loose(found: Flags, device: str) -> tuple[str, ...]:
-    """Formats that these flags allow in place of FP32 on a device, such as `tf32`; () if FP32 computes in IEEE
-    arithmetic."""
+    """Formats that the flags `found` allow in place of FP32 on a device, such as `tf32`; () if FP32 is IEEE FP32."""
     precisions = [found.get(name) for name in (ON_A_GPU if is_native(device) else ON_A_CPU)]
     return tuple(dict.fromkeys(one for one in precisions if one not in (None, "none", "ieee")))
 
 
 @contextmanager
 def disable_fused_path() -> Iterator[None]:
-    """In the body PyTorch's fused transformer path is off."""
+    """In the `with` block, nn.TransformerEncoder and nn.MultiheadAttention use no fused kernels."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -137,7 +136,7 @@ def disable_fused_path() -> Iterator[None]:
 
 @contextmanager
 def disable_compilers() -> Iterator[None]:
-    """In the body, compiled functions and TorchScript run uncompiled, so that their operations can be recorded.
+    """In the `with` block, compiled functions and TorchScript run uncompiled, so that their operations can be recorded.
 
     On its first run under autocast, TorchScript would write casts to that dtype into its code, and keep them.
     """
@@ -154,8 +153,7 @@ def disable_compilers() -> Iterator[None]:
 
 @contextmanager
 def swap_attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """In the body, the attribute `name` of `holder` is `value`. holder: the module or class that defines the
-    attribute."""
+    """In the `with` block, the attribute `name` of `holder`, the module or class that defines it, is `value`."""
     kept = vars(holder)[name]
     setattr(holder, name, value)
     try:
@@ -207,10 +205,6 @@ def _set_environment(wanted: dict[str, str]) -> None:
     os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
 
 
-def _set_path(wanted: list[str]) -> None:
-    sys.path[:] = wanted
-
-
 def _set_filters(wanted: list[Any]) -> None:
     """Restore the warning filters only if different: any change makes Python repeat warnings that it showed once."""
     warnings.filters[:] = wanted  # type: ignore[index]
@@ -230,6 +224,6 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     ),
     (lambda: dict(os.environ), _set_environment),
     (os.getcwd, os.chdir),
-    (lambda: list(sys.path), _set_path),
+    (lambda: list(sys.path), lambda wanted: sys.path.__setitem__(slice(None), wanted)),
     (lambda: list(warnings.filters), _set_filters),
 )

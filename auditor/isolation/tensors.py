@@ -13,21 +13,21 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from ..trees import tensors_in
 
 AT_ONCE = 4 << 20
-"""Total bytes of tensors up to which all are copied at the start; watching for writes instead slows down every
-operation."""
+"""Bytes in total up to which all tensors are copied at the start. Above it, a tensor is copied before its first write,
+and watching for writes slows down every operation."""
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """In the body, gradients, modes and tensor subclasses are disabled."""
+    """In the `with` block, gradients, torch function and dispatch modes, and tensor subclasses are disabled."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
         yield
 
 
 class TensorState:
-    """A tensor's state at the start, except its entries. children: objects in its attributes."""
+    """A tensor's storage, flags, gradient and hooks when this object is created. children: the gradient and hooks."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -42,7 +42,7 @@ class TensorState:
         self._alias = None if wraps or (self._place is None and _is_strided(tensor)) else tensor.data
 
     def restore(self) -> None:
-        """Restore storage, shape, leaf status, flag and hooks."""
+        """Restore storage, shape, leaf status, `requires_grad` and hooks."""
         tensor = self._tensor
         if self._alias is not None and (self._place is None or _place(tensor) != self._place):
             tensor.data = self._alias
@@ -78,7 +78,7 @@ class StorageCopies:
         self._copies: dict[int, torch.UntypedStorage] = {}
 
     def watch(self, tensor: torch.Tensor) -> None:
-        """Add a tensor's storages."""
+        """Add a tensor's storages to those that will be restored."""
         self._known.update((storage._cdata, (storage, storage.nbytes())) for storage in memory(tensor))
 
     def saved_before_written(self) -> AbstractContextManager[object]:
@@ -92,7 +92,7 @@ class StorageCopies:
         return nullcontext()
 
     def save(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy the current bytes of these tensors, unless already copied."""
+        """Copy the current bytes of `tensors`, unless they are already copied."""
         for storage in (storage for tensor in tensors for storage in memory(tensor)):
             if storage._cdata not in self._copies:
                 self._known.setdefault(storage._cdata, (storage, storage.nbytes()))
@@ -161,15 +161,11 @@ def written_by(func: Any) -> tuple[tuple[int, str], ...] | None:
     if schema is None:
         return None
     namespace, name = schema.name.split("::")
-    named = tuple((i, a.name) for i, a in enumerate(schema.arguments) if _is_written(a))
+    writes = (a.name.startswith("running_") or (a.alias_info and a.alias_info.is_write) for a in schema.arguments)
+    named = tuple((i, schema.arguments[i].name) for i, written in enumerate(writes) if written)
     if not named and (namespace == "c10d" or (name.endswith("_") and not name.endswith("__"))):
         return None
     return named
-
-
-def _is_written(argument: Any) -> bool:
-    alias = argument.alias_info
-    return bool(alias is not None and alias.is_write) or str(argument.name).startswith("running_")
 
 
 def memory(tensor: Any) -> list[torch.UntypedStorage]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -238,21 +238,18 @@ def load_into(model: nn.Module, path: Path) -> list[str]:
         content = statedicts.read_checkpoint(path)
     with convert_errors(slug="weights-mismatch"):
         state = statedicts.load_state(model, content, path.name)
-    return list(_notes(content, state, model.state_dict(), path.name))
-
-
-def _notes(content: Mapping[str, Any], state: Mapping[str, Any], own: Mapping[str, Any], file: str) -> Iterator[str]:
-    """Notes about dtypes that differ from the model's, about ignored weights, and about missing extra state."""
+    own, file, notes = model.state_dict(), path.name, list[str]()
     both = [(value, own[name]) for name, value in state.items() if isinstance(value, Tensor) and name in own]
     for given, held in dict.fromkeys((x.dtype, y.dtype) for x, y in both if x.is_floating_point()):
         if given is not held:
             kept = "their values are exact" if torch.promote_types(given, held) is held else "they were rounded to it"
-            yield f"{file} stores weights in {dtype_name(given)}, the model in {dtype_name(held)}: {kept}"
+            notes.append(f"{file} stores weights in {dtype_name(given)}, the model in {dtype_name(held)}: {kept}")
     loaded = {id(value) for value in state.values()}
     if beside := [name for name, value in content.items() if id(value) not in loaded]:
-        yield f"{file} also contains {few(beside)}, which the model lacks: ignored"
+        notes.append(f"{file} also contains {few(beside)}, which the model lacks: ignored")
     if lacking := [name for name in own if statedicts.is_extra(name) and name not in state]:
-        yield f"{file} lacks {few(lacking)}: they keep their initial values"
+        notes.append(f"{file} lacks {few(lacking)}: they keep their initial values")
+    return notes
 
 
 @contextmanager

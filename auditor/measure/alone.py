@@ -21,9 +21,9 @@ from ..numerics.histogram import Profile
 from ..numerics.kernels import UnsupportedInFormat, adds_bias_apart, is_tensor_core, run_op
 from ..numerics.metrics import disagreement, output_error, runs, sqnr_db
 from ..numerics.nodes import op_of, operation_of, row_of, target_of, tensors_in, view_source, wait_for_result
-from ..records import Capture, NodeError, ProductError
+from ..records import Capture, NodeError
 from .causes import cause_of, deciding_nodes, divisors, guarding_nodes
-from .products import split_product
+from .products import Sample
 
 Leaves = list[torch.Tensor]
 Error = Literal["none", "rounding", "inputs", "run"]
@@ -103,7 +103,7 @@ def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
 
 
 def _agree(reference: Any, local: Any, *, rounded: bool = True) -> bool:
-    """Whether every entry of a low-precision result equals the reference, rounded if `rounded`."""
+    """Whether every entry of a low-precision result equals the reference; `rounded`: the reference is rounded first."""
     for wide, low in zip(tensors_in(reference), tensors_in(local), strict=True):
         for r, c in runs(entries(wide), entries(low)):
             if not torch.equal(entries(_like(r, low)).to(r.dtype) if rounded else r, c.to(r.dtype)):
@@ -140,8 +140,8 @@ class InFormat:
     """Measures each node in one format right after its FP32 reference, and runs the whole model in the format.
 
     values, profiles: FP32 results and their magnitudes so far. by_inputs: products whose input errors are estimated
-    separately. env: results of the low run, that is, of the whole model in the format. pure: whether the low run
-    computed all floating-point results so far in the format.
+    separately. env: results with the whole model in the format. pure: whether all of its floating-point results so far
+    were computed in the format.
     """
 
     def __init__(
@@ -162,15 +162,16 @@ class InFormat:
         self._propagated: dict[str, float] = {}
         self._spoilt: set[fx.Node] = set()
 
-    def measure(self, n: fx.Node) -> tuple[NodeError, Trace]:
-        """Measure the node separately and in the low run. If that fails, the NodeError states the reason."""
+    def measure(self, n: fx.Node, sample: Sample | None = None) -> tuple[NodeError, Trace]:
+        """Measure the node, by itself and in the whole model in the format. If it fails, the NodeError says why. sample:
+        of a product."""
         given = tensors_in([self._values.get(source.name) for source in n.all_input_nodes])
         results, reason = tensors_in(self._values[n.name]), None
         if any(leaf.is_quantized for leaf in (*given, *results)):
             reason = f"{op_of(n)} computes with quantized integers"
         elif not any(leaf.device.type == "meta" for leaf in results):
             try:
-                return self._measure_node(n)
+                return self._measure_node(n, sample)
             except Exception as failure:  # a user-defined operation may return anything
                 let_through(failure)
                 reason = f"{op_of(n)} cannot be compared with FP32: {first_line(failure)[:160]}"
@@ -188,8 +189,8 @@ class InFormat:
         return self._round(value) if source.op == "call_function" else round_tree(value, self.row)
 
     def run(self, n: fx.Node, inputs: tuple[Any, Any], beside: bool = True) -> Ran:
-        """Run the node in the format on inputs that are already rounded. beside: also compute the exact result, unless the
-        operation rounds only once."""
+        """Run the node in the format on inputs that are already rounded. beside: also compute the FP32 result on these
+        inputs, unless the operation rounds only once."""
         args, kwargs = inputs
         target = target_of(n)
         try:
@@ -219,13 +220,14 @@ class InFormat:
             yield "isolated", low - tensors_in(self._values[n.name])[index]
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:
-        """Free the low-precision values of these nodes; inputs and weights are rounded again for a later reader."""
+        """Free the low-precision values of `nodes`; inputs and weights are rounded again for a later reader."""
         for node in nodes:
             self.env.pop(node, None)
             self._rounded.pop(node, None)
 
     def advance(self, n: fx.Node, result: Any = None) -> None:
-        """Run the node in the low run; on failure, use the rounded reference. result: the node's result, if known."""
+        """Compute the node in the run of the whole model in the format; if it fails, use its rounded FP32 result.
+        result: the node's result, if known."""
         reference = self._values[n.name]
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), self.value_of)
         try:
@@ -241,17 +243,17 @@ class InFormat:
         self.env[n] = result
 
     def value_of(self, source: fx.Node) -> Any:
-        """A node's result in the low run; weights and inputs are rounded when first read."""
+        """A node's result with the whole model in the format; weights and inputs are rounded when first read."""
         if source not in self.env:
             self.env[source] = round_tree(self._values[source.name], self.row)
         return self.env[source]
 
-    def _measure_node(self, n: fx.Node) -> tuple[NodeError, Trace]:
+    def _measure_node(self, n: fx.Node, sample: Sample | None) -> tuple[NodeError, Trace]:
         ran = self.run(n, fx.node.map_arg((n.args, n.kwargs), self._read))
         begins = all(self._rounded[source] is self.env.get(source) for source in n.all_input_nodes)
         self.advance(n, ran.low if begins else None)
         inherited = any(source in self._spoilt for source in n.all_input_nodes)
-        error = self._error(n, ran)
+        error = self._error(n, ran, sample)
         if ran.unsupported or error.disagreement or _turns_non_finite(error) or self._turns(n):
             error = replace(error, born=not inherited)
         if error.propagated_error is not None:
@@ -275,7 +277,7 @@ class InFormat:
             self._rounded[source] = self.value_of(source) if given else self.low_value(source)
         return self._rounded[source]
 
-    def _error(self, n: fx.Node, ran: Ran) -> NodeError:
+    def _error(self, n: fx.Node, ran: Ran, sample: Sample | None) -> NodeError:
         ours = tensors_in(self._values[n.name])
         if not ours:
             return NodeError(unsupported=ran.unsupported)
@@ -315,23 +317,12 @@ class InFormat:
             subnormal=gap.subnormal,
             max_ulp=gap.max_ulp,
             sqnr_db=sqnr_db(gap.error),
-            product=self._split(n),
+            product=sample.split(row) if sample else None,
             cause=cause_of(op_of(n), gap, row, profile, inputs, divisor, divides),
         )
 
-    def _split(self, n: fx.Node) -> ProductError | None:
-        """The causes of a product's error. Attention has a softmax between its products, and is not split."""
-        if not is_tensor_core(target_of(n)) or row_of(n).attention or n.kwargs:
-            return None
-        wide = fx.node.map_arg(n.args, lambda source: self._values[source.name])
-        try:
-            return split_product(target_of(n), wide, fx.node.map_arg(n.args, self._read))
-        except Exception as error:  # a kernel that exists only in FP32: the product itself was measured
-            let_through(error)
-            return None
-
     def _turns(self, n: fx.Node) -> bool:
-        """Whether the low run is Inf or NaN where FP32 is finite, even if the node's separate run is finite."""
+        """Whether the result with the whole model in the format is Inf or NaN where FP32's is finite."""
         pairs = zip(tensors_in(self._values[n.name]), tensors_in(self.env[n]), strict=False)
         return n in self._spoilt and any(
             is_number(ours) and bool((entries(ours).isfinite() & ~entries(low).isfinite()).any()) for ours, low in pairs

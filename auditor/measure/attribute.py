@@ -32,7 +32,7 @@ LIGHT = 1 << 24
 of up to as many elements are stored, so that an error is computed once for several passes."""
 
 STEPS = 256
-"""Backward passes count as slow if recurrent layers have this many steps in total, however small the results."""
+"""Backward passes count as slow if recurrent layers have this many steps in total, even if the results are small."""
 
 FEW_PROBES = {1: 4, 2: 3, 3: 3}
 """{samples in the batch: maximum number of backward passes, if passes are slow}; 2 for more samples."""
@@ -85,8 +85,8 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Target:
-    """The outputs that one criterion judges, and the forms of their probes. samples: whether a batch's samples are
-    separate.
+    """The outputs that one criterion judges. forms: one per output, applied to a probe's random signs. samples: whether
+    a batch's samples are separate.
 
     tied: operations whose rounding can make candidates of a decision equal.
     """
@@ -98,7 +98,8 @@ class Target:
 
 
 def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
-    """Run one backward pass per probe of the outputs, with a hook on every value. Each sample gives one estimate.
+    """Estimate the effects of all errors on the outputs: one backward pass per random probe, with a hook on every
+    value.
 
     target: probe only its outputs; the estimates then use its forms and are not divided by the outputs' norm. keep:
     retain the autograd graph for another call.
@@ -263,9 +264,9 @@ Contributions = dict[str, dict[str, Contribution]]
 class FirstOrder:
     """{node or placeholder: {format: Contribution}}: relative L2 error of the outputs, or shares of criteria's limits.
 
-    unseen: nodes whose effect is not, or only partly, differentiable. answers: whether contributions are in the
-    yardstick's unit. If a criterion has no quadratic form, or all outputs are discrete, contributions only rank the
-    nodes. quantized: of layers, by scheme; `own` is the effect of the weight alone, `cast` of the input alone.
+    unseen: nodes whose effect is not, or only partly, differentiable. answers: whether contributions are in the error
+    budget's unit. If a criterion has no quadratic form, or all outputs are discrete, contributions only rank the nodes.
+    quantized: of layers, by scheme; `own` is the effect of the weight alone, `cast` of the input alone.
     """
 
     contributions: Contributions

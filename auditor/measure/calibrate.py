@@ -27,6 +27,7 @@ from .reference import Back
 from .rerun import PLAIN, Yardstick, regions_of
 from .settle import settle
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -37,7 +38,7 @@ class Calibration:
     linearity: predictions compared with runs, by format. regions: effects of operations run in low precision together,
     on the first batch of each path. decisions: on the same batches; for each format, the Decisions with the largest
     error. first: results of the first batch, if several batches were measured. quantized: by (layer, scheme).
-    under_flags: by node, results of `flag_errors` on the first batch that has it.
+    under_flags: by product, results of `flag_errors` on the first batch that has it.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]
@@ -61,38 +62,32 @@ def calibrate(
     whole: Subject | None = None,
     schemes: tuple[str, ...] = (),
 ) -> Calibration:
-    """Measure each node over all batches: worst error, largest isolated effect, root-mean-square contribution, full
-    range.
+    """Measure each node over all batches: worst error, largest isolated effect, root-mean-square contribution, pooled
+    magnitudes.
 
-    whole: the full subject, if `subject` has only some of its batches.
-
-    The graph is valid for the first batch's shapes, and for its values if Python branched on values. `calibrate_paths`
-    measures batches that take another path on a separate graph.
+    whole: the Subject with all batches, if `subject` has only some. The graph is valid for the first batch's shapes,
+    and for its values if Python branched on values. `calibrate_paths` measures batches that take another path on a
+    separate graph.
     """
-
     batches = usable(capture, subject)
-    spans = (
-        calibration_spans(capture, subject, batches) if any(SCHEMES[scheme].is_calibrated for scheme in schemes) else {}
-    )
+    calibrated = any(SCHEMES[scheme].is_calibrated for scheme in schemes)
+    spans = calibration_spans(capture, subject, batches) if calibrated else {}
 
-    def measure_once(batch: Batch, back: Back) -> tuple[Measurement, FirstOrder]:
-        measured = measure(capture, subject.model, batch, formats, back=back)
-        measured.quantized = QuantizedLayers(capture, measured.values, schemes, spans)
-        return measured, first_order(measured, seed, yardstick)
-
-    def measure_batch(batch: Batch) -> tuple[Measurement, FirstOrder]:
-        """Measure one batch. If a backward pass raises, repeat with tested backward passes, and finally without any."""
-        backs: tuple[Back, ...] = ("trusted", "tried")
-        for back in backs:
-            try:
-                return measure_once(batch, back)
-            except Exception as error:
-                let_through(error)
-        return measure_once(batch, "none")
+    def measure_batch(batch: Batch, *backs: Back) -> tuple[Measurement, FirstOrder]:
+        """Measure one batch. If a backward pass raises, repeat with the next mode in `backs`."""
+        try:
+            measured = measure(capture, subject.model, batch, formats, back=backs[0])
+            measured.quantized = QuantizedLayers(capture, measured.values, schemes, spans)
+            return measured, first_order(measured, seed, yardstick)
+        except Exception as error:
+            let_through(error)
+            if not backs[1:]:
+                raise
+        return measure_batch(batch, *backs[1:])
 
     def one(batch: Batch) -> Calibration:
         number = number_of(whole or subject, batch)
-        measured, first = measure_batch(batch)
+        measured, first = measure_batch(batch, "trusted", "tried", "none")
         contributions, linearity = settle(measured, first, yardstick)
         contributions = {
             name: {fmt: replace(one, batch=number) for fmt, one in formats.items()}
@@ -103,9 +98,17 @@ def calibrate(
         regions = tuple(regions_of(measured, contributions, yardstick)) if leads else ()
         decisions = measure_decisions(measured, yardstick) if leads else ()
         quantized = {(layer.node, layer.scheme): layer for layer in measure_layers(measured, first, yardstick)}
-        flags = measured.under_flags
         return Calibration(
-            errors, contributions, measured.ranges, 1, linearity, regions, decisions, None, quantized, flags
+            errors,
+            contributions,
+            measured.ranges,
+            1,
+            linearity,
+            regions,
+            decisions,
+            None,
+            quantized,
+            measured.under_flags,
         )
 
     return reduce(_merge_calibrations, map(one, batches))
@@ -156,41 +159,39 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
         return math.sqrt((one**2 * a.batches + other**2 * b.batches) / (a.batches + b.batches))
 
     def doubt(one: Linearity) -> tuple[bool, int, int]:
+        """Sort key of a Linearity: the largest is of the batch with the least accurate predictions."""
         return not one.holds, one.left, one.compared
 
-    known = (a.linearity, b.linearity)
+    def harm(layer: QuantizedLayer) -> tuple[bool, bool, float]:
+        return layer.decided_by == "not-run", not layer.effect <= math.inf, layer.effect
+
     return Calibration(
-        errors=_together(a.errors, b.errors, worse),
-        contributions=_together(a.contributions, b.contributions, average),
-        ranges={
-            **a.ranges,
-            **b.ranges,
-            **{n: merge_magnitudes((a.ranges[n], b.ranges[n])) for n in a.ranges if n in b.ranges},
-        },
+        errors=_merge(a.errors, b.errors, lambda x, y: _merge(x, y, worse)),
+        contributions=_merge(a.contributions, b.contributions, lambda x, y: _merge(x, y, average)),
+        ranges=_merge(a.ranges, b.ranges, lambda *both: merge_magnitudes(both)),
         batches=a.batches + b.batches,
-        linearity={  # by format, from the batch with the less accurate predictions
-            fmt: max((found[fmt] for found in known if fmt in found), key=doubt) for fmt in {**known[0], **known[1]}
-        },
+        linearity=_merge(a.linearity, b.linearity, lambda *both: max(both, key=doubt)),
         regions=(*a.regions, *b.regions),
         decisions=tuple({x.format: x for x in sorted((*a.decisions, *b.decisions), key=lambda x: x.error)}.values()),
         first=a.first or a,
         under_flags={**b.under_flags, **a.under_flags},
-        quantized={
-            key: _worse_layer(a.quantized.get(key), b.quantized.get(key)) for key in {**a.quantized, **b.quantized}
-        },
+        quantized=_merge(a.quantized, b.quantized, lambda *both: max(both, key=harm)),
     )
 
 
-def _together(
-    a: Mapping[str, Mapping[str, T]], b: Mapping[str, Mapping[str, T]], merge: Callable[[T, T], T]
-) -> dict[str, Mapping[str, T]]:
-    both = {n: {f: merge(x, b[n][f]) for f, x in formats.items()} for n, formats in a.items() if n in b}
-    return {**a, **b, **both}
+def _merge(a: Mapping[K, T], b: Mapping[K, T], merge: Callable[[T, T], T]) -> dict[K, T]:
+    """A dict with the entries of both dicts; entries that are in both are merged."""
+    return {**a, **b, **{key: merge(value, b[key]) for key, value in a.items() if key in b}}
 
 
 def worse(a: NodeError, b: NodeError) -> NodeError:
     """The more severe of two errors, with the larger count and share of each kind."""
-    first, second = (a, b) if _severity(a) >= _severity(b) else (b, a)
+
+    def severity(error: NodeError) -> tuple[bool, int, float, float]:
+        broken = error.overflow + error.nan
+        return error.unsupported is not None, broken, error.disagreement or 0.0, error.local_error or 0.0
+
+    first, second = (a, b) if severity(a) >= severity(b) else (b, a)
     return replace(
         first,
         propagated_error=_larger(a.propagated_error, b.propagated_error),
@@ -204,22 +205,8 @@ def worse(a: NodeError, b: NodeError) -> NodeError:
     )
 
 
-def _severity(error: NodeError) -> tuple[bool, int, float, float]:
-    return (
-        error.unsupported is not None,
-        error.overflow + error.nan,
-        error.disagreement or 0.0,
-        error.local_error or 0.0,
-    )
-
-
 def _larger(a: float | None, b: float | None) -> float | None:
     return max((x for x in (a, b) if x is not None), default=None)
-
-
-def _worse_layer(a: QuantizedLayer | None, b: QuantizedLayer | None) -> QuantizedLayer:
-    known = [layer for layer in (a, b) if layer is not None]
-    return max(known, key=lambda layer: (layer.decided_by == "not-run", not layer.effect <= math.inf, layer.effect))
 
 
 def larger_effect(one: Contribution, other: Contribution) -> Contribution:

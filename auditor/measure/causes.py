@@ -82,7 +82,7 @@ def breaks(error: NodeError, contribution: Contribution | None) -> bool:
 
 
 def deciding_nodes(capture: Capture) -> set[str]:
-    """Floating-point nodes at most three operations before a discrete result; every one if all outputs are discrete."""
+    """Floating-point nodes at most three operations before a discrete result; all if every output is discrete."""
     nodes = capture.nodes
     if not any(name not in nodes or nodes[name].floating for name in capture.outputs):
         return {name for name, node in nodes.items() if node.floating}

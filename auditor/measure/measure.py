@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -20,13 +22,17 @@ from ..numerics.nodes import tensors_in, view_source
 from ..records import Batch, Capture, Magnitudes, NodeError
 from ..stages import tick
 from .alone import InFormat, Leaves, Trace
-from .flags import flag_errors
+from .products import sample_product
 from .quantized import QuantizedLayers
 from .reference import Back, Reference, as_leaf
 from .values import Listener, Place, Values, reading
 
 AT_ONCE = 4
 """Peak memory of measuring an operation, as a multiple of the size of its inputs and results."""
+
+
+TRIM_EVERY = 50
+"""Number of operations after which freed memory is returned to the system."""
 
 
 @dataclass
@@ -39,7 +45,7 @@ class Measurement:
     listeners: receivers of the values' gradients. elements: total number in all results. discrete: nodes without a
     floating-point result. errors, traces: {operation: {format: value}}. ranges: magnitudes of every value. blind: nodes with a path to the outputs
     through a non-differentiable operation. pure: formats in which the whole model ran in low precision. under_flags: by
-    node, results of `flag_errors`. quantized: runs layers under quantization schemes.
+    product, results of `flag_errors`. quantized: runs layers under quantization schemes.
     """
 
     capture: Capture
@@ -97,7 +103,7 @@ class Measurement:
 
     @cached_property
     def nodes(self) -> Mapping[str, fx.Node]:
-        """Nodes of the graph, by name."""
+        """{name: node of the graph}."""
         return {n.name: n for n in self.capture.graph_module.graph.nodes}
 
 
@@ -131,23 +137,26 @@ def measure(
             if n.op == "call_function":
                 tick(n.name)
                 used_up = executor.user_to_last_uses.get(n, ())
-                told = {}
+                told, sample = {}, sample_product(n, found.values)
                 for name, run in found.alone.items():
                     with torch.no_grad():
-                        told[name] = run.measure(n)
+                        told[name] = run.measure(n, sample)
                     # A weight is freed, and rounded again for its next reader: tied weights would occupy memory long.
                     run.forget((*used_up, *(source for source in n.all_input_nodes if source.op != "call_function")))
-                with torch.no_grad():
-                    found.under_flags[n.name] = flag_errors(n, found.values)
+                if sample:
+                    found.under_flags[n.name] = sample.flag_errors()
                 found.errors[n.name] = {name: error for name, (error, _) in told.items()}
                 found.traces[n.name] = {name: trace for name, (_, trace) in told.items()}
                 for source in used_up:
                     profiles.pop(source, None)
                     if source.name not in found.live:
                         found.values.release(source, reference.saved)
+                if len(found.errors) % TRIM_EVERY == 0:
+                    _trim()
     for run in found.alone.values():
         run.forget([*run.env])
     profiles.clear()
+    _trim()
     found.pure = frozenset(name for name, run in found.alone.items() if run.pure)
     found.blind = frozenset(n.name for n in reach(reference.lost, lambda n: n.all_input_nodes))
     return found
@@ -158,8 +167,14 @@ def _pass_on(listeners: Mapping[Place, Listener], place: Place, gradient: torch.
         listeners[place](gradient)
 
 
+def _trim() -> None:
+    """Return freed memory to the system: glibc keeps free blocks that lie between live tensors."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def working_set(capture: Capture) -> int:
-    """Peak bytes for measuring the largest operation: FP32 and low values, gradients, comparisons."""
+    """Peak bytes for measuring the largest operation: FP32 and low-precision values, gradients, comparisons."""
 
     def size(n: fx.Node) -> int:
         values = tensors_in(n.meta.get("val"))

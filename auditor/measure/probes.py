@@ -33,7 +33,7 @@ _DOUBT = 3.3
 
 @dataclass(frozen=True)
 class Probe:
-    """One backward pass. signs: a random tensor per probed tensor. total: <signs, tensors>, to be differentiated."""
+    """One backward pass. signs: random signs for each output. total: the scalar <signs, outputs>, to differentiate."""
 
     signs: list[torch.Tensor]
     total: torch.Tensor

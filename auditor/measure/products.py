@@ -1,68 +1,175 @@
-"""Splits the error of a matrix product or convolution: rounding of its inputs, accumulation, rounding of its result."""
+"""The error of a matrix product or convolution, on a sample: by cause, and under flags that change its arithmetic."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, fx
 
-from ..numerics.casting import format_in, like, plain, round_tree, widen
+from ..errors import let_through
+from ..numerics.accumulators import rounded_sum, truncated_sum
+from ..numerics.casting import like, plain, round_to, round_tree, widen
 from ..numerics.entries import is_plain
-from ..numerics.formats import FORMATS
-from ..numerics.kernels import run_op
-from ..numerics.metrics import sum_of_squares
-from ..numerics.nodes import operation_of
-from ..records import ProductError
+from ..numerics.formats import FORMATS, Format
+from ..numerics.fp32_output import FACTORS
+from ..numerics.kernels import is_tensor_core, run_op
+from ..numerics.metrics import relative_l2, sum_of_squares
+from ..numerics.nodes import operation_of, row_of, target_of
+from ..records import Capture, Contribution, NodeError, ProductError
 from ..trees import over_tensors, tensors_in
 
 SAMPLE = 64
 """Number of rows and columns of a product that are computed again, in FP32 and FP64."""
 
 
-def split_product(target: Callable[..., Any], wide: tuple[Any, ...], low: tuple[Any, ...]) -> ProductError | None:
-    """The three parts of a product's error, and the whole; None if its tensors are not plain, or an error is not finite.
+class Flag(NamedTuple):
+    """of: operations that follow it. reads: format of the factors, scaled to its range if it has 8 bits. sum: its
+    accumulator; None: FP32, and the rounding of the factors counts instead."""
 
-    wide, low: the arguments in FP32, and rounded to the format. Formula: with r the product of the FP32 inputs in FP64, a
-    that of the rounded inputs in FP64, b in the accumulator's precision and c in the format: ||a - r||, ||b - a||, ||c -
-    b|| and ||c - r||, each divided by ||r||. On a GPU, b is not visible, and the squares of the last two parts add up to
-    ||c - a||^2. Source: Higham, Accuracy and Stability of Numerical Algorithms, section 3.5.
+    of: str
+    reads: str
+    sum: Callable[[Tensor], Tensor] | None = None
+
+
+_14_BITS = partial(truncated_sum, bits=14, step=32)
+FLAGS: Mapping[str, Flag] = {
+    "cuda.matmul.allow_tf32": Flag("product", "tf32"),
+    "cudnn.allow_tf32, convolutions": Flag("convolution", "tf32"),
+    "cudnn.allow_tf32, recurrent layers": Flag("recurrent", "tf32"),
+    "allow_fp16_accumulation": Flag("product", "fp16", partial(rounded_sum, format="fp16", step=16)),
+    "allow_fp16_reduced_precision_reduction": Flag("product", "fp16", partial(rounded_sum, format="fp16")),
+    "allow_bf16_reduced_precision_reduction": Flag("product", "bf16", partial(rounded_sum, format="bf16")),
+    "FP8 sums in 14 bits": Flag("product", "fp8_e4m3", _14_BITS),
+    "FP8 sums in 14 bits, in FP32 after 128 terms": Flag("product", "fp8_e4m3", partial(_14_BITS, promoted=128)),
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some rows and columns of a product. args: its FP32 arguments for them. exact: their product in FP64."""
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    exact: Tensor
+
+    def split(self, row: Format) -> ProductError | None:
+        """The three parts of the product's error in a format, and the whole; None if one is not finite.
+
+        Formula: with r = exact, a the product of the rounded inputs in FP64, b in the accumulator's precision and c in the
+        format: ||a - r||, ||b - a||, ||c - b|| and ||c - r||, each divided by ||r||. On a GPU, b is not visible, and the
+        squares of the last two parts add up to ||c - a||^2. Source: Higham, Accuracy and Stability of Numerical
+        Algorithms, section 3.5.
+        """
+        low = round_tree(self.args, row)
+        a = self.target(*over_tensors(_in_fp64, low))
+        if a.device.type == "cpu":
+            b = self.target(*widen(low))
+            c, b = _in_fp64(round_tree(b, row)), b.double()
+            accumulation, output = sum_of_squares(b - a), sum_of_squares(c - b)
+        else:
+            result = run_op(self.target, low, {})
+            c, output = _in_fp64(result), sum_of_squares(_in_fp64(like(a.float(), result)) - a)
+            accumulation = max(sum_of_squares(c - a) - output, 0.0)
+        squares = sum_of_squares(a - self.exact), accumulation, output, sum_of_squares(c - self.exact)
+        size = sum_of_squares(self.exact)
+        parts = [math.sqrt(square / size) if size else math.inf for square in squares]
+        return ProductError(*parts) if all(map(math.isfinite, parts)) else None
+
+    def flag_errors(self) -> dict[str, float]:
+        """{flag: relative L2 error of the product under it}, for the flags that the product follows."""
+        row = operation_of(self.target)
+        of = "product" if row.packet in FACTORS else row.gemm
+        return {name: self._error_under(flag) for name, flag in FLAGS.items() if flag.of == of}
+
+    def _error_under(self, flag: Flag) -> float:
+        """Of a sum: for SAMPLE entries, in different rows and columns."""
+        row, known = FORMATS[flag.reads], operation_of(self.target)
+        factors = FACTORS.get(known.packet, (0, 1))
+        if flag.sum is None:
+            given = [round_to(x, row.name) if i in factors else x for i, x in enumerate(self.args)]
+            return relative_l2(self.exact, self.target(*over_tensors(_in_fp64, given)))
+        x, y = (self.args[i] for i in factors)
+        y = y if known.gemm == "linear" or y.dim() == 1 else y.mT
+        x, y = (z.unsqueeze(0) if z.dim() == 1 else z.reshape(-1, *z.shape[-2:])[0] for z in (x, y))  # [m, k], [n, k]
+        entry = torch.arange(SAMPLE, device=x.device)
+        x, y = x[entry % len(x)], y[(entry + entry // len(x)) % len(y)]
+        if row.bytes == 1:
+            x, y = (z * (row.largest / z.abs().max().clamp(min=1e-30)) for z in (x, y))
+        terms = (round_to(x, row.name).double() * round_to(y, row.name)).T
+        return relative_l2(terms.sum(0), flag.sum(terms))
+
+
+def sample_product(n: fx.Node, values: Mapping[str, Any]) -> Sample | None:
+    """A sample of a matrix product or convolution. values: FP32 results by name.
+
+    None for other operations, and for fused attention: it has a softmax between its products.
     """
-    if not all(is_plain(x) for x in tensors_in((wide, low))):
+    if not is_tensor_core(target_of(n)) or row_of(n).attention or n.kwargs:
         return None
-    row = next((row for x in tensors_in(low) if (row := format_in(x)) is not None), FORMATS["fp32"])
-    wide, low = sample(target, wide), round_tree(sample(target, low), row)  # a part of a tensor has no tag
-    r, a = (target(*over_tensors(_in_fp64, given)) for given in (wide, low))
-    c = run_op(target, low, {})
-    if c.device.type == "cpu":
-        b = target(*widen(low)).double()
-        accumulation, output = sum_of_squares(b - a), sum_of_squares(_in_fp64(c) - b)
-    else:
-        output = sum_of_squares(_in_fp64(like(a.float(), c)) - a)
-        accumulation = max(sum_of_squares(_in_fp64(c) - a) - output, 0.0)
-    squares = sum_of_squares(a - r), accumulation, output, sum_of_squares(_in_fp64(c) - r)
-    size = sum_of_squares(r)
-    parts = [math.sqrt(square / size) if size else math.inf for square in squares]
-    return ProductError(*parts) if all(map(math.isfinite, parts)) else None
+    args = fx.node.map_arg(n.args, lambda source: values[source.name])
+    if not all(type(x) is Tensor and is_plain(x) for x in tensors_in(args)):
+        return None
+    try:
+        args = _some_of(target_of(n), args)
+        exact = target_of(n)(*over_tensors(_in_fp64, args))
+    except Exception as error:  # a kernel that FP64 does not have
+        let_through(error)
+        return None
+    is_real = exact.is_floating_point() and not exact.is_meta and exact.numel() > 0
+    return Sample(target_of(n), args, exact) if is_real else None
+
+
+def flag_costs(
+    capture: Capture,
+    errors: Mapping[str, Mapping[str, NodeError]],
+    contributions: Mapping[str, Mapping[str, Contribution]],
+    under_flags: Mapping[str, Mapping[str, float]],
+    budget: float,
+) -> dict[str, float]:
+    """{flag: predicted share of the error budget that this flag alone would use}, if some operation follows the flag.
+    under_flags: by product, results of `flag_errors`.
+
+    A product's own contribution in a format is scaled by its error under the flag, divided by the error of rounding its
+    result. A recurrent layer's contribution is scaled by the spacing of TF32's numbers.
+    """
+    squares = dict[str, float]()
+    for n in capture.graph_module.graph.nodes:
+        for fmt, error in [*errors.get(n.name, {}).items()][:1]:
+            effect, split, costs = contributions[n.name][fmt], error.product, dict[str, float]()
+            if row_of(n).recurrent:
+                cost = effect.isolated * FORMATS["tf32"].epsilon / FORMATS[fmt].epsilon
+                costs = {name: cost for name, flag in FLAGS.items() if flag.of == "recurrent"}
+            elif split is not None and split.output:
+                costs = {name: effect.own * local / split.output for name, local in under_flags[n.name].items()}
+            for name, cost in costs.items():
+                squares[name] = squares.get(name, 0.0) + cost**2
+    return {name: math.sqrt(squares[name]) / budget for name in FLAGS if name in squares}
 
 
 def _in_fp64(x: Tensor) -> Tensor:
     return plain(x).double() if x.is_floating_point() else x
 
 
-def sample(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _some_of(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments for some rows and columns of the result; for convolutions, part of one image and some channels."""
-    row, bias = operation_of(target), args[2] if len(args) > 2 else None
-    if row.gemm == "linear":
+    row = operation_of(target)
+    if row.gemm == "linear" and args[1].dim() == 2:
         x = args[0].reshape(-1, args[0].shape[-1])
-        return (_some(x), _some(args[1]), *(None if bias is None else _some(bias) for _ in args[2:3]))
+        return _some(x), *(y if y is None else _some(y) for y in args[1:])
     if row.gemm == "convolution" and args[0].dim() == args[1].dim():
-        whole = args[0].shape[1] == args[1].shape[1]  # not split into groups
-        w, *rest = [x if x is None or not whole else _some(x) for x in (args[1], *args[2:3])]
-        return (_crop(args[0][:1], w, args[5] if len(args) > 5 else 1), w, *rest, *args[3:])
+        x, groups, whole = args[0][:1], args[6:], args[0].shape[1] == args[1].shape[1]  # not split into groups
+        if groups == args[0].shape[1:2] == args[1].shape[:1]:  # one filter for each channel
+            x, whole = _some(args[0][0]).unsqueeze(0), True
+            groups = x.shape[1:2]
+        w, *rest = [y if y is None or not whole else _some(y) for y in args[1:3]]
+        return (_crop(x, w, args[5] if len(args) > 5 else 1), w, *rest, *args[3:6], *groups)
     if row.flops == "product" and args[1].dim() == 2 <= args[0].dim():
-        return _some(args[0].reshape(-1, args[0].shape[-1])), _some(args[1].T).T
+        return _some(args[0].flatten(0, -2)), _some(args[1].T).T
     if row.flops == "product" and args[0].dim() == args[1].dim() > 2 and args[0].shape[0] == args[1].shape[0]:
         return args[0][:1], args[1][:1]
     if row.flops == "added_product" and [x.dim() for x in args[:3]] == [1, 2, 2]:

@@ -22,7 +22,7 @@ from ..trees import tensors_in
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 
 _FLAGS = ("training", "use_input_stats")
-"""Names of the argument with which these operations select batch statistics; one operation has no such argument."""
+"""Names of the argument with which batch and instance norms select batch statistics; one norm has no such argument."""
 
 
 def run_with_gradients(
@@ -34,7 +34,11 @@ def run_with_gradients(
     test every operation's backward pass right after it ran; by default only operations outside torch.
     """
     lost: list[torch.Tensor] = []
-    args = _with_way_back(target, args)
+    tried, row = careful or not is_torchs_own(target), operation_of(target)
+    # On a GPU, recurrent layers support gradients only in training mode; without dropout, the result is equal.
+    if row.recurrent and any(x.device.type != "cpu" for x in tensors_in(args)):
+        given = arguments_of(target, args, {})
+        args = args if given["train"] else tuple((given | {"train": True, "dropout": 0.0}).values())
     while True:
         try:
             result = wait_for_result(target, target(*args, **kwargs))
@@ -50,22 +54,12 @@ def run_with_gradients(
                     return wait_for_result(target, target(*args, **kwargs)), lost
             lost.append(found)
             args, kwargs = pytree.tree_map(lambda x, found=found: x.detach() if x is found else x, (args, kwargs))
-    tried, row = careful or not is_torchs_own(target), operation_of(target)
     refuses = row.late or any(type(x.grad_fn).__name__ == "NotImplemented" for x in tensors_in(result))
     tracked = row.asks_shape or row.draws_by or any(x.requires_grad for x in tensors_in(result))
     if tracked and not refuses and (not tried or _leads_back(result, args, kwargs)):
         return result, lost
     rest = [x for x in tensors_in((args, kwargs)) if x.requires_grad]
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result), lost + rest
-
-
-def _with_way_back(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """On a GPU, recurrent layers support gradients only in training mode: return arguments for that mode, without
-    dropout, so that the result is equal."""
-    if not operation_of(target).recurrent or all(x.device.type == "cpu" for x in tensors_in(args)):
-        return args
-    given = arguments_of(target, args, {})
-    return args if given["train"] else tuple((given | {"train": True, "dropout": 0.0}).values())
 
 
 def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

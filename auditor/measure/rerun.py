@@ -73,7 +73,8 @@ PLAIN = Yardstick()
 
 
 class Reruns:
-    """Runs of a measured model with some operations in one low format; only nodes that the change reaches are computed.
+    """Runs of a measured model with some operations in one low-precision format; only nodes that the change reaches are
+    computed.
 
     criterion: the criterion with the largest share of its limit in the last run, if any.
     """
@@ -97,12 +98,12 @@ class Reruns:
         return self._error(RECORDED, Run(values, stale=readers))[0]
 
     def together(self, names: Collection[str]) -> tuple[float, bool]:
-        """Output error with all these operations in low precision, and whether any discrete result changed."""
+        """Output error with all operations in `names` in low precision, and whether any discrete result changed."""
         return self._error(self._low(names), self._reference)
 
     def region(self, names: Collection[str]) -> tuple[float | None, float | None, str | None]:
-        """Run these operations in low precision. Return the worst error of results that other operations read, and the
-        outputs' error; or the reason why the run failed."""
+        """Run the operations `names` in low precision. Return the worst error of results that other operations read,
+        and the outputs' error; or the reason why the run failed."""
         low, values = self._low(names), self._reference.values
         try:
             outputs, _ = self._run(low, self._reference)

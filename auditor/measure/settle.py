@@ -24,7 +24,7 @@ from .measure import Measurement
 from .rerun import PLAIN, SENSITIVE_SHARE, Reruns, Yardstick
 
 RUNS = 96
-"""Run limit per format, in forward passes of the model, counted by operations."""
+"""Maximum cost of runs per format, in forward passes of the whole model; a partial run counts by its operations."""
 
 TRUSTED = 8
 """Number of runs per format that check predictions; more, up to RUNS in all, only if these runs refute predictions."""
@@ -33,7 +33,7 @@ SAMPLE = 6
 """Number of predictions that are run first, spread over their sizes, to test whether first order holds."""
 
 OFF = 1.6
-"""Factor by which a prediction may be too large or too small; few probes of few samples already cause 1.3."""
+"""Factor by which a prediction may be off, too large or too small; with few probes and samples, 1.3 is usual."""
 
 REFUTED = 0.1
 """Predictions are no longer trusted if runs refute more than this share of the checked predictions above the budget."""
@@ -61,7 +61,7 @@ def settle(
 
 @dataclass(frozen=True)
 class _Ran:
-    """A run with some operations low: its error, whether a discrete result changed, and the tightest criterion."""
+    """A run with some operations in low precision: error, whether a discrete result changed, the tightest criterion."""
 
     names: Sequence[str] = ()
     error: float = math.inf
@@ -75,7 +75,7 @@ contained them."""
 
 
 class _FormatRuns:
-    """Runs for one format. found: the contributions that runs determined."""
+    """Runs of operations in one format. found: {operation: its Contribution}, from these runs."""
 
     def __init__(self, reruns: Reruns, first: FirstOrder) -> None:
         self.reruns = reruns
@@ -94,7 +94,7 @@ class _FormatRuns:
         self._numbers = count()
 
     def settle_unknown(self) -> None:
-        """Run operations without a first-order estimate."""
+        """Run the operations whose effect on the outputs has no first-order estimate."""
         unknown, waiting = dict[str, None](), Waiting()
         for name, trace in self._traces.items():
             error = self._errors[name]
@@ -123,8 +123,8 @@ class _FormatRuns:
         self._copy_to_twins()
 
     def check_predictions(self) -> Linearity | None:
-        """Run operations to check predictions: a sample, then predictions above the budget, nearest first; more if
-        predictions are off."""
+        """Run operations to check predictions: first a sample, then predictions above the budget, from the nearest to
+        the farthest; more operations if predictions are off."""
         if not self._answers or not 0 < self._limit < math.inf:
             return None
         known = {**self._first, **self.found}
@@ -257,8 +257,8 @@ class _FormatRuns:
         return len(run), sum(one <= self._limit for one in run)
 
     def _whole(self) -> tuple[float, float] | None:
-        """(predicted, measured) output error with everything low; None if an operation ran in FP32 or an error is
-        missing."""
+        """(predicted, measured) output error with all operations in low precision; None if an operation ran in FP32 or
+        an error is missing."""
         if self.reruns.format not in self._measurement.pure:
             return None
         capture, known = self._measurement.capture, {**self._first, **self.found}

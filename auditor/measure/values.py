@@ -1,4 +1,4 @@
-"""FP32 results of a measured graph: stored, or computed again where autograd does not keep them anyway."""
+"""FP32 results of a measured graph: stored, or freed and computed again when read, if autograd does not keep them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from ..numerics.entries import is_plain
 from ..numerics.nodes import is_torchs_own, row_of, target_of, view_source
 from .reference import batch_norm
 
+IN_A_ROW = 2
+"""Maximum number of operations in a row that run again to recompute a released result."""
+
 Listener = Callable[[torch.Tensor | None], None]
 """Receives the gradient of one value in each backward pass; None if the pass does not reach the value."""
 
 
 class Place(NamedTuple):
-    """A tensor with a gradient. name: the node, or see `reading`; source: the node that computes it; number: of the
-    tensor in the node's result."""
+    """A tensor with a gradient. name: the node, or see `reading`; source: the node that computes it; number: index of
+    the tensor in that result."""
 
     name: str
     source: str
@@ -37,26 +40,27 @@ class Values(Mapping[str, Any]):
     def __init__(self, graph: fx.Graph) -> None:
         self._nodes = {n.name: n for n in graph.nodes}
         self._held: dict[str, Any] = {}
-        self._released, self._needed = set[str](), set[str]()
+        self._released, self._needed = dict[str, int](), set[str]()  # {name: operations in a row that compute it again}
 
     def keep(self, n: fx.Node, value: Any) -> None:
-        """Store a node's result."""
+        """Store the result of a node."""
         self._held[n.name] = value
 
     def stored(self, name: str) -> Any:
-        """A result; None if it was released."""
+        """The stored result of a node, by name; None if it was released."""
         return self._held.get(name)
 
     def release(self, n: fx.Node, saved: Collection[int]) -> None:
-        """Free a result if one cheap operation computes it again from stored results. saved: addresses of the storages
-        that autograd keeps."""
+        """Free a result if at most IN_A_ROW cheap operations compute it again from stored results. saved: addresses of
+        the storages that autograd keeps."""
         value, sources = self._held.get(n.name), [source.name for source in n.all_input_nodes]
         if n.name in self._needed or not sources or not isinstance(value, torch.Tensor) or not _repeatable(n):
             return
         held = not is_plain(value) or value.untyped_storage().data_ptr() in saved
-        if not held and self._held.keys() >= set(sources):
+        depth = 1 + max(self._released.get(source, 0) for source in sources)
+        if not held and depth <= IN_A_ROW and all(source in self for source in sources):
             del self._held[n.name]
-            self._released.add(n.name)
+            self._released[n.name] = depth
             self._needed.update(sources)
 
     def __getitem__(self, name: str) -> Any:
@@ -65,9 +69,9 @@ class Values(Mapping[str, Any]):
         n = self._nodes[name]
         with torch.no_grad():
             if row_of(n).normalizes == "statistics":  # the operation itself would update the running statistics
-                args, _ = fx.node.map_arg((n.args, n.kwargs), lambda source: self._held[source.name])
+                args, _ = fx.node.map_arg((n.args, n.kwargs), lambda source: self[source.name])
                 return batch_norm(target_of(n), *args)
-            return RECORDED.compute(n, lambda source: self._held[source.name])
+            return RECORDED.compute(n, lambda source: self[source.name])
 
     def __contains__(self, name: object) -> bool:
         return name in self._held or name in self._released
@@ -80,7 +84,7 @@ class Values(Mapping[str, Any]):
 
 
 def _repeatable(n: fx.Node) -> bool:
-    """Whether an operation is cheap and deterministic."""
+    """Whether an operation is cheap and deterministic, so that its result may be computed again."""
     target, row = target_of(n), row_of(n)
     dear = row.product or row.recurrent or row.cell or row.thins or view_source(n) is not None
     return (

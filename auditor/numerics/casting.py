@@ -1,4 +1,4 @@
-"""Rounds tensors to a format: in torch's dtype if torch computes in the format, otherwise as float32 with a tag."""
+"""Rounds tensors to a format: to torch's dtype if torch computes in it, otherwise to float32 with the format as tag."""
 
 from __future__ import annotations
 
@@ -31,11 +31,7 @@ def round_in(x: torch.Tensor, fmt: Format) -> torch.Tensor:
         x = x.clamp(-fmt.largest, fmt.largest)
     if fmt.dtype is not None:
         return x.to(fmt.dtype).float()
-    return _by_table(x.float(), fmt)
-
-
-def _by_table(x: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Round using the format's parameters, for formats without a torch dtype."""
+    x = x.float()
     rounded = _round_mantissa(x, drop=_SINGLE - fmt.mantissa)
     if fmt.min_exponent > FORMATS["fp32"].min_exponent:  # else float32's subnormals, rounded above
         steps = torch.round(x / fmt.smallest_subnormal)  # exact: both are float32, one of them a power of two
@@ -54,8 +50,8 @@ def _round_mantissa(x: torch.Tensor, drop: int) -> torch.Tensor:
 
 
 _MARK = "_carried_format"
-"""Attribute that tags a float32 tensor with a format in which torch does not compute. Operations on such a tensor
-return new tensors without the tag: the caller adds the tag to them."""
+"""Attribute that tags a float32 tensor with a format in which torch does not compute. Results of operations on such a
+tensor have no tag: the caller adds it to them."""
 
 
 def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:
@@ -114,7 +110,7 @@ def _round_tensor(x: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """Compute in float32 on the arguments' current values, and round floating-point results to the format."""
+    """Compute `target` on the arguments converted to float32, and round floating-point results to the format."""
     return round_tree(target(*widen(args), **widen(kwargs)), row)  # by then the wide arguments are freed
 
 
@@ -135,13 +131,13 @@ def round_tree(tree: Any, row: Format) -> Any:
 
 
 def scalars_lowered(tree: Any) -> Any:
-    """Cast zero-dimensional tensors to the low dtype of the tensors with dimensions; unchanged if these have several
-    dtypes.
+    """Cast zero-dimensional tensors to the FP16 or BF16 dtype of the tensors with dimensions; unchanged if these have
+    several dtypes.
 
     torch ignores scalars in type promotion; CUDA's kernels then load them in the promoted dtype, so that a scale of 1e5
     is infinite next to FP16 values, while a CPU multiplies in float32. Source: ATen/native/cuda/Loops.cuh
-    (`opmath_symmetric_gpu_kernel_with_scalars`), which excludes only scalars on the CPU; under emulation, every
-    scalar counts as one on the GPU.
+    (`opmath_symmetric_gpu_kernel_with_scalars`), which excludes only scalars on the CPU; under emulation, every scalar
+    counts as one on the GPU.
     """
     wide = {x.dtype for x in tensors_in(tree) if x.dim() and x.is_floating_point()}
     if len(wide) != 1 or not is_low(dtype := wide.pop()):

@@ -63,7 +63,7 @@ def run_layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 class _Way:
-    """One direction of one layer: computes in float32 on values that the format contains."""
+    """Runs one direction of one recurrent layer in float32, on values rounded to the format."""
 
     def __init__(self, step: _Step, weights: Sequence[Tensor], biased: bool, row: Format) -> None:
         self._step, self._row = step, row
@@ -131,4 +131,5 @@ STEPS: dict[str, _Step] = {
     "rnn_tanh": lambda from_input, from_state, _: ((from_input + from_state).tanh(),),
     "rnn_relu": lambda from_input, from_state, _: ((from_input + from_state).relu(),),
 }
-"""{layer: a step after its products: (product of the input, product of the state, states) -> states}."""
+"""{type of layer: one time step after its two matrix products}. A step maps (product with the input, product with the
+state, states) to the new states."""

@@ -54,7 +54,7 @@ def places(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def extent(x: torch.Tensor) -> tuple[tuple[int, ...], ...]:
-    """The shapes that two tensors must share to be compared entry by entry; for a nested tensor, of all parts."""
+    """Shapes that must be equal to compare two tensors entry by entry; for a nested tensor, of all its parts."""
     if x.is_nested:
         return tuple(tuple(part.shape) for part in x.unbind())
     return (tuple(x.shape),) if is_plain(x) else (tuple(x.shape), tuple(entries(x).shape))

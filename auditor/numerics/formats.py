@@ -1,4 +1,4 @@
-"""The table of number formats; new formats can be registered. Importing this needs no torch."""
+"""The table of number formats; new formats can be registered. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import torch
 
 NAME = re.compile(r"[a-z]+[0-9][a-z0-9_]*")
-"""Pattern of format names: they contain a digit, unlike the keys of documents."""
+"""Pattern of format names. The digit distinguishes them from other keys in JSON documents."""
 
 _WIDEST_MANTISSA, _LEAST_EXPONENT, _LARGEST = 22, -126, 3.4028234663852886e38
 _WIDE = 4
-"""Bytes of an FP32 number; low formats have fewer."""
+"""Bytes of an FP32 number; low-precision formats have fewer."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Format:
     """A binary floating-point format.
 
     mantissa: stored fraction bits. min_exponent: exponent of the smallest normal number. largest: the largest finite
-    value. bytes: of one element in memory. label: the display name, by default the name in capitals. storage: the name
-    of torch's dtype, None if torch has none. native: whether torch computes in that dtype; other formats are emulated
-    by rounding FP32 results. autocast: whether `torch.autocast` accepts it. loss_scaling: whether its small range
-    requires a scaled loss. overflows_to: the result beyond `largest`: "inf", or "largest" if the format has no infinity
-    (torch saturates fp8_e4m3 from 2.13 on, and returned NaN before). speed: the column of plan/devices.toml with a
-    device's rate; without an entry, arithmetic is timed as FP32's. Sources: IEEE 754-2019 (fp16, fp32); bf16 and tf32:
+    value. bytes: size of one element in memory. label: the display name, by default the name in capitals. storage: the
+    name of torch's dtype, None if torch has none. native: whether torch computes in that dtype; other formats are
+    emulated by rounding FP32 results. autocast: whether `torch.autocast` accepts it. loss_scaling: whether its small
+    range requires a scaled loss. overflows_to: the result beyond `largest`: "inf", or "largest" if the format has no
+    infinity (torch saturates fp8_e4m3 from 2.13 on, and returned NaN before). speed: the column of plan/devices.toml
+    with a device's rate; without an entry, FP32's rate is used. Sources: IEEE 754-2019 (fp16, fp32); bf16 and tf32:
     NVIDIA A100 whitepaper; fp8: Micikevicius et al. 2022, OCP FP8.
     """
 
@@ -116,7 +116,7 @@ DEFAULT = ("fp16", "bf16")
 
 
 def narrower() -> tuple[str, ...]:
-    """Names of the formats with fewer significant bits than FP32, which may not hold a literal exactly."""
+    """Names of the formats with fewer significant bits than FP32, which cannot represent some FP32 numbers exactly."""
     return tuple(name for name, row in FORMATS.items() if row.mantissa < FORMATS["fp32"].mantissa)
 
 
@@ -185,7 +185,7 @@ def register(row: Format) -> None:
 
 @contextmanager
 def temporary_format(row: Format) -> Iterator[Format]:
-    """Register a format within the body only. Raises: the errors of `register`."""
+    """Register a format within the `with` block only. Raises: the errors of `register`."""
     register(row)
     try:
         yield row
@@ -195,7 +195,7 @@ def temporary_format(row: Format) -> Iterator[Format]:
 
 
 def _problem(row: Format) -> str | None:
-    """Why a row cannot be registered: rounding works on FP32 values, so the format must not exceed FP32."""
+    """Why a format cannot be registered; None if it can. Values are rounded from FP32, so it must not exceed FP32."""
     if not NAME.fullmatch(row.name):
         return "a name has lower-case letters followed by a digit, for instance e6m9"
     if row.name in FORMATS:
@@ -207,7 +207,8 @@ def _problem(row: Format) -> str | None:
         return f"it must have 1 to {_WIDEST_MANTISSA} fraction bits, not {row.mantissa}"
     if not _LEAST_EXPONENT <= row.min_exponent <= 0:
         return f"its smallest exponent must be from {_LEAST_EXPONENT} to 0, not {row.min_exponent}"
-    if not 1 <= row.largest <= _LARGEST or not _on_grid(row):
+    on_grid = 1 <= row.largest <= _LARGEST and math.ldexp(math.frexp(row.largest)[0], row.mantissa + 1).is_integer()
+    if not on_grid:
         return f"its largest value must be representable, and from 1 to FP32's largest, not {row.largest}"
     if not 1 <= row.bytes < _WIDE:
         return f"an element must take 1 to {_WIDE - 1} bytes, not {row.bytes}"
@@ -217,13 +218,8 @@ def _problem(row: Format) -> str | None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype's name without `torch.`."""
+    """`str(dtype)` without `torch.`, such as `float16`."""
     return str(dtype).removeprefix("torch.")
-
-
-def _on_grid(row: Format) -> bool:
-    fraction, _ = math.frexp(row.largest)
-    return math.ldexp(fraction, row.mantissa + 1).is_integer()
 
 
 def _storage_problem(row: Format) -> str | None:
@@ -245,7 +241,7 @@ def _storage_problem(row: Format) -> str | None:
 
 
 def _holds(dtype: torch.dtype, row: Format) -> bool:
-    """Whether torch's dtype represents the same numbers as the row, so that both round alike."""
+    """Whether torch's dtype represents the same numbers as the Format, so that both round alike."""
     import torch
 
     if not dtype.is_floating_point:

@@ -12,8 +12,8 @@ FACTORS = {"linear": (0, 1), "matmul": (0, 1), "mm": (0, 1), "bmm": (0, 1), "add
 
 
 class _Product(torch.autograd.Function):
-    """`torch.mm` or `torch.bmm` with FP32 output. torch has no derivative of it; this one is that of autocast: the
-    gradient is rounded to the factors' dtype."""
+    """`torch.mm` or `torch.bmm` with FP32 output. torch defines no derivative for it. As under autocast, this one
+    rounds the gradient to the factors' dtype."""
 
     @staticmethod
     def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -31,8 +31,8 @@ class _Product(torch.autograd.Function):
 
 
 def multiply(name: str, function: Callable[..., Any], low: Any, wide: Any) -> torch.Tensor:
-    """The FP32 result of a matrix product of low-precision inputs. low, wide: its arguments (args, kwargs) in low
-    precision, and the same values in FP32.
+    """The FP32 result of a matrix product of low-precision inputs. low: the arguments (args, kwargs) in low precision;
+    wide: the same values in FP32.
 
     A GPU uses torch.mm(..., out_dtype=torch.float32). A CPU has no such kernel, and multiplies the rounded inputs in
     FP32: products of two FP16 or BF16 numbers are exact in FP32, so only the order of the sum differs.

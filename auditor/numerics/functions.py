@@ -1,4 +1,4 @@
-"""Functions of torch by their names in plans. `patched_model.py` contains a copy from function_name on."""
+"""Finds torch functions by their names in precision plans. `patched_model.py` contains a copy from function_name on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def function_name(function: Any) -> str:
 
 @functools.cache
 def functions_by_name() -> dict[str, tuple[Any, ...]]:
-    """{name: torch's functions of this name}, for all functions that a plan can keep in FP32."""
+    """{name: torch's functions of this name}, for all functions that a precision plan can keep in FP32."""
     result: dict[str, dict[Any, None]] = {}
     for functions in get_overridable_functions().values():
         for function in functions:

@@ -23,7 +23,7 @@ _EXPONENT = _EXPONENT_FIELD << _EXPONENT_SHIFT
 
 
 def histogram_of(x: torch.Tensor) -> Magnitudes:
-    """Histogram of a real tensor of any shape, and its norm; only finite entries count."""
+    """Counts of a real tensor's finite entries by power of two, with their L2 norm and extremes; others are counted."""
     exponents: Counter[int] = Counter()
     zeros, largest, smallest, square = 0, 0.0, math.inf, 0.0
     for (run,) in runs(x.detach().float()):
@@ -47,7 +47,7 @@ def histogram_of(x: torch.Tensor) -> Magnitudes:
 
 
 def magnitudes_of(x: torch.Tensor) -> Magnitudes:
-    """`histogram_of` the tensor, plus the rounding errors of FP16 and BF16."""
+    """`histogram_of` the tensor, plus its relative L2 rounding errors in FP16 and BF16."""
     result = histogram_of(x)
     if not result.max_abs:
         return result
@@ -71,7 +71,7 @@ def exponent_counts(x: torch.Tensor) -> dict[int, int]:
 
 
 def merge_magnitudes(parts: Iterable[Magnitudes]) -> Magnitudes:
-    """Range statistics of several tensors, pooled."""
+    """Range statistics of several tensors, pooled as if they were one tensor."""
     exponents: Counter[int] = Counter()
     zeros, nonfinite, largest, smallest, square = 0, 0, 0.0, math.inf, 0.0
     lost: defaultdict[str, float] = defaultdict(float)
@@ -118,7 +118,7 @@ def _share(exponents: Mapping[int, int], within: Callable[[int], bool]) -> float
 
 
 def largest_scale(histogram: Magnitudes, fmt: Format) -> float:
-    """The largest power of two that overflows no entry in `fmt`; inf if all entries are zero."""
+    """The largest power of two that can multiply all entries without overflow in `fmt`; inf if all are zero."""
     if histogram.max_abs == 0:
         return math.inf
     return 2.0 ** math.floor(math.log2(fmt.largest) - math.log2(histogram.max_abs))
@@ -142,7 +142,7 @@ class Deviation:
 
 
 class Profile:
-    """Statistics of a real tensor of shape [*], in float32; its entries must not change afterwards."""
+    """Statistics of a real reference tensor [*], in float32; its entries must not change afterwards."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self._float = x.detach().float()
@@ -155,7 +155,7 @@ class Profile:
         return 0.0 if self.range.nonfinite else self.range.norm / math.sqrt(max(self._float.numel(), 1))
 
     def rounding(self, fmt: Format) -> Deviation:
-        """The deviation from rounding every entry to `fmt`; cached."""
+        """The deviation of the tensor rounded to `fmt` from the tensor; cached."""
         if fmt.name not in self._roundings:
             self._roundings[fmt.name] = self.deviation(in_format(self._float, fmt), fmt)
         return self._roundings[fmt.name]

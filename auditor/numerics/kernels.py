@@ -48,7 +48,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     precision.
     """
     tensors = tensors_in((args, kwargs))
-    if asks_for_rounding(tensors, args, kwargs):
+    asked = any(isinstance(value, Format) for value in (*args, *kwargs.values()))
+    if asked or any(carried_in(x) is not None for x in tensors):
         if is_tensor_core(target):
             _refuse_mixed(operation_of(target).name, args, kwargs)
         return rounding(target, args, kwargs)
@@ -60,16 +61,15 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if on_cpu and row.name in known.refused_on_cuda:
         raise UnsupportedInFormat(f"{name} has no {row.storage} kernel on CUDA")
     if on_cpu and known.powers_of_two:
-        return _of_powers_of_two(target, args, kwargs, row)
-    if on_cpu and is_tensor_core(target):
+        result, lengths = fourier_transform(target, args, kwargs, row)
+        if odd := [length for length in lengths if length & (length - 1)]:
+            said = f"{name} has no {row.storage} kernel on CUDA for length {odd[0]}, which is not a power of two"
+            raise UnsupportedInFormat(said)
+        return result
+    kinds = ((is_tensor_core(target), product), (is_fused_cell(target), run_cell), (known.recurrent, run_layer))
+    for run in (run for applies, run in kinds if on_cpu and applies):
         _refuse_mixed(name, args, kwargs)
-        return product(target, args, kwargs, row)
-    if on_cpu and is_fused_cell(target):
-        _refuse_mixed(name, args, kwargs)
-        return run_cell(target, args, kwargs, row)
-    if on_cpu and known.recurrent:
-        _refuse_mixed(name, args, kwargs)
-        return run_layer(target, args, kwargs, row)
+        return run(target, args, kwargs, row)
     if on_cpu and is_scan(target):
         return run_scan(target, args, kwargs, row)
     if on_cpu and known.sums_gradients_in_fp32 and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
@@ -98,7 +98,7 @@ def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Form
 
 
 def _run_discrete(target: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation on discrete tensors; if a low dtype is requested, its literals must fit it."""
+    """Run an operation on discrete tensors; if FP16 or BF16 is requested, numbers in the arguments must fit it."""
     try:
         return target(*args, **kwargs)
     except RuntimeError as error:
@@ -108,16 +108,6 @@ def _run_discrete(target: Callable[..., Any], name: str, args: tuple[Any, ...], 
         row = format_of(asked)
         assert row is not None
         raise UnsupportedInFormat(_reason(name, row, error), literal=True) from error
-
-
-def _of_powers_of_two(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    result, lengths = fourier_transform(target, args, kwargs, row)
-    if odd := [length for length in lengths if length & (length - 1)]:
-        raise UnsupportedInFormat(
-            f"{operation_of(target).name} has no {row.storage} kernel on CUDA for length {odd[0]}, "
-            "which is not a power of two"
-        )
-    return result
 
 
 def _refuse_mixed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -164,22 +154,15 @@ def is_product(target: Callable[..., Any]) -> bool:
 def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
     """The format of torch's type promotion. given: (format, whether it is a scalar) of each tensor, at least one.
 
-    Scalars count only if all are scalars. Two different low formats promote to float32.
+    Scalars count only if all are scalars. Two different low-precision formats promote to float32.
     """
     result = {name for name, scalar in given if not scalar} or {name for name, _ in given}
     low = {name for name in result if FORMATS[name].low}
     return max(sorted(result | ({"fp32"} if len(low) > 1 else set())), key=lambda name: FORMATS[name].bytes)
 
 
-def asks_for_rounding(tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a format without native arithmetic occurs in the arguments, as a tensor's or as a dtype."""
-    if any(carried_in(x) is not None for x in tensors):
-        return True
-    return any(isinstance(value, Format) for value in (*args, *kwargs.values()))
-
-
 def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute `target(*args, **kwargs)` in float32 on the current values, and round to the promoted format."""
+    """Compute `target(*args, **kwargs)` in float32, and round to the format of type promotion."""
     row = _result(operation_of(target), args, kwargs)
     wide = wait_for_result(target, target(*_wide(args), **_wide(kwargs)))
     if row is None or not row.low:

@@ -15,7 +15,7 @@ _RUN = 1 << 17
 """Entries per chunk, so that its copies fit in the processor's cache."""
 
 _SQUARES = (1e-24, 1e36)
-"""Range in which a float32 sum of squares is accurate: smaller terms are negligible."""
+"""Range of sums of squares that are accurate in float32; sums outside it are computed in float64."""
 
 
 def relative_l2(reference: torch.Tensor, candidate: torch.Tensor) -> float:
@@ -29,8 +29,8 @@ def relative_l2(reference: torch.Tensor, candidate: torch.Tensor) -> float:
 
 
 def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
-    """Relative L2 error of all floating-point tensors together, or the largest share of differing entries of a discrete
-    tensor, if larger.
+    """Relative L2 error of all floating-point tensors together, or the largest share of differing entries in a discrete
+    tensor, if that share is larger.
 
     Entries where the reference is infinite must be equal, or the error is inf; entries where it is NaN are ignored.
     Raises: MeasureError(slug="shape-mismatch").
@@ -50,7 +50,7 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
 
 
 def _squares(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
-    """The squared error and the squared norm of a chunk."""
+    """(sum of squared differences, sum of squared reference entries) of a chunk; see `_finite_part` for Inf and NaN."""
     r, c = entries(r.detach()), entries(c.detach())
     wide = torch.promote_types(torch.promote_types(r.dtype, c.dtype), torch.float32)
     ours, theirs = r.to(wide), c.to(wide)
@@ -90,7 +90,7 @@ def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
 
 
 def loss_of(before: torch.Tensor, after: torch.Tensor) -> Loss | None:
-    """What a cast changed; None if it changed no value. Shapes: both [*], equal."""
+    """How a cast changed a tensor's values, as a Loss; None if it changed none. Shapes: both [*], equal."""
     wide = torch.promote_types(before.dtype if before.dtype.itemsize > 1 else after.dtype, torch.float32)
     ours, theirs = (entries(x.detach()).to(wide) for x in (before, after))
     changed = (ours != theirs) & ~(ours.isnan() & theirs.isnan())

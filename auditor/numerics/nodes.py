@@ -19,14 +19,13 @@ _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d")
 
 
 def target_of(n: fx.Node) -> Callable[..., Any]:
-    """The operation of a call_function node."""
+    """The operation, a callable, of a call_function node."""
     assert callable(n.target)
     return n.target
 
 
 def overload_of(target: Any) -> Any:
-    """The torch operation of a node's target, without the wrapper that, for instance, fixes a random operation's
-    numbers."""
+    """The torch operation of a node's target, without a wrapper such as PinnedDraw, which fixes random numbers."""
     return getattr(target, "stands_for", target)
 
 
@@ -46,17 +45,17 @@ def overload_named(op: str) -> Any:
 
 @cache
 def operation_of(target: Any) -> Operation:
-    """The row of the operation that a node's target calls."""
+    """The table row (an Operation) of the operation that a node's target calls."""
     return operation(op_name(target))
 
 
 def op_of(node: fx.Node) -> str:
-    """The name that rules use: `aten.add.Tensor`, `getitem`, or `placeholder` for inputs and weights."""
+    """The operation's name as rules write it: `aten.add.Tensor`, `getitem`, or `placeholder` for inputs and weights."""
     return op_name(node.target) if node.op == "call_function" else "placeholder"
 
 
 def row_of(node: fx.Node) -> Operation:
-    """The row of a node's operation; an empty row for placeholders and the output."""
+    """The table row (an Operation) of a node's operation; an empty one for placeholders and the output."""
     return operation(op_of(node))
 
 
@@ -90,12 +89,7 @@ def wait_for_result(target: object, value: Any) -> Any:
         return value
     if target.namespace == "_c10d_functional":
         return pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor.default, value)
-    return pytree.tree_map_only(torch.Tensor, torch.zeros_like, value) if _is_uninitialized(target) else value
-
-
-@cache
-def _is_uninitialized(target: torch._ops.OpOverload) -> bool:
-    return operation_of(target).uninitialized
+    return pytree.tree_map_only(torch.Tensor, torch.zeros_like, value) if operation_of(target).uninitialized else value
 
 
 def view_source(n: fx.Node) -> fx.Node | None:
@@ -108,8 +102,8 @@ def view_source(n: fx.Node) -> fx.Node | None:
 
 
 def source(node: fx.Node, stops: Callable[[fx.Node], bool] = lambda _: False) -> fx.Node:
-    """The node that computed the values of `node`, upstream of reshapes, selections, dropout and casts, or the first of
-    these that `stops`."""
+    """Follow `node` upstream through reshapes, selections, dropout and casts; returns the first other node, or the
+    first for which `stops` is true."""
     while row_of(node).transparent and node.all_input_nodes and not stops(node):
         node = node.all_input_nodes[0]
     return node
@@ -157,7 +151,7 @@ def arguments_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], de
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """The explicit arguments of a node's call, by name."""
+    """{name: argument} of a node's call, without defaults."""
     return arguments_of(node.target, node.args, node.kwargs)
 
 

@@ -117,18 +117,13 @@ class Operation:
 
     @property
     def transparent(self) -> bool:
-        """Whether the operation only reshapes, selects, casts or drops out, so that rules ignore it in patterns."""
+        """Whether the operation only reshapes, selects, casts or applies dropout, so that rules look through it."""
         return bool(self.entries) or self.thins or self.cast
 
     @property
     def linear(self) -> bool:
-        """Whether the operation is a product, linear in each tensor argument."""
+        """Whether the operation is a matrix product or convolution, linear in each tensor argument."""
         return self.product and not self.attention
-
-    @property
-    def makes_layer(self) -> bool:
-        """Whether the operation forms a layer if an argument comes from parameters."""
-        return self.layer or self.linear or self.recurrent or self.cell
 
 
 @cache
@@ -139,7 +134,7 @@ def packet(op: str) -> str:
 
 @cache
 def operation(op: str) -> Operation:
-    """The row of an overload (`aten.softmax.int`) or packet (`softmax`, `_c10d_functional.wait_tensor`).
+    """The table row of an overload (`aten.softmax.int`) or packet (`softmax`, `_c10d_functional.wait_tensor`).
 
     In-place variants use their base's row: `add_` uses the row of `add`. So do `view_copy`, without the properties of a
     view, and `prims.add`. Without a row, boolean properties have their defaults, and `known` is False.
@@ -189,7 +184,7 @@ def _matches(packet: str, *patterns: Sequence[str]) -> bool:
 
 
 def packets() -> tuple[str, ...]:
-    """Every packet with a row."""
+    """Names of all packets with a row in operations.toml."""
     return tuple(_rows())
 
 
@@ -201,7 +196,7 @@ def _rows() -> dict[str, Operation]:
 
 
 def _row(own: str) -> Operation | None:
-    """The row of a packet, or of its base."""
+    """The table row of a packet (operation name), or of the packet that it is a variant of; None without one."""
     result = _rows().get(own)
     if result is not None:
         return result

@@ -33,7 +33,7 @@ class Range(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """Blocks in units of the element. scale: what multiplies the elements afterwards. zero: the zero point, if any."""
+    """Blocks divided by their scales. scale: factor that dequantizes the rounded elements. zero: zero point."""
 
     units: torch.Tensor
     scale: torch.Tensor
@@ -45,16 +45,16 @@ Rule = Callable[[torch.Tensor, Range, Quantizer], Scaled]
 
 
 def by_largest(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
-    """The largest magnitude becomes the largest element; a block of zeros has scale 0, and becomes NaN.
+    """Scale rule: the largest magnitude becomes the largest element; a block of zeros has scale 0, and becomes NaN.
 
-    Source: torchao 0.18, `_choose_scale_float8` and `_quantize_affine_float8` (no lower bound of the values given).
+    Source: torchao 0.18, `_choose_scale_float8` and `_quantize_affine_float8` (without a lower bound for the scale).
     """
     scale = span.magnitude / by.element.largest
     return Scaled(x / scale, scale)
 
 
 def symmetric(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
-    """The largest magnitude becomes half the number of steps (127.5 of INT8), so the largest positive value saturates.
+    """Scale rule: the largest magnitude becomes half the number of steps (127.5 of INT8), so that +127.5 saturates.
 
     Source: torchao 0.18, `choose_qparams_affine` with MappingType.SYMMETRIC, and `quantize_affine`.
     """
@@ -64,7 +64,7 @@ def symmetric(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
 
 
 def asymmetric(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
-    """Smallest and largest value become the smallest and largest element; zero stays exact, by an integer zero point.
+    """Scale rule: smallest and largest value become smallest and largest element; an integer zero point keeps 0 exact.
 
     Source: torchao 0.18, `choose_qparams_affine` with MappingType.ASYMMETRIC, and `quantize_affine`.
     """
@@ -75,11 +75,11 @@ def asymmetric(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
 
 
 def power_of_two(x: torch.Tensor, span: Range, by: Quantizer, rounding: str) -> Scaled:
-    """A scale in E8M0: the exponent of the largest magnitude minus that of the largest element.
+    """Scale rule in E8M0: the exponent of the largest magnitude minus that of the largest element.
 
     rounding of the largest magnitude to a power of two: "floor", "ceil" or "even" (up if the element's rounding would
     carry). Source: OCP Microscaling Formats 1.0, section 6.3 (floor); torchao 0.18, `to_mx` with ScaleCalculationMode.
-    Division uses at least 2^-126, multiplication 2^-127, as there.
+    As in torchao, the scale is at least 2^-126 in divisions, and 2^-127 in multiplications.
     """
     assert by.element.row is not None
     bits = span.magnitude.contiguous().view(torch.int32)
@@ -93,10 +93,10 @@ def power_of_two(x: torch.Tensor, span: Range, by: Quantizer, rounding: str) -> 
 
 
 def ratio_of_two(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
-    """A scale in E8M0: the quotient of the largest magnitude and the largest element, rounded up to a power of two.
+    """Scale rule in E8M0: the quotient of the largest magnitude and the largest element, rounded up to a power of two.
 
-    Source: cuBLAS documentation, "1D Block Quantization"; torchao 0.18, `_to_mx_rceil` (ScaleCalculationMode.RCEIL).
-    The smallest scale, 2^-127, does not divide the values, as there.
+    Source: cuBLAS documentation, "1D Block Quantization"; torchao 0.18, `_to_mx_rceil` (ScaleCalculationMode.RCEIL). As
+    in torchao, values are not divided by the smallest scale, 2^-127.
     """
     exponent = torch.ceil(torch.log2(span.magnitude / by.element.largest)).clamp(-_BIAS, _BIAS)
     divisor = torch.where(exponent == -_BIAS, 0.0, exponent)
@@ -104,7 +104,7 @@ def ratio_of_two(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
 
 
 def e4m3_scale(x: torch.Tensor, span: Range, by: Quantizer, levels: int) -> Scaled:
-    """A scale in E4M3, from 2^-6 to 448. levels: 2 divides all scales of a tensor by one FP32 scale first.
+    """Scale rule in E4M3, from 2^-6 to 448. levels: 2 divides all scales of a tensor by one FP32 scale first.
 
     Source: torchao 0.18, `nvfp4_quantize` and `per_tensor_amax_to_scale`. A tensor of zeros becomes NaN in two levels.
     """
@@ -134,7 +134,7 @@ RULES: Mapping[str, Rule] = {
     "e4m3": partial(e4m3_scale, levels=1),
     "e4m3_two_levels": partial(e4m3_scale, levels=2),
 }
-"""{name: scale rule}."""
+"""{name in `Quantizer.rule`: scale rule}."""
 
 
 def _round(x: torch.Tensor, zero: torch.Tensor | None, element: Element) -> tuple[torch.Tensor, torch.Tensor]:
@@ -152,8 +152,8 @@ def _round(x: torch.Tensor, zero: torch.Tensor | None, element: Element) -> tupl
 
 @dataclass(frozen=True)
 class Quantized:
-    """A tensor after fake quantization, in FP32. beyond: where it exceeds the largest element; vanished: where a
-    non-zero entry became zero."""
+    """A tensor after fake quantization, in FP32. beyond, vanished: masks of the entries that exceed the largest
+    element, and of non-zero entries that became zero."""
 
     values: torch.Tensor
     beyond: torch.Tensor
@@ -161,7 +161,7 @@ class Quantized:
 
     @property
     def saturated(self) -> int:
-        """Number of entries that exceed the largest element."""
+        """Number of entries that exceed the largest value of the element format."""
         return int(self.beyond.sum())
 
     @property

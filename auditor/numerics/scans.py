@@ -27,19 +27,18 @@ _CUB_THREADS, _CUB_ITEMS, _WARP = 128, 30, 32
 """Threads of a cub block, entries per thread, and threads per warp."""
 
 
-def _log_add_exp(earlier: Tensor, later: Tensor) -> Tensor:
-    return torch.logaddexp(earlier.float(), later.float()).to(earlier.dtype)
-
-
 _COMBINES: dict[str, tuple[_Combine, float]] = {
     "sum": (torch.add, 0.0),
     "product": (torch.mul, 1.0),
-    "log_sum": (_log_add_exp, float("-inf")),
+    "log_sum": (
+        lambda earlier, later: torch.logaddexp(earlier.float(), later.float()).to(earlier.dtype),
+        float("-inf"),
+    ),
 }
 
 
 def is_scan(target: Callable[..., Any]) -> bool:
-    """Whether the operation computes every partial result along one dimension, functional or in-place."""
+    """Whether the operation, such as cumsum, returns all partial results along one dimension; it may work in place."""
     return bool(operation_of(target).scan) and (not mutates(overload_of(target)) or _is_in_place(target))
 
 
@@ -48,8 +47,7 @@ def _is_in_place(target: Callable[..., Any]) -> bool:
 
 
 def run_scan(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """A running sum or product of half-precision tensors on a CPU, rounded like on CUDA; gradients are the original
-    operation's."""
+    """A running sum or product of half-precision tensors on a CPU, rounded like on CUDA; torch's gradients are kept."""
     if _is_in_place(target):
         base = overload_named(f"aten.{operation_of(target).packet}.default")
         return args[0].copy_(run_scan(base, args, kwargs, row))
@@ -64,7 +62,7 @@ def run_scan(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 class _InPlaceOf(torch.autograd.Function):
-    """Replaces a result by other values; the gradient passes to the original result."""
+    """Returns `values` in place of a result `computed` from the inputs; the gradient passes to `computed`."""
 
     generate_vmap_rule = True
 

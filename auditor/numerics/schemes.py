@@ -10,29 +10,29 @@ from types import MappingProxyType
 from .formats import FORMATS, Format, label
 
 FP4 = Format("fp4_e2m1", 1, 0, 6.0, 1, overflows_to="largest")
-"""The element of MXFP4 and NVFP4 (OCP Microscaling Formats 1.0); without a scale it is no format of an audit."""
+"""The element of MXFP4 and NVFP4 (OCP Microscaling Formats 1.0). It needs a scale, so no audit takes it as a format."""
 
 
 @dataclass(frozen=True)
 class Element:
-    """The values that a quantized tensor stores. row: a floating-point format; None: two's complement integers."""
+    """The values that a quantized tensor stores. row: their floating-point format; None: two's complement integers."""
 
     bits: int
     row: Format | None = None
 
     @property
     def largest(self) -> float:
-        """The largest value."""
+        """The largest representable value."""
         return self.row.largest if self.row else 2.0 ** (self.bits - 1) - 1
 
     @property
     def least(self) -> float:
-        """The smallest value."""
+        """The smallest representable value, which is negative."""
         return -self.row.largest if self.row else -(2.0 ** (self.bits - 1))
 
     @property
     def top_exponent(self) -> int:
-        """The exponent of the largest value."""
+        """floor(log2(largest))."""
         return math.frexp(self.largest)[1] - 1
 
 
@@ -40,8 +40,8 @@ class Element:
 class Quantizer:
     """How one tensor is quantized. block: (rows, columns) of a matrix that share a scale; 0: all of them.
 
-    rule: the scale rule, see `quantize.RULES`. least_scale: lower bound of an integer's scale. scale_bits: bits stored
-    per block. calibrated: whether the range comes from calibration inputs, not from the tensor.
+    rule: the scale rule, see `quantize.RULES`. least_scale: lower bound of the scale of integers. scale_bits: bits
+    stored per block. calibrated: whether the range comes from calibration inputs, not from the tensor.
     """
 
     element: Element
@@ -59,8 +59,8 @@ class Quantizer:
 
 @dataclass(frozen=True)
 class Scheme:
-    """Quantizers of a layer's weight and input. activation: None leaves the input as it is. source: torchao's name for
-    the scheme, see `config`; finer: the scheme with the same element and finer scales, if there is one."""
+    """Quantizers of a layer's weight and input. activation: None: the input is not quantized. source: torchao's name
+    for the scheme, see `config`; finer: the scheme with the same element and finer scales, if there is one."""
 
     name: str
     weight: Quantizer
@@ -70,7 +70,7 @@ class Scheme:
 
     @property
     def config(self) -> str | None:
-        """torchao's configuration for `quantize_`, as Python; None: torchao only has the tensors."""
+        """torchao's configuration for `quantize_`, as Python; None: torchao has only tensor classes for it."""
         return self.source if "Config(" in self.source else None
 
     @property
@@ -85,7 +85,7 @@ class Scheme:
 
     @property
     def products(self) -> str:
-        """Name of the products' element in plan/devices.toml; "" if only weights are quantized."""
+        """Key of the rate of its products in plan/devices.toml, such as "int8"; "" if only weights are quantized."""
         element = self.weight.element
         return "" if self.activation is None else f"{'int' if element.row is None else 'fp'}{element.bits}"
 

@@ -32,7 +32,7 @@ _FIXED = "resize storage that is not resizable"
 
 
 class OffloadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """In its body, every large result of an operation is stored in a file, with the same entries and strides.
+    """Inside this mode, every large result of an operation is stored in a file, with the same entries and strides.
 
     That includes tensors that autograd saves or computes.
     """
@@ -151,7 +151,7 @@ def _is_looked_into(func: Any) -> bool:
 
 
 def _run_recorded(func: Callable[..., Any]) -> Callable[..., Any]:
-    """The operation, with autograd recording its parts, which torch skips inside a mode."""
+    """A function that runs the operation while autograd records its parts, which torch does not do inside a mode."""
     of, without = torch._C._dispatch_key_parse, torch._C._SetExcludeDispatchKeyGuard
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -20,10 +20,10 @@ NEARLY = 0.75
 """Share of the limit above which mapped files are dropped; memory may still grow until the next check."""
 
 STEP = 1 / 32
-"""Share of the limit that must become resident again before files are dropped again."""
+"""After files were dropped, memory must grow by this share of the limit before files are dropped again."""
 
 LOOK = 0.004
-"""Seconds between two checks."""
+"""Seconds between two checks of resident memory."""
 
 ROOM = 64 << 20
 """Minimum difference between a limit and the resident memory when the limit is checked, in bytes."""
@@ -37,7 +37,7 @@ EACH = 0.4
 _STATM, _MEMINFO, _GROUP = Path("/proc/self/statm"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 SINGLE = "HF_DEACTIVATE_ASYNC_LOAD"
-"""Makes transformers convert weights in the calling thread: a dispatch mode does not see other threads."""
+"""Environment variable: transformers then converts weights in this thread, where a dispatch mode sees them."""
 
 _now: list[Limit] = []
 
@@ -56,7 +56,7 @@ class Limit:
         self.let_go()
         if self.size < (least := resident() + ROOM + size):
             raise AuditorError(
-                f"--memory {words(self.size)} is too little for this audit: give {words(least)} or more",
+                f"the limit of --memory is too low for this audit: give {words(least)} or more",
                 slug="memory-too-small",
             )
 
@@ -77,10 +77,10 @@ class Limit:
 
 @contextmanager
 def resident_limit(size: int | None) -> Iterator[Limit | None]:
-    """In the body, the process keeps below `size` resident bytes, as far as its memory consists of operations' results.
+    """In the `with` block, the process keeps below `size` resident bytes, if operations' results take its memory.
 
     size: None for no limit. Raises: AuditorError(slug="memory-too-small"); AuditorError(slug="no-paging") if the system
-    does not report a process's memory; DiskError if the body failed for lack of disk space.
+    does not report a process's memory; DiskError if the block failed for lack of disk space.
     """
     if size is None:
         yield None
@@ -135,7 +135,7 @@ def onto(model: nn.Module) -> None:
 
 
 def now() -> Limit | None:
-    """The current limit, if any."""
+    """The current limit on resident memory; None without one."""
     return _now[-1] if _now else None
 
 

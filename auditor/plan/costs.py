@@ -55,7 +55,10 @@ def most_alive(
     size: bytes of each node's result. free: views, which use the storage of their first argument. copies: bytes of cast
     copies that only one node reads.
     """
-    held = {node.name: _holder(node, free) for node in nodes}
+    held = dict[str, str]()  # {node: the node whose storage contains its value}
+    for node in nodes:
+        viewed = node.args[0] if node.name in free and node.args else None
+        held[node.name] = held[viewed.name] if isinstance(viewed, fx.Node) else node.name
     made = {node.name for node in nodes if node.op == "call_function"}
     last = {held[source.name]: index for index, node in enumerate(nodes) for source in node.all_input_nodes}
     alive = peak = sum(size[name] for name in inputs)
@@ -67,13 +70,6 @@ def most_alive(
         done = {held[source.name] for source in node.all_input_nodes} | {held[node.name]}
         alive -= sum(size[name] for name in done if last.get(name, index) == index and name in made)
     return peak
-
-
-def _holder(node: fx.Node, free: Collection[str]) -> str:
-    """Name of the node whose storage contains a node's value: the node itself, or for a view the node that it views."""
-    while node.name in free and node.args and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node.name
 
 
 def elements_of(node: fx.Node) -> int:

@@ -8,18 +8,16 @@ from collections.abc import Callable, Collection
 
 from ..execution.policy import Policy, PrecisionChoice, choice_keeping, plain
 from ..numerics.formats import FORMATS
-from ..paths import FP32_OUTPUT, module_of
+from ..paths import FP32_OUTPUT
 from ..records import Plan, ScopeChoice
 from ..resources import table
-from .costs import cast_seconds
-from .mincut import FORBIDDEN, Candidate, Choice
-from .outputs import outputs_of
-from .problem import Problem
-from .search import MOST_OFF, Space
+from .costs import cast_seconds, seconds
+from .outputs import cost_of, outputs_of, without_effect
+from .problem import Problem, timed_in
+from .search import FORBIDDEN, MOST_OFF, Candidate, Space
 
 VISITS = 20_000
 """Operations visited in one search, over all choices that it evaluates: this bounds the time on a large model."""
-
 
 SHORTER = 0.05
 """Share by which an all-low plan may be predicted slower than the fastest: a plan without FP32 parts is simpler."""
@@ -38,41 +36,34 @@ class Modules(Space):
         self.nothing, self.low = evaluate(problem, problem.energy.scopes), evaluate(problem, ())
         self.left = REPLAYS
 
-    def key(self, point: Candidate) -> Choice:
-        """The FP32 functions, and the FP32 modules that contain operations."""
-        own = self.problem.operations_of
-        return frozenset(path for path in point.high if path in own or module_of(path) != path)
-
     def replay(self, point: Candidate) -> float:
         """Error of the recorded graph under a choice."""
         return self._replayed(self.problem.policy_for(choice_keeping(point.high, self.problem.format)))
 
-    def holds(self, point: Candidate, limit: float) -> bool:
-        """Whether a replay's error is within `limit`; False if no replay is left."""
-        if self.key(point) not in self.log:
-            if self.left <= 0:
-                return False
-            self.left -= 1
-        return self.error(point) <= limit
-
     def before(self, point: Candidate) -> float:
         """Error of a choice from which others start: of its replay, otherwise predicted."""
-        ran = self.log.get(self.key(point), math.inf)
+        ran = self.log.get(point.high, math.inf)
         return ran if math.isfinite(ran) else point.predicted_error
 
     def after(self, before: Candidate, point: Candidate) -> float:
         """Predicted error of `point`, which lowers more than `before`: the squares of errors add up."""
         return math.sqrt(max(self.before(before) ** 2 + point.predicted_error**2 - before.predicted_error**2, 0.0))
 
-    def may_hold(self, before: Candidate, point: Candidate, limit: float) -> bool:
-        """Whether the error may stay within `limit` if the predicted increase is too large by up to MOST_OFF."""
+    def holds(self, before: Candidate, point: Candidate, limit: float) -> bool:
+        """Whether a replay of `point`, which lowers more than `before`, has an error within `limit`. No replay is run, and
+        False returned, if none is left, or if the predicted increase is too large by more than MOST_OFF."""
         known = self.before(before)
-        return point.feasible and known + (self.after(before, point) - known) / MOST_OFF <= limit
+        if not (point.feasible and known + (self.after(before, point) - known) / MOST_OFF <= limit):
+            return False
+        if point.high not in self.log:
+            if self.left <= 0:
+                return False
+            self.left -= 1
+        return self.error(point) <= limit
 
     def within_budget(self) -> list[Candidate]:
-        """Everything in low precision, if a run showed that it meets the budget and if it lowers nothing unsafe."""
-        known = self.key(self.low) in self.log
-        return [self.low] if self.low.feasible and known and self.error(self.low) <= self.budget else []
+        """Everything in low precision, if its run meets the budget and if it lowers nothing unsafe."""
+        return [self.low] if self.low.feasible and self.error(self.low) <= self.budget else []
 
     def reach(self) -> float | None:
         """Smallest error above 0 of all runs, including one run of the module with the smallest predicted error."""
@@ -84,13 +75,17 @@ class Modules(Space):
         return min((error for error in self.log.values() if 0 < error < math.inf), default=None)
 
     def propose(self, allowed: float) -> Candidate:
-        """The cheapest choice with a predicted error of at most `allowed`; or everything in low precision, if that is
-        safe, hardly slower, and holds in a run or, without a run, by prediction."""
-        low, point = self.low, cheapest(self.problem, allowed)
-        known, predicted = self.key(low) in self.log, low.feasible and low.predicted_error <= allowed
-        holds = bool(self.within_budget()) if known else predicted
-        fast = low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
-        return low if holds and fast else point
+        """The cheapest choice with a predicted error of at most `allowed`; or everything in low precision, if that meets
+        the budget and is hardly slower."""
+        low, energy, holds = self.low, self.problem.energy, bool(self.within_budget())
+
+        def wins(point: Candidate) -> bool:
+            return low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
+
+        if holds and wins(evaluate(self.problem, energy.cuts.best(0.0) & energy.scopes.keys())):  # without a search
+            return low
+        point = cheapest(self.problem, allowed)
+        return low if holds and wins(point) else point
 
 
 def as_candidate(problem: Problem, chosen: PrecisionChoice) -> Candidate:
@@ -102,12 +97,7 @@ def as_candidate(problem: Problem, chosen: PrecisionChoice) -> Candidate:
 
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """The plan of a choice, not run yet."""
-    fp32, high = evaluate(problem, problem.energy.scopes).seconds, chosen.high
-    for path in sorted(high):  # do not list a kept function that is FP32 anyway
-        if path != module_of(path) and module_of(path) not in high:
-            without, both = (problem.resolve(choice_keeping(x, problem.format)) for x in (high - {path}, high))
-            high = high - {path} if without == both else high
-    chosen = evaluate(problem, high)
+    fp32 = evaluate(problem, problem.energy.scopes).seconds
     resolution, row = problem.resolve(choice_keeping(chosen.high, problem.format)), FORMATS[problem.format]
     unfit = f"the {problem.device} has no {row.label} arithmetic: its speed-up comes only from moving fewer bytes"
     return Plan(
@@ -154,20 +144,22 @@ def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
 
     The error of the outputs; the largest error if batches take several paths through the model.
     """
-    high, known = problem.energy.settle(high), problem.evaluated
+    settled, known, costs = problem.energy.settle(high), problem.evaluated, problem.costs
+    high = settled - without_effect(settled)
     if high in known:
         return known[high]
     resolution = problem.resolve(choice_keeping(high, problem.format))
-    terms = problem.terms(resolution)
+    squares, formats = problem.squares(resolution), {name: timed_in(resolution, name) for name in costs}
     # Autocast caches cast weights, so only casts of activations take time.
-    casts = cast_seconds(sum(terms.casts.values()), problem.format, problem.device)
-    error = math.sqrt(max(sum(map(terms.squares.__getitem__, path)) for path in problem.paths))
-    cost = problem.whole_price(resolution, terms, casts)
-    length = sum((owner in high) != (above in high) for owner, above in problem.energy.tree.items())
-    length += sum(
-        path.endswith(FP32_OUTPUT) for path in high
-    )  # per precision that differs from that of the scope above
-    price = cost + problem.island * length
-    low_flops = sum(terms.low_flops.values()) / problem.flops if problem.flops else 0.0
-    known[high] = Candidate(high, error, price, cost, sum(terms.seconds.values()) + casts, low_flops)
+    cast = costs.keys() & {source for typed in resolution.nodes.values() for source in typed.cast}
+    elapsed = cast_seconds(sum(problem.elements[name] for name in cast), problem.format, problem.device)
+    elapsed += sum(seconds(cost_of(problem, name, resolution), fmt, problem.device) for name, fmt in formats.items())
+    cost = problem.price(resolution, elapsed)
+    # changes of precision: scopes that differ from the scope above, and products with FP32 output
+    changes = sum((owner in high) != (above in high) for owner, above in problem.energy.tree.items())
+    changes += sum(path.endswith(FP32_OUTPUT) for path in high)
+    error = math.sqrt(max(sum(squares.get(name, 0.0) for name in path) for path in problem.paths))
+    flops = max(sum(cost.flops for cost in costs.values()), 1)
+    low_flops = sum(costs[name].flops for name, fmt in formats.items() if FORMATS[fmt].low) / flops
+    known[high] = Candidate(high, error, cost + problem.island * changes, cost, elapsed, low_flops)
     return known[high]

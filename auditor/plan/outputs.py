@@ -15,7 +15,7 @@ from ..numerics.fp32_output import FACTORS
 from ..numerics.operations import operation
 from ..paths import FP32_OUTPUT, enclosing_paths, function_in, module_of
 from .costs import Cost
-from .mincut import Candidate
+from .search import Candidate
 
 if TYPE_CHECKING:
     from .problem import Problem

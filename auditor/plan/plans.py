@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
+from ..execution.beside import policy_of
 from ..execution.policy import choice_keeping
 from ..numerics.formats import runs
 from ..records import Plan, Verification
 from ..stages import tick
-from .mincut import Candidate
 from .modules import Modules, as_candidate, as_plan, evaluate
 from .outputs import with_fewest_outputs
 from .reasons import improve, with_reasons
 from .recommend import gains
-from .search import RUNS, WORTH, choose, find_verified
-from .verified import is_outdone, judge_replay, verify
+from .search import WORTH, Candidate, Choice, choose, find_verified
+from .verified import judge_replay, verify
 from .workbench import Workbench
 
 
@@ -31,7 +31,7 @@ class Planner:
         replayed = partial(bench.replay, bench.usable(bench.subject.batches))
         problems = [bench.problem(strategy, fmt) for strategy in asked.scope_strategies for fmt in asked.formats]
         self.spaces = {problem.name: Modules(problem, replayed, bench.max_error) for problem in problems}
-        self._ran: dict[tuple[str, Hashable], Plan] = {}
+        self._ran: dict[tuple[str, Choice], Plan] = {}
         self._chosen: dict[str, Candidate] = {}
 
     def baselines(self) -> dict[str, Verification]:
@@ -41,29 +41,22 @@ class Planner:
         for name, plan in self._run({name: space.low for name, space in self.spaces.items()}).items():
             ran, space = plan.verification, self.spaces[name]
             if ran is None or not runs(plan.format):  # torch cannot run it: judge a replay
-                result[name] = judge_replay(self.bench, space.error(space.low), self.bench.policy(plan))
+                result[name] = judge_replay(self.bench, space.error(space.low), policy_of(self.bench.capture, plan))
                 continue
             fails = ran.measured_error is None or not all(one.holds for one in ran.criteria)
             error = max(ran.measured_error or 0.0, ran.with_gradients or 0.0)
-            result[name], space.log[space.key(space.low)] = ran, math.inf if fails else error
+            result[name], space.log[space.low.high] = ran, math.inf if fails else error
         return result
 
-    def plans(self, baselines: Mapping[str, Verification]) -> dict[str, Plan]:
+    def plans(self) -> dict[str, Plan]:
         """All plans, verified on held-out inputs if there are any."""
-
-        def harmful(name: str, plan: Plan) -> bool:
-            return plan.is_verified and is_outdone(plan, baselines[name])
-
-        def holds(name: str, plan: Plan) -> bool:
-            return not runs(plan.format) or (plan.is_verified and not harmful(name, plan))
-
-        result = find_verified(self.spaces, self.bench.max_error, self._make, self._run, holds)
-        result |= self._run({name: self.spaces[name].nothing for name, plan in result.items() if harmful(name, plan)})
+        quick = self.bench.options.quick
+        result = find_verified(self.spaces, self.bench.max_error, self._make, self._run)
         for name, space in self.spaces.items():
             tick(f"why {name.replace('_', ' ')}")
             result[name] = plan = with_reasons(space, result[name], self.bench.findings)
-            if runs(plan.format) and not plan.has_low:
-                result[name] = replace(plan, reach=None if self.bench.options.quick else space.reach())
+            if runs(plan.format) and not plan.has_low and not quick:
+                result[name] = replace(plan, reach=space.reach())
         return {name: result[name] for name in self.spaces}
 
     def _make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
@@ -73,8 +66,7 @@ class Planner:
         for name, limit in limits.items():
             tick(name.replace("_", " "))
             space = self.spaces[name]
-            chosen = choose(space, limit, 0 if quick else RUNS)
-            self._chosen[name] = chosen if quick else improve(space, chosen, limit)
+            self._chosen[name] = space.propose(limit) if quick else improve(space, choose(space, limit), limit)
         for name, limit in () if quick else limits.items():
             space, own = self.spaces[name], self._chosen[name]
             others = (
@@ -85,7 +77,7 @@ class Planner:
             better = sorted(
                 (p for p in points if p.feasible and p.cost < (1 - WORTH) * own.cost), key=attrgetter("price")
             )
-            low = self._ran.get((name, space.key(space.low)))
+            low = self._ran.get((name, space.low.high))
             if own == space.nothing and not better and low is not None and gains(low):
                 better = space.within_budget()  # all low meets the budget: use it, however little it saves
             self._chosen[name] = next((point for point in better if space.error(point) <= limit), own)
@@ -93,7 +85,7 @@ class Planner:
 
     def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         """The plans of these choices, verified."""
-        keys = {name: (name, self.spaces[name].key(point)) for name, point in chosen.items()}
+        keys = {name: (name, point.high) for name, point in chosen.items()}
         new = {n: as_plan(self.spaces[n].problem, p) for n, p in chosen.items() if keys[n] not in self._ran}
         self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new).items()}
         return {name: self._ran[key] for name, key in keys.items()}

@@ -1,27 +1,27 @@
-"""The optimization problem of one plan: prices, errors and prohibitions of running scopes low, each rounding counted
-once; dtype conflicts between low scopes; functions that low modules may keep in FP32."""
+"""The optimization problem of one plan, and the minimum cut that approximates it: prices, errors and prohibitions of
+running owners low. An owner is a module, or a function in a module, with its own precision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-
-from torch import fx
+from itertools import islice, pairwise
 
 from ..artefact.base import Strategy
 from ..artefact.strategies import strategy_of
 from ..capture.paths import reach
+from ..execution.execute import readers_of
 from ..execution.policy import Layout, Policy, choice_keeping, plain
-from ..execution.resolve import NodeType, Resolution, Resolver, is_low, kept_low
+from ..execution.resolve import Resolution, Resolver, kept_low
 from ..numerics.formats import FORMATS
 from ..numerics.operations import operation
-from ..paths import function_in, of_function
-from ..records import Capture, Contribution, MemoryUse, Node, Verdict
-from .costs import TIE, Cost, elements_of, memory_of, price, seconds, traffic_seconds
-from .energy import energy_of, timed_in
-from .mincut import FORBIDDEN, Candidate
+from ..paths import function_in, nearest_above, of_function
+from ..records import Capture, Contribution, MemoryUse, Node, Placeholder, Verdict
+from .costs import TIE, Cost, cast_seconds, elements_of, memory_of, price, traffic_seconds
 from .outputs import cost_of, fails_by_inputs, products_of
+from .search import FORBIDDEN, Candidate, Energy
 
 ISLAND_SHARE = 0.003
 """Share of the FP32 price that one more scope must save: of plans with similar cost, fewer scopes are better."""
@@ -36,81 +36,43 @@ class Lowest:
 
 
 def find_lowest(problem: Problem) -> Lowest:
-    """The lowest choice without dtype conflicts: operations that would get two dtypes raise an error.
-
-    Three choices are compared. Each raises to FP32 the modules that make a conflict's FP32 values, or one function, or
-    the module where the conflict is. The lowest price wins, then the fewest in FP32.
-    """
-
-    def rank(found: Lowest) -> tuple[bool, float, int]:
-        price = sum(problem.node_price(name, found.resolution) for name in problem.capture.nodes)
-        return bool(found.resolution.conflicts), price, len(found.raised)
-
-    return min(
-        (_without_conflicts(problem, blamed) for blamed in (_makers, _function, lambda *_: set[str]())), key=rank
-    )
-
-
-def _without_conflicts(problem: Problem, blamed: Callable[[Problem, Resolution, str], set[str]]) -> Lowest:
-    """Raise modules or functions to FP32 until no conflict is left. blamed: what to raise for one node's conflict; if
-    that is nothing new, the node's module is raised."""
-    raised, nodes = set[str](), problem.capture.nodes
+    """The lowest choice without dtype conflicts: operations that would get two dtypes raise an error."""
+    raised = set[str]()
     while True:
         resolution = problem.resolve(choice_keeping(raised, problem.format))
-        firsts = _first_conflicts(problem, resolution)
-        wanted = {
-            p for name in firsts for p in blamed(problem, resolution, name) - raised or {nodes[name].owner} - raised
-        }
-        if not wanted:
+        conflicts = (name for name in problem.capture.nodes if name in resolution.conflicts)
+        ways = (way - raised for name in conflicts for way in _ways_out(problem, resolution, raised, name))
+        if (first := next(filter(None, ways), None)) is None:
             return Lowest(resolution, frozenset(raised))
-        raised |= wanted
+        raised |= first
 
 
-def _first_conflicts(problem: Problem, resolution: Resolution) -> list[str]:
-    """Conflicts without another conflict upstream: later ones may be its consequences."""
-    behind, result = set[str](), []
-    for name, node in problem.capture.nodes.items() if resolution.conflicts else ():
-        tainted = any(source in behind for source in node.inputs)
-        if name in resolution.conflicts and not tainted:
-            result.append(name)
-        if tainted or name in resolution.conflicts:
-            behind.add(name)
-    return result
-
-
-def _makers(problem: Problem, resolution: Resolution, name: str) -> set[str]:
-    """Modules in which the FP32 values of a conflict originate."""
-    nodes, chain = problem.capture.nodes, _chain(problem, resolution, name)
-    return {nodes[each].owner for each in chain if not any(before in chain for before in nodes[each].inputs)}
-
-
-def _function(problem: Problem, resolution: Resolution, name: str) -> set[str]:
-    """A torch function that makes the FP32 input of a conflict, in the innermost module call around the node with one.
+def _ways_out(problem: Problem, resolution: Resolution, raised: set[str], conflict: str) -> Iterator[set[str]]:
+    """Yield what may be FP32 to avoid a conflict, the best first: the module where its last FP32 input originates, if it
+    has no products of its own; one function that makes these inputs, in the innermost module call around the conflict
+    with one; that module in any case; the conflict's own module.
 
     A scope that keeps a function in FP32 casts the inputs of its products to low precision; others do not.
     """
-    nodes, chain = problem.capture.nodes, _chain(problem, resolution, name)
-    giving = [each for each in nodes if each in chain and _entry(problem, each) and not problem.how.regional]
-    for call in reversed(nodes[name].calls):
-        if (first := next((each for each in giving if nodes[each].owner == call.path), None)) is not None:
-            return {function_in(call.path, _entry(problem, first))}
-    return set()
+    nodes, functions, makers = problem.capture.nodes, dict[str, str](), set[str]()
 
+    def wide_inputs(name: str) -> list[str]:
+        made = [source for source in nodes[name].inputs if source in nodes and nodes[source].owner not in raised]
+        return [source for source in made if resolution.dtypes[source] == "fp32"]
 
-def _entry(problem: Problem, name: str) -> str:
-    """The function of a node, as `keep` names it; "" if the node has none, or is a cast."""
-    node = problem.capture.nodes[name]
-    return "" if node.function is None or operation(node.op).cast else node.function.path
-
-
-def _chain(problem: Problem, resolution: Resolution, name: str) -> set[str]:
-    """Operations that make the FP32 inputs of a node in a low scope, directly or through other operations."""
-    nodes = problem.capture.nodes
-
-    def wide_inputs(each: str) -> list[str]:
-        return [source for source in nodes[each].inputs if source in nodes and resolution.dtypes.get(source) == "fp32"]
-
-    return set(reach(wide_inputs(name), wide_inputs))
+    chain = set(reach(wide_inputs(conflict), wide_inputs))
+    for name, node in nodes.items():
+        if name in chain and node.function is not None and not operation(node.op).cast:
+            functions.setdefault(node.owner, function_in(node.owner, node.function.path))
+        if name in chain and chain.isdisjoint(node.inputs):
+            makers = {node.owner}
+    if not any(operation(node.op).product for owner in makers for node in problem.operations_of[owner]):
+        yield makers
+    if not problem.how.regional:
+        within = (functions[call.path] for call in reversed(nodes[conflict].calls) if call.path in functions)
+        yield {*islice(within, 1)}
+    yield makers
+    yield {nodes[conflict].owner}
 
 
 def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
@@ -118,45 +80,90 @@ def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
 
     A module needs a product that is safe. A sensitive product is enough if another function is unsafe or untested.
     """
-    products, functions = dict[tuple[str, str], set[str]](), dict[tuple[str, str], set[str]]()  # by module and verdict
-    casts = dict[
-        str, set[str]
-    ]()  # casts to dtypes that Python code reads from tensors: FP32 arguments would change them
-    for name, node in problem.capture.nodes.items():
-        known, path = problem.verdicts.get(name), node.function.path if node.function else ""
-        lowered = name not in problem.kept_formats and problem.lowest.resolution.touches_low(name)
-        place = node.owner, known.verdict if known is not None and lowered else "safe"  # otherwise no plan lowers it
-        if problem.costs[name].flops and operation(node.op).product:
-            products.setdefault(place, set()).add(path)
-        if node.function and operation(node.op).cast and problem.format in problem.how.literals(node):
-            casts.setdefault(node.owner, set()).add(path)
-        elif node.function:
-            functions.setdefault(place, set()).add(path)
     result = dict[str, frozenset[str]]()
-    able = dict.fromkeys(owner for owner, verdict in products if verdict in ("safe", "sensitive"))
-    never = set().union(*(casts.get(owner, ()) for owner in able))
-    for owner in able:
-        safe, dear = (products.get((owner, verdict), set()) for verdict in ("safe", "sensitive"))
-        unsafe = set().union(*(functions.get((owner, verdict), ()) for verdict in ("unsafe", "untested")))
-        kept = unsafe | functions.get((owner, "sensitive"), set())
-        if safe - kept or (unsafe and (safe | dear) - unsafe):
-            result[owner] = frozenset(kept - never)
-    for path in problem.lowest.raised:
-        if (function := of_function(path)) is not None:
-            result[function[0]] = result.get(function[0], frozenset()) | {function[1]}
+    for owner, nodes in problem.operations_of.items():
+        products, functions = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)  # by verdict
+        for node in nodes:
+            known, path = problem.verdicts.get(node.name), node.function.path if node.function else ""
+            lowered = node.name not in problem.kept_formats and problem.lowest.resolution.touches_low(node.name)
+            verdict = known.verdict if known is not None and lowered else "safe"  # otherwise no plan lowers it
+            if problem.costs[node.name].flops and operation(node.op).product:
+                products[verdict].add(path)
+            if path and not operation(node.op).cast:
+                functions[verdict].add(path)
+        unsafe = functions["unsafe"] | functions["untested"]
+        kept = unsafe | functions["sensitive"]
+        if products["safe"] - kept or (unsafe and (products["safe"] | products["sensitive"]) - unsafe):
+            result[owner] = frozenset(kept)
+    for owner, name in filter(None, map(of_function, problem.lowest.raised)):
+        result[owner] = result.get(owner, frozenset()) | {name}
     return {owner: names for owner, names in result.items() if names}
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What each node and placeholder adds to a choice: seconds of its kernel, price under the objective, FLOPs in low
-    precision, elements of its result that are cast, and squared error, including that of rounding its result."""
+def timed_in(resolution: Resolution, name: str) -> str:
+    """Format for predicting a node's time; FP32 for other dtypes, whose bytes never change."""
+    return resolution.nodes[name].factors or resolution.computed_format(name) or "fp32"
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    prices: dict[str, float] = field(default_factory=dict)
-    low_flops: dict[str, int] = field(default_factory=dict)
-    casts: dict[str, int] = field(default_factory=dict)
-    squares: dict[str, float] = field(default_factory=dict)
+
+def energy_of(problem: Problem) -> Energy:
+    """The energy of a problem, from prices and errors of all FP32 and of all low (except where dtypes conflict)."""
+    resolution, raised = problem.lowest.resolution, problem.resolve(plain("fp32"))
+    nodes, graph = problem.capture.nodes, problem.capture.graph_module.graph
+    users = {n.name: [user.name for user in n.users if user.name in nodes] for n in graph.nodes}
+    functions = [function_in(owner, name) for owner, names in problem.exceptions.items() for name in sorted(names)]
+    scopes = dict.fromkeys((*problem.layout.owners, *functions), (0.0, 0.0, 0.0))
+    decides = {name: problem.variable(name) for name in nodes}
+
+    def charge(owner: str, low: float, high: float, error: float) -> None:
+        a, b, c = scopes[owner]
+        scopes[owner] = (a + low, b + high, c + error)
+
+    pairs, share = dict[tuple[str, str], tuple[float, float]](), 1.0 if problem.objective == "time" else TIE
+
+    def exchange(producer: str, consumer: str, value: str) -> None:
+        error, elapsed = pairs.get((producer, consumer), (0.0, 0.0))
+        square = problem.cast_square(resolution, value)
+        price = share * cast_seconds(problem.elements[value], problem.format, problem.device)
+        pairs[producer, consumer] = (error + square, elapsed + price)
+
+    stores = problem.how.stores
+    entering = {p.name for p in problem.capture.placeholders if p.kind == "input" and p.kind in stores}
+    for name in nodes:
+        low, high = (problem.node_price(name, each) for each in (resolution, raised))
+        charge(decides[name], low, high, problem.node_square(resolution, name))
+        if resolution.low(name):
+            for consumer in {decides[user] for user in users.get(name, ())} - {decides[name]}:
+                exchange(decides[name], consumer, name)
+    for owner in problem.lowest.raised:
+        charge(owner, 0.0, 0.0, FORBIDDEN)
+    for name in problem.rounded_values(resolution):
+        casting = resolution.lowered.get(name) or users.get(name, [])
+        maker = decides.get(name, "")  # the graph's output is in no scope: the value's producer casts it
+        readers = {decides.get(user, maker) for user in casting}
+        if name in entering:  # the root rounds its inputs; if it does not, the scopes that read them do
+            charge("", 0.0, 0.0, problem.cast_square(resolution, name))
+            for owner in readers - {""}:
+                exchange("", owner, name)
+            continue
+        for owner in readers:
+            charge(owner, 0.0, 0.0, problem.cast_square(resolution, name) / len(readers))
+    for name, owners in readers_of(problem.capture).items():
+        low, high = (problem.stored_price(name, precision) for precision in (problem.format, "fp32"))
+        for owner in owners if resolution.low(name) else ():
+            charge(owner, low / len(owners), high / len(owners), 0.0)
+    tree = {owner: above for owner in scopes if (above := nearest_above(owner, scopes)) is not None}
+    deciding = problem.layout.deciding_owners  # of one stored tensor, which can have only one precision
+    tied = {pair for place in problem.stored for pair in pairwise(deciding.get(place.name, ()))}
+    return Energy(scopes, pairs, tree, tied, problem.island, _shielded_owners(problem) | set(functions))
+
+
+def _shielded_owners(problem: Problem) -> frozenset[str]:
+    """Owners that the model's code always calls with autocast switched off."""
+    if not problem.how.regional:
+        return frozenset()
+    nodes = problem.capture.nodes.values()
+    free = {n.owner for n in nodes if n.region is None or n.region.enabled or len(n.calls) <= n.region.depth}
+    return frozenset({node.owner for node in nodes} - free)
 
 
 @dataclass(frozen=True)
@@ -182,8 +189,6 @@ class Problem:
     objective: str = "time"
     evaluated: dict[frozenset[str], Candidate] = field(default_factory=dict, init=False, repr=False, compare=False)
     """{owners in FP32: Candidate}, the cache of `evaluate`."""
-    _resolved: dict[str, NodeType] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _terms: Terms = field(default_factory=Terms, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -208,18 +213,16 @@ class Problem:
             result.setdefault(node.owner, []).append(node)
         return result
 
-    @cached_property
-    def flops(self) -> int:
-        """FLOPs of one forward."""
-        return sum(cost.flops for cost in self.costs.values())
+    @property
+    def stored(self) -> list[Placeholder]:
+        """Weights, buffers and constants that the strategy stores in a precision."""
+        return [place for place in self.capture.placeholders if place.kind in self.how.stores - {"input"}]
 
     @cached_property
     def paths(self) -> Sequence[Sequence[str]]:
         """For each path through the model, the names of its nodes and placeholders."""
         captures = [path.capture for path in self.capture.paths] or [self.capture]
-        names = [n.name for n in self.capture.graph_module.graph.nodes]
-        apart = dict.fromkeys(frozenset((*c.nodes, *(place.name for place in c.placeholders))) for c in captures)
-        return [[name for name in names if name in path] for path in apart]
+        return [(*one.nodes, *(place.name for place in one.placeholders)) for one in captures]
 
     energy = cached_property(energy_of)
     lowest = cached_property(find_lowest)
@@ -248,59 +251,28 @@ class Problem:
         cost, fmt = cost_of(self, name, resolution), timed_in(resolution, name)
         return price(self.objective, cost, self.elements[name], fmt, self.device)
 
-    @property
-    def byte_price(self) -> float:
-        """Price of one byte of stored weights, in seconds; 0 for strategies that only count time."""
-        return traffic_seconds(1, self.device) if self.objective == "memory" else self.how.seconds_per_byte
+    def stored_price(self, name: str, precision: str) -> float:
+        """Price of one weight that is stored in a precision; 0 for strategies that only count time."""
+        of_byte = traffic_seconds(1, self.device) if self.objective == "memory" else self.how.seconds_per_byte
+        return of_byte * self.elements[name] * FORMATS[precision].bytes
 
-    def whole_price(self, resolution: Resolution, terms: Terms, casts: float) -> float:
-        """Price of a choice, without that of its scopes. casts: seconds of its casts."""
+    def price(self, resolution: Resolution, elapsed: float) -> float:
+        """Price of a choice, without that of its scopes. elapsed: seconds of one forward."""
         if self.objective == "memory":
             needed = self.memory(resolution)
-            return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * (
-                sum(terms.seconds.values()) + casts
-            )
-        return sum(terms.prices.values()) + (casts if self.objective == "time" else 0.0)
+            return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
+        formats = {place.name: self.format if resolution.low(place.name) else "fp32" for place in self.stored}
+        kernels = elapsed if self.objective == "time" else sum(self.node_price(name, resolution) for name in self.costs)
+        return kernels + sum(self.stored_price(name, fmt) for name, fmt in formats.items())
 
-    def terms(self, resolution: Resolution) -> Terms:
-        """The terms of all nodes and placeholders, computed again only where dtypes differ from the previous call's."""
-        stale = dict[fx.Node, None]()
-        for n in self.capture.graph_module.graph.nodes:
-            if self._resolved.get(n.name) is not resolution.nodes[n.name]:
-                stale |= dict.fromkeys((n, *n.all_input_nodes))
-        for n in stale:
-            self._update_terms(resolution, n)
-        self._resolved.update(resolution.nodes)
-        return self._terms
-
-    def _update_terms(self, resolution: Resolution, n: fx.Node) -> None:
-        name, terms, readers = n.name, self._terms, [resolution.nodes[user.name] for user in n.users]
-        rounded = any(name in typed.rounded for typed in readers) or (n.op == "placeholder" and resolution.low(name))
-        measured = rounded and self.contribution(name, self.format) is not None
-        terms.squares[name] = self.cast_square(resolution, name) if measured else 0.0
-        if name not in self.costs:
-            stored = self.format if resolution.low(name) else "fp32"
-            terms.prices[name] = self.stored_price(name, stored) if name in self._priced else 0.0
-            return
-        cost, fmt = cost_of(self, name, resolution), timed_in(resolution, name)
-        terms.seconds[name] = seconds(cost, fmt, self.device)
-        terms.prices[name] = self.node_price(name, resolution)
-        terms.low_flops[name] = cost.flops if is_low(fmt) else 0
-        terms.casts[name] = self.elements[name] if any(name in typed.cast for typed in readers) else 0
-        terms.squares[name] += self.node_square(resolution, name)
-
-    @cached_property
-    def _priced(self) -> frozenset[str]:
-        """Placeholders with a price of storage."""
-        return frozenset(p.name for p in self.capture.placeholders if p.kind in self.how.stores - {"input"})
+    def squares(self, resolution: Resolution) -> dict[str, float]:
+        """{node or placeholder: the squared error that it adds to a choice}, including that of rounding its result."""
+        result = {name: self.cast_square(resolution, name) for name in self.rounded_values(resolution)}
+        return result | {n: result.get(n, 0.0) + self.node_square(resolution, n) for n in self.capture.nodes}
 
     def memory(self, resolution: Resolution) -> MemoryUse:
         """Memory that one forward needs."""
         return memory_of(self.capture, self.costs, resolution, self.format)
-
-    def stored_price(self, name: str, precision: str) -> float:
-        """Price of one weight that is stored in a precision."""
-        return self.byte_price * self.elements[name] * FORMATS[precision].bytes
 
     def resolve(self, precision: Callable[[str], str]) -> Resolution:
         """Dtypes of all nodes if every owner has the precision that `precision` returns."""
@@ -347,13 +319,9 @@ class Problem:
         own = self.kept_formats.get(name) or (resolution.nodes[name].dtype if resolution.low(name) else self.format)
         return own if own in self.contributions else self.format
 
-    @cached_property
-    def _readers(self) -> Mapping[str, Sequence[str]]:
-        return {n.name: [user.name for user in n.users] for n in self.capture.graph_module.graph.nodes}
-
     def cast_square(self, resolution: Resolution, name: str) -> float:
         """Squared error of rounding an FP32 value to its readers' formats; the largest if these differ."""
-        readers = [reader for reader in self._readers.get(name, ()) if name in resolution.nodes[reader].rounded]
+        readers = resolution.lowered.get(name, ())
         formats = {self.computed_in(resolution, reader) for reader in readers} or {self.format}
         result = [contribution for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
         return min(max((contribution.cast**2 for contribution in result), default=0.0), FORBIDDEN)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import fx
 
 from ..execution.policy import Policy, choice_from_scopes, choice_keeping
 from ..execution.resolve import Resolution, is_low
@@ -14,11 +15,10 @@ from ..numerics.formats import label
 from ..numerics.operations import operation
 from ..paths import FP32_OUTPUT, function_in, module_of
 from ..records import Finding, Node, Plan, Reason
-from .mincut import Candidate
 from .modules import Modules, as_candidate, evaluate
 from .outputs import outputs_in
 from .problem import Problem
-from .search import MARGIN, WORTH
+from .search import MARGIN, WORTH, Candidate
 
 GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 """{objective: noun for the quantity that a plan saves}."""
@@ -32,8 +32,7 @@ def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
         low = _lower(problem, chosen, [owner])
         wide = evaluate(problem, low.high | outputs_in(problem, owner))
         for point in (*[low][: owner == module_of(owner)], *[wide][: wide != low]):
-            gains = space.left > 0 and point.feasible and point.price < (1 - WORTH) * chosen.price
-            if gains and space.may_hold(chosen, point, limit) and space.holds(point, limit):
+            if point.price < (1 - WORTH) * chosen.price and space.holds(chosen, point, limit):
                 chosen = point
                 break
     return chosen
@@ -45,24 +44,18 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
     outputs = sorted(path for path in chosen.high if path.endswith(FP32_OUTPUT))
     alone = {owner: _lower(problem, chosen, [owner]) for owner in (*_fp32_owners(problem, chosen), *outputs)}
     forbidden = {owner: _find_prohibition(problem, point, chosen, owner) for owner, point in alone.items()}
-    idle = {owner: point for owner, point in alone.items() if not forbidden[owner] and point.price >= chosen.price}
+    may = [owner for owner, why in forbidden.items() if why is None or why.kind == "not-floating"]
+    idle = [owner for owner in may if alone[owner].price >= chosen.price]
     low = _lower(problem, chosen, idle)
-    harmless = low == chosen or (space.may_hold(chosen, low, space.budget) and space.holds(low, space.budget))
-    shown = [point for point in idle.values() if point.predicted_error > chosen.predicted_error]
-    if shown and not harmless:  # one replay tests the owner with the smallest predicted error
-        space.holds(min(shown, key=lambda point: point.predicted_error), space.budget)
+    harmless = low == chosen or space.holds(chosen, low, space.budget)
     saves = {owner: max(1 - point.cost / chosen.cost, 0.0) if chosen.cost else 0.0 for owner, point in alone.items()}
     most = max((saves[owner] for owner in idle), default=0.0)
-    codes = dict[str, set[str]]()
-    for finding in findings:
-        if problem.format in finding.formats:
-            codes.setdefault(finding.node, set()).add(finding.rule)
 
     def reason(owner: str) -> Reason:
         own = [node.name for node in _operations(problem, owner)]
         why = forbidden[owner] or _explain(space, chosen, alone[owner], saves[owner], most, harmless)
         judged = [n for n in own if problem.verdicts[n].verdict != "safe"] if why.kind != "no-gain" else []
-        fired = {code for name in judged for code in codes.get(name, ())}
+        fired = {one.rule for one in findings if one.node in judged and problem.format in one.formats}
         words = why.words.replace("low precision", "a low-precision output") if owner in outputs else why.words
         why = replace(why, words=words, saves=saves[owner], rules=tuple(sorted(fired)))
         if owner == module_of(owner):
@@ -79,20 +72,16 @@ def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, mo
     """The reason why a module that could be in low precision is not, from replays if there are any. most: the largest
     saving of the modules that save too little; harmless: whether the budget holds with all these modules low."""
     before, budget, objective = space.before(chosen), space.budget, space.problem.objective
-    gains = low.price < chosen.price
-    held = harmless and not gains  # according to a replay in which other modules were low too
-    ran = not held and space.key(low) in space.log
+    idle = low.price >= chosen.price
+    ran = not (idle and harmless) and low.high in space.log
     after = space.error(low) if ran else space.after(chosen, low)
-    if gains or not (held or after <= budget):
-        kind = "margin" if after <= budget else "budget"
-        words = explain_budget(before, after, budget, saves, objective, ran)
-    else:
+    adds, left = after - before if math.isfinite(after) else None, max(budget - before, 0.0)
+    if idle and (harmless or after <= budget):
+        gain = f"low precision {explain_gain(most if saves else 0.0, objective)}"
         short = ", below the threshold for one more change of precision" if saves else ""
-        kind = "no-gain"
-        words = f"low precision {explain_gain(most if saves else 0.0, objective)} {'there' if held else 'if used only there'}{short}"
-    return Reason(
-        kind, words, adds=after - before if math.isfinite(after) else None, left=max(budget - before, 0.0), ran=ran
-    )
+        return Reason("no-gain", f"{gain} {'there' if harmless else 'if used only there'}{short}", adds=adds, left=left)
+    words = explain_budget(before, after, budget, saves, objective, ran)
+    return Reason("margin" if after <= budget else "budget", words, adds=adds, left=left, ran=ran)
 
 
 def _fp32_owners(problem: Problem, point: Candidate) -> list[str]:
@@ -148,42 +137,20 @@ def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, own
     broken = [name for name in nodes if problem.is_forbidden(then, name) and not problem.is_forbidden(now, name)]
     if not broken:
         return None
-
-    def weight(name: str) -> tuple[bool, bool, float]:
-        known = problem.contribution(name, problem.format)
-        return name in own, nodes[name].owner in group, known.isolated if known else 0.0
-
-    worst = max(broken, key=weight)
+    worst = max(broken, key=lambda name: (name in own, nodes[name].owner in group))
     name, where, verdict = problem.capture.twins.get(worst, worst), nodes[worst].owner, problem.verdicts[worst]
-    kind, why = verdict.verdict, f"{name} is {verdict.verdict}: {verdict.reason}"
+    inside = worst in own or where == module_of(owner)
+    kind, by, place = verdict.verdict, name if inside else where, "" if inside else f" in {where or 'the whole model'}"
+    why = f"{name}{place} is {kind}: {verdict.reason}"
     if worst in then.conflicts and kind not in ("unsafe", "untested"):
-        kind, why = "conflict", f"{name} would get tensors of two dtypes, which raises an error"
-    inside, place = where == module_of(owner), where or "the whole model"
+        kind, why = "conflict", f"{name}{place} would get tensors of two dtypes, which raises an error"
     if worst in own:
-        return Reason(kind, why, by=name)
+        return Reason(kind, why, by=by)
     if kind == "conflict" and owner in problem.lowest.raised and owner != module_of(owner):
-        why = why if inside else why.replace(name, f"{name} in {place}", 1)
         return Reason(kind, f"returns FP32 anyway; if not kept in FP32, {why}", by=name)
     if where in group:
-        return Reason("tied", f"shares a weight with {place}, where {why}", by=where)
-    if inside:
-        return Reason(
-            "inherited", f"its low-precision results would lower the precision of later operations: {why}", by=name
-        )
-    return Reason(
-        "inherited",
-        f"its low-precision results would lower the precision of operations in {place}, where {why}",
-        by=where,
-    )
-
-
-def tell_apart(*values: float) -> tuple[str, ...]:
-    """The values with two significant digits, or with up to five if different values would otherwise look equal."""
-    for digits in range(2, 6):
-        texts = tuple(f"{value:.{digits}g}" for value in values)
-        if len(set(texts)) == len(set(values)):
-            break
-    return texts
+        return Reason("tied", f"shares a weight with {where or 'the whole model'}: {why}", by=where)
+    return Reason("inherited", f"its low-precision results would reach later operations: {why}", by=by)
 
 
 def explain_gain(saves: float, objective: str) -> str:
@@ -195,10 +162,9 @@ def explain_budget(before: float, after: float, budget: float, saves: float, obj
     """Words for why a module stays in FP32 though low precision there would save something: the error would exceed MARGIN of the budget."""
     if not math.isfinite(after):
         return "low precision there makes the model fail, or the outputs non-finite"
-    first, second, allowed = tell_apart(before, after, budget)
     return (
-        f"low precision there {'raises' if ran else 'is predicted to raise'} the error from {first} to {second} (plans "
-        f"may use {MARGIN:.0%} of the budget of {allowed}), and {explain_gain(saves, objective)}"
+        f"low precision there {'raises' if ran else 'is predicted to raise'} the error from {before:.3g} to {after:.3g} "
+        f"(plans may use {MARGIN:.0%} of the budget of {budget:.3g}), and {explain_gain(saves, objective)}"
     )
 
 
@@ -208,27 +174,23 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
     how, resolution = problem.policy_for(precision), problem.resolve(precision)
     result, known = list[Reason](), dict[str, Reason]()
     for n in problem.capture.graph_module.graph.nodes:
-        node, name = nodes.get(n.name), n.name
-        if (
-            node is None
-            or is_low(resolution.nodes[name].factors or resolution.computed_format(name))
-            or (not node.floating and resolution.touches_low(name))
-        ):
+        node, typed = nodes.get(n.name), resolution.nodes[n.name]
+        discrete = node is not None and not node.floating
+        if node is None or is_low(typed.factors or typed.kernel) or (discrete and resolution.touches_low(n.name)):
             continue
-        setting = how.setting(name)
-        if not node.floating:
+        setting = how.setting(n.name)
+        if discrete:
             reason = Reason("not-floating", "not a floating-point operation")
-        elif setting.kept and node.function and problem.variable(name) not in chosen.high:
+        elif setting.kept and node.function and problem.variable(n.name) not in chosen.high:
             function = node.function.path
             by = next(call.path for call in node.calls if function in precision.keep.get(call.path, ()))
             reason = Reason("inherited", f"{by or 'the model'} keeps every call of {function} in FP32", by=by)
         elif not setting.kept and setting.precision != "fp32":
-            writes = any(isinstance(value, torch.dtype) for value in (*n.args, *n.kwargs.values()))
-            reason = known[name] = _explain_operation(problem, resolution, how, node, writes, known)
+            reason = known[n.name] = _explain_operation(problem, resolution, how, n, known)
         else:
             continue  # its function or its module has a reason
-        if name not in problem.capture.twins:
-            result.append(replace(reason, operations=(name,)))
+        if n.name not in problem.capture.twins:
+            result.append(replace(reason, operations=(n.name,)))
     return merge_alike(result)
 
 
@@ -253,41 +215,33 @@ def merge_alike(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
 
 
 def _explain_operation(
-    problem: Problem, resolution: Resolution, how: Policy, node: Node, writes: bool, known: Mapping[str, Reason]
+    problem: Problem, resolution: Resolution, how: Policy, n: fx.Node, known: Mapping[str, Reason]
 ) -> Reason:
-    """The reason why an operation in a low module is not low.
+    """The reason why an operation in a low module is not low. known: reasons of earlier operations.
 
-    writes: whether a dtype is among its arguments. known: reasons of earlier operations. A decision of autocast or of
-    the author names no operation, so that repeated blocks share one reason.
+    A decision of autocast or of the author names no operation, so that repeated blocks share one reason.
     """
-    given, setting = label(resolution.computed_format(node.name)), how.setting(node.name)
-    inside = setting.in_region(node.region)
+    node, setting, kernel = problem.capture.nodes[n.name], how.setting(n.name), resolution.nodes[n.name].kernel
+    given, inside = label(kernel), setting.in_region(node.region)
     if node.dtype in ("float64", "complex64", "complex128"):
         return Reason("author", f"the model's code computes in {node.dtype}, which no plan lowers")
     if setting.autocast and not inside.autocast:
         return Reason("author", "the model's code switches autocast off there")
-    if inside.precision != setting.precision:
-        return Reason("author", f"the model's code requires {label(inside.precision)} here under every plan")
-    if writes:
+    if inside.precision != setting.precision or any(isinstance(x, torch.dtype) for x in (*n.args, *n.kwargs.values())):
         return Reason("author", f"the model's code requests {given}")
     if how.casts(node).autocast in ("fp32", "fp32_unless_dtype"):
         runner = problem.strategy if problem.how.regional else "the autocast region around it"
         return Reason("strategy", f"{runner} runs {operation(node.op).packet or node.op} in FP32 by itself")
-    handed = (
-        source for source in node.inputs if resolution.dtypes.get(source) == resolution.computed_format(node.name)
-    )
-    if (source := next(handed, None)) is None:
+    source = next((source for source in node.inputs if resolution.dtypes.get(source) == kernel), None)
+    if source is None:
         return Reason("author", f"the model's code creates values in {given}")
-    if (before := known.get(source)) is not None:
+    if (before := known.get(source)) is not None and before.kind == "inherited":
+        return before
+    if before is not None:
         op = problem.capture.nodes[source].op
-        words = f"reads {given} from {operation(op).packet or op}: {before.words}"
-        return before if before.kind == "inherited" else Reason("inherited", words)
-    if source in problem.capture.nodes:
+        return Reason("inherited", f"reads {given} from {operation(op).packet or op}: {before.words}")
+    place = next((p for p in problem.capture.placeholders if p.name == source), None)
+    if place is None:
         return Reason("inherited", f"reads {given} from {source}", by=source)
-    place = next(p for p in problem.capture.placeholders if p.name == source)
-    above, _, leaf = (place.fqn or source).rpartition(".")
-    if place.kind == "constant" or (above and above == node.owner):
-        name = f"the {place.kind}{f' {leaf} of its module' if above else ''}"
-        return Reason("inherited", f"reads {given} from {name}")
-    name = place.fqn or source
-    return Reason("inherited", f"reads {given} from the {place.kind} {name}", by=name)
+    name = f" {(place.fqn or source).rpartition('.')[2]}" if place.kind != "constant" or place.fqn else ""
+    return Reason("inherited", f"reads {given} from the {place.kind}{name}")

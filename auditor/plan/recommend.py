@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import astuple
 
 from ..artefact.strategies import plan_title, strategy_of
-from ..criteria.criterion import FLOOR
 from ..errors import PlanError
 from ..numerics.formats import label, runs
 from ..records import Plan, Times
@@ -60,12 +59,9 @@ def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> 
     for figure in (_need, _time):
         most = min((figure(plan)[1] for plan in good), default=math.inf)
         good = [plan for plan in good if figure(plan)[0] <= most]
-    closest = min((plan.measured_error or 0.0 for plan in good), default=0.0)
 
     def preference(plan: Plan) -> tuple[int, float, float]:
-        error, ran = plan.measured_error or 0.0, plan.verification
-        noise = FLOOR * (ran.noise or 0.0) if ran else 0.0  # smaller differences of errors count as equal
-        return strategy_of(plan.strategy).rank, closest if error - closest <= noise else error, -speedup(plan)
+        return strategy_of(plan.strategy).rank, plan.measured_error or 0.0, -speedup(plan)
 
     return min(good, key=preference, default=None)
 
@@ -81,7 +77,8 @@ def recommend(
     if (chosen := best[use]) is not None:
         said = (
             f"{plan_title(chosen)}: measured error {chosen.measured_error or 0.0:.2g} "
-            f"within {_limit_clause(chosen, max_error)}, {chosen.low_precision_flops:.0%} of the FLOPs in low precision, {kept_clause(chosen)}"
+            f"within {_limit_clause(chosen, max_error)}, {chosen.low_precision_flops:.0%} of the FLOPs in low precision, "
+            f"{kept_apart(chosen) or 'nothing'} kept in FP32"
         )
     else:
         _require_runs(plans)
@@ -128,13 +125,12 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
 
 def _worth(plan: Plan) -> str:
     """Words for a plan: its title, its name in plan.json, and its value of the objective."""
-    called, decides = f"{plan_title(plan)} (`{plan.name}`)", plan.timed and plan.timed.decides
+    value = f"{speedup(plan):.2f}x{' measured' if measured_times(plan) else ''}"
     if plan.objective == "flops":
-        return f"{called}, {plan.low_precision_flops:.0%} of the FLOPs in low precision"
-    if plan.objective == "memory":
-        measured = decides and plan.timed and plan.timed.memory_share is not None
-        return f"{called}, {memory_share(plan):.0%} of the memory{' measured' if measured else ''}"
-    return f"{called}, {speedup(plan):.2f}x{' measured' if measured_times(plan) else ''}"
+        value = f"{plan.low_precision_flops:.0%} of the FLOPs in low precision"
+    elif plan.objective == "memory":
+        value = f"{memory_share(plan):.0%} of the memory{'' if _measured_memory(plan) is None else ' measured'}"
+    return f"{plan_title(plan)} (`{plan.name}`), {value}"
 
 
 def _require_runs(plans: Plans) -> None:
@@ -161,13 +157,6 @@ def kept_apart(plan: Plan) -> str:
     return " and ".join(f"{many:,} {what}{'s' * (many != 1)}" for what, many in kept.items() if many)
 
 
-def kept_clause(plan: Plan) -> str:
-    """`kept_apart` as a clause: `3 modules stay FP32`."""
-    kept = kept_apart(plan)
-    one = kept.startswith("1 ") and " and " not in kept
-    return f"{kept} {'stays' if one else 'stay'} FP32" if kept else "nothing has to stay FP32"
-
-
 def outcome(plans: Plans, use: str = "inference") -> str:
     """`plan` if there is a plan for the use; otherwise the reason.
 
@@ -192,31 +181,32 @@ def _is_for(plan: Plan, use: str) -> bool:
 
 
 def _runs_low(plan: Plan) -> bool:
-    """Whether a plan runs anything low, or could within the budget according to a replay but would save nothing."""
-    if plan.has_low and (plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)):
-        return True
+    """Whether a plan runs anything low, or could within the budget but would save nothing."""
+    if plan.has_low:
+        return plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)
     spared = set(plan.kept_modules).difference(plan.kept_modules if plan.least is None else plan.least)
-    showing = [reason for reason in plan.reasons if reason.kind == "no-gain" and reason.adds]
-    whole = bool(plan.kept_modules) and plan.least == ()
-    return whole or any(reason.ran or spared.intersection(reason.modules) for reason in showing)
+    return any(reason.kind == "no-gain" and spared.intersection(reason.modules) for reason in plan.reasons)
 
 
 def memory_share(plan: Plan) -> float:
     """Memory of a plan as a share of FP32's: measured on a GPU, otherwise predicted."""
-    if plan.timed and plan.timed.decides and plan.timed.memory_share is not None:
-        return plan.timed.memory_share
+    if (share := _measured_memory(plan)) is not None:
+        return share
     if plan.memory is None or plan.fp32_memory is None:
         return 1.0
     return float(sum(astuple(plan.memory)) / sum(astuple(plan.fp32_memory)))
 
 
+def _measured_memory(plan: Plan) -> float | None:
+    return plan.timed.memory_share if plan.timed and plan.timed.decides else None
+
+
 def _need(plan: Plan) -> tuple[float, float]:
     """Best and worst case of a plan's objective, relative to FP32. FLOPs are counted, not predicted; differences up to
     0.01 count as none."""
-    if plan.objective == "time":
-        return _time(plan)
-    share, spread = (1 - plan.low_precision_flops, 0.01) if plan.objective == "flops" else (memory_share(plan), 0.0)
-    return share, share * (1 if spread else 1 + NOISE) + spread
+    if plan.objective == "flops":
+        return 1 - plan.low_precision_flops, 1.01 - plan.low_precision_flops
+    return (memory_share(plan), memory_share(plan) * (1 + NOISE)) if plan.objective == "memory" else _time(plan)
 
 
 def _time(plan: Plan) -> tuple[float, float]:

@@ -1,14 +1,23 @@
-"""The search for plans: predictions propose a choice; a replay accepts or rejects it, and corrects the predictions."""
+"""The search for plans: minimum cuts propose a choice by predictions; a replay accepts or rejects it, and corrects the
+predictions."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import networkx as nx
+from networkx.algorithms.flow import boykov_kolmogorov
 
 from ..errors import let_through
+from ..numerics.formats import runs
 from ..records import Plan
-from .mincut import Candidate
 
 MARGIN = 0.8
 """Share of the budget that a plan may use on the calibration inputs: other inputs may have larger errors."""
@@ -35,19 +44,205 @@ ROUNDS = 4
 """Maximum number of attempts, each with a smaller error, to make a plan whose artefact meets the budget."""
 
 
+class Arc(NamedTuple):
+    """Price and squared error that are paid if the arc's tail is in low precision and its head is FP32."""
+
+    tail: Hashable
+    head: Hashable
+    price: float
+    square: float = 0.0
+
+
+LOW, HIGH = ("low",), ("fp32",)
+"""Source and sink of a network: tuples, so that they equal no module or operation name."""
+
+Choice = frozenset[Any]
+"""A choice of precisions: the set of modules, functions or operations in FP32."""
+
+FORBIDDEN = 1e6
+"""Squared error charged for running an unsafe node low: above any budget, yet finite, so that cuts are exact."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A choice of precisions. high: its FP32 modules, functions or operations; seconds: roofline time of one forward;
+    low_flops: share of the FLOPs in low precision.
+
+    cost: value of the objective; for time, including the price of stored weights. price: cost plus the price of each
+    change of precision.
+    """
+
+    high: Choice
+    predicted_error: float
+    price: float
+    cost: float = 0.0
+    seconds: float = 0.0
+    low_flops: float = 0.0
+
+    @property
+    def feasible(self) -> bool:
+        """Whether no unsafe or untested operation runs in low precision and none gets two dtypes. A single run within
+        the budget does not make such an operation safe."""
+        return self.predicted_error < math.sqrt(FORBIDDEN)
+
+
+class Cuts:
+    """Choices that minimize price + multiplier * squared error, each a minimum cut.
+
+    A cut expresses this sum because every term of two owners only penalizes different precisions.
+    Source: Kolmogorov and Zabih, What energy functions can be minimized via graph cuts? (2004).
+    """
+
+    def __init__(self, arcs: Sequence[Arc], unit: float) -> None:
+        """unit: prices and errors are divided by this price."""
+        self._arcs, self._unit = arcs, unit or 1.0
+        self._nothing = frozenset(end for arc in arcs for end in arc[:2]) - {LOW}
+
+    def best(self, multiplier: float) -> Choice:
+        """The FP32 set at the minimum for a multiplier; of equal minima, the smallest set.
+
+        Capacities are integers, in units of 1e-18, so that the cut is exact and unique. Prohibitions have large, not
+        infinite, capacities, so that a cut always exists.
+        """
+        capacities = Counter[tuple[Hashable, Hashable]]()
+        for arc in self._arcs:
+            capacities[arc.tail, arc.head] += round(min((arc.price + multiplier * arc.square) / self._unit, 1e9) * 1e18)
+        network = nx.DiGraph()
+        network.add_nodes_from((LOW, HIGH))
+        network.add_edges_from((*ends, {"capacity": capacity}) for ends, capacity in capacities.items())
+        return frozenset(nx.minimum_cut(network, LOW, HIGH, flow_func=boykov_kolmogorov)[1][1])
+
+    def value(self, high: Choice) -> tuple[float, float]:
+        """The price and the squared error of a choice."""
+        paid = [arc for arc in self._arcs if arc.head in high and arc.tail not in high]
+        return sum(arc.price for arc in paid), sum(arc.square for arc in paid)
+
+    def towards(self, holds: Callable[[Choice], bool]) -> list[Choice]:
+        """All low, all FP32, and cuts between them that approach the limit from both sides.
+
+        holds: whether a choice is within the limit; all FP32 always is. For the next multiplier the two choices next to
+        the limit have equal value, so that each new cut lies between them.
+        """
+        over, within = self.best(0.0), self._nothing
+        result = [over, within, frozenset({HIGH})]
+        while not holds(over):
+            (cheap, wrong), (dear, right) = self.value(over), self.value(within)
+            between = self.best((dear - cheap) / (wrong - right)) if cheap < dear and right < wrong else over
+            if not cheap < self.value(between)[0] < dear:
+                break
+            result.append(between)
+            over, within = (over, between) if holds(between) else (between, within)
+        return result
+
+    def cheapest(
+        self, made: Callable[[Choice], Candidate], allowed: float, groups: Sequence[Choice], tries: int
+    ) -> Candidate:
+        """The cheapest choice found with a predicted error of at most `allowed`.
+
+        A local search starts from every cut; each of its steps changes one group. groups: sets that change to low
+        precision together, the largest saving per squared error first. made: evaluates a choice. tries: how many
+        choices the local search may evaluate.
+        """
+
+        def rank(high: Choice) -> tuple[float, float]:
+            point = made(high)
+            return max(0.0, point.predicted_error - allowed), point.price
+
+        def downhill(high: Choice) -> Choice:
+            idle = 0
+            for group, change in itertools.cycle(changes):
+                other, idle = change(high, group), idle + 1
+                if idle > len(changes) or (other != high and next(left, None) is None):
+                    break
+                if rank(other) < rank(high):
+                    high, idle = other, 0
+            return high
+
+        changes = [(group, Choice.difference) for group in groups]
+        changes += [(group, Choice.union) for group in reversed(groups)]
+        cuts, left = self.towards(lambda high: made(high).predicted_error <= allowed), iter(range(tries))
+        return made(min(map(downhill, sorted(dict.fromkeys(cuts), key=rank)), key=rank))
+
+
+@dataclass
+class Energy:
+    """Price + multiplier * squared error of a choice of precisions, as terms that a minimum cut can minimize.
+
+    scopes: {owner: (price if low, price if FP32, squared error if low)}, prices in seconds. pairs: {(producer,
+    consumer): (squared error, seconds) of the cast between them if their precisions differ}. tree: {owner: the owner
+    above it}; a different precision costs `island` seconds. tied: pairs of owners that share a stored weight, and so
+    must have the same precision. shielded: owners that can be low only if the owner above is low: functions that it may
+    keep in FP32, and owners that the model's code runs without autocast, which a separate scope would enable again.
+    """
+
+    scopes: dict[str, tuple[float, float, float]]
+    pairs: dict[tuple[str, str], tuple[float, float]]
+    tree: dict[str, str]
+    tied: set[tuple[str, str]]
+    island: float
+    shielded: frozenset[str] = frozenset()
+
+    def together(self, owner: str) -> tuple[str, ...]:
+        """An owner, and all owners that must have the same precision."""
+        return self._tied_groups.get(owner, (owner,))
+
+    @cached_property
+    def _tied_groups(self) -> dict[str, tuple[str, ...]]:
+        groups = nx.connected_components(nx.Graph(list(self.tied)))
+        return {owner: tuple(sorted(group)) for group in groups for owner in group}
+
+    def settle(self, high: Collection[str]) -> frozenset[str]:
+        """All FP32 owners: those in `high`, and every shielded owner below an FP32 owner."""
+        result = set(high)
+        for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):
+            if self.tree[owner] in result:
+                result.add(owner)
+        return frozenset(result)
+
+    def saving_of(self, owner: str) -> float:
+        """Seconds saved if the operations directly in an owner run in low precision."""
+        low, high, _ = self.scopes[owner]
+        return high - low
+
+    @cached_property
+    def groups(self) -> list[frozenset[str]]:
+        """Sets to lower together: an owner, or an owner and all below it, plus tied owners. Best saving per error
+        first."""
+
+        def worth(group: frozenset[str]) -> float:
+            square = sum(self.scopes[owner][2] for owner in group)
+            return sum(map(self.saving_of, group)) / square if square else math.inf
+
+        below = nx.DiGraph((above, owner) for owner, above in self.tree.items())
+        wholes = ({above, *nx.descendants(below, above)} for above in below)
+        several = (*({owner} for owner in self.scopes), *wholes)
+        groups = {frozenset(each for owner in group for each in self.together(owner)) for group in several}
+        return sorted(groups, key=lambda group: (-worth(group), sorted(group)))
+
+    @cached_property
+    def cuts(self) -> Cuts:
+        """The network of the cut: an arc's price is paid if its tail is in low precision and its head is FP32."""
+        result: list[Arc] = []
+        for owner, (low, high, error) in self.scopes.items():
+            result += [Arc(owner, HIGH, low, error), Arc(LOW, owner, high)]
+        for (producer, consumer), (error, elapsed) in self.pairs.items():  # from FP32 to low: also rounds
+            result += [Arc(consumer, producer, elapsed, error), Arc(producer, consumer, elapsed)]
+        for owner, above in self.tree.items():
+            result += [Arc(owner, above, self.island), Arc(above, owner, self.island)]
+        never = [*self.tied, *((b, a) for a, b in self.tied)]
+        never += [(owner, above) for owner, above in self.tree.items() if owner in self.shielded]
+        result += [Arc(owner, other, math.inf) for owner, other in never]
+        return Cuts(result, sum(low + high for low, high, _ in self.scopes.values()))
+
+
 class Space(ABC):
     """All choices for one plan, and the results of their replays. nothing: everything in FP32, which always holds.
-    log: {key: error}, inf if the replay raises. rejected: keys of choices whose artefact missed the budget."""
+    log: {FP32 part of a choice: error}, inf if the replay raises, or if the artefact misses the budget."""
 
     nothing: Candidate
 
     def __init__(self) -> None:
-        self.log: dict[Hashable, float] = {}
-        self.rejected: set[Hashable] = set()
-
-    def key(self, point: Candidate) -> Hashable:
-        """Key of a choice in the log: choices with equal keys share one replay."""
-        return point.high
+        self.log: dict[Choice, float] = {}
 
     @abstractmethod
     def propose(self, allowed: float) -> Candidate:
@@ -58,35 +253,31 @@ class Space(ABC):
         """Error of a replay of the recorded graph under a choice. Raises: whatever an operation raises."""
 
     def error(self, point: Candidate) -> float:
-        """Error of a choice's replay, cached; inf if an operation raises or the choice was rejected."""
-        key = self.key(point)
-        if key not in self.log:
+        """Error of a choice's replay, cached."""
+        if point.high not in self.log:
             try:
-                self.log[key] = self.replay(point)
+                self.log[point.high] = self.replay(point)
             except Exception as error:
                 let_through(error)
-                self.log[key] = math.inf
-        return math.inf if key in self.rejected else self.log[key]
+                self.log[point.high] = math.inf
+        return self.log[point.high]
 
     def within_budget(self) -> list[Candidate]:
-        """Choices that are known to meet the budget before any search, and were not rejected."""
+        """Choices that are known to meet the budget before any search."""
         return []
 
 
-def choose(space: Space, limit: float, runs: int = RUNS) -> Candidate:
-    """The cheapest choice found whose replay has an error of at most `limit`; if `runs` is 0, the cheapest by
-    prediction.
+def choose(space: Space, limit: float) -> Candidate:
+    """The cheapest choice found whose replay has an error of at most `limit`.
 
     Each replay corrects the predictions for the next proposal, so that few are needed. If no choice is predicted to
     meet the limit, one replay checks that.
     """
-    if not runs:
-        return space.propose(limit)
     best = min((*space.within_budget(), space.nothing), key=lambda point: point.price)
     correction, ceiling = 1.0, math.inf
-    for run in range(runs):
+    for number in range(RUNS):
         most = best.price if best == space.nothing else (1 - LITTLE) * best.price
-        hopes = (1.0, FAR, math.inf) if run == 0 and best == space.nothing else (1.0, FAR)
+        hopes = (1.0, FAR, math.inf) if number == 0 and best == space.nothing else (1.0, FAR)
         points = (space.propose(min(hope * limit / correction, ceiling)) for hope in hopes)
         point = next((point for point in points if point.price < most), None)
         if point is None:
@@ -106,23 +297,23 @@ def find_verified(
     max_error: float,
     make: Callable[[Mapping[str, float]], Mapping[str, Candidate]],
     verify: Callable[[Mapping[str, Candidate]], Mapping[str, Plan]],
-    holds: Callable[[str, Plan], bool],
 ) -> dict[str, Plan]:
-    """Return for every space a plan whose artefact holds; if none does, the last plan tried.
+    """Return for every space a plan whose artefact meets the budget, or that torch cannot run; otherwise the last plan
+    tried.
 
     make: returns choices with errors within the limits. A choice that misses is rejected and made again with a smaller
     limit: divided by the artefact's excess over the budget, and at least halved.
     """
     limits, plans = dict.fromkeys(spaces, MARGIN * max_error), dict[str, Plan]()
     for _ in range(ROUNDS):
-        if not limits:
-            break
         made = make(limits)
         plans |= verify(made)
-        missed = [name for name in made if made[name] != spaces[name].nothing and not holds(name, plans[name])]
-        for name in missed:
-            spaces[name].rejected.add(spaces[name].key(made[name]))
+        missed = [name for name in made if made[name] != spaces[name].nothing and not plans[name].is_verified]
+        limits = {name: limits[name] for name in missed if runs(plans[name].format)}
+        for name in limits:
+            spaces[name].log[made[name].high] = math.inf
             error = plans[name].measured_error
             limits[name] *= 0.25 if error is None else min(0.5, MARGIN * max_error / error)
-        limits = {name: limits[name] for name in missed}
+        if not limits:
+            break
     return plans

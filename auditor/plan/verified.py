@@ -17,7 +17,7 @@ from ..criteria.defaults import measure_outliers
 from ..criteria.measure import Criteria
 from ..devices import name_of
 from ..errors import MeasureError, first_line, let_through
-from ..execution.beside import first_non_finite
+from ..execution.beside import first_non_finite, policy_of
 from ..execution.policy import Policy
 from ..isolation.answer import answer
 from ..isolation.outputs import on_cpu
@@ -57,7 +57,7 @@ def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
     """The plan, unverified; its failure states the error of a replay of the recorded graph."""
     batches = bench.usable(bench.checks) or bench.usable(bench.subject.batches)
     try:
-        error = f"gives an error of {bench.replay(batches, bench.policy(plan)):.2g}"
+        error = f"gives an error of {bench.replay(batches, policy_of(bench.capture, plan)):.2g}"
     except Exception as refused:
         let_through(refused)
         error = f"ends with: {first_line(refused)}"
@@ -102,7 +102,7 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
         noise=noise.error,
         floor=noise.floor if noise.floor > bench.yardstick.budget else 0.0,
         ungraded=bench.noise.graded if isinstance(bench.noise.graded, str) else None,
-        nonfinite=None if is_finite or plan.program else locate_nonfinite(bench, bench.policy(plan)),
+        nonfinite=None if is_finite or plan.program else locate_nonfinite(bench, policy_of(bench.capture, plan)),
     )
 
 
@@ -165,14 +165,6 @@ def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Jud
     return judged.with_unsafe(found)
 
 
-def is_outdone(plan: Plan, baseline: Verification) -> bool:
-    """Whether the model with everything low is closer to FP32 than the plan, beyond noise. False without FP32 parts."""
-    ran = plan.verification
-    if ran is None or ran.measured_error is None or baseline.measured_error is None or not plan.has_fp32:
-        return False
-    return ran.measured_error > baseline.measured_error + FLOOR * (ran.noise or 0.0)
-
-
 def today_of(bench: Workbench) -> Today | None:
     """Error of FP32 under the caller's own flags (such as TF32) against IEEE FP32, on the inputs of the verification;
     None if the flags make no difference beyond FP32's noise."""
@@ -210,7 +202,9 @@ def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
             try:
                 error = math.inf if isinstance(ran, str) else bench.yardstick.distance(reference, ran.outputs[0])
                 if math.isfinite(error):
-                    yield Decisions(fmt, error, bench.replay([batch], bench.policy(plan)), tuple(each.values()))
+                    yield Decisions(
+                        fmt, error, bench.replay([batch], policy_of(bench.capture, plan)), tuple(each.values())
+                    )
             except Exception as failure:  # an operation does not support the format, or output shapes differ
                 let_through(failure)
 

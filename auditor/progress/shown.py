@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import printable
 
 STAGES = ("capture", "measure", "classify", "baseline", "plan", "follow")
-"""Stages of every audit."""
+"""Names of the stages that every audit runs, in order."""
 
 WIDTH, TURNS = 16, "|/-\\"
 """Width of the bar in characters; the frames of its spinner."""
@@ -56,7 +56,7 @@ class Display:
             self.show(begins)
 
     def tick(self) -> None:
-        """Called several times a second."""
+        """Refresh the display if `every` seconds have passed; called several times a second."""
         self.tell("")
         if self.stage and time.monotonic() - self._at >= self.every:
             self._at = time.monotonic()
@@ -66,16 +66,16 @@ class Display:
         """Display the progress now. begins: whether a stage starts."""
 
     def close(self, failed: bool = False) -> None:
-        """End the display."""
+        """End the display. failed: whether the audit raised an exception."""
         self.stage = ""
 
     @property
     def elapsed_seconds(self) -> str:
-        """Seconds since the first stage began."""
+        """Time since the first stage began, as text: `12 s`, `1:05 min`."""
         return duration(time.monotonic() - self._began)
 
     def place(self) -> str:
-        """The current stage: `measure 3/9`."""
+        """The current stage, its number and the number of stages: `measure 3/9`."""
         return f"{self.stage} {self._stages.index(self.stage) + 1}/{len(self._stages)}"
 
     def summary(self) -> str:
@@ -177,7 +177,7 @@ class Cell(Display):
 
 
 def reporter(quiet: bool = False) -> Display:
-    """The display that suits this notebook or stderr."""
+    """The display that suits this process: notebook cell, terminal line or log lines; none if `quiet`."""
     if quiet:
         return Display()
     if in_notebook():
@@ -188,7 +188,7 @@ def reporter(quiet: bool = False) -> Display:
 
 @contextmanager
 def refresh_display(shown: Display) -> Iterator[Display]:
-    """In the body a thread refreshes the display; then it is closed."""
+    """In the `with` block, a thread refreshes the display; then it is closed."""
     over = threading.Event()
 
     def run() -> None:

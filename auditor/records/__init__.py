@@ -1,4 +1,4 @@
-"""The data classes that stages pass on; all are frozen and contain data, not behavior."""
+"""The frozen data classes that the stages of an audit pass on."""
 
 from .audit import FORMAT_VERSION as FORMAT_VERSION
 from .audit import Audit as Audit

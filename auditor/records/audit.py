@@ -19,17 +19,16 @@ from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
 
 FORMAT_VERSION = 1
-"""Version of the files; it increases when a field changes its meaning or is removed. In version 1, plan.json
-contained everything."""
+"""Version of plan.json and measurements.json; it increases when a field changes its meaning or is removed."""
 
 Contributions = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""{format: {module: {operation: the largest contribution}}}."""
+"""{format: {module: {operation: the largest relative change of the outputs that it causes}}}."""
 
 Groups = tuple[tuple[str, ...], ...]
-"""Groups of names of one shared parameter or module."""
+"""Groups of names: each group lists all names of one shared parameter or module."""
 
 FILES = ("report.html", "plan.json", "measurements.json", "patched_model.py", "findings.sarif")
-"""Files of an audit."""
+"""Names of the files that every audit writes."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Dtypes:
 
 @dataclass(frozen=True)
 class Provenance:
-    """The audited model and its origin."""
+    """Name and source file of the audited model, and the origin of its inputs and weights."""
 
     name: Annotated[str, FileField("name of the model: the target's, or its class")]
     target: Annotated[str, FileField("TARGET, as the user gave it or relative to the working directory")]
@@ -65,7 +64,7 @@ class Provenance:
 
     @classmethod
     def of(cls, subject: Subject) -> Provenance:
-        """The provenance of a subject."""
+        """The Provenance of a Subject, that is, of a model with its inputs."""
         same = {each.name: getattr(subject, each.name) for each in fields(cls) if each.name != "file"}
         return cls(file=subject.origin.path if subject.origin else None, **same)
 
@@ -88,7 +87,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """All results for one operation."""
+    """All results for one operation: measurements, verdicts and findings."""
 
     node: Annotated[Node, FileField("the operation")]
     findings: Annotated[tuple[str, ...], FileField("codes of the rules that report this operation")]
@@ -225,7 +224,7 @@ class Audit:
         return write(folder, self.texts(folder), (*programs_in(folder), *quantized))
 
     def _repr_html_(self) -> str:
-        """HTML for a notebook."""
+        """The summary as HTML, which a notebook shows."""
         from ..report.blocks import html
         from ..report.reporters import overview
 

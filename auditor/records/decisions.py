@@ -32,7 +32,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Decisions:
-    """The outputs' error with the whole model in one format, and its part without flipped decisions."""
+    """Output error with the whole model in one format, and the error that is left if all decisions are FP32's."""
 
     format: Annotated[str, FileField("the number format")]
     error: Annotated[float, FileField("error of the outputs with the whole model in low precision")]

@@ -59,9 +59,9 @@ class Subject:
     """A model, its inputs, and the origin of both.
 
     raised: which of the model's FP16 or BF16 tensors become FP32 for the audit, see Plan.raised; the batches then
-    contain no half precision. stored_low: {dtype: number of parameter entries stored in it}. flags: torch's flags
-    after importing the model's file, if any. given: the caller's subject, if this subject is a copy on another device.
-    stored, casts: the model's tensors as loaded, and silent casts on the way.
+    contain no half precision. stored_low: {dtype: number of parameter entries stored in it}. flags: torch's flags after
+    importing the model's file, if any. given: the caller's subject, if this subject is a copy on another device.
+    stored: dtypes of its tensors as loaded. casts: casts to fewer bits while loading.
     """
 
     model: nn.Module
@@ -100,7 +100,7 @@ class Call:
 
 @dataclass(frozen=True)
 class AutocastRegion:
-    """An autocast region in the user's code. depth: number of open module calls where it begins."""
+    """An autocast region in the user's code. depth: number of module calls that enclose its beginning."""
 
     enabled: bool
     dtype: str
@@ -191,10 +191,10 @@ class Capture:
     method: "run" (one recorded run, valid for inputs of these shapes) or "path" (Python read values in it: valid for
     inputs that take the same path). same_path: identifies other batches on that path, see capture/paths.py. nodes:
     {name: operation}, in execution order. outputs: names of the nodes the model returns, in flattened order.
-    operations: number in the run, including those that no output depends on. compared: whether the run was compared
-    with low-precision runs, to detect literals that depend on a dtype. aliases: {first path of a module: its other
-    paths}. paths: every recorded path, if batches take several; `bind` and the shapes of shared nodes are the first
-    path's. twins: {operation or input of a later path: the same one of an earlier path}.
+    operations: number of operations run, including those that no output depends on. compared: whether the run was
+    compared with low-precision runs, to detect literals that depend on a dtype. aliases: {first path of a module: its
+    other paths}. paths: every recorded path, if batches take several; `bind` and the shapes of shared nodes are the
+    first path's. twins: {operation or input of a later path: the same one of an earlier path}.
     """
 
     graph_module: torch.fx.GraphModule

@@ -1,4 +1,5 @@
-"""The ledger: the dtype of every parameter, buffer and operation at each stage, and casts that nobody asked for."""
+"""The ledger: dtypes of all parameters, buffers and operations at each stage, and casts that the user did not
+request."""
 
 from __future__ import annotations
 
@@ -18,9 +19,7 @@ class LedgerRow:
     checkpoint: Annotated[str | None, FileField("dtype in the checkpoint; `null`: in none that was read")] = None
     author: Annotated[str | None, FileField("dtype that the author's code or lists ask for; `null`: none")] = None
     planned: Annotated[str | None, FileField("dtype under the plan, by module; `null`: no plan")] = None
-    executed: Annotated[str | None, FileField("dtype in which operations read it, or compute it; `null`: unused")] = (
-        None
-    )
+    executed: Annotated[str | None, FileField("dtype in which operations read or compute it; `null`: unused")] = None
     module: Annotated[str, FileField("module that contains the operation, or that owns the weight")] = ""
     op: Annotated[str, FileField("ATen overload of an operation")] = ""
     source: Annotated[str | None, FileField("source line of an operation; `null`: unknown")] = None
@@ -28,8 +27,8 @@ class LedgerRow:
 
 @dataclass(frozen=True)
 class Loss:
-    """What a cast to fewer bits changes. error: relative L2; changed: share of the values; zeros: share of the non-zero
-    values that become zero; infinite: number of finite values that become infinite or NaN."""
+    """How a cast to fewer bits changes a tensor. error: relative L2; changed: share of the values; zeros: share of the
+    non-zero values that become zero; infinite: number of finite values that become infinite or NaN."""
 
     error: float
     changed: float
@@ -39,9 +38,9 @@ class Loss:
 
 @dataclass(frozen=True)
 class SilentCast:
-    """A cast to fewer bits that nobody asked for. kind: a key of rulebook.findings.SILENT.
+    """A cast to fewer bits that the user did not request. kind: a key of rulebook.findings.SILENT.
 
-    names: parameters and buffers; for an operation, modules. file, line: of the cast, file "" if unknown. before, after:
+    names: parameters and buffers; for an operation, modules. file, line: of its code; file "": unknown. before, after:
     dtypes by torch's names; loss: None if the values before the cast are unknown. node: the operation, if any.
     """
 

@@ -19,7 +19,7 @@ Distance = Callable[["Sequence[torch.Tensor]", "Sequence[torch.Tensor]"], float]
 
 @dataclass(frozen=True)
 class ProductError:
-    """The local error of a product by cause, on a sample of its rows: relative L2 in each case."""
+    """The local error of a matrix product or convolution by cause, on a sample of its rows (relative L2)."""
 
     inputs: Annotated[float, FileField("due to the rounding of the inputs, weights included", least=0)]
     accumulation: Annotated[float, FileField("due to the sums, in the accumulator's precision", least=0)]

@@ -102,7 +102,7 @@ class Timing:
 
 
 DIRECTIONS = ("higher", "lower")
-"""Allowed values: which scores are better."""
+"""Allowed values of `Evaluation.better`: whether higher or lower scores are better."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class ScopeChoice:
 
     @property
     def exceptions(self) -> tuple[str, ...]:
-        """Functions kept in FP32, and functions with FP32 output, as in paths of functions."""
+        """Names of functions kept in FP32, and of functions with FP32 output, which get the suffix FP32_OUTPUT."""
         return *self.keep, *(f"{name}{FP32_OUTPUT}" for name in self.fp32_output)
 
 
@@ -186,7 +186,8 @@ class Reason:
 
 @dataclass(frozen=True)
 class Verification:
-    """Results of running a patched or all-low model on all batches without gradients, and on the first also with."""
+    """Results of running a model, patched or entirely in low precision, on all batches without gradients, and on the
+    first batch also with gradients."""
 
     measured_error: Annotated[float | None, FileField("worst run without gradients; `null`: failed, Inf or NaN")] = None
     holds: Annotated[bool, FileField("whether all errors and criteria are within their limits")] = False

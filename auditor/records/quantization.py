@@ -12,7 +12,7 @@ from .plan import Score
 from .written import FileField, empty
 
 KEEP = "keep"
-"""The remedy that does not quantize a layer."""
+"""Value of `remedy`: leave the layer unquantized."""
 
 MIXED = "mixed"
 """Name of the plan that chooses among several schemes."""
@@ -22,7 +22,7 @@ UNJUDGED = Verdict("untested", "not judged yet")
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """One layer, alone with quantized weight and input under one scheme; everything else in FP32."""
+    """Errors of one layer if only its weight and input are quantized, under one scheme; all else is in FP32."""
 
     scheme: Annotated[str, FileField("name of the [scheme](quantization.md)")]
     node: Annotated[str, FileField("name of the operation in the captured graph")]
@@ -109,7 +109,7 @@ class QuantizedPlan:
 
 @dataclass(frozen=True)
 class PipelineRun:
-    """What a quantization pipeline with a scheme of its own does to the model."""
+    """How a quantization pipeline such as quantize_dynamic, which has a scheme of its own, changes the model."""
 
     name: Annotated[str, FileField("the pipeline", choices=("quantize_dynamic", "PT2E INT8", "Adam8bit"))]
     error: Annotated[

@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema, core_schema
 T = TypeVar("T")
 
 NOT_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
-"""Texts for numbers that JSON lacks."""
+"""{text in a JSON file: number that JSON lacks}."""
 
 LARGEST = 2**64 - 1
 """The largest whole number in a file, large enough for any seed."""
@@ -46,7 +46,7 @@ class FileField:
         return {**handler(schema), "description": self.meaning, "measured": self.measured}
 
     def _narrow(self, schema: Any) -> Any:
-        """The schema with bounds, choices and digits."""
+        """The pydantic schema, with this field's bounds, choices and number of digits."""
         match schema["type"]:
             case "nullable":
                 return {**schema, "schema": self._narrow(schema["schema"])}
@@ -76,13 +76,13 @@ class FileField:
 
 @dataclass(frozen=True)
 class MeasurementField(FileField):
-    """A field stored in measurements.json."""
+    """A FileField that is stored in measurements.json."""
 
     measured: bool = True
 
 
 def empty() -> Any:
-    """A field that defaults to an empty mapping."""
+    """A dataclass field that defaults to an empty dict."""
     return field(default_factory=dict)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..capture.intercept import Handler
+from ..capture.emulation import Emulation
 from ..capture.regions import Region
 from ..capture.source import line_of, written_at
 from ..isolation.tensors import plain_torch
@@ -19,13 +19,13 @@ from ..trees import tensors_in
 FORWARD, BACKWARD, WEIGHT = "", "the backward pass of ", "the weight's gradient in "
 
 
-class Trail(Handler):
-    """Runs operations through another handler, and records where Inf or NaN appear."""
+class Trail(Emulation):
+    """Records where Inf or NaN appear. modules: names of the modules being called, innermost last. outermost: code whose
+    frame calls the user's."""
 
-    def __init__(self, handler: Handler, modules: list[str], outermost: CodeType) -> None:
-        """modules: names of the modules being called, innermost last. outermost: code whose frame calls the user's."""
-        self._handler, self._modules, self._outermost = handler, modules, outermost
-        self.enter = handler.enter  # type: ignore[method-assign]
+    def __init__(self, modules: list[str], outermost: CodeType) -> None:
+        super().__init__()
+        self._modules, self._outermost = modules, outermost
         self.operations: list[tuple[str, str, str]] = []
         """(name, module, line) of each operation."""
         self.broken: list[tuple[str, int]] = []
@@ -34,10 +34,10 @@ class Trail(Handler):
         """{number of an operation: number of the last that reads its result}."""
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        return self._note(op, args, kwargs, self._handler.whole(op, args, kwargs, region))
+        return self._note(op, args, kwargs, super().part(op, *self.enter(op, args, kwargs, region), region))
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        return self._note(op, args, kwargs, self._handler.part(op, args, kwargs, region))
+        return self._note(op, args, kwargs, super().part(op, args, kwargs, region))
 
     def _note(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         if torch._C._current_graph_task_id() != -1:  # in a backward pass, which the hooks observe
@@ -50,12 +50,11 @@ class Trail(Handler):
                 self._readers[source] = number
             elif x.requires_grad and x.is_leaf:
                 x.register_hook(partial(self._hear, WEIGHT, number))  # type: ignore[no-untyped-call]
-        for x in tensors_in(result):
-            if x.is_floating_point():
-                self._hear(FORWARD, number, x.detach())
-                if x.requires_grad:
-                    x._made_by = number  # type: ignore[attr-defined]
-                    x.register_hook(partial(self._hear, BACKWARD, number))  # type: ignore[no-untyped-call]
+        for x in filter(torch.is_floating_point, tensors_in(result)):
+            self._hear(FORWARD, number, x.detach())
+            if x.requires_grad:
+                x._made_by = number  # type: ignore[attr-defined]
+                x.register_hook(partial(self._hear, BACKWARD, number))  # type: ignore[no-untyped-call]
         return result
 
     def _hear(self, stage: str, number: int, value: torch.Tensor) -> None:
@@ -65,11 +64,11 @@ class Trail(Handler):
                 self.broken.append((stage, self._readers.get(number, number) if stage == BACKWARD else number))
 
 
-def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str]:
-    """The operation to blame, as a phrase, and its module; "" for both if FP32's result is not finite either."""
+def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str | None]:
+    """The operation to blame, as a phrase, and its module; "" and None if FP32's result is not finite either."""
     for stage, number in low.broken:
         if (stage, number) not in fp32.broken:
             name, module, line = low.operations[number]
             place = f"{f' in {module}' if module and module != LOSS else ''}{f' ({line})' if line else ''}"
             return f"{stage}{name}{place}", module
-    return "", ""
+    return "", None

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..numerics.formats import label
+from ..training.recommend import HEADROOM
 from ..training.step import LOSS
 from .remedies import title_of
 from .result import Recipe, RecipeProblem, RecipeRun
@@ -28,6 +29,8 @@ this error or more."""
 ROUNDED, PASSES = 0.01, 8
 """Smallest relative error of accumulated gradients worth reporting, if FP32 sums halve it; and the number of
 backward passes per step that is enough to try FP32 sums."""
+RAISE = 256
+"""Factor on the initial loss scale of a variant; GradScaler halves the scale until gradients are finite."""
 PREFERRED = ("bf16_autocast", "fp16_autocast", "plan")
 HARM = {
     "updates_lost": "of the updates with a gradient change no weight: they are below half a spacing of {}",
@@ -48,15 +51,13 @@ def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
     if run.failure is not None:
         yield problem("fails", f"the run stopped early: {run.failure}")
         return
-    blamed = next((f", the first at {each.where}" for each in run.skipped if each.where), "")
-    late = [each for each in run.skipped if each.step >= len(run.losses) // 2]
-    modules = ([each.module for each in part if each.module] for part in (late, run.skipped))
-    module = next(map(statistics.mode, filter(None, modules)), None)
+    blamed, module = next(((f", the first at {x.where}", x.module or None) for x in run.skipped if x.where), ("", None))
     if run.scale is None and run.skipped:
         at = f"in step {run.skipped[0].step} (batch {run.skipped[0].batch})"
         yield problem("not-finite", f"gradients or weights turn Inf or NaN {at}{blamed}", module)
         return
-    if run.scale is not None and (len(late) > max(SKIPS * len(run.losses) / 2, 1) or run.scale < 1):
+    late = sum(each.step >= len(run.losses) // 2 for each in run.skipped)
+    if run.scale is not None and (late > max(SKIPS * len(run.losses) / 2, 1) or run.scale < 1):
         batches = len({each.batch for each in run.skipped})
         said = f"{len(run.skipped)} of {len(run.losses)} steps are skipped, on {batches} of the batches, and the loss scale falls to {run.scale:.3g}"
         yield problem("steps-skipped", said + blamed, module)
@@ -66,13 +67,13 @@ def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
         share, where = _harm(run, fp32, what)
         if share:
             yield problem(what.replace("_", "-"), f"{share:.0%} {text.format(label(run.recipe.format))}{where}")
-    wide = runs.get(f"{name}_fp32_accumulation")
-    if wide is not None and run.error > max(2 * wide.error, ROUNDED):
-        said = f"its gradients differ from FP32's by {run.error:.1%} after {run.backward_passes} backward passes, and"
+    error, noise, wide = run.error or 0.0, fp32.error or 0.0, runs.get(f"{name}_fp32_accumulation")
+    if wide is not None and wide.error is not None and error > max(2 * wide.error, ROUNDED):
+        said = f"its gradients differ from FP32's by {error:.1%} after {run.backward_passes} backward passes, and"
         yield problem("sums-rounded", f"{said} by {wide.error:.1%} where they are summed in FP32")
-    if run.error > max(OFF, fp32.error / 4):
-        worst = max(run.parameters, key=lambda p: run.late(run.parameters[p].error) or 0.0)
-        said = f"its gradients differ from FP32's by {run.error:.0%}, most in {worst}; those of two batches differ by {fp32.error:.0%}"
+    if error > max(OFF, noise / 4):
+        worst = max(run.parameters, key=lambda name: run.share("error", name) or 0.0)
+        said = f"its gradients differ from FP32's by {error:.0%}, most in {worst}; those of two batches differ by {noise:.0%}"
         yield problem("gradients-off", said, worst.rpartition(".")[0])
 
 
@@ -91,62 +92,56 @@ def _behind(run: RecipeRun, fp32: RecipeRun) -> str:
 
 def _harm(run: RecipeRun, fp32: RecipeRun, what: str) -> tuple[float, str]:
     """The share of entries if it far exceeds FP32's: of all parameters, or of one, which the text names; else 0."""
-    if (share := run.share(what) or 0.0) - (fp32.share(what) or 0.0) > LOST:
-        return share, ""
-    for name, row in run.parameters.items():
-        own, other = run.late(getattr(row, what)) or 0.0, fp32.late(getattr(fp32.parameters[name], what)) or 0.0
-        if own - other > ALL:
-            return own, f", of {name}"
+    for name in (None, *run.parameters):
+        own, other = (one.share(what, name) or 0.0 for one in (run, fp32))
+        if own - other > (LOST if name is None else ALL):
+            return own, "" if name is None else f", of {name}"
     return 0.0, ""
 
 
 def remedies_for(runs: Runs) -> Iterator[Recipe]:
     """Repaired variants of recipes with a problem; for stored low-precision weights with many backward passes a step,
     also one that sums gradients in FP32."""
-    for name, run in list(runs.items()):
-        yield from _variants(run, {p.kind: p for p in _problems(name, runs)}) if name != "fp32" else ()
+    for name, run in [(name, run) for name, run in runs.items() if name != "fp32"]:
+        for suffix, title, changes in _variants(run, {p.kind: p for p in _problems(name, runs)}):
+            yield replace(run.recipe, name=f"{name}_{suffix}", title=title, repairs=name, **changes)
 
 
-def _variants(run: RecipeRun, problems: Mapping[str, RecipeProblem]) -> Iterator[Recipe]:
-    own, low = run.recipe, label(run.recipe.format)
-
-    def variant(suffix: str, title: str, **how: Any) -> Recipe:
-        return replace(own, name=f"{own.name}_{suffix}", title=title, repairs=own.name, **how)
-
+def _variants(run: RecipeRun, problems: Mapping[str, RecipeProblem]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The suffix of the name, the title and the changes of every variant."""
+    own, skips = run.recipe, "steps-skipped" in problems
     if own.stored:
         remedies = ["fp32_accumulation"] if run.backward_passes >= PASSES else []
         if own.format == "fp16" and problems:
-            remedies += ["fp32_master_weights"]
-            yield variant("eps", f"{own.title}, eps = 1e-4", eps=1e-4)
+            remedies.append("fp32_master_weights")
+            yield "eps", f"{own.title}, eps = 1e-4", {"eps": 1e-4}
         elif problems and "not-finite" not in problems:
             remedies += ["fp32_master_weights", "stochastic_rounding", "kahan_sums"]
         for remedy in remedies:
-            yield variant(remedy, f"{low} with {title_of(remedy)}", remedies=(remedy,))
+            yield remedy, f"{label(own.format)} with {title_of(remedy)}", {"remedies": (remedy,)}
         return
-    kinds = ("steps-skipped", "not-finite", "gradients-off")
-    places = [place for kind in kinds if kind in problems and (place := problems[kind].module)]
+    if run.scale is not None and run.scale >= 1 and (skips or "gradients-off" in problems):
+        scale = run.scale / HEADROOM if skips else RAISE * run.scale
+        yield "scale", f"{own.title} with init_scale={scale:g}", {"scale": scale}
+    places = [p.module for kind, p in problems.items() if kind in ("steps-skipped", "not-finite", "gradients-off")]
     whole = {"": {"precision": own.format}, **own.scopes}
     if LOSS in places:
-        yield variant("loss_in_fp32", f"{own.title}, the loss in FP32", loss_in_fp32=True, scopes=whole)
-    if islands := {place: {"precision": "fp32"} for place in places if place != LOSS}:
-        yield variant("islands", f"{own.title}, {', '.join(islands)} in FP32", scopes={**whole, **islands})
+        yield "loss_in_fp32", f"{own.title}, the loss in FP32", {"loss_in_fp32": True, "scopes": whole}
+    if islands := {place: {"precision": "fp32"} for place in places if place and place != LOSS}:
+        yield "islands", f"{own.title}, {', '.join(islands)} in FP32", {"scopes": {**whole, **islands}}
 
 
 def recommend(runs: Runs, problems: Sequence[RecipeProblem]) -> tuple[str, str]:
     """The name of the recommended recipe, with the reason in a sentence or two."""
-    broken = {problem.recipe for problem in problems}
-    holding = [name for name in runs if name not in broken and name != "fp32"]
-    ordered = sorted(holding, key=lambda name: ([*PREFERRED, name].index(name), runs[name].recipe.stored))
-    fp32 = runs["fp32"]
-    if not ordered:
+    broken, fp32 = {"fp32", *(problem.recipe for problem in problems)}, runs["fp32"]
+    holding = [run for name, run in runs.items() if name not in broken]
+    if not holding:
         return "fp32", f"Train in FP32: every other recipe has a problem. The final loss is {fp32.last_loss():.4g}."
-    run = runs[ordered[0]]
-    why = f"its final loss is {run.last_loss():.4g}, FP32's {fp32.last_loss():.4g}"
+    holding.sort(key=lambda run: ([*PREFERRED, run.recipe.name].index(run.recipe.name), run.recipe.stored))
+    run, done = holding[0], "" if holding[0].recipe.repairs else ", without further changes"
+    text = f"Train in {run.recipe.title}{done}: its final loss is {run.last_loss():.4g}, FP32's {fp32.last_loss():.4g}"
     if skipped := len(run.skipped):
-        why += f"; {skipped} of {len(run.losses)} steps are skipped until the loss scale settles at {run.scale:g}"
-    done = "" if run.recipe.repairs else ", without further changes"
-    text = f"Train in {run.recipe.title}{done}: {why}."
-    lean = [n for n in ordered[1:] if runs[n].recipe.stored and "fp32_master_weights" not in runs[n].recipe.remedies]
-    if lean:
-        text += f" {runs[lean[0]].recipe.title} has no problem either, and needs less memory."
-    return ordered[0], text
+        text += f"; {skipped} of {len(run.losses)} steps are skipped until the loss scale settles at {run.scale:g}"
+    lean = [one.recipe for one in holding[1:] if one.recipe.stored and "fp32_master_weights" not in one.recipe.remedies]
+    saves = f" {lean[0].title} has no problem either, and needs less memory." if lean else ""
+    return run.recipe.name, f"{text}.{saves}"

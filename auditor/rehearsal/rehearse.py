@@ -8,15 +8,15 @@ from typing import Any
 
 from ..artefact.base import plan_table
 from ..devices import NATIVE
+from ..errors import LoadError
 from ..isolation.process import reseed
 from ..loading.target import guard_progress
 from ..numerics.formats import dtype_of
 from ..records import Plan, Progress
 from ..records.audit import Audit
-from .forked import call_forked
 from .judge import problems_of, recommend, remedies_for
 from .result import FP32, Recipe, RecipeRun, Rehearsal
-from .session import Scene, Session, bad_step, known_objects, root_of
+from .session import Session, bad_step, call_forked
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]] | None
 FIRST_SCALE = 65536.0
@@ -54,32 +54,30 @@ def rehearse(
         raise bad_step("rehearse(step, batches, steps) needs a function that runs one step, and a number of steps")
     if not hasattr(os, "fork"):
         raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
-    tell, (modules, optimizers) = guard_progress(progress or (lambda *_: None)), known_objects()
+    tell, session = guard_progress(progress or (lambda *_: None)), Session(step)
 
-    def run(recipe: Recipe, scene: Scene, steps: int = steps) -> tuple[RecipeRun, set[int], bool]:
-        def work(send: Callable[[int], None]) -> tuple[RecipeRun, set[int], bool]:
+    def run(recipe: Recipe, steps: int = steps) -> tuple[RecipeRun, set[int], bool]:
+        def work(send: Callable[[str], None]) -> tuple[RecipeRun, set[int], bool]:
             reseed(seed)
-            session = Session(recipe, scene, step)
-            return session.run(_number_batches(batches), steps, send), session.used, scene.own_regions
+            result = session.run(recipe, _number_batches(batches), steps, send)
+            return result, session.used, session.own_regions
 
-        done, failure = call_forked(work, lambda done: tell("rehearse", recipe.title, done, steps))
-        result, used, own_regions = done or (RecipeRun(recipe, failure=failure), set[int](), False)
-        if recipe == FP32 and result.failure is not None:
-            raise bad_step(f"the step fails in FP32: {result.failure}")
-        return result, used, own_regions
+        done = call_forked(work, lambda done: tell("rehearse", recipe.title, int(done), steps))
+        if isinstance(done, LoadError) and recipe == FP32:
+            raise bad_step(f"the step fails in FP32: {done}")
+        return (RecipeRun(recipe, failure=str(done)), set(), False) if isinstance(done, LoadError) else done
 
-    look, used, own_regions = run(FP32, Scene(optimizers), 1)
+    look, used, own_regions = run(FP32, 1)
     if not look.batches:
         raise bad_step("batches is empty: give at least one batch")
     if not used:
         raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
-    scene = Scene({key: one for key, one in optimizers.items() if key in used}, own_regions=own_regions)
-    scene.root = root_of(modules, scene.group_numbers)
-    if any(p.device.type in NATIVE for p in scene.group_numbers):
+    session.narrow(used, own_regions)
+    if any(p.device.type in NATIVE for p in session.group_numbers):
         raise bad_step("the model is on a GPU: move the model and the batches to the CPU, which emulates a GPU")
-    runs = {recipe.name: run(recipe, scene)[0] for recipe in _recipes(scene, plan)}
+    runs = {recipe.name: run(recipe)[0] for recipe in _recipes(session, plan)}
     for recipe in remedies_for(runs) if remedies else ():
-        runs[recipe.name] = run(recipe, scene)[0]
+        runs[recipe.name] = run(recipe)[0]
     if runs["fp32"].skipped:
         raise bad_step("the step fails in FP32: gradients or weights turn Inf or NaN")
     problems = problems_of(runs)
@@ -87,10 +85,10 @@ def rehearse(
     return Rehearsal(name, len(runs["fp32"].losses), runs["fp32"].batches, runs, problems, *recommend(runs, problems))
 
 
-def _recipes(scene: Scene, plan: Audit | Plan | None) -> Iterator[Recipe]:
+def _recipes(session: Session, plan: Audit | Plan | None) -> Iterator[Recipe]:
     """The standard recipes, the unchanged model if it is stored in low precision, and the recipe of a plan."""
     yield from RECIPES
-    dtypes = {p.dtype for p in scene.group_numbers}
+    dtypes = {p.dtype for p in session.group_numbers}
     if (low := next((fmt for fmt in ("fp16", "bf16") if dtype_of(fmt) in dtypes), None)) is not None:
         yield Recipe("as_written", f"unchanged, in {low.upper()}", low, stored=True)
     if isinstance(plan, Audit):

@@ -43,17 +43,14 @@ def fp32_accumulation(optimizer: Any) -> None:
     """Sum the gradients of several backward passes in FP32. `zero_grad` must set gradients to None, its default."""
     sums: dict[Any, Any] = {}
 
-    def hook_of(p: Any) -> Callable[[Any], None]:
-        def add(grad: Any) -> None:
-            sums[p] = grad.float() if p.grad is None else sums[p] + grad.float()
-
-        return add
+    def add(p: Any, grad: Any) -> None:
+        sums[p] = grad.float() if p.grad is None else sums[p] + grad.float()
 
     def put(p: Any) -> None:
         p.grad = sums[p].to(p.dtype)
 
     for p in (p for group in optimizer.param_groups for p in group["params"]):
-        p.register_hook(hook_of(p))
+        p.register_hook(lambda grad, p=p: add(p, grad))
         p.register_post_accumulate_grad_hook(put)
 
 

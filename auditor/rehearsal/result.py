@@ -82,7 +82,7 @@ class RecipeRun:
 
     errors: gradient errors of all parameters together, at these steps. skipped: without a loss scale, the last step of
     the run. scale: the loss scale at the end. batches: number of different batches. backward_passes: per step. failure:
-    why the recipe did not run, or ended early.
+    why the recipe could not be run to its end; there are then no other results.
     """
 
     recipe: Recipe
@@ -96,20 +96,15 @@ class RecipeRun:
     backward_passes: int = 0
     failure: str | None = None
 
-    def late(self, series: Series) -> float | None:
-        """The mean over the last third of a series; None if nothing is defined there."""
-        known = [x for x in series[-max(len(series) // 3, 1) :] if x is not None]
-        return sum(known) / len(known) if known else None
-
     @property
-    def error(self) -> float:
-        """The gradient error late in the run; 0 if not measured."""
-        return self.late(self.errors) or 0.0
+    def error(self) -> float | None:
+        """The gradient error late in the run; None if not measured."""
+        return _late(self.errors)
 
-    def share(self, what: str) -> float | None:
-        """The share `what`, see ParameterSeries, of the entries of all parameters, late in the run."""
-        rows = [(p.entries, self.late(getattr(p, what))) for p in self.parameters.values()]
-        known = [(n, x) for n, x in rows if x is not None]
+    def share(self, what: str, name: str | None = None) -> float | None:
+        """A series of ParameterSeries, late in the run: of one parameter, or of the entries of all parameters."""
+        rows = self.parameters.values() if name is None else [self.parameters[name]]
+        known = [(p.entries, x) for p in rows if (x := _late(getattr(p, what))) is not None]
         return sum(n * x for n, x in known) / sum(n for n, _ in known) if known else None
 
     @property
@@ -121,6 +116,12 @@ class RecipeRun:
     def last_loss(self) -> float:
         """The mean of the final losses."""
         return sum(self.final) / len(self.final) if self.final else math.nan
+
+
+def _late(series: Series) -> float | None:
+    """The mean over the last third of a series; None if nothing is defined there."""
+    known = [x for x in series[-max(len(series) // 3, 1) :] if x is not None]
+    return sum(known) / len(known) if known else None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from mmap import mmap
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..isolation.tensors import plain_torch
 from ..numerics.entries import dense
-from .result import ParameterSeries, RecipeRun
+from .result import RecipeRun
 
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 DECOUPLED = ("Adafactor", "Muon")
@@ -37,39 +39,35 @@ class Updates:
         self, parameters: Mapping[str, nn.Parameter], result: RecipeRun, fp32: Mapping[str, torch.Tensor]
     ) -> None:
         self._result, self._fp32 = result, fp32
-        self._names = {id(p): name for name, p in parameters.items()}
+        self._names = {p: name for name, p in parameters.items()}
         self._squares: list[tuple[float, float]] = []
-        self._begun: dict[
-            Optimizer, list[tuple[ParameterSeries, nn.Parameter, torch.Tensor, torch.Tensor, Any, Any]]
-        ] = {}
 
-    def begin(self, optimizer: Optimizer, shadow: bool) -> None:
-        """Compare the gradients that the optimizer is about to apply, and save what it changes. shadow: only write the
-        gradients to `fp32`."""
-        recipe = self._result.recipe
-        alone, wide = recipe.format == "fp32", bool({*recipe.remedies} - {"fp32_accumulation"})
-        for p, group in ((p, one) for one in optimizer.param_groups for p in one["params"]):
-            if p.grad is None or (name := self._names.pop(id(p), None)) is None:
-                continue
-            grad, fp32, row = dense(p.grad.detach()), self._fp32[name], self._result.parameters[name]
-            if not shadow:
-                error = grad.float().flatten() - fp32
-                square, apart = float(fp32.dot(fp32)), float(error.dot(error)) / (2 if alone else 1)
-                self._squares.append((square, apart) if math.isfinite(square) else (0.0, 0.0))
-                row.error.append(_relative(*self._squares[-1:]))
-                before, moved, moment, moving = p.detach(), grad != 0, _second_moment(optimizer, p), None
-                row.zero_gradient.append(1 - int(moved.count_nonzero()) / p.numel())
-                row.decay_lost.append(_decay_lost(before.float() if wide else before, grad, group, type(optimizer)))
-                if moment is not None:
-                    moment, moving = moment.clone(), (grad.float() ** 2 - moment).abs_() > STUCK * moment.float()
-                self._begun.setdefault(optimizer, []).append((row, p, before.clone(), moved, moment, moving))
-            if shadow or alone:
-                fp32.copy_(grad.flatten())
-
-    def end(self, optimizer: Optimizer) -> None:
-        """Measure the update of each parameter."""
-        wide = bool({*self._result.recipe.remedies} - {"fp32_accumulation"})
-        for row, p, before, moved, moment, moving in self._begun.pop(optimizer, ()):
+    @contextmanager
+    def measure(self, optimizer: Optimizer, group: Mapping[str, Any], p: nn.Parameter, shadow: bool) -> Iterator[None]:
+        """Compare the gradient of a parameter, which the body applies, with FP32's, and the parameter after the body
+        with the one before. shadow: only write the gradient to `fp32`."""
+        name, grad = self._names.pop(p, None), dense(p.grad.detach())  # type: ignore[union-attr]
+        if name is None or shadow:
+            if name is not None:
+                self._fp32[name].copy_(grad.flatten())
+            yield
+            return
+        fp32, row, recipe = self._fp32[name], self._result.parameters[name], self._result.recipe
+        error = grad.float().flatten() - fp32
+        square, apart = float(fp32.dot(fp32)), float(error.dot(error))
+        if recipe.format == "fp32":
+            apart /= 2
+            fp32.copy_(grad.flatten())
+        self._squares.append((square, apart) if math.isfinite(square) else (0.0, 0.0))
+        row.error.append(_relative(*self._squares[-1:]))
+        wide = bool({*recipe.remedies} - {"fp32_accumulation"})
+        before, moved, moment, moving = p.detach().clone(), grad != 0, _second_moment(optimizer, p), grad
+        row.zero_gradient.append(1 - int(moved.count_nonzero()) / p.numel())
+        row.decay_lost.append(_decay_lost(before.float() if wide else before, grad, group, type(optimizer)))
+        if moment is not None:
+            moment, moving = moment.clone(), (grad.float() ** 2 - moment).abs_() > STUCK * moment.float()
+        yield
+        with plain_torch():
             now = _second_moment(optimizer, p)
             row.updates_lost.append(None if wide else _share(p == before, moved))
             row.second_moment_stuck.append(None if moment is None or now is None else _share(now == moment, moving))

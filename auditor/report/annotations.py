@@ -24,7 +24,7 @@ from .words import count, label, line, op, printable, scope, sentence, summary
 
 @dataclass(frozen=True)
 class Anchor:
-    """A place in the source. file: relative to its repository, with forward slashes; line, column: counted from 1."""
+    """A position in a source file. file: path in its repository, with forward slashes; line, column: from 1."""
 
     file: str
     line: int
@@ -35,8 +35,8 @@ class Anchor:
 
 
 def place_of(audit: Audit, cause: Cause) -> Anchor:
-    """The source line to report for a cause. If this line is in an installed package: the user's line that called the
-    package, else line 1 of the audited file."""
+    """The source line to report for a cause (a group of findings). If this line is in an installed package: the user's
+    line that called the package, else line 1 of the audited file."""
     source = cause.worst.source
     name, line = written_at(source)
     written = Anchor(name, line) if line else None
@@ -48,12 +48,12 @@ def place_of(audit: Audit, cause: Cause) -> Anchor:
 
 
 def _caller(node: Node) -> Anchor | None:
-    """The user's call that led to a node."""
+    """The Anchor of the user's call that led to a node; None if unknown."""
     return _own((node.called_from or "").partition(" in ")[0], node.caller_path, node.caller_column)
 
 
 def _own(source: str | None, path: str | None, column: int | None) -> Anchor | None:
-    """The place of a source location; None if the location is unknown or in an installed package."""
+    """The Anchor of a line such as `model.py:42` of the file `path`; None if unknown or in an installed package."""
     _, line = written_at(source)
     return Anchor(from_repository(Path(path)), line, column or 1) if line and path and not is_installed(path) else None
 

@@ -25,9 +25,9 @@ from .words import parts, printable
 STYLES = {"bold": "bold", "muted": "dim", "error": "red", "warning": "yellow", "info": "cyan", "good": "green"}
 _PADDING = re.compile(r" +(?=(\x1b\[0m| )*$)")
 LABEL = 10
-"""Width of the label column, in cells."""
+"""Width of the label column on a terminal, in characters."""
 WIDEST = 110
-"""Maximum line width in cells, also on wider terminals, since longer lines are harder to read."""
+"""Maximum line width in characters, also on wider terminals, since longer lines are harder to read."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def rule_text(title: str, text: str) -> list[Block]:
 
 
 def looks() -> tuple[int, bool]:
-    """The width of stdout in cells, and whether to use colors; without a terminal, 100 cells and no colors.
+    """The width of stdout in characters, and whether to use colors; without a terminal, 100 and no colors.
 
     FORCE_COLOR turns colors on and NO_COLOR turns them off, if not empty.
     """
@@ -129,7 +129,8 @@ def looks() -> tuple[int, bool]:
 
 
 def to_terminal(blocks: Iterable[Block], width: int | None = None, color: bool | None = None) -> str:
-    """Render blocks as lines of at most `width` cells. Only the head of an Item is never broken, so that grep finds it.
+    """Render blocks as lines of at most `width` characters. Only the head of an Item is never broken, so that grep
+    finds it.
 
     Width and color follow stdout by default.
     """

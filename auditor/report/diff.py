@@ -13,7 +13,7 @@ SHOWN, ROWS = 12, 200
 
 
 def overview(both: Comparison, files: tuple[str, str], shown: int = SHOWN) -> list[Block]:
-    """The page: headline, plans, new and resolved findings, and changed verdicts."""
+    """Blocks of the comparison: headline, plans, new and resolved findings, and changed verdicts."""
     was, now = both.before.recommended, both.after.recommended
     chosen = f"Recommended before: {was or 'no plan'}; now: {now or 'no plan'}."
     differ = tuple(f"{what.capitalize()}: {before} before, {after} now." for what, before, after in both.caveats)
@@ -46,7 +46,7 @@ def headline(both: Comparison) -> str:
 
 
 def error(plan: Plan | None) -> str:
-    """A plan's measured error, or why there is none."""
+    """A plan's measured error as text, or why there is none."""
     if plan is None:
         return "no plan"
     if plan.measured_error is not None:
@@ -55,7 +55,7 @@ def error(plan: Plan | None) -> str:
 
 
 def speedup(plan: Plan | None) -> str:
-    """A plan's predicted speed-up, or a dash."""
+    """A plan's predicted speed-up as text, or a dash."""
     return f"{plan.predicted_speedup:.2f}x" if plan else "–"
 
 

@@ -24,7 +24,7 @@ MODULES_NAMED = 3
 class Cause:
     """Findings (`members`) with one root cause: an operation of one source line, in every module that runs this line.
 
-    rules: {code: members with it}, the most important code and member first. worst: the first member of the first
+    rules: {rule code: its findings}, the most important code and finding first. worst: the first finding of the first
     code; report: measurements of its operation. where: modules in words; shapes: module paths without block numbers.
     size: the number of findings in words, "" for a single finding.
     """
@@ -90,9 +90,12 @@ class Cause:
         return f"{_plan_words(self._audit, plan)}, {'; '.join(said)}."
 
     @property
-    def avoided(self) -> str:
-        """`The plan avoids this.` if the plan that severities apply to avoids the problem of every operation."""
-        return "The plan avoids this." if {finding.bearing for finding in self.members} == {"elsewhere"} else ""
+    def solved(self) -> str:
+        """A sentence, if the plan that severities apply to removes the problem of every operation; otherwise ""."""
+        bearings = {finding.bearing for finding in self.members}
+        if not bearings <= {"elsewhere", "kept"}:
+            return ""
+        return "The plan keeps this in FP32." if "kept" in bearings else "The plan avoids this."
 
     @property
     def cost(self) -> str:

@@ -33,7 +33,7 @@ LENGTHS = (2048, 32768, 131072)
 
 
 class Decoded(NamedTuple):
-    """Title of a plan, its comparison with FP32, and the CSS class of its curve; plans of schemes have no curve."""
+    """Title of a plan, its comparison with FP32, and the CSS class of its curve; empty without a curve."""
 
     title: str
     generated: TokenComparison
@@ -95,7 +95,7 @@ def _caches(made: Generation) -> Grid:
 
 
 def _size(one: StoredCache, length: int, times: int = 1) -> str:
-    """Memory of a cache for a text of this many tokens, in words. times: relative to its format."""
+    """Memory of a cache for a text of `length` tokens, in words. times: factor, such as 2 for FP32 instead of BF16."""
     return in_bytes(times * (one.fixed_bytes + one.bytes_per_token * length))
 
 
@@ -124,7 +124,7 @@ def _cache_words(audit: Audit) -> Iterator[str]:
 
 
 def _decoded_plans(audit: Audit) -> list[Decoded]:
-    """The plans that decoded or failed to, with their results: the recommended plan first, plans of schemes last."""
+    """Plans that decoded, or failed to: first the recommended plan, last plans of quantization schemes."""
     plans = sorted(audit.plans.values(), key=lambda plan: plan.name != audit.recommended)
     titled = ((plan_title(plan), plan.generated, f"{plan.format} {plan.strategy}") for plan in plans)
     schemes = ((quantized_title(plan), plan.generated, "") for plan in audit.quantized_plans)

@@ -136,7 +136,7 @@ def explain_layer(audit: Audit, name: str) -> str:
 
 
 def _modules(plan: Plan) -> dict[str, str]:
-    """{FP32 module: reason}."""
+    """{path of an FP32 module: the reason, in words}."""
     return {path: reason.words for reason in plan.reasons for path in reason.modules}
 
 

@@ -28,50 +28,40 @@ REDUCED = "allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction", "
 def overview(
     name: str, rows: Sequence[LedgerRow], findings: Sequence[Finding], flags: Mapping[str, Any]
 ) -> list[Block]:
-    """The page of `auditor ledger`."""
+    """Blocks of the page that `auditor ledger` prints: casts, flags, and the dtypes of weights and operations."""
     kinds = [f"{count(sum(row.kind == kind for row in rows), kind)}" for kind in ("parameter", "buffer", "operation")]
     return [Prose(f"Dtypes in {name}", (", ".join(kinds),), "title"), *_blocks(rows, findings, flags, len(rows))]
 
 
 def ledger_section(audit: Audit) -> list[Block]:
-    """The section of the report; empty for an audit without a ledger."""
+    """The report's section on dtypes; nothing for an audit without a ledger."""
     silent = [finding for finding in audit.findings if finding.rule in SILENT.values()]
     costs = tuple((flag, ratio(share)) for flag, share in audit.flags.items())
-    table = Grid(
-        ("Flag", "Share of the error budget"), costs, caption="What flags would cost this model, by prediction"
-    )
+    table = Grid(("Flag", "Share of the error budget"), costs, caption="Predicted cost of flags for this model")
     return [*_blocks(audit.ledger, silent, audit.environment.flags, SHOWN), table] if audit.ledger else []
 
 
 def headline(findings: Sequence[Finding]) -> str:
-    """The number of casts that nobody asked for."""
+    """The number of casts that nobody asked for, in words."""
     silent = [finding for finding in findings if finding.rule in SILENT.values()]
     return f"{count(len(silent), 'cast')} that nobody asked for" if silent else "No cast that nobody asked for"
 
 
 def _blocks(rows: Sequence[LedgerRow], findings: Sequence[Finding], flags: Mapping[str, Any], most: int) -> list[Block]:
-    entries = tuple(
-        Item(
-            f"{line(f.source, f.called_from) or 'unknown line'} {f.rule} {sentence(f.message)}",
-            (remedy(f.advice),),
-            f.severity,
-        )
-        for f in findings
-    )
-    page: list[Block] = [Prose("Casts", (sentence(headline(findings)),)), *entries, Prose("Flags", (_flags(flags),))]
+    page: list[Block] = [Prose("Casts", (sentence(headline(findings)),))]
+    for f in findings:
+        where = line(f.source, f.called_from) or "unknown line"
+        page.append(Item(f"{where} {f.rule} {sentence(f.message)}", (remedy(f.advice),), f.severity))
+    page.append(Prose("Flags", (_flags(flags),)))
     page.append(Prose("", (ABOUT,), "about"))
     for caption, operations in (("Parameters and buffers", False), ("Operations", True)):
         own = [row for row in rows if (row.kind == "operation") is operations]
-        merged = fold(own, lambda row: row.module if row.op else row.name, _alike)
+        merged = fold(own, lambda r: r.module if r.op else r.name, lambda r: (*_dtypes(r), r.kind, r.op, r.source))
         cells = [(_named(same), *map(_dtype, _dtypes(same[0]))) for same in merged]
         page.append(Grid(HEADS, tuple(cells[:most]), caption=caption))
         if len(cells) > most:
             page.append(Prose("", (f"and {count(len(cells) - most, 'more line')}, in measurements.json",)))
     return page
-
-
-def _alike(row: LedgerRow) -> tuple[Any, ...]:
-    return (*_dtypes(row), row.kind, row.op, row.source)
 
 
 def _dtypes(row: LedgerRow) -> tuple[str | None, ...]:
@@ -92,11 +82,9 @@ def _dtype(dtype: str | None) -> str:
 
 
 def _flags(flags: Mapping[str, Any]) -> str:
-    """Flags in force that let FP32 operations, or sums of low ones, use fewer bits."""
-    loose = [
-        f"{name}={flags[name]}" for name in (*ON_A_GPU, *ON_A_CPU) if flags.get(name) not in (None, "none", "ieee")
-    ]
+    """The flags in force that let FP32 operations, or sums of low-precision values, use fewer bits, in words."""
+    known = {name: flags.get(name) for name in (*ON_A_GPU, *ON_A_CPU)}
+    loose = [f"{name}={value}" for name, value in known.items() if value not in (None, "none", "ieee")]
     loose += [f"{name}=True" for name in REDUCED if flags.get(f"cuda.matmul.{name}") is True]
-    return (
-        f"In force, with fewer bits than FP32: {', '.join(loose)}." if loose else "No flag allows fewer bits than FP32."
-    )
+    named = ", ".join(loose)
+    return f"In force, with fewer bits than FP32: {named}." if named else "No flag allows fewer bits than FP32."

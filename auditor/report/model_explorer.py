@@ -32,7 +32,13 @@ def files(audit: Audit) -> dict[str, str]:
     documents = {"graph.json": graph(audit)}
     for fmt in audit.formats:
         stops = [{"stop": i / (len(RAMP) - 1), "bgColor": color} for i, color in enumerate(RAMP)]
-        moves = _overlay(f"{label(fmt)} moves output", _effects(audit, fmt), {"gradient": stops})
+        # effects span many orders of magnitude; Inf and NaN rank above all finite ones, and effects of 0 are left out
+        effects = {r.node.name: r.contributions[fmt].isolated for r in audit.nodes if fmt in r.contributions}
+        logs = {name: math.log10(value) for name, value in effects.items() if math.isfinite(value) and value > 0}
+        top = max(logs.values(), default=0.0) + 1
+        logs |= {name: top for name, value in effects.items() if not math.isfinite(value)}
+        ranked = {name: {"value": round(value, 3)} for name, value in logs.items()}
+        moves = _overlay(f"{label(fmt)} moves output", ranked, {"gradient": stops})
         verdicts = {r.node.name: r.verdicts[fmt].verdict for r in audit.nodes if fmt in r.verdicts}
         documents[f"{fmt}_effect.json"] = moves
         documents[f"{fmt}_verdict.json"] = _overlay(f"{label(fmt)} verdict", _colors(verdicts, VERDICT_COLORS))
@@ -44,7 +50,7 @@ def files(audit: Audit) -> dict[str, str]:
 
 
 def graph(audit: Audit) -> dict[str, Any]:
-    """A graph collection: every operation under its module, with measurements as attributes."""
+    """The graph in Model Explorer's format: every operation under its module, with measurements as attributes."""
     known = {report.node.name for report in audit.nodes}
     return {
         "label": printable(audit.subject.name),
@@ -86,16 +92,6 @@ def _node(report: NodeReport, formats: tuple[str, ...], known: set[str]) -> dict
 def _overlay(name: str, results: Mapping[str, Any], shown: Mapping[str, Any] | None = None) -> dict[str, Any]:
     beside = shown or {"showExpandedSummaryOnGroupNode": True}
     return {GRAPH: {"name": name, "formatVersion": VERSION, "results": results, **beside}}
-
-
-def _effects(audit: Audit, fmt: str) -> dict[str, Any]:
-    """log10 of each operation's effect, since effects span many orders of magnitude; Inf and NaN rank above all
-    finite effects; effects of 0 are left out."""
-    effects = {r.node.name: r.contributions[fmt].isolated for r in audit.nodes if fmt in r.contributions}
-    logs = {name: math.log10(value) for name, value in effects.items() if math.isfinite(value) and value > 0}
-    top = max(logs.values(), default=0.0) + 1
-    logs |= {name: top for name, value in effects.items() if not math.isfinite(value)}
-    return {name: {"value": round(value, 3)} for name, value in logs.items()}
 
 
 def _colors(words: Mapping[str, str | None], colors: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -139,7 +139,7 @@ def at(name: str, owner: str, source: str | None) -> str:
 
 
 def nonfinite_runs(audit: Audit) -> list[NonFiniteRun]:
-    """The plans and the all-low runs that become non-finite; all-low runs are grouped by format and cause."""
+    """Plans, and runs of the whole model in low precision, with Inf or NaN; runs are grouped by format and cause."""
     groups: dict[tuple[str, NonFinite | None, str], list[str]] = {}
     for name, plan in audit.plans.items():
         title = strategy_of(plan.strategy).title

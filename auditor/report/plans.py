@@ -9,7 +9,6 @@ from ..artefact.strategies import plan_title, strategy_of
 from ..criteria.criterion import FLOOR
 from ..devices import CPU
 from ..numerics.formats import runs
-from ..plan.reasons import tell_apart
 from ..plan.recommend import kept_apart, measured_times, speedup
 from ..records import CriterionValue, Evaluation, Onnx, Plan, Proposal, Score, TimeAndMemory, Times, Today, Verification
 from ..records.audit import Audit
@@ -23,7 +22,7 @@ ISLANDS_SHOWN = 12
 SET = "FP32 under your own flags"
 """Label of FP32 under the caller's own flags."""
 SHARES = "Errors are values divided by their limits, for the tightest criterion: 1 is the limit."
-"""The meaning of a plan's errors if criteria are set."""
+"""A sentence on the meaning of a plan's errors if criteria are set."""
 NEAR = 2.0
 """Distance from a score's limit, in standard errors, below which other samples may give another result."""
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -53,7 +52,7 @@ class PlanView:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """The plan's row in the table of plans; if it runs nothing in low precision, without most figures."""
+        """The plan's row in the table of plans. A plan that runs nothing in low precision has few figures."""
         plan, title = self.plan, ("* " if self.recommended else "") + self.title
         stopped = self.verdict in ("failed", "non-finite", "not run")
         measured = self.verdict if stopped else ratio(plan.measured_error)
@@ -113,8 +112,8 @@ def plans_section(audit: Audit, plans: tuple[PlanView, ...]) -> list[Block]:
     if not plans:
         return [Prose("", ("No plan was made for this audit.",), "empty")]
     about = (
-        'A plan keeps some modules in FP32 and runs the rest in low precision. "No plan" is '
-        "the error in the same format with no module in FP32."
+        'A plan keeps some modules in FP32 and runs the rest in low precision. "No plan" means '
+        "the same format with no module in FP32."
     )
     return [
         *(Prose("", (said,), "about") for said in (about, SHARES * bool(audit.criteria), score_headline(audit))),
@@ -129,7 +128,8 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     rows = [p.row for p in plans]
     if (today := audit.fp32_today) is not None and plans:
         rows.append((today_title(audit), "", "", _without(today), "", ""))
-    heads = ("Plan", "No plan", "Predicted", "Measured", "Low FLOPs", "Speed-up")
+    errors = (f"{'Share' if audit.criteria else 'Error'}, {of}" for of in ("no plan", "predicted", "measured"))
+    heads = ("Plan", *errors, "Low FLOPs", "Speed-up")
     yield Grid(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
     if (chosen := next((p for p in plans if p.recommended), None)) is not None:
         plan = chosen.plan
@@ -140,7 +140,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
 
 
 def island_lines(kept: tuple[Island, ...], most: int) -> tuple[str, ...]:
-    """A line for each FP32 island of a plan, with its reason; at most `most` islands."""
+    """A line for each FP32 island (modules kept in FP32) of a plan, with its reason; at most `most` islands."""
     return shorten([f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in kept], most)
 
 
@@ -274,20 +274,19 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
     assert score.difference is not None
     drop = -score.difference if base.better == "higher" else score.difference
     drop += 0.0  # no negative zero
-    size, limit = tell_apart(abs(drop), base.max_drop) if base.max_drop and drop > 0 else (f"{abs(drop):.2g}", "")
     error = "" if score.standard_error is None else f" (standard error {score.standard_error:.2g})"
-    change = f"{size} {'worse' if drop > 0 else 'better'}{error}" if drop else f"as in FP32{error}"
+    change = f"{abs(drop):.3g} {'worse' if drop > 0 else 'better'}{error}" if drop else f"as in FP32{error}"
     said = f"{score.value:.5g}, {change}"
     if score.passed is None or base.max_drop is None:
         return said
     near = score.standard_error is not None and abs(drop - base.max_drop) < NEAR * score.standard_error
     doubt = "; so close to the limit that other samples may give another result" if near else ""
-    verdict = "passes" if score.passed else f"fails: at most {limit or format(base.max_drop, 'g')} is allowed"
+    verdict = "passes" if score.passed else f"fails: at most {base.max_drop:g} is allowed"
     return f"{said}: {verdict}{doubt}"
 
 
 def advice(audit: Audit) -> str:
-    """What to do if plans are rejected only for their score."""
+    """A sentence on what to do if plans are rejected only for their score."""
     scores = [plan.score for plan in audit.plans.values() if plan.score is not None]
     if any(score.passed is False and not score.failure for score in scores):
         return "Allow a larger drop with --max-drop, or ask for smaller errors with --max-error."

@@ -1,4 +1,4 @@
-"""Layers under quantization schemes, and plans of schemes: lines for a terminal, and tables."""
+"""Layers under quantization schemes, and plans of these schemes: lines for a terminal, and tables."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _codes(audit: Audit) -> Iterator[Block]:
 
 
 def _pipelines(audit: Audit) -> Iterator[Block]:
-    """What other pipelines do to the model."""
+    """A table of other quantization pipelines, with their output errors."""
     rows = [
         (run.name, or_blank(run.error, ratio), run.said + (f"; largest in {_largest(run)}" if run.parts else ""))
         for run in audit.pipelines

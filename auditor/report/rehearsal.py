@@ -1,4 +1,4 @@
-"""Renders a rehearsal, for a terminal and as an HTML file without external resources."""
+"""Renders a rehearsal (training steps in several precision recipes) for a terminal and as one HTML file."""
 
 from __future__ import annotations
 
@@ -22,32 +22,36 @@ SHARES = (
 
 
 def overview(result: Rehearsal) -> list[Block]:
-    """Verdict, recipes, and problems with their remedies."""
+    """Blocks of the page: verdict, recipes, and problems with their remedies."""
     about = f"{count(result.steps, 'step')} of {result.target} in each recipe, on {count(result.batches, 'batch', 'batches')}"
-    page: list[Block] = [
-        Prose(f"Rehearsal of {result.target}", (about,), "title"),
-        Prose("Verdict", (result.recommendation,), "good" if result.recommended != "fp32" else "error"),
-    ]
     heads = ("Recipe", "Last loss", "Skipped", "Gradient error", *(head for _, head in SHARES), "")
     rows = tuple(_row(result, name, run) for name, run in result.runs.items())
-    page.append(Grid(heads, rows, list(result.runs).index(result.recommended), caption="Recipes, late in the run"))
     entries = [_entry(result, problem) for problem in result.problems if not result.runs[problem.recipe].recipe.repairs]
     several = f"{count(len(entries), 'problem')} in recipes that are not recommended"
-    page += [Prose("Problems", (several if entries else "No recipe has a problem.",)), *entries]
     fp32 = result.runs["fp32"]
-    if zero := [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}]:
-        said = ", ".join(shorten(zero, 4, "rehearsal.json"))
-        page.append(Prose("Gradients", (f"Gradients that were zero in every sampled step: {said}.",)))
-    if fp32.error:
-        text = f"FP32 gradients of two batches differ by {percent(fp32.error)}; errors far below that matter less."
-        page.append(Prose("Noise", (text,)))
+    zero = shorten(
+        [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}], 4, "rehearsal.json"
+    )
+    noise = f"FP32 gradients of two batches differ by {percent(fp32.error or 0.0)}; errors far below that matter less."
     emulated = f"A CPU emulated a GPU. Problems that appear after {count(result.steps, 'step')} are not detected."
-    return [*page, Prose("Caution", (emulated,), "warning")]
+    return [
+        Prose(f"Rehearsal of {result.target}", (about,), "title"),
+        Prose("Verdict", (result.recommendation,), "good" if result.recommended != "fp32" else "error"),
+        Grid(heads, rows, list(result.runs).index(result.recommended), caption="Recipes, late in the run"),
+        Prose("Problems", (several if entries else "No recipe has a problem.",)),
+        *entries,
+        Prose("Gradients", (f"Gradients that were zero in every sampled step: {', '.join(zero)}.",) if zero else ()),
+        Prose("Noise", (noise,) if fp32.error else ()),
+        Prose("Caution", (emulated,), "warning"),
+    ]
 
 
 def render(result: Rehearsal) -> str:
     """The rehearsal as one HTML file, with curves, the code of remedies, and a table of parameters."""
-    page = [*overview(result)[1:], *_charts(result), *_remedies(result), *_parameters(result)]
+    working = (run.recipe for name, run in result.runs.items() if not result.problems_of(name))
+    names = dict.fromkeys(remedy for recipe in working for remedy in recipe.remedies)
+    codes = [Fold(f"The code of {title_of(name)}", (Code("", code_of(name)),)) for name in names]
+    page = [*overview(result)[1:], *_charts(result), *codes, *_parameters(result)]
     title = f"Rehearsal of {result.target}"
     return environment().get_template("diff.html.jinja").render(title=title, headline=title, page=page)
 
@@ -57,7 +61,7 @@ def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
     verdict = count(broken, "problem") if broken else "no problem" * (name != "fp32")
     figures = ["failed", *[""] * (len(SHARES) + 2)]
     if run.failure is None:
-        error = ratio(run.late(run.errors)) if run.errors and name != "fp32" else ""
+        error = ratio(run.error) if run.errors and name != "fp32" else ""
         shares = (or_blank(run.share(what), percent) for what, _ in SHARES)
         figures = [f"{run.last_loss():.4g}", f"{len(run.skipped)}", error, *shares]
     return run.recipe.title, *figures, "recommended" if name == result.recommended else verdict
@@ -92,7 +96,7 @@ def _charts(result: Rehearsal) -> Iterator[Chart]:
 
 
 def _curve(steps: Sequence[int], values: Sequence[float | None]) -> list[tuple[float, float]]:
-    """Points (step, value), each the mean of as many neighbors as leave at most POINTS."""
+    """At most POINTS points (step, value); each is the mean of equally many neighbors."""
     known = [(step, x) for step, x in zip(steps, values, strict=False) if x is not None and math.isfinite(x) and x > 0]
     width = max(math.ceil(len(known) / POINTS), 1)
     parts = (zip(*known[i : i + width], strict=True) for i in range(0, len(known), width))
@@ -104,23 +108,15 @@ def _style(run: RecipeRun) -> str:
     return "plan" if run.recipe.name == "fp32" else f"{run.recipe.format}{stored}"
 
 
-def _remedies(result: Rehearsal) -> Iterator[Block]:
-    """The code of every remedy in a recipe that has no problem."""
-    working = (run.recipe for name, run in result.runs.items() if not result.problems_of(name))
-    for name in dict.fromkeys(remedy for recipe in working for remedy in recipe.remedies):
-        yield Fold(f"The code of {title_of(name)}", (Code("", code_of(name)),))
-
-
 def _parameters(result: Rehearsal) -> Iterator[Fold]:
     """The parameters with the largest gradient errors or shares of lost updates, the worst first."""
-    kinds = ("error", *(kind for kind, _ in SHARES))
+    kinds, fp32 = ("error", *(kind for kind, _ in SHARES)), result.runs["fp32"]
     rows: list[tuple[float, tuple[str, ...]]] = []
-    for run in result.runs.values():
-        for name, row in run.parameters.items() if run.recipe.name != "fp32" and not run.recipe.repairs else ():
-            late = {kind: run.late(getattr(row, kind)) for kind in (*kinds, "zero_gradient")}
-            cells = (or_blank(one, percent) for one in late.values())
-            noise = ratio(result.runs["fp32"].late(result.runs["fp32"].parameters[name].error))
-            rows.append((max(late[kind] or 0.0 for kind in kinds), (name, run.recipe.title, noise, *cells)))
+    for run in (run for run in result.runs.values() if run is not fp32 and not run.recipe.repairs):
+        for name in run.parameters:
+            late = [run.share(kind, name) for kind in (*kinds, "zero_gradient")]
+            cells = run.recipe.title, ratio(fp32.share("error", name)), *(or_blank(one, percent) for one in late)
+            rows.append((max(one or 0.0 for one in late[: len(kinds)]), (name, *cells)))
     worst = tuple(cells for _, cells in sorted(rows, key=lambda row: -row[0])[:WORST])
     heads = ("Parameter", "Recipe", "Noise", "Gradient error", *(head for _, head in SHARES), "Gradient zero")
     left = f" of {len(rows):,}; rehearsal.json lists all" if len(rows) > len(worst) else ""

@@ -24,7 +24,7 @@ from .view import ReportView, method
 from .words import count, line, printable, remedy, sentence, shorten
 
 LINES = 40
-"""Maximum number of lines that an audit prints on a terminal 100 cells wide."""
+"""Maximum number of lines that an audit prints on a terminal 100 characters wide."""
 SPARE = ("Formats", "Kept", "Outputs", "Memory")
 """Labels of sections that a terminal may omit: the report contains them too."""
 ENTRIES_SHOWN = 5
@@ -36,7 +36,7 @@ MEMBERS_SHOWN = 40
 
 
 def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
-    """The page: verdict, at most `entries` causes to fix, plans and code that uses a plan; then optional sections."""
+    """Blocks of the page: verdict, at most `entries` causes to fix, plans, code that uses a plan; optional sections."""
     seen, env = ReportView(audit), audit.environment
     where = f"on {env.device}" if env.execution == "native" else "on a CPU that emulates a GPU"
     about = f"auditor {env.auditor}, torch {env.torch}, {where}"
@@ -62,7 +62,8 @@ def summary(audit: Audit) -> str:
 
 
 def screen(audit: Audit, most: int = LINES) -> list[Block]:
-    """The page in at most `most` lines, if possible: it drops optional sections, then causes, then lines of lists."""
+    """Blocks of the page, in at most `most` lines if possible: without optional sections, then causes, then list
+    lines."""
     for entries in range(ENTRIES_SHOWN, 0, -1):
         shown, left = overview(audit, entries), list[str]()
         while shown[-1].label in SPARE and _lines(shown) > most - 2:
@@ -89,7 +90,7 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
         worst = cause.worst
         called = f", {line(worst.source, worst.called_from)}" if worst.called_from else ""
         where = re.sub(r"^(.{75}).{20,}(.{75})$", r"\1...\2", cause.where)  # both ends of a long list or path
-        note = f"{cause.severity.capitalize()} in {where}{called}. {cause.avoided or remedy(worst.advice)}"
+        note = f"{cause.severity.capitalize()} in {where}{called}. {cause.solved or remedy(worst.advice)}"
         head = f"{place_of(audit, cause)} {worst.rule} {sentence(worst.message)}"
         yield Item(head, (note,), cause.severity)
     more = [f"{count(left, 'more problem')} in the report"] if (left := len(todo.wanting) - most) > 0 else []
@@ -126,8 +127,8 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
 
 
 def text(audit: Audit, *, width: int | None = None, color: bool | None = None, most: int = LINES) -> str:
-    """The page for a terminal, in lines of at most `width` cells; only a cause's first line is never broken. color:
-    whether to add ANSI codes. most: maximum number of lines, counted at a width of 100 cells."""
+    """The page for a terminal, in lines of at most `width` characters; only a cause's first line is never broken.
+    color: whether to add ANSI codes. most: maximum number of lines, counted at a width of 100."""
     return to_terminal(screen(audit, most), width, color)
 
 

@@ -73,7 +73,7 @@ def _window(window: LossScale) -> str:
 
 
 def _modules(training: Training) -> Iterator[Block]:
-    """A table of gradients by module; for a module with gradients in low precision, of only these."""
+    """A table of gradients by module; for a module with low-precision gradients, only of these gradients."""
     shift = round(math.log2(training.fp16.init)) if training.fp16 and training.fp16.init else 0
 
     def row(module: ModuleGradients) -> tuple[str, ...]:

@@ -95,28 +95,21 @@ class ReportView:
 
 def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     """Two texts: the verdict (what to run, and how to train if that was requested), and the evidence."""
-    training, trained = audit.training, training_headline(audit)
-    if chosen is not None:
-        said, proof = _recommendation(audit, chosen)
-    elif training and not training.format and any(one.is_verified and one.has_low for one in audit.plans.values()):
-        return (
-            "Keep the model in FP32 to train it; plans within the budget for inference are below.",
-            f"{training.recommendation}.",
-        )
-    else:
-        said, proof, result = audit.recommendation, "", outcome(audit.plans, audit.use)
+    training, trained = audit.training, training_headline(audit) or ""
+    if chosen is None:
+        if training and not training.format and any(one.is_verified and one.has_low for one in audit.plans.values()):
+            said = "Keep the model in FP32 to train it; plans within the budget for inference are below."
+            return said, f"{training.recommendation}."
+        proof, result = "", outcome(audit.plans, audit.use)
         if result == "loses":
             proof = advice(audit)
         elif result == "out of reach" and any(map(runs, audit.formats)):
             looser = "Loosen a criterion" if audit.criteria else "Raise the budget with --max-error"
             proof = f"{looser}, or start with the findings below."
-    return " ".join(filter(None, (said, trained))), proof
-
-
-def _recommendation(audit: Audit, chosen: PlanView) -> tuple[str, str]:
-    """The verdict on inference and its evidence, for the recommended plan."""
+        return f"{audit.recommendation} {trained}".strip(), proof
     plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
-    said = f"Run it in {chosen.title}{f', keeping {kept} in FP32' if kept else '; nothing has to stay in FP32'}."
+    apart = f", keeping {kept} in FP32" if kept else "; nothing has to stay in FP32"
+    said = f"Run it in {chosen.title}{apart}. {trained}".strip()
     budget = f"{audit.max_error:g}"
     if plan.measured_error is None:
         return said, f"Predicted error {ratio(plan.predicted_error)}, budget {budget}; {chosen.detail}."

@@ -139,7 +139,7 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def where(node: Node | BackwardNode | Decision) -> str:
-    """An operation: its module, name and line."""
+    """An operation as text: its module, name and source line."""
     source = line(node.source, getattr(node, "called_from", None))
     return f"`{scope(node.owner)}` {op(node.op)}{f' `{source}`' if source else ''}"
 
@@ -165,7 +165,7 @@ def line(source: str | None, called_from: str | None) -> str:
 
 
 def scope(path: str) -> str:
-    """A module path; the root in words."""
+    """A module path; for the root, whose path is empty, words."""
     return path or "the model's forward"
 
 

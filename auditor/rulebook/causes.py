@@ -22,15 +22,7 @@ from ..records import Capture, Finding, Node, Plan, Verdict
 from ..records.ledger import SilentCast
 from ..records.measure import Ignore
 from ..records.quantization import QuantizedLayer
-from .findings import (
-    FLAGGED,
-    apply_selection,
-    classify,
-    compare_with_verdicts,
-    exposed_findings,
-    silent_findings,
-    with_batches,
-)
+from .findings import FLAGGED, apply_selection, classify, compare_with_verdicts, silent_findings, with_batches
 from .gather import gather
 from .rule import SEVERITIES, Rule
 
@@ -53,17 +45,15 @@ class FlowGraph:
     measured: Calibration
     verdicts: Verdicts
 
-    def is_broken(self, name: str, fmt: str) -> bool:
-        """Whether the node by itself raises in low precision, or makes its result or an output Inf or NaN where FP32 is
-        finite."""
-        error = self.measured.errors.get(name, {}).get(fmt)
-        contribution = self.measured.contributions.get(name, {}).get(fmt)
-        return error is not None and breaks(error, contribution)
+    def is_broken(self, name: str, *formats: str) -> bool:
+        """Whether the node by itself raises, or turns its result or an output Inf or NaN, in one of the formats."""
+        errors, moved = self.measured.errors.get(name, {}), self.measured.contributions.get(name, {})
+        return any(fmt in errors and breaks(errors[fmt], moved.get(fmt)) for fmt in formats)
 
-    def is_flagged(self, name: str, fmt: str) -> bool:
-        """Whether the node is sensitive or unsafe."""
-        verdict = self.verdicts.get(name, {}).get(fmt)
-        return verdict is not None and verdict.verdict in FLAGGED
+    def is_judged(self, name: str, formats: Collection[str], kinds: Collection[str] = FLAGGED) -> bool:
+        """Whether the node has one of these verdicts in one of the formats."""
+        verdicts = self.verdicts.get(name, {})
+        return any(fmt in verdicts and verdicts[fmt].verdict in kinds for fmt in formats)
 
     def effect(self, name: str, fmt: str) -> float:
         """Effect of the node by itself on the outputs."""
@@ -93,14 +83,16 @@ def findings_of(
     layers: Sequence[QuantizedLayer] = (),
 ) -> tuple[Finding, ...]:
     """Findings of the rules, compared with the measurement, each with its cause. formats, trains: see `classify`;
-    exposed: see `exposed_findings`; select, ignores: see `apply_selection`; casts: the silent casts; layers: under
-    schemes, with verdicts."""
+    exposed: {node: {format: strategies that run it on low values}}; findings about precision on other nodes are dropped.
+    select, ignores: see `apply_selection`; casts: the silent casts; layers: under schemes, with verdicts."""
     by_node: dict[str, dict[str, QuantizedLayer]] = {name: {} for name in graph.verdicts}
     for layer in layers:
         by_node[layer.node][layer.scheme] = layer
     verdicts = {n: {**each, **{s: x.verdict for s, x in by_node[n].items()}} for n, each in graph.verdicts.items()}
     fired = partial(classify, rules=rules, formats={*formats, *(layer.scheme for layer in layers)}, trains=trains)
-    found = exposed_findings(fired(capture, gather(capture, graph.measured.ranges, verdicts, by_node)), exposed)
+    made = fired(capture, gather(capture, graph.measured.ranges, verdicts, by_node))
+    reached = (any(exposed.get(one.node, {}).get(fmt, True) for fmt in one.formats) for one in made)
+    found = tuple(one for one, reads_low in zip(made, reached, strict=True) if reads_low or not one.measurable)
     found = compare_with_verdicts(found, verdicts) + silent_findings(casts, capture, rules, formats)
     caused = with_causes(apply_selection(found, select, ignores, rules), graph, rules)
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
@@ -119,7 +111,7 @@ def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[R
     """
     families = {rule.code: rule.family for rule in rules}
     begins = {fmt: _beginnings(graph, fmt) for fmt in dict.fromkeys(fmt for f in findings for fmt in f.formats)}
-    breaking = {id(finding) for finding in findings if _breaks(graph, finding)}
+    breaking = {id(finding) for finding in findings if graph.is_broken(finding.node, *finding.formats)}
     placed = [f for f in findings if families.get(f.rule) != "measured" or id(f) in breaking]
     causes = {id(finding): _place(graph, finding, begins, families) for finding in placed}
     foreseen = [f for f in placed if id(f) not in breaking and f.agrees and f.severity != "info" and f.measurable]
@@ -137,10 +129,6 @@ def _beginnings(graph: FlowGraph, fmt: str) -> dict[str, str]:
             sources = () if graph.measured.errors[name][fmt].unsupported else node.inputs
             result[name] = next((result[source] for source in sources if source in result), name)
     return result
-
-
-def _breaks(graph: FlowGraph, finding: Finding) -> bool:
-    return any(graph.is_broken(finding.node, fmt) for fmt in finding.formats)
 
 
 def _place(
@@ -175,7 +163,7 @@ def _causes_of_measurement(
     result: dict[int, str] = {}
     together = nx.Graph()
     for fmt in formats:
-        flagged = {name: node for name, node in graph.nodes.items() if graph.is_flagged(name, fmt)}
+        flagged = {name: node for name, node in graph.nodes.items() if graph.is_judged(name, (fmt,))}
         stretch = nx.Graph(
             {name: [source for source in node.inputs if source in flagged] for name, node in flagged.items()}
         )
@@ -216,7 +204,7 @@ def _maker(graph: FlowGraph, amplifier: str, fmt: str, among: Container[str]) ->
     computes it. Return the furthest of these operations with a finding, or else the amplifier."""
     name = result = amplifier
     while True:
-        sources = [source for source in dict.fromkeys(graph.nodes[name].inputs) if graph.is_flagged(source, fmt)]
+        sources = [source for source in dict.fromkeys(graph.nodes[name].inputs) if graph.is_judged(source, (fmt,))]
         if len(sources) != 1 or sources[0] not in graph.nodes:
             return result
         (name,) = sources
@@ -273,16 +261,15 @@ def about(
     plan = reference_plan(plans, recommended)
     if plan is None:
         stopped = any(runs(fmt) for fmt in {plan.format for plan in plans.values()})
-        return tuple(replace(f, bearing="stops" if stopped and _unsafe(graph, f) else None) for f in findings)
+        stops = {id(f) for f in findings if stopped and graph.is_judged(f.node, f.formats, ("unsafe",))}
+        return tuple(replace(f, bearing="stops" if id(f) in stops else None) for f in findings)
     if plan.program is not None:
         kept = {operation.node for operation in plan.program.kept if operation.node}
         under, plainly = _Uses.by_operation(capture, kept), _Uses.by_operation(capture, ())
     else:
         under = _Uses.of(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
         plainly = _Uses.of(capture, plan.strategy, plain(plan.format), plan.format)
-    return tuple(
-        _with_severity(finding, _relation(finding, plan, under, plainly, graph), plan, graph) for finding in findings
-    )
+    return tuple(_with_severity(finding, plan, under, plainly, graph) for finding in findings)
 
 
 def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: FlowGraph) -> tuple[Finding, ...]:
@@ -311,15 +298,12 @@ def _relation(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph:
     return "kept" if finding.node in plainly.reading else "elsewhere"
 
 
-def _with_severity(finding: Finding, bearing: str | None, plan: Plan, graph: FlowGraph) -> Finding:
+def _with_severity(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph: FlowGraph) -> Finding:
+    bearing = _relation(finding, plan, under, plainly, graph)
     spoken = replace(finding, plan=plan.name, bearing=bearing)
     if bearing is None or (bearing == "low" and not finding.measurable):
         return spoken
-    if bearing == "kept" or (bearing == "elsewhere" and _breaks(graph, finding) and _unsafe(graph, finding)):
+    unsafe = graph.is_judged(finding.node, finding.formats, ("unsafe",))
+    if bearing == "kept" or (bearing == "elsewhere" and unsafe and graph.is_broken(finding.node, *finding.formats)):
         return replace(spoken, severity=min(finding.severity, "warning", key=SEVERITIES.index))
     return replace(spoken, severity=SEVERITIES[max(SEVERITIES.index(finding.severity) - 1, 0)])
-
-
-def _unsafe(graph: FlowGraph, finding: Finding) -> bool:
-    verdicts = graph.verdicts.get(finding.node, {})
-    return any(fmt in verdicts and verdicts[fmt].verdict == "unsafe" for fmt in finding.formats)

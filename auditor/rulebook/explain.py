@@ -93,18 +93,14 @@ def reference(rules: Sequence[Rule]) -> str:
         "\n".join([f"## {family.capitalize()}\n", *(re.sub(r"(?m)^(#+) ", r"##\1 ", explain(rule)) for rule in group)])
         for family, group in groupby(sorted(rules, key=lambda rule: (rule.family, rule.code)), lambda rule: rule.family)
     ]
+    columns = ("name", "family", "severity", "confidence")
+    each = ((rule, [getattr(rule, name) for name in columns], ", ".join(rule.formats)) for rule in rules)
+    rows = ((f"[{rule.code}](#{rule.code.lower()}-{rule.name})", *words, formats) for rule, words, formats in each)
+    overview = _table(("code", *columns, "formats"), rows)
     allowed = ((kind, ", ".join(f"`{name}`" for name in names)) for kind, names in COMPARISONS.items())
     facts = ((f"`{name}`", fact.type, fact.unit, fact.meaning) for name, fact in FACTS.items())
     tables = _table(("type of fact", "comparisons"), allowed), _table(("fact", "type", "unit", "meaning"), facts)
-    return "\n".join([_HEAD, _overview(rules), *families, _FACTS_HEAD, *tables])
-
-
-def _overview(rules: Sequence[Rule]) -> str:
-    def row(rule: Rule) -> tuple[str, ...]:
-        linked = f"[{rule.code}](#{rule.code.lower()}-{rule.name})"
-        return linked, rule.name, rule.family, rule.severity, rule.confidence, ", ".join(rule.formats)
-
-    return _table(("code", "name", "family", "severity", "confidence", "formats"), map(row, rules))
+    return "\n".join([_HEAD, overview, *families, _FACTS_HEAD, *tables])
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

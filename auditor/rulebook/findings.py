@@ -133,20 +133,6 @@ def compare_with_verdicts(
     )
 
 
-def exposed_findings(
-    findings: Sequence[Finding], exposed: Mapping[str, Mapping[str, Sequence[str]]]
-) -> tuple[Finding, ...]:
-    """Drop findings on operations that never receive a low value, in any of the finding's formats, under any strategy.
-
-    exposed: {node: {format: strategies that run it on low values}}. Findings that are not about precision are kept.
-    """
-    return tuple(
-        finding
-        for finding in findings
-        if not finding.measurable or any(exposed.get(finding.node, {}).get(fmt, True) for fmt in finding.formats)
-    )
-
-
 def with_batches(
     findings: Sequence[Finding],
     capture: Capture,
@@ -159,22 +145,16 @@ def with_batches(
     """
     kept: dict[object, Finding] = {}
     for finding in findings:
-        shown = (finding.rule, finding.node) in of_first
-        number = 1 if shown else _batch_of(finding, capture, verdicts)
+        number = 1  # else that of the batch that the verdicts come from, or the first that runs the operation
+        if finding.node in capture.nodes and (finding.rule, finding.node) not in of_first:
+            judged = [one for fmt, one in verdicts[finding.node].items() if fmt in finding.formats]
+            wrong = (one.batch for one in judged if one.verdict in FLAGGED)
+            number = min(wrong, default=capture.nodes[finding.node].batch)
         named = number == 1 or f"batch {number}" in finding.message
         message = finding.message if named else f"{finding.message.rstrip('.')}, in batch {number}"
         where = capture.twins.get(finding.node, finding.node) or id(finding)
         kept.setdefault((finding.rule, where, finding.formats), replace(finding, message=message))
     return tuple(kept.values())
-
-
-def _batch_of(finding: Finding, capture: Capture, verdicts: Mapping[str, Mapping[str, Verdict]]) -> int:
-    """Number of the batch that the operation's verdicts come from, or of the first batch that runs the operation."""
-    if finding.node not in capture.nodes:
-        return 1
-    by_format = verdicts[finding.node]
-    wrong = [by_format[fmt] for fmt in finding.formats if fmt in by_format and by_format[fmt].verdict in FLAGGED]
-    return min((verdict.batch for verdict in wrong), default=capture.nodes[finding.node].batch)
 
 
 def apply_selection(
@@ -185,9 +165,13 @@ def apply_selection(
     wanted = tuple(select) or ""
     chosen = [finding for finding in findings if finding.rule.startswith(wanted)]
     unused = [ignore for ignore in ignores if not any(_ignores(ignore, finding) for finding in chosen)]
-    rule = next((rule for rule in rules if rule.code == UNUSED_IGNORE), None)
-    stale = [_unused_ignore(rule, ignore) for ignore in unused] if rule and UNUSED_IGNORE.startswith(wanted) else []
-    return tuple(finding for finding in [*chosen, *stale] if not any(_ignores(one, finding) for one in ignores))
+    for rule in (rule for rule in rules if rule.code == UNUSED_IGNORE and rule.code.startswith(wanted)):
+        for ignore in unused:
+            message = f"{rule.message}: {ignore.code}{'' if ignore.module == '*' else f' in {ignore.module!r}'}"
+            about = {"module": ignore.module, "code": ignore.code, "reason": ignore.reason}
+            own = {"op": "auditor.ignore", "source": ignore.source, "message": message, "evidence": about}
+            chosen.append(_of(rule, node="", owner="", **own))
+    return tuple(finding for finding in chosen if not any(_ignores(one, finding) for one in ignores))
 
 
 def silent_findings(
@@ -230,30 +214,12 @@ def _said(cast: SilentCast) -> str:
 
 
 def _confront(finding: Finding, verdicts: Mapping[str, Verdict]) -> Finding:
-    measured = [verdicts[name].verdict for name in finding.formats if name in verdicts]
-    measured = [verdict for verdict in measured if verdict != "untested"]
+    measured = {verdicts[name].verdict for name in finding.formats if name in verdicts} - {"untested"}
     if not measured or not finding.measurable:
         return finding
-    agrees = any(verdict in FLAGGED for verdict in measured)
-    if "unsafe" in measured:
-        finding = replace(finding, confidence="high")
-    if agrees or finding.severity == "info":
-        return replace(finding, agrees=agrees)
-    return replace(finding, agrees=False, severity="info")
+    agrees, confidence = not measured.isdisjoint(FLAGGED), "high" if "unsafe" in measured else finding.confidence
+    return replace(finding, agrees=agrees, confidence=confidence, severity=finding.severity if agrees else "info")
 
 
 def _ignores(ignore: Ignore, finding: Finding) -> bool:
     return finding.rule.startswith(ignore.code) and fnmatchcase(finding.owner, ignore.module)
-
-
-def _unused_ignore(rule: Rule, ignore: Ignore) -> Finding:
-    where = "" if ignore.module == "*" else f" in {ignore.module!r}"
-    return _of(
-        rule,
-        node="",
-        owner="",
-        op="auditor.ignore",
-        source=ignore.source,
-        message=f"{rule.message}: {ignore.code}{where}",
-        evidence={"module": ignore.module, "code": ignore.code, "reason": ignore.reason},
-    )

@@ -40,7 +40,7 @@ def gather(
     ranges: magnitudes measured in FP32, keyed by node or placeholder; verdicts: {node: {format or scheme: Verdict}};
     layers: {node: {scheme: QuantizedLayer}}. Facts about what is not in these are None.
     """
-    stands, uses, derived = positions(capture), Uses(capture), values.derived_arguments(capture)
+    stands, uses = positions(capture), Uses(capture)
     stands["makes_keys"] = key_layers(capture)
     runs, in_phases = values.additions(capture, ranges), values.phases(capture)
     kinds = {item.name: item.kind for item in capture.placeholders}
@@ -52,6 +52,8 @@ def gather(
             kind: {item for item in map(source, node.all_input_nodes) if kinds.get(item.name) == kind}
             for kind in ("parameter", "buffer")
         }
+        literals = (*record.literals.values(), *record.autocast_literals.values())
+        derived = frozenset(key for of_format in literals for key in of_format.arguments)
         read = node.all_input_nodes[0] if node.all_input_nodes else None
         by_itself: dict[str, Any] = {fact: name in names for fact, names in stands.items()}
         by_itself |= {fact.__name__: fact(node) for fact in OF_NODE}
@@ -81,7 +83,7 @@ def gather(
             **_under_schemes(layers.get(name, {})),
             **gemm(node),
             **by_itself,
-            **_literals(node, record.floating, derived[name]),
+            **_literals(node, record.floating, derived),
         )
 
     return {node.name: facts(node) for node in capture.graph_module.graph.nodes if node.name in capture.nodes}
@@ -123,7 +125,9 @@ def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> d
         "constant_min_abs": min((abs(c) for c in literals if c), default=None),
         "constant_gap_to_one": min((abs(1 - c) for c in literals if c != 1), default=None),
         "constants_beyond": tuple(fmt for fmt in narrower() if any(values.beyond(c, fmt) for c in literals)),
-        "constants_as_one": tuple(fmt for fmt in narrower() if any(values.as_one(c, fmt) for c in literals)),
+        "constants_as_one": tuple(
+            fmt for fmt in narrower() if any(c != 1 and values.round_literal(c, fmt) == 1 for c in literals)
+        ),
         "follows_dtype": bool(derived),
         "eps": values.eps(node, literals),
     }
@@ -141,7 +145,8 @@ def positions(capture: Capture) -> dict[str, set[str]]:
     for name, node in capture.nodes.items():
         row, alone = operation(node.op), fixed.issuperset(node.inputs)
         learned = not of_parameters.isdisjoint(node.inputs)
-        if row.makes_layer and learned and (not alone or row.embedding):
+        applies = row.layer or row.linear or row.recurrent or row.cell
+        if applies and learned and (not alone or row.embedding):
             layers.add(name)
         if alone:
             fixed.add(name)

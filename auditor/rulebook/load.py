@@ -16,7 +16,7 @@ from ..errors import AuditorError
 from ..resources import resource_dir, tables
 from .conditions import Condition
 from .facts import EACH, SCHEME
-from .rule import Chain, ChainNode, Rule
+from .rule import ChainNode, Rule
 
 _RULE, _NODES = TypeAdapter(Rule), TypeAdapter(dict[str, ChainNode])
 _CALLED = re.compile(r"[A-Z]{3}\d{3}(-[a-z0-9]+)+")
@@ -86,7 +86,12 @@ def _read(path: Path, shared: Mapping[str, ChainNode]) -> Rule:
     if rule.match.chains:
         rule = replace(rule, match=replace(rule.match, nodes={**shared, **rule.match.nodes}))
     for chain in rule.match.chains:
-        _check_drawn(rule, chain)
+        drawn = [name for nodes in chain.steps for name in nodes]
+        for name in drawn:
+            if name.rstrip("?") not in rule.match.nodes:
+                _refuse(path, ("match", "chain", "paths"), f"{name!r} is not defined under nodes")
+        if chain.report not in drawn:
+            _refuse(path, ("match", "chain", "report"), f"{chain.report!r} is on no path, or optional")
     return rule if rule.upcast else replace(rule, when=replace(rule.when, parts=(_AS_GIVEN, *rule.when.parts)))
 
 
@@ -102,16 +107,6 @@ def _validate(path: Path, form: TypeAdapter[Any], table: Mapping[str, Any]) -> A
             _refuse(path, place, said, kind)
         wrong = f"{said.lower()}, not {worst['input']!r}"
         _refuse(path, place, wrong, "rule-bad-type" if kind.endswith("_type") else "rule-bad-value")
-
-
-def _check_drawn(rule: Rule, chain: Chain) -> None:
-    """Check that a chain uses defined nodes only, and reports one of them."""
-    drawn = [name for path in chain.steps for name in path]
-    for name in drawn:
-        if name.rstrip("?") not in rule.match.nodes:
-            _refuse(rule.path, ("match", "chain", "paths"), f"{name!r} is not defined under nodes")
-    if chain.report not in drawn:
-        _refuse(rule.path, ("match", "chain", "report"), f"{chain.report!r} is on no path, or optional")
 
 
 def _check_codes(rules: Sequence[Rule]) -> None:

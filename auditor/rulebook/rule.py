@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from ..numerics.formats import label, narrower
 from .conditions import ALWAYS, Condition, all_of, refusal
-from .facts import FACTS, Fact, address_problem, named_formats
+from .facts import FACTS, address_problem, named_formats
 
 FORMATS = "formats"
 """Field of a message template for the formats of a finding."""
@@ -96,17 +96,16 @@ def _template(message: str) -> str:
         for address in facts_shown(message, narrower()):
             if problem := address_problem(address):
                 raise refusal(problem)
-        fill_message(message, {name: _sample(fact) for name, fact in FACTS.items()}, narrower())
+        samples = {name: _SAMPLES[fact.type] for name, fact in FACTS.items()}
+        samples |= {
+            name: dict.fromkeys(named_formats(), samples[name]) for name, fact in FACTS.items() if fact.by_format
+        }
+        fill_message(message, samples, narrower())
     except PydanticCustomError:
         raise
     except (ValueError, TypeError, LookupError) as error:
         raise refusal(f"is not a valid template: {error}") from error
     return message.strip()
-
-
-def _sample(fact: Fact) -> Any:
-    sample = _SAMPLES[fact.type]
-    return dict.fromkeys(named_formats(), sample) if fact.by_format else sample
 
 
 Text = Annotated[str, Strict(), AfterValidator(_require_text)]

@@ -134,30 +134,17 @@ def numel(node: fx.Node) -> int | None:
         return None
 
 
-def derived_arguments(capture: Capture) -> dict[str, frozenset[int | str]]:
-    """For each node, the arguments whose literal depends on the format."""
-    result = {}
-    for name, node in capture.nodes.items():
-        changed = [*node.literals.values(), *node.autocast_literals.values()]
-        result[name] = frozenset(key for literals in changed for key in literals.arguments)
-    return result
-
-
 def beyond(literal: float, name: str) -> bool:
     """Whether the format cannot represent the literal's magnitude: the literal becomes infinite, or the largest
     number."""
-    return abs(_round_literal(literal, name)) == float("inf") or (
+    return math.isinf(round_literal(literal, name)) or (
         FORMATS[name].overflows_to == "largest" and abs(literal) > FORMATS[name].largest
     )
 
 
-def as_one(literal: float, name: str) -> bool:
-    """Whether the format rounds a literal other than one to one."""
-    return literal != 1 and _round_literal(literal, name) == 1
-
-
 @cache
-def _round_literal(literal: float, name: str) -> float:
+def round_literal(literal: float, name: str) -> float:
+    """The literal in a format."""
     return float(round_to(torch.tensor(literal, dtype=torch.float32), name))
 
 

@@ -26,7 +26,7 @@ from ..stages import beat
 from ..trees import tensors_in
 
 LOWER, OF_MEAN = "lower_is_better", "of_mean"
-"""Optional attributes of the user's function."""
+"""Optional attributes of the user's function: a bool, and a function that maps the mean to the score."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def call_scoring(
     the function enables them.
 
     Random generators start from the seed; model, generators and the function's tensors are restored. most: maximum
-    number of values to read. limit: in seconds. plan: the plan's name, for progress messages. Raises: NoScore.
+    number of values to read. limit: seconds allowed. plan: the plan's name, for progress messages. Raises: NoScore.
     """
     deadline, calls = math.inf if limit is None else time.monotonic() + limit, 0
 
@@ -207,11 +207,11 @@ def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tup
 
 
 ROUNDING = 1e-9
-"""Rounding tolerance of `max_drop`, as a share: 0.99 - 0.98 is more than 0.01 in binary."""
+"""Relative tolerance in comparisons with `max_drop`: 0.99 - 0.98 is more than 0.01 in binary."""
 
 
 def fp32_score(scoring: ScoreFunction, given: ScoreResult) -> Evaluation:
-    """The score of the FP32 model. Raises: NoScore."""
+    """The Evaluation of the FP32 model, from the numbers that the scoring function returned. Raises: NoScore."""
     value = _value(scoring, given.values)
     samples = None if given.single else len(given.values)
     formula = None if scoring.of_mean is None else name_of(scoring.of_mean)
@@ -219,7 +219,8 @@ def fp32_score(scoring: ScoreFunction, given: ScoreResult) -> Evaluation:
 
 
 def compare_scores(scoring: ScoreFunction, fp32: ScoreResult, plan: ScoreResult | str) -> Score:
-    """A plan's score compared with the FP32 model's, or why there is none. plan: the function's numbers, or why not."""
+    """A plan's score compared with the FP32 model's, or why there is none. plan: the function's numbers, or why it has
+    none."""
     try:
         if isinstance(plan, str):
             raise NoScore(plan)
@@ -263,7 +264,7 @@ def standard_error(
 
 
 def _value(scoring: ScoreFunction, values: Sequence[float]) -> float:
-    """The mean, after `of_mean` if given. Raises: NoScore."""
+    """The score: the mean of the values, or `of_mean` of the mean. Raises: NoScore."""
     mean = math.fsum(values) / len(values)
     if scoring.of_mean is None:
         return mean

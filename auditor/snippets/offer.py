@@ -14,7 +14,7 @@ from ..records import Audit, Plan
 
 @dataclass(frozen=True)
 class Tool:
-    """strategies: the supported ones. otherwise: what to do with plans of other strategies, in a sentence.
+    """Another tool that can run plans. strategies: those it supports. otherwise: advice for other plans, in a sentence.
 
     impossible: why a plan cannot be expressed although its strategy fits, or None.
     """

@@ -1,4 +1,4 @@
-"""Tools that store or gather weights in low precision: FSDP2 with a policy per scope, transformers by weight names."""
+"""Tools that store or gather weights in low precision: FSDP2 with a policy per module, transformers by weight names."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def shard(model, blocks=(), **options):
 
 
 def _sharding_code(audit: Audit, plan: Plan) -> str:
-    """A function `shard(model)`; a shared module has one entry."""
+    """Code that defines `shard(model)` with FSDP2; a shared module has one entry."""
     if plan.strategy == "autocast":
         notes = (note.replace("{format}", plan.format) for note in _AUTOCAST_NOTE)
         return comment(*notes) + _AUTOCAST.format(name=plan.name)
@@ -99,7 +99,7 @@ def _sharding_code(audit: Audit, plan: Plan) -> str:
 
 
 def _names(audit: Audit, plan: Plan) -> dict[str, str]:
-    """{path of a shared module: its representative path, a scope if there is one}."""
+    """{path of a shared module: one of its paths that stands for all, if possible one with a precision in the plan}."""
     firsts = [next((path for path in paths if path in plan.scopes), paths[0]) for paths in audit.shared_modules]
     return {path: first for first, paths in zip(firsts, audit.shared_modules, strict=True) for path in paths}
 
@@ -153,7 +153,7 @@ def load(model_class, checkpoint, **options):
 
 
 def _loading_code(audit: Audit, plan: Plan) -> str:
-    """Code: patterns for the FP32 islands, and a function that loads a checkpoint with these patterns."""
+    """Code with patterns for the weights kept in FP32, and a function that loads a checkpoint with these patterns."""
     listed = "".join(f"    {pattern!r},\n" for pattern in patterns(audit, plan))
     return comment(*_KEPT_NOTE) + _LOAD.format(patterns=listed, dtype=dtype_text(plan.format), name=plan.name)
 

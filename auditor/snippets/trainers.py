@@ -49,7 +49,7 @@ def train_step(model, scaler, optimizer, compute_loss, batch, max_norm=None):
 
 
 def training_code(audit: Audit, fmt: str, plan: str | None) -> str:
-    """Functions `prepare(model)` and `train_step(...)` under a plan, or under plain autocast without one."""
+    """Code that defines `prepare(model)` and `train_step(...)` under a plan, or under plain autocast without a plan."""
     scaled = FORMATS[fmt].loss_scaling
     measured = audit.training.fp16.init if audit.training and audit.training.fp16 else None
     scale = measured or _USUAL_SCALE
@@ -98,7 +98,7 @@ class PlanPrecision({base}):
 
 
 def _for_lightning(audit: Audit, plan: Plan) -> str:
-    """A class `PlanPrecision` for `Trainer(plugins=[...])`."""
+    """Code that defines a class `PlanPrecision` for `Trainer(plugins=[...])`."""
     if plan.strategy == "cast":
         plugin = _PLUGIN.format(base="Precision", device="", arguments="", name=plan.name)
         return comment(_LIGHTNING_NOTE, _CAST_NOTE) + plugin

@@ -1,4 +1,4 @@
-"""Recommendations for training, each with the measurement behind it."""
+"""Advice for training, each piece with the measurement behind it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ DOMINANT = 0.5
 """Minimum share of the squared gradient norm at which an embedding dominates."""
 
 OUTLIER = 10.0
-"""A module is an outlier if its gradient norm exceeds this multiple of the median."""
+"""A module is an outlier if its gradient norm exceeds this multiple of the median over all modules."""
 
 LOST = 0.1
-"""Share of lost updates above which FP32 master weights are recommended."""
+"""Threshold of advice: for shares of lost updates, shares of gradients below Adam's eps, and gradient errors."""
 
 ADAM_EPS, ADAM_BETA2 = 1e-8, 0.999
 
 
 def backward_fails(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Operations whose backward pass must not run in a format."""
+    """Advice to keep operations in FP32 whose backward pass must not run in a format."""
     for node in training.nodes:
         name = node.op.removeprefix("aten.").partition(".")[0]
         protected = node.owner == LOSS and operation(node.op).autocast in ("fp32", "fp32_unless_dtype")
@@ -43,7 +43,7 @@ def backward_fails(training: Training, captured: Capture) -> Iterable[Advice]:
 
 
 def embedding_dominates(training: Training, captured: Capture) -> Iterable[Advice]:
-    """An embedding whose gradient has most of the total norm."""
+    """Advice on an embedding whose gradient has more than half of the squared gradient norm."""
     tables = {source for node in captured.nodes.values() if operation(node.op).embedding for source in node.inputs[:1]}
     names = {place.fqn for place in captured.placeholders if place.name in tables}
     total = sum(p.gradient.norm**2 for p in training.parameters)
@@ -60,7 +60,7 @@ def embedding_dominates(training: Training, captured: Capture) -> Iterable[Advic
 
 
 def gradient_outliers(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Modules whose gradient norm far exceeds the median of all modules."""
+    """Advice on modules whose gradient norm far exceeds the median of all modules."""
     norms: dict[str, float] = {}
     for parameter in training.parameters:
         norms[parameter.module] = (norms.get(parameter.module, 0.0) ** 2 + parameter.gradient.norm**2) ** 0.5
@@ -70,7 +70,7 @@ def gradient_outliers(training: Training, captured: Capture) -> Iterable[Advice]
     middle = statistics.median(alive)
     high = sorted((m for m, norm in norms.items() if norm > OUTLIER * middle), key=lambda m: -norms[m])
     if high:
-        listed = ", ".join(f"{_place(m)} ({norms[m] / middle:.0f} times)" for m in high[:4])
+        listed = ", ".join(f"{m or 'the model'} ({norms[m] / middle:.0f} times)" for m in high[:4])
         yield Advice(
             "gradient-outliers",
             "Monitor the gradient norm of single layers",
@@ -97,7 +97,7 @@ def master_weights(training: Training, captured: Capture) -> Iterable[Advice]:
 
 
 def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
-    """The effect of FP16 on Adam's state and eps, and whether eps exceeds the gradients."""
+    """Advice to keep Adam's state and eps in FP32, and on gradients below eps."""
     pool = merge_magnitudes(p.gradient for p in training.parameters)
     if not pool.nonzero:
         return
@@ -123,11 +123,11 @@ def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
 
 
 def low_collective(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Low-precision sums over ranks in the model's own code."""
+    """Advice to reduce in FP32, for every collective operation in the model's own code."""
     for node in (node for node in captured.nodes.values() if is_collective(node.op)):
         yield Advice(
             "low-collective",
-            f"Reduce in FP32 in {_place(node.owner)}",
+            f"Reduce in FP32 in {node.owner or 'the model'}",
             f"{node.op} at {node.source or node.owner} sums the ranks' values in their own dtype: "
             "cast to FP32 before the sum.",
             {"module": node.owner},
@@ -135,7 +135,7 @@ def low_collective(training: Training, captured: Capture) -> Iterable[Advice]:
 
 
 def scaled_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
-    """The effect of the recommended loss scale on gradients that are summed over ranks, or clipped, in FP16."""
+    """Advice on summing gradients over ranks, and on clipping them, at the recommended FP16 loss scale."""
     window = training.fp16
     if window is None or window.init is None or training.format != "fp16":
         return
@@ -162,7 +162,7 @@ def scaled_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
 
 
 def zero_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Parameters with zero gradients in this step, for example behind a layer initialized to zero."""
+    """Advice if parameters have zero gradients in this step, for example behind a layer initialized to zero."""
     zero = [p.name for p in training.parameters if not p.gradient.nonzero]
     if zero:
         more = f" and {len(zero) - 4} more" if len(zero) > 4 else ""
@@ -191,10 +191,6 @@ ADVICE = (
 def advice_of(training: Training, captured: Capture) -> tuple[Advice, ...]:
     """All advice that applies, in the order of ADVICE."""
     return tuple(advice for piece in ADVICE for advice in piece(training, captured))
-
-
-def _place(module: str) -> str:
-    return module or "the model"
 
 
 def _share(value: float) -> str:

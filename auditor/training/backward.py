@@ -1,5 +1,5 @@
 """Tests the backward pass of each single operation, on rounded FP32 values and gradients, and its effect on the
-step."""
+parameter gradients."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ RERUNS, FEWEST = 64, 16
 """Maximum number of operations that get a separate step in each format, and this maximum for the largest models."""
 
 ELEMENTS = 2_000_000_000
-"""Elements of results that these steps may compute in total, beyond FEWEST steps."""
+"""Elements of results that the steps of single operations may compute in total; FEWEST steps always run."""
 
 MOST_SCALED = 24
-"""Largest exponent of the power of two that scales the loss of a step with one low operation."""
+"""Largest exponent of the power of two that scales the loss of a step with one low-precision operation."""
 
 OTHER_GRADIENTS = (
     "the recorded operations do not have the model's gradients, for example because of an autograd.Function"
@@ -40,7 +40,7 @@ OTHER_GRADIENTS = (
 
 Leaves = list[torch.Tensor | None]
 Key = tuple[str, int]
-"""A node, and the index of one of its tensors."""
+"""(name of a node, index of a tensor in its result)."""
 Gradients = dict[Key, torch.Tensor | None]
 
 
@@ -48,9 +48,9 @@ Gradients = dict[Key, torch.Tensor | None]
 class BackwardTest:
     """The backward pass of a single operation in one format, on FP32 values and gradients rounded to that format.
 
-    error: of the returned gradients. weight: how far the errors of the operation's results, with random signs, move the
-    loss. gaps: {tensor argument: low minus reference gradient, unscaled}, as bfloat16. scale: the loss scale (at least
-    1) at which the incoming gradient is near 1.
+    error: errors of the returned gradients. weight: expected change of the loss by the errors of the operation's
+    results, if their signs are random. gaps: {tensor argument: low-precision minus FP32 gradient, unscaled}, as
+    bfloat16. scale: the loss scale (at least 1) at which the incoming gradient is near 1.
     """
 
     error: NodeError
@@ -68,7 +68,11 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
     """Test every operation's backward pass and effect on the gradients; also return why effects are missing."""
     tested = backward_errors(first, formats)
     lost = {fmt: broken_gradients(first, fmt) for fmt in formats}
-    again = _worth_a_run(first, tested)
+    # the operations with the largest weights get a separate step
+    elements = sum(leaf.numel() for leaves in first.live.values() for leaf in leaves)
+    weights = {name: max(one.weight for one in result.values()) for name, result in tested.items()}
+    most = min(RERUNS, max(FEWEST, ELEMENTS // max(elements, 1)))
+    again = set(sorted(weights, key=lambda name: -weights[name])[:most])
     nodes = []
     for name, result in tested.items():
         runs = {f: one_low(first, name, f, one.scale) for f, one in result.items() if one.is_broken or name in again}
@@ -93,17 +97,9 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
     return tuple(nodes), None if first.faithful else OTHER_GRADIENTS
 
 
-def _worth_a_run(step: Step, tested: Mapping[str, Mapping[str, BackwardTest]]) -> set[str]:
-    """Names of the operations with the largest weights, which get a separate step."""
-    elements = sum(leaf.numel() for leaves in step.live.values() for leaf in leaves)
-    weights = {name: max(one.weight for one in result.values()) for name, result in tested.items()}
-    most = min(RERUNS, max(FEWEST, ELEMENTS // max(elements, 1)))
-    return set(sorted(weights, key=lambda name: -weights[name])[:most])
-
-
 def _change(step: Step, low: LowStep, gaps: Mapping[Key, torch.Tensor]) -> GradientChange:
-    """How far one low operation changes the step's gradients, and how far only its backward pass does: `gaps`,
-    propagated linearly."""
+    """How much the parameter gradients change with one operation in low precision, and with only its backward pass:
+    `gaps`, propagated linearly."""
     at = [step.live[name][index] for name, index in gaps]
     errors = [gap.to(x.dtype) for gap, x in zip(gaps.values(), at, strict=True)]
     moved = torch.autograd.grad(at, [*step.parameters.values()], errors, retain_graph=True, allow_unused=True)
@@ -116,7 +112,7 @@ def _norm(gradients: Sequence[torch.Tensor]) -> float:
 
 
 def _broken_parameter(step: Step, low: LowStep) -> str | None:
-    """The first parameter whose gradient is finite in FP32 and not in the low step."""
+    """The first parameter whose gradient is finite in FP32 and not in the low-precision step."""
     broken = (n for n, g in low.gradients.items() if g is not None and not bool(torch.isfinite(g).all()))
     return next((n for n in broken if bool(torch.isfinite(step.by_parameter[n]).all())), None)
 
@@ -137,7 +133,9 @@ def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, B
 
 
 def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> BackwardTest:
-    exponent = _exponent(arriving)
+    sizes = [float(finite(g).abs().max()) for g in arriving if g is not None and g.numel()]
+    largest = max(sizes, default=0.0)
+    exponent = math.floor(math.log2(largest)) if largest > 0 else 0
     scaled = _scale_by(arriving, -exponent)
     reference = _vjp(step, node, scaled, None)
     if isinstance(reference, str):
@@ -160,7 +158,7 @@ def _weight(errors: Leaves, gradients: Leaves) -> float:
 
 
 def _error(exact: Leaves, rounded: Leaves) -> NodeError:
-    """Relative L2 error of all gradients that are finite in FP32, and whether any of these became non-finite."""
+    """Relative L2 error of all gradients that are finite in FP32, and how many of their entries became Inf or NaN."""
     pairs = [
         (ours[torch.isfinite(ours)], theirs[torch.isfinite(ours)])
         for ours, theirs in zip(exact, rounded, strict=True)
@@ -225,10 +223,3 @@ def _scale_by(gradients: Leaves, exponent: int) -> Leaves:
     """Multiply by a power of two, in two steps since it may exceed float32's range."""
     half = 2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2)
     return [None if g is None else g.float() * half[0] * half[1] for g in gradients]
-
-
-def _exponent(gradients: Leaves) -> int:
-    """floor(log2) of the largest finite magnitude; 0 if all entries are zero."""
-    sizes = [float(finite(g).abs().max()) for g in gradients if g is not None and g.numel()]
-    largest = max(sizes, default=0.0)
-    return math.floor(math.log2(largest)) if largest > 0 else 0

@@ -77,18 +77,20 @@ def check_training(subject: Subject) -> Subject:
                 loss = step(*pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch[0]))
             except Exception as error:
                 let_through(error, memory=False)
-                raise LoadError(
-                    f"{objective.source} raised {blame(error)}: it is called with the model's outputs and "
-                    f"{_describe_targets(batch)}",
-                    slug="bad-loss",
-                ) from error
+                _, _, targets, named = batch[0]
+                leaves = (*targets, *named.values())
+                kinds = [f"{list(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__ for t in leaves]
+                given = f"targets {', '.join(kinds)}" if kinds else "no target"
+                said = f"raised {blame(error)}: it is called with the model's outputs and {given}"
+                raise LoadError(f"{objective.source} {said}", slug="bad-loss") from error
         _check_loss(loss, objective)
     return subject
 
 
 @contextmanager
 def in_training(model: nn.Module) -> Iterator[None]:
-    """In the body the model is in training mode; then its flags are restored. `isolate` undoes other changes."""
+    """In the `with` block, the model is in training mode; then its flags are restored. `isolate` undoes other
+    changes."""
     with in_eval(model):
         switch(model, training=True)
         yield
@@ -151,14 +153,6 @@ def _split_one(
     return (args[: len(args) - count], kwargs), (args[len(args) - count :], {})
 
 
-def _describe_targets(batch: Batch) -> str:
-    _, _, targets, named = batch[0]
-    shapes = [
-        f"{list(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__ for t in (*targets, *named.values())
-    ]
-    return f"targets {', '.join(shapes)}" if shapes else "no target"
-
-
 def load_training(
     target: str, *, inputs: str | None = None, weights: str | None = None, seed: int = 0, loss: str | None = None
 ) -> Subject:
@@ -177,7 +171,7 @@ def load_training(
 def _with_objective(
     target: str, loss: str | None, seed: int, module: ModuleType, spec: Mapping[str, Any], subject: Subject
 ) -> Subject:
-    """Add the objective to a subject, and remove the targets from the subject's batches."""
+    """Add the loss function and its targets to a Subject, and remove the targets from the Subject's batches."""
     parsed = parse(target)
     label = parsed.label
     loss_fn, source = _loss(module, spec, parsed, loss, seed)

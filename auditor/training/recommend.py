@@ -11,28 +11,28 @@ import torch
 from ..artefact.strategies import strategy_of
 from ..numerics.formats import FORMATS, label
 from ..numerics.histogram import exponent_counts, largest_scale, merge_magnitudes, subnormal_share, underflow_share
-from ..plan.recommend import kept_clause, recommend
+from ..plan.recommend import kept_apart, recommend
 from ..records import Magnitudes, Plan
 from ..records.training import LossScale, ParameterGradients, Training
 
 TOLERATED = 0.1
-"""Largest relative gradient error of a recommended format: the step then points within 6 degrees of FP32's."""
+"""Largest relative gradient error of a recommended format: the gradient then points within 6 degrees of FP32's."""
 
 ALLOWED = 0.01
 """Share of the non-zero low-precision gradients that may underflow to zero."""
 
 HEADROOM = 16.0
-"""Safety factor of the initial scale for growing gradients, if the window is wide enough."""
+"""Largest usable loss scale divided by the initial one, since gradients may grow; less if the window is narrower."""
 
 _HIGHEST = 126
 FP16 = FORMATS["fp16"]
 
 RATES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
-"""Learning rates in the BF16 outlook."""
+"""Learning rates for which the share of updates that BF16 loses is estimated."""
 
 _HALF_SPACING = FORMATS["bf16"].mantissa + 1
 _NEVER = 200
-"""Ratio for zero weights: near zero BF16 represents any update."""
+"""Key of zero weights in `ratios`, above all others: near zero BF16 represents any update."""
 
 
 def format_to_train_in(
@@ -44,7 +44,7 @@ def format_to_train_in(
 ) -> tuple[str | None, str]:
     """The format to train in, with the reason in one sentence.
 
-    idle: formats with a requested autocast plan that is not verified or runs nothing low.
+    idle: formats with a requested autocast plan that is not verified or runs nothing in low precision.
     """
     near = {fmt: error for fmt, error in errors.items() if error is not None and error <= TOLERATED}
     if near and not any(errors.values()):
@@ -57,10 +57,14 @@ def format_to_train_in(
     if "bf16" in near and (not fp16 or closer or (recommended or "").endswith("bf16")):
         return "bf16", f"BF16 without a scaler: {_why_bf16(formats, scale, errors, closer, 'fp16' in idle)}"
     if fp16 and scale is not None and scale.init is not None:
+        bf16 = errors.get("bf16")
+        beside = f"; {_off('bf16', bf16)}" if bf16 is not None and not bf16 <= TOLERATED else ""
+        if "bf16" in idle:
+            beside = "; no verified plan under autocast runs anything in BF16"
         return "fp16", (
             f"FP16 with {scaler_code(scale.init)}: at scales from {scale.minimum:,.10g} to "
             f"{scale.maximum:,.10g} nothing overflows and at most {scale.allowed:.0%} of the "
-            f"gradients underflow{_why_not_bf16(errors, 'bf16' in idle)}"
+            f"gradients underflow{beside}"
         )
     return None, f"FP32: {_why_fp32(errors)}"
 
@@ -100,13 +104,6 @@ def _why_bf16(
     return f"the recommended plan runs in BF16, {error}, and {needed}"
 
 
-def _why_not_bf16(errors: Mapping[str, float | None], idle: bool) -> str:
-    if idle:
-        return "; no verified plan under autocast runs anything in BF16"
-    error = errors.get("bf16")
-    return "" if error is None or error <= TOLERATED else f"; {_off('bf16', error)}"
-
-
 def _off(fmt: str, error: float) -> str:
     name = label(fmt)
     if not math.isfinite(error):
@@ -140,7 +137,7 @@ def recommend_plan(
         return recommended, reason
     return wanted.name, (
         f"{label(wanted.format)} under autocast: measured error {wanted.measured_error:.2g} within the budget, "
-        f"{kept_clause(wanted)}. It is the plan to train under: {training.recommendation}."
+        f"{kept_apart(wanted) or 'nothing'} kept in FP32. It is the plan to train under: {training.recommendation}."
     )
 
 
@@ -195,13 +192,9 @@ def lost_by_sgd(parameters: Iterable[ParameterGradients], rate: float) -> float:
 
     Within the bin that contains the threshold, magnitudes are assumed uniform on the logarithmic scale.
     """
-    edge = -math.log2(rate)
-    lost, total = 0.0, 0
-    for parameter in parameters:
-        for ratio, count in parameter.ratios.items():
-            lost += count * min(max(edge - ratio, 0.0), 1.0)
-            total += count
-    return lost / total if total else 0.0
+    counts = [pair for parameter in parameters for pair in parameter.ratios.items()]
+    lost = sum(count * min(max(-math.log2(rate) - ratio, 0.0), 1.0) for ratio, count in counts)
+    return lost / sum(count for _, count in counts) if counts else 0.0
 
 
 def lost_by_adam(parameters: Iterable[ParameterGradients], rate: float) -> float:
@@ -209,9 +202,7 @@ def lost_by_adam(parameters: Iterable[ParameterGradients], rate: float) -> float
 
     The share is of all weights: weights without a gradient are assumed to be distributed like the others.
     """
-    edge = math.log2(rate) + _HALF_SPACING
-    lost, total = 0, 0
-    for parameter in parameters:
-        lost += sum(n for e, n in parameter.weight.exponents.items() if e > edge)
-        total += parameter.weight.nonzero + parameter.weight.zeros
+    weights, edge = [parameter.weight for parameter in parameters], math.log2(rate) + _HALF_SPACING
+    lost = sum(n for weight in weights for e, n in weight.exponents.items() if e > edge)
+    total = sum(weight.nonzero + weight.zeros for weight in weights)
     return lost / total if total else 0.0

@@ -143,7 +143,8 @@ def unscale(gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:
 
 
 def gradient_error(reference: Gradients, low: Gradients) -> float:
-    """Relative L2 error of all parameter gradients together; inf if any is not finite. Missing ones count as equal."""
+    """Relative L2 error of all parameter gradients together; inf if any is not finite; missing gradients count as
+    equal."""
     pairs = [(ours, low.get(name)) for name, ours in reference.items() if ours is not None]
     return output_error([ours for ours, _ in pairs], [ours if theirs is None else theirs for ours, theirs in pairs])
 
@@ -155,8 +156,8 @@ def one_low(step: Step, name: str, format: str, scale: float) -> LowStep:
 
 
 def broken_gradients(step: Step, format: str) -> dict[str, str]:
-    """Run the whole step low. Returns {operation: the first parameter with a non-finite gradient} for operations that
-    receive a finite gradient and return a non-finite one; empty if the loss is not finite."""
+    """Run the whole step in low precision. Returns {operation: the first parameter with a non-finite gradient} for
+    operations that receive a finite gradient and return a non-finite one; empty if the loss is not finite."""
     broken: set[str] = set()
 
     def watch(name: str, index: int, gradient: torch.Tensor) -> None:

@@ -43,7 +43,7 @@ class MeasuredStep:
     """Measurements of the training step before planning.
 
     gradients: {node or placeholder: gradients of its results}, weights by their placeholder. first: the step on the
-    first batch, with its graph. parameters: `conclude` marks parameters with low gradients under a plan.
+    first batch, with its graph. parameters: trainable parameters; only `conclude` sets their `low`.
     """
 
     capture: Capture
@@ -142,7 +142,8 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
-    """Gradient error of a low step on the worst batch; None if the step raises. scale: the loss scale."""
+    """Relative L2 error of a low-precision step's gradients on the worst batch; None if it raises. scale: loss
+    scale."""
     worst = 0.0
     for step in _steps(prepared):
         result = own_step(step, low, scale)
@@ -183,8 +184,8 @@ def _at_a_scale(
 def _with_batch(
     nodes: tuple[BackwardNode, ...], step: Step, formats: tuple[str, ...], number: int
 ) -> tuple[BackwardNode, ...]:
-    """If a low step on another batch gives non-finite gradients, mark the operations whose backward pass turns
-    non-finite there as unsafe."""
+    """If a low-precision step on another batch gives non-finite gradients, mark the operations whose backward pass
+    turns non-finite there as unsafe."""
     scale = min(largest_scale(_inner(step), FORMATS["fp16"]) / HEADROOM, 2.0**24)
     low = {fmt: own_step(step, StepPrecision(fmt), scale if FORMATS[fmt].loss_scaling else 1.0) for fmt in formats}
     if not (broken := tuple(fmt for fmt, one in low.items() if one.failure is None and not one.finite)):
@@ -219,13 +220,13 @@ def _noise(step: Step) -> float | None:
 
 
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
-    """Values whose gradient is in low precision under autocast: those in low precision, or cast to it for a reader."""
+    """Values with a low-precision gradient under autocast: low values, and values that a reader casts to low."""
     result = resolve(Policy(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.lowered)
 
 
 def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:
-    """Magnitudes of the gradients that each module computes in low precision, with those of its parameters."""
+    """Magnitudes of the gradients that each module computes in low precision, including gradients of its parameters."""
     groups = _by_module(captured, (name for name in gradients if name in low))
     return {module: merge_magnitudes(significant(gradients[n]) for n in names) for module, names in groups.items()}
 
@@ -233,7 +234,7 @@ def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: f
 def module_gradients(
     captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]
 ) -> tuple[ModuleGradients, ...]:
-    """Gradients of the results of every module's operations, in execution order."""
+    """Magnitudes of the gradients of the results of every module's operations; modules in execution order."""
     result = []
     for module, names in _by_module(captured, (name for name in captured.nodes if name in gradients)).items():
         lowered = [significant(gradients[name]) for name in names if name in low]
@@ -243,7 +244,7 @@ def module_gradients(
 
 
 def _by_module(captured: Capture, names: Iterable[str]) -> dict[str, list[str]]:
-    """Nodes, and placeholders of parameters, by their module."""
+    """{module: its nodes and placeholders of its parameters}, of those in `names`."""
     parameters, groups = {place.name: place.fqn or "" for place in captured.placeholders}, dict[str, list[str]]()
     for name in names:
         node = captured.nodes.get(name)
@@ -252,7 +253,7 @@ def _by_module(captured: Capture, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _inner(step: Step) -> Magnitudes:
-    """Gradients inside the model and of its weights, without gradients inside the loss."""
+    """Magnitudes of the gradients inside the model and of its weights, without gradients inside the loss."""
     return merge_magnitudes(
         significant(magnitudes_of(g))
         for name, gradients in step.gradients.items()

@@ -1,5 +1,5 @@
-"""A training step as a module. It is recorded with the model's own paths, and runs like the loop in the report:
-forward, loss and `backward()`, in FP32 or in low precision."""
+"""A training step as a module. It is recorded with the model's own paths, and runs like a training loop: forward, loss
+and `backward()`, in FP32 or in low precision."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ..records import Batch, Call, Capture, Node, Plan, Subject
 from .replay import LowStep, Step, failure_of_step, gradient_error, unscale
 
 LOSS = "(loss)"
-"""Owner name for operations of the loss, which belong to no module of the model."""
+"""Path, in place of a module's, of operations of the loss, which belong to no module of the model."""
 
 _PREFIX = "model"
 
@@ -73,14 +73,14 @@ def own_loss(outputs: Any) -> Any:
 
 
 def step_batches(subject: Subject) -> tuple[Batch, ...]:
-    """The subject's batches as arguments of TrainingStep."""
+    """The batches with their targets, as arguments of TrainingStep."""
     assert subject.objective is not None
     pairs = zip(subject.batches, subject.objective.targets, strict=True)
     return tuple(((args, kwargs, targets, named), {}) for (args, kwargs), (targets, named) in pairs)
 
 
 def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> Capture:
-    """The graph of model and loss in training mode; owners are the model's own paths, or `LOSS`.
+    """The graph of model and loss in training mode; modules have their paths in the model, the loss `LOSS`.
 
     The caller has set training mode. Raises: CaptureError(slug="capture-failed").
     """
@@ -170,7 +170,7 @@ class StepPrecision:
 
     @property
     def precision(self) -> PrecisionChoice:
-        """Precision of a module path, or of the loss."""
+        """The precision of each module by path, and of the loss by the path LOSS."""
         if self.plan is None:
             return PrecisionChoice(lambda path: self.format if path == LOSS else plain(self.format)(path))
         own = choice_from_scopes(self.plan.scopes)
@@ -221,7 +221,7 @@ def settle(step: Step) -> Step:
 
 
 class _Region(TrainingStep):
-    """A training step like the loop in the report: a patched model opens its own autocast regions, and the loss is
+    """A training step like the report's training loop: a patched model opens its own autocast regions, and the loss is
     outside them."""
 
     def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, low: StepPrecision) -> None:
@@ -244,17 +244,11 @@ class _Region(TrainingStep):
 
     def loss_inputs(self, outputs: Any) -> Any:
         """The outputs, in FP32 if a plan may have changed their precision and a loss function reads them."""
-        self.returned = _kind(outputs, self.loss_fn is None)
+        self.returned = "tensor"  # or tensors: inputs of a loss function; attribute, mapping: has the model's own loss
+        if not isinstance(outputs, torch.Tensor):
+            own = "mapping" if getattr(outputs, "loss", None) is None else "attribute"
+            self.returned = own if self.loss_fn is None else "tensors"
         return outputs if self.low.plan is None or self.loss_fn is None else _wide(outputs)
-
-
-def _kind(outputs: Any, own: bool) -> str:
-    """tensor | tensors: inputs of a loss function; attribute | mapping: contains the model's own loss."""
-    if isinstance(outputs, torch.Tensor):
-        return "tensor"
-    if not own:
-        return "tensors"
-    return "attribute" if getattr(outputs, "loss", None) is not None else "mapping"
 
 
 def _forward_and_backward(step: Step, module: _Region, low: StepPrecision, scale: float) -> LowStep:

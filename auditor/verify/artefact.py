@@ -56,7 +56,7 @@ sys.path[:] = json.loads(sys.argv.pop())
 from auditor.verify.worker import main
 main()
 """
-"""Start code: `python -m` would put the working directory first in sys.path and run the package as `__main__`."""
+"""Code of that process: `python -m` would put the working directory in sys.path and run the package as `__main__`."""
 
 _standby: Process | None = None
 
@@ -76,7 +76,7 @@ def start() -> Process:
 
 @contextmanager
 def standby() -> Iterator[None]:
-    """In the body, the process for the first `start()` exists already and imports its modules."""
+    """In the `with` block, the process for the first `start()` exists already and imports its modules."""
     global _standby
     with suppress(OSError):
         _standby = start()
@@ -101,7 +101,7 @@ class NotHandedOver(Exception):
 
 
 class Verifier:
-    """Runs the artefacts of one model in a separate process, which ends with the `with` block.
+    """Runs one model's patched_model.py and exported programs in a separate process, which ends with the `with` block.
 
     The process imports `patched_model.py` by its path, as a user's script would, builds the model for the first plan,
     and runs the plans in turn. If `ask` gets a folder instead, the process loads the file with the plan's name: an
@@ -122,10 +122,10 @@ class Verifier:
         expected: Sequence[torch.Tensor] | None = None,
         noise: float = 0.0,
     ) -> None:
-        """batches: on the devices to use. scratch: a folder that is deleted if this process is killed. gradients, most:
-        see Runs. timeout: seconds for a plan, TIMEOUT by default. expected: FP32 outputs for the first batch, which the
-        model built in the process must reproduce up to ALIKE or three times `noise`, the difference between FP32
-        runs."""
+        """batches: inputs on the devices to use. scratch: a folder that is deleted if this process is killed.
+        gradients, most: see Runs. timeout: seconds for a plan, TIMEOUT by default. expected: FP32 outputs for the first
+        batch, which the model built in the process must reproduce up to ALIKE or three times `noise`, the difference
+        between FP32 runs."""
         self.scratch, self._timeout = scratch, timeout or TIMEOUT
         self._expected, self._limit = expected, max(ALIKE, 3 * noise)
         self._settings: dict[str, Any] = {
@@ -149,7 +149,7 @@ class Verifier:
     @classmethod
     @contextmanager
     def start(cls, batches: Sequence[Batch], **settings: Any) -> Iterator[tuple[Verifier, Path]]:
-        """For the body, a Verifier and its folder. settings: the constructor's."""
+        """Yields a Verifier and a temporary folder for its files. settings: arguments of the constructor."""
         with (
             tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True) as folder,
             cls(batches, Path(folder), **settings) as verifier,
@@ -173,7 +173,8 @@ class Verifier:
         question: Question = Runs.answers,
         later: float = 0.0,
     ) -> dict[str, Any]:
-        """The result of each plan in a file, or in one line why it failed; FP32 and TODAY mean the model itself.
+        """{plan: result of `question`, or why it failed, in one line}. The plan names FP32 and TODAY mean the model
+        itself.
 
         later: seconds added to the timeout. Raises: NotHandedOver; LoadError(slug="not-rebuilt");
         torch.OutOfMemoryError.
@@ -254,9 +255,11 @@ class Verifier:
             return f"the process that ran the plan did not respond within {timeout:g} seconds"
         if count_answers() == len(files):
             return ""
-        failure = _describe_end(process)
+        last = printable("".join(process.last_words()[-1:]).strip())
+        silent = " without a result" if process.returncode >= 0 else ""
         self._give_up()
-        return failure
+        ended = f"the process that ran the plan {how_ended(process.returncode)}{silent}"
+        return f"{ended}: {last[:300]}" if last else ended
 
     def _give_up(self) -> None:
         if self._process is not None:
@@ -271,12 +274,3 @@ def _read(file: Path) -> Any:
             return torch.load(file, weights_only=True, mmap=True)  # mapped: read when compared
     except Exception as error:
         return f"the plan's outputs cannot be passed between processes: {first_line(error)[:200]}"
-
-
-def _describe_end(process: Process) -> str:
-    """How a process ended, in words, with its last line of output."""
-    last = printable("".join(process.last_words()[-1:]).strip())
-    silent = " without a result" if process.returncode >= 0 else ""
-    return f"the process that ran the plan {how_ended(process.returncode)}{silent}" + (
-        f": {last[:300]}" if last else ""
-    )

@@ -34,8 +34,8 @@ _NAMES = {"tensor(float16)": torch.float16, "tensor(bfloat16)": torch.bfloat16}
 def patch_model(
     model: nn.Module, plans: Collection[str], apply: Callable[[nn.Module, str], object], plan: str
 ) -> Iterator[nn.Module]:
-    """In the body, the model under a plan; for FP32 and TODAY in FP32, even if it stores low-precision weights. Then
-    the model is restored."""
+    """In the `with` block, the model under a plan; for FP32 and TODAY in FP32, even if it stores low-precision weights.
+    Then the model is restored."""
     name = FP32 if plan == TODAY else plan
     with isolate(model):
         if name != FP32 or FP32 in plans:
@@ -44,12 +44,12 @@ def patch_model(
 
 
 def in_hand(model: nn.Module, plans: Mapping[str, Plan], plan: str) -> AbstractContextManager[nn.Module]:
-    """`patch_model` for plans in memory, without a file."""
+    """`patch_model` with Plan objects instead of a patched_model.py."""
     return patch_model(model, plans, lambda model, name: apply_plan(model, plan_table(plans[name])), plan)
 
 
 def load_program(folder: Path, device: str, plan: str) -> AbstractContextManager[nn.Module]:
-    """The exported program or ONNX model that the folder contains for a plan."""
+    """A context manager that returns the exported program or ONNX model that the folder contains for a plan."""
     if (file := folder / f"{plan}{ONNX}").exists():
         return nullcontext(_OnnxModel(file))
     return nullcontext(ProgramModule(torch.export.load(folder / f"{plan}{PROGRAM}").module().to(device)))
@@ -106,7 +106,9 @@ class _OnnxModel(nn.Module):
         ports = zip(self.session.get_inputs(), given, strict=True)
         with _disable_current_modes():
             fed = {port.name: _to_numpy(x.to(_NAMES.get(port.type, x.dtype)).cpu()) for port, x in ports}
-            result = [_from_numpy(x) for x in self.session.run_with_ort_values(None, fed)]
+            values = self.session.run_with_ort_values(None, fed)
+            lacking = "tensor(bfloat16)"  # in NumPy
+            result = (from_dlpack(x) if x.data_type() == lacking else torch.from_numpy(x.numpy()) for x in values)
             return [x.float() if x.dtype in _NAMES.values() else x for x in result]
 
 
@@ -119,7 +121,3 @@ def _to_numpy(x: torch.Tensor) -> Any:
     if x.dtype is torch.bfloat16:
         return OrtValue.ortvalue_from_numpy_with_onnx_type(x.view(torch.uint16).numpy(), TensorProto.BFLOAT16)
     return OrtValue.ortvalue_from_numpy(x.numpy())
-
-
-def _from_numpy(value: Any) -> torch.Tensor:
-    return from_dlpack(value).clone() if value.data_type() == "tensor(bfloat16)" else torch.from_numpy(value.numpy())

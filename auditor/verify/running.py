@@ -44,10 +44,10 @@ WARM_UP = 3
 """Untimed warm-up forwards: they load kernels, reserve memory and build caches."""
 
 FEWEST, MOST = 7, 50
-"""Minimum and maximum of timed forwards; `SECONDS` decides between them."""
+"""Minimum and maximum number of timed forwards; see SECONDS."""
 
 SECONDS = 2.0
-"""Total seconds of the timed forwards, unless the minimum number takes longer."""
+"""Seconds that the timed forwards should take in total; their number is from FEWEST to MOST."""
 
 PATIENCE = 30.0
 """Seconds after which the warm-up ends early."""
@@ -55,7 +55,7 @@ PATIENCE = 30.0
 NO_MEMORY = "out of memory"
 
 NOT_RUN = "not run, "
-"""Prefix of reasons unrelated to precision: a timeout, a file, or the end of the process."""
+"""Prefix of failures unrelated to precision: a timeout, a file, or the end of the process."""
 
 
 def failure_of(error: BaseException) -> str:
@@ -69,21 +69,19 @@ def failure_of(error: BaseException) -> str:
 
 
 def says_nothing(failure: str | None) -> bool:
-    """Whether a plan failed for a reason that is unrelated to precision."""
+    """Whether a plan's failure message says nothing about precision."""
     return failure is not None and (failure.startswith(NOT_RUN) or said_no_memory(failure))
 
 
 def said_no_memory(failure: str) -> bool:
-    """Whether a plan failed for lack of memory."""
+    """Whether a plan's failure message says that memory ran out."""
     return NO_MEMORY in failure
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The outputs of a patched model, on the CPU: a list of tensors for each batch.
-
-    graded: for the first batch again, outside `torch.no_grad()`; None if not requested.
-    """
+    """The outputs of a patched model, on the CPU: a list of tensors for each batch. graded: for the first batch again,
+    outside `torch.no_grad()`; None if not requested."""
 
     outputs: list[list[torch.Tensor]]
     graded: list[torch.Tensor] | None = None
@@ -91,11 +89,11 @@ class Answers:
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs the loaded models, natively on a GPU, emulating a GPU on a CPU; all state is restored.
+    """Runs the models that `load` provides, natively on a GPU or emulating one on a CPU; all state is restored.
 
-    gradients: whether to run with gradients too. most: maximum operations of a forward, see `emulate`. apart: whether
-    the process exists only for these runs. Each method answers a question (see Question); a failed run returns a
-    one-line reason.
+    gradients: whether to run with gradients too. most: maximum number of operations of a forward, see `emulate`. apart:
+    whether the process exists only for these runs. Each method answers a question (see Question); a failed run returns
+    a one-line reason.
     """
 
     load: Load
@@ -201,7 +199,7 @@ class Forward:
         return result()
 
     def time_eager(self, call: Call) -> Times:
-        """Median and quartiles over repeats, after warm-up."""
+        """Times in seconds of one forward: median and quartiles over repeats, after warm-up."""
         begun = time.monotonic()
         for _ in range(WARM_UP):
             last = self.run(call, clock)
@@ -213,7 +211,7 @@ class Forward:
         return Times(median, low, high, wanted)
 
     def time_compiled(self) -> Times:
-        """The times with torch.compile."""
+        """Times of one forward with torch.compile."""
         try:
             return self.time_eager(torch.compile(self.model, dynamic=False))
         finally:
@@ -268,7 +266,8 @@ def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, 
 
 @contextmanager
 def clock(device: str) -> Iterator[Number]:
-    """Start timing; call the result for the seconds since then. The device's queue is drained before and after."""
+    """Time the `with` block. After the block, the function that it yields returns the seconds. The device's queue is
+    drained before and after."""
     module = torch.get_device_module(type_of(device)) if is_native(device) else torch.cpu
     module.synchronize(device)
     begun = time.perf_counter()
@@ -278,7 +277,7 @@ def clock(device: str) -> Iterator[Number]:
 
 
 def peak(device: str) -> AbstractContextManager[Number]:
-    """Start recording; call the result for the peak bytes that torch's allocator has used since then."""
+    """Watch memory in a `with` block. After it, the yielded function returns the allocator's peak in added bytes."""
     return _of_a_gpu(device) if is_native(device) else _of_the_cpu()
 
 

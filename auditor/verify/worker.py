@@ -1,4 +1,4 @@
-"""The verification process: artefact.py starts it, loaders.py lists what it can run."""
+"""The verification process: runs jobs that artefact.py sends, with the models that loaders.py loads."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Worker:
         self.batches: list[Batch] | None = None
 
     def did(self, job: Mapping[str, Any]) -> bool:
-        """Run a job: its question for each of its plans. False if nothing can run."""
+        """Run a job, and save the result of each of its plans; False if no plan can run."""
         settings, folder = self.settings, job["folder"]
         load, said = self._load_plans(job["file"])
         write(folder / STARTED, said)
@@ -152,7 +152,7 @@ def build_model(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
 
 
 def write(file: Path, content: Any) -> None:
-    """Write a file atomically."""
+    """Save `content` with torch.save; the file appears under its name only when it is complete."""
     unfinished = file.with_name("unfinished")
     torch.save(content, unfinished)
     unfinished.replace(file)

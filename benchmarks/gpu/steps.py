@@ -102,9 +102,9 @@ def _less(asked: Asked) -> Row:
 
 def ratios(asked: Asked) -> Items:
     """Emulated over native local error, operation by operation."""
+    from benchmarks.attribution import MODELS, specimen
     from tests.pretend_gpu.models import MODELS as TINY
     from tests.pretend_gpu.models import made
-    from tests.slow.models import MODELS, specimen
 
     if asked.small:
         for name in list(TINY)[:2]:

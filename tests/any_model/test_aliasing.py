@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import auditor
 from tests.any_model.holding import Two, drawn, held
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded
@@ -61,10 +60,6 @@ class Masked(Two):
 
 
 def test_half_inputs_that_are_written() -> None:
-    mask = X.half()
-    before = mask.clone()
-    auditor.audit(seeded(Masked).eval(), (X, mask), device="cpu", formats=("bf16",))
-    assert torch.equal(mask, before)
     held(lambda: (seeded(Masked).eval(), ((X.detach().clone(), X.detach().half()), {})), formats=("bf16",))
 
 

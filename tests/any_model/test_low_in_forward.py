@@ -48,12 +48,7 @@ CASES = {
     "a softmax in FP16": lambda: (Model(lambda m, x: m.last(m.first(x).half().softmax(-1).float()), **two_layers()), one(normal(4, 16))),
     "a sum in BF16": lambda: (Model(accumulated, **two_layers()), one(normal(4, 16))),
     "a result in FP16": lambda: (Model(lambda m, x: m.body(x).half(), body=mlp()), one(normal(4, 16))),
-    "results in both": lambda: (Model(lambda m, x: (m.body(x).bfloat16(), m.body(x)), body=mlp()), one(normal(4, 16))),
     "an input that it raises": lambda: (Model(lambda m, x: m.body(x.float()), body=mlp()), one(normal(4, 16, dtype=FP16))),
-    "an input that it promotes": lambda: (
-        Model(lambda m, x: m.body(x * m.gain), body=mlp(), gain=nn.Parameter(torch.ones(16))),
-        one(normal(4, 16, dtype=FP16)),
-    ),
     "inputs in containers": lambda: (
         Model(lambda m, batch, mask: m.body(batch["x"][0].to(m.body[0].weight.dtype) + mask.float()), body=mlp()),
         (({"x": [normal(4, 16, dtype=BF16)]},), {"mask": normal(16, dtype=FP16)}),
@@ -122,10 +117,6 @@ def middle(m: Any, x: Tensor) -> Tensor:
     return m.last(m.wide(m.first(x).double()).float())
 
 
-def followed(m: Any, x: Tensor) -> Tensor:
-    return m.last(m.wide(m.first(x).to(m.wide.weight.dtype)).to(m.last.weight.dtype))
-
-
 def layers() -> dict[str, nn.Module]:
     return {"first": nn.Linear(16, 32), "wide": nn.Linear(32, 32).double(), "last": nn.Linear(32, 8)}
 
@@ -137,7 +128,6 @@ def solved(m: Any, x: Tensor) -> Tensor:
 
 WIDE_CASES = {
     "a layer": lambda: (Model(middle, **layers()), one(normal(4, 16))),
-    "a layer that is followed": lambda: (Model(followed, **layers()), one(normal(4, 16))),
     "a solver": lambda: (Model(solved, **layers()), one(normal(4, 16))),
     "a buffer": lambda: (
         Model(lambda m, x: m.body((x.double() * m.scale).float()), body=mlp(), scale=torch.rand(16, dtype=FP64)),
@@ -146,10 +136,6 @@ WIDE_CASES = {
     "a sum": lambda: (Model(lambda m, x: m.body(x.double().cumsum(0).to(x.dtype)), body=mlp()), one(normal(4, 16))),
     "an input": lambda: (Model(lambda m, x: m.body(x.float()), body=mlp()), one(normal(4, 16, dtype=FP64))),
     "an output": lambda: (Model(lambda m, x: m.body(x).double().logsumexp(-1), body=mlp()), one(normal(4, 16))),
-    "a number that is a parameter": lambda: (
-        Model(lambda m, x: m.body(x) * m.gain, body=mlp(), gain=nn.Parameter(torch.tensor(1.5, dtype=FP64))),
-        one(normal(4, 16)),
-    ),
 }
 
 
@@ -174,7 +160,7 @@ def test_a_model_in_fp64_alone_has_nothing_to_audit() -> None:
 
 # FP8 in the model itself: weights and buffers that forward turns into numbers, and values cast to FP8 on the way.
 
-E4M3, E5M2, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
+E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 
 
 def coded(*blocks: int) -> dict[str, Tensor]:
@@ -211,13 +197,11 @@ def activations(dtype: torch.dtype) -> Any:
 FP8_CASES = {
     "a buffer": lambda: (Model(linear, body=mlp(), **coded()), one(normal(4, 16))),
     "a parameter": lambda: (Model(linear, body=mlp(), **as_parameter(coded())), one(normal(4, 16))),
-    "a scale for each block": lambda: (Model(linear, body=mlp(), **coded(4)), one(normal(4, 16))),
     "turned into BF16": lambda: (
         Model(lambda m, x: m.body(F.linear(x.bfloat16(), decoded(m, BF16)).float()), body=mlp(), **coded()),
         one(normal(4, 16)),
     ),
     "activations in E4M3": lambda: (Model(activations(E4M3), first=nn.Linear(16, 16), body=mlp()), one(normal(4, 16))),
-    "activations in E5M2": lambda: (Model(activations(E5M2), first=nn.Linear(16, 16), body=mlp()), one(normal(4, 16))),
 }
 
 

@@ -15,8 +15,8 @@ import auditor
 from auditor.errors import AuditorError, LoadError
 from tests.any_model.holding import Around, Call, Net, drawn, held
 from tests.support.refusing import refused
-from tests.support.replaying import Model, linear
-from tests.support.subjects import normal, seeded
+from tests.support.replaying import linear
+from tests.support.subjects import normal
 from tests.support.thinned import thinned
 
 
@@ -31,18 +31,6 @@ class Sealed(Net):
         if self.__dict__.get("sealed"):
             raise AttributeError("sealed")
         super().__setattr__(name, value)
-
-
-class Deaf(Net):
-    """Ignores what is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.__dict__["deaf"] = True
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not self.__dict__.get("deaf"):
-            super().__setattr__(name, value)
 
 
 class AnswersAll(Net):
@@ -158,7 +146,7 @@ def local() -> nn.Module:
 
 
 ODD: list[Callable[[], nn.Module]] = [
-    *(Sealed, Deaf, AnswersAll, Uncopied, Moody, Trainable, Called),
+    *(Sealed, AnswersAll, Uncopied, Moody, Trainable, Called),
     *(Empty, replaced_forward, hooked, under_inference_mode, local),
 ]
 
@@ -180,18 +168,6 @@ def test_weights_come_back_whatever_the_model_says_of_them() -> None:
 def test_layers_that_nobody_registered() -> None:
     audit = held(drawn(Unregistered, 4, 16))
     assert audit.plans["autocast_bf16"].low_precision_flops == 1
-
-
-def test_arguments_of_every_kind() -> None:
-    class Keywords(Net):
-        def forward(self, *args: Any, x: Any = None, scale: int = 1, **rest: Any) -> Any:
-            return super().forward(x) * scale + sum(rest.values())
-
-    def build() -> tuple[nn.Module, Call]:
-        model, (args, _) = drawn(Keywords, 4, 16)()
-        return model, ((), {"x": args[0], "scale": 3, "other": torch.ones(8)})
-
-    held(build, formats="fp16")
 
 
 def test_a_forward_that_cannot_be_replaced_is_named() -> None:
@@ -272,11 +248,3 @@ def test_it_is_audited_where_only_the_audit_would_run_it() -> None:
 def test_endless_recursion_is_one_clear_line() -> None:
     with pytest.raises(AuditorError, match="RecursionError"):
         auditor.audit(Endless(), (X,), device="cpu")
-
-
-def test_over_a_thousand_steps() -> None:
-    def build() -> tuple[nn.Module, Call]:
-        layer = seeded(lambda: nn.LSTM(8, 8, batch_first=True))
-        return Model(lambda m, x: m.layer(x)[0], layer=layer).eval(), ((normal(2, 1_200, 8),), {})
-
-    held(build, formats=("fp16",))

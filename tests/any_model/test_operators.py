@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint as checkpoints
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vmap
+from torch.func import functional_call, grad, hessian, jvp, stack_module_state, vmap
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import auditor
@@ -187,11 +187,8 @@ MODELS: dict[str, Callable[..., Any]] = {
     "negative view into a layer": lambda m, x: m.second(spectrum(m, x).conj().imag),
     "adjoint": lambda m, x: (spectrum(m, x) @ spectrum(m, x).mH).abs(),
     "conjugate buffer": lambda m, x: m.second((m.first(x) * m.turn).real),
-    "polar and angle": lambda m, x: torch.polar(m.first(x).exp(), spectrum(m, x).angle()).real,
     "complex linear": lambda m, x: torch.einsum("bi,oi->bo", x.to(torch.complex64), m.square),
-    "stacked and padded": lambda m, x: F.pad(torch.stack([spectrum(m, x), spectrum(m, x).conj()]), (1, 1)),
     "half complex": lambda m, x: m.first(x) * m.turn.to(torch.complex32).to(torch.complex64).real,
-    "equal": lambda m, x: m.second(spectrum(m, x).real if torch.equal(m.turn, m.turn.clone()) else x),
 }
 
 
@@ -256,14 +253,6 @@ def forces(m: Any, x: Tensor) -> Any:
     return value, -torch.autograd.grad(value, x)[0]
 
 
-def curvature(m: Any, x: Tensor) -> Any:
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        value = energy(m, x)
-        slope = torch.autograd.grad(value, x, create_graph=True)[0]
-        return value, slope, torch.autograd.grad(slope.sum(), x)[0]
-
-
 def checkpointed(reentrant: bool) -> Callable[[Any, Tensor], Any]:
     return lambda m, x: checkpoints.checkpoint(lambda y: m.second(m.first(y).relu()), x, use_reentrant=reentrant)
 
@@ -294,14 +283,12 @@ class InPlace(torch.autograd.Function):
 CASES: dict[str, Callable[[Any, Tensor], Any]] = {
     "vmap": lambda m, x: vmap(lambda row: m.second(m.first(row).softmax(-1)))(x),
     "grad": lambda m, x: m.second(grad(lambda y: energy(m, y))(x)),
-    "jacrev": lambda m, x: vmap(jacrev(lambda row: torch.tanh(m.first(row))))(x),
     "hessian": lambda m, x: vmap(hessian(lambda row: energy(m, row)))(x),
     "jvp": lambda m, x: jvp(lambda y: torch.tanh(m.first(y)), (x,), (torch.ones_like(x),)),
     "gradients by sample": gradients_by_sample,
     "ensemble": ensemble,
     "forward mode": dual,
     "forces": forces,
-    "curvature": curvature,
     "reentrant checkpoint": checkpointed(True),
     "checkpoint": checkpointed(False),
     "function that saves": lambda m, x: m.second(Saving.apply(m.first(x), m.second.weight)),

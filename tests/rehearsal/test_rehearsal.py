@@ -463,6 +463,37 @@ def test_the_command_writes_its_files_and_refuses_in_one_line(tmp_path: Path, mo
     assert not Path("other").exists()
 
 
+@pytest.mark.parametrize(
+    ("factors", "kind", "scale"),
+    [
+        ([1e-11] * 12, "gradients-off", 2.0**24),  # times 65536, most gradients are below FP16's smallest number
+        (
+            [1.0] * 6 + [1e3] * 6,
+            "steps-skipped",
+            2.0**6,
+        ),  # six steps are skipped down to 2^10; a 16th of that is a margin
+    ],
+    ids=["underflow", "overflow"],
+)
+def test_another_loss_scale_is_tried_where_the_first_one_does_not_fit(
+    factors: list[float], kind: str, scale: float
+) -> None:
+    model = mlp(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3 / max(factors))
+
+    def step(x: torch.Tensor, y: torch.Tensor, factor: float) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y) * factor
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    found = auditor.rehearse(step, [(*one, f) for one, f in zip(classes(12), factors, strict=True)], 12)
+    assert kind in {each.kind for each in found.problems_of("fp16_autocast")}
+    assert found.runs["fp16_autocast_scale"].recipe.scale == scale
+    assert found.problems_of("fp16_autocast_scale") == []
+
+
 def test_gradients_of_a_skipped_step_are_there_after_the_update() -> None:
     model = mlp(16, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)

@@ -14,10 +14,10 @@ from auditor.measure.calibrate import calibrate
 from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
 from auditor.paths import enclosing_paths, within
-from auditor.plan.mincut import Candidate
 from auditor.plan.modules import Modules, as_candidate, evaluate, scopes_of
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import lowered_with
+from auditor.plan.search import Candidate
 from auditor.plan.verified import verify
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan
@@ -43,7 +43,7 @@ class Foretold(Modules):
     ) -> None:
         super().__init__(problem, None, budget)  # type: ignore[arg-type]
         self.off, self.refused, self.asked = off, refused, list[Candidate]()
-        self.log |= {self.key(point): error for point, error in known}
+        self.log |= {point.high: error for point, error in known}
 
     def replay(self, point: Candidate) -> float:
         self.asked.append(point)

@@ -31,7 +31,7 @@ from auditor.numerics.nodes import tensors_in
 from auditor.numerics.operations import operation
 from auditor.offload.files import OffloadMode, is_offloaded
 from auditor.plan import plans
-from auditor.plan.energy import timed_in
+from auditor.plan.problem import timed_in
 from auditor.plan.workbench import Workbench
 from auditor.records import Audit, Capture, Contribution, Plan
 from auditor.training.backward import backward_errors

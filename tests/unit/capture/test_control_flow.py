@@ -13,46 +13,6 @@ from tests.support.subjects import nodes_by_op, normal
 X = normal(6, 4)
 
 
-def experts() -> dict[str, Any]:
-    return {"router": linear(4, 3), "experts": nn.ModuleList(linear(4, 4, seed=i + 1) for i in range(3))}
-
-
-def by_where(self: Any, x: Tensor) -> Tensor:
-    chosen, result = self.router(x).argmax(-1), torch.zeros_like(x)
-    for number, expert in enumerate(self.experts):
-        rows = torch.where(chosen == number)[0]
-        result[rows] = expert(x[rows])
-    return result
-
-
-def by_mask(self: Any, x: Tensor) -> Tensor:
-    chosen, result = self.router(x).argmax(-1), torch.zeros_like(x)
-    for number, expert in enumerate(self.experts):
-        mask = chosen == number
-        if mask.any():
-            result[mask] += expert(x[mask])
-    return result
-
-
-def by_nonzero(self: Any, x: Tensor) -> Tensor:
-    chosen = self.router(x).argmax(-1)
-    hits = nn.functional.one_hot(chosen, 3).t()
-    result = torch.zeros_like(x)
-    for number in hits.sum(-1).gt(0).nonzero():
-        rows = hits[number].squeeze(0).nonzero().squeeze(-1)
-        result = result.index_copy(0, rows, self.experts[int(number)](x.index_select(0, rows)))
-    return result
-
-
-@pytest.mark.parametrize("spelling", [by_where, by_mask, by_nonzero])
-def test_experts_in_three_spellings(spelling: Callable[..., Tensor]) -> None:
-    found = replayed(Model(spelling, **experts()), X, method="path")
-    owners = {node.owner for node in nodes_by_op(found, "linear")}
-    assert owners <= {"router", "experts.0", "experts.1", "experts.2"}
-    assert len(owners) >= 3
-    assert "constant" in kinds(found)  # the router only chooses, and what it chose is held
-
-
 SELECTIONS: dict[str, Callable[[Tensor], Any]] = {
     "where": lambda x: x[torch.where(x.sum(-1) > 0)[0]],
     "nonzero": lambda x: x[(x.sum(-1) > 0).nonzero(as_tuple=True)],

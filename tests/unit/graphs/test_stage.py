@@ -70,9 +70,9 @@ def test_a_program_beyond_the_budget_is_made_again_with_less_error(monkeypatch: 
         tried.append(judge_answers(bench, plan, *others))
         return tried[-1] if len(tried) > 1 else replace(tried[-1], verification=Verification(0.02))
 
-    def seen(space: Any, target: float, runs: int) -> Any:
+    def seen(space: Any, target: float) -> Any:
         targets.append(target)
-        return choose(space, target, runs)
+        return choose(space, target)
 
     monkeypatch.setattr(verified, "judge_answers", harsh)
     monkeypatch.setattr(stage, "choose", seen)

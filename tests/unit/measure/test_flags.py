@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.measure.flags import FLAGS
+from auditor.measure.products import FLAGS
 from auditor.numerics.accumulators import rounded_sum, truncated_sum
 from auditor.numerics.casting import round_to
 from auditor.numerics.formats import FORMATS
@@ -49,7 +49,7 @@ RUNS: dict[str, tuple[Product, Product]] = {
 
 ONE = "FP8 sums in 14 bits"
 """Flag that is tried on a single product: between two, any change is a change of which numbers FP8 rounds up. A few
-rows with large numbers decide on its error, and the sample has 16."""
+large numbers decide on its error, and the sample has 64 of 16,384 entries."""
 
 
 def net() -> nn.Module:

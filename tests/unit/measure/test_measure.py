@@ -208,6 +208,17 @@ def test_a_measurement_holds_fp32_values_alone() -> None:
     }
 
 
+class _Residual(nn.Module):
+    """Autograd keeps the ReLU's result; the sum follows from the norm, and the norm from the convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.norm(self.conv(x)) + x).relu()
+
+
 def _chain(x: Tensor) -> Tensor:
     """`first` is needed to compute `second` again, and has a later reader itself."""
     first = x * 2
@@ -221,6 +232,7 @@ def _chain(x: Tensor) -> Tensor:
         (lambda: Normed(nn.BatchNorm2d(8), by_batch=False), normal(4, 3, 8, 8), {"batch_norm"}),
         (lambda: _Block(), normal(4, 32, 16), {"mul"}),
         (lambda: Function(_chain), normal(4, 4), {"add"}),
+        (_Residual, normal(4, 3, 8, 8), {"batch_norm", "add"}),
     ],
 )
 def test_values_that_are_not_stored_are_computed_again_bit_for_bit(

@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from auditor.capture.capture import capture
 from auditor.measure.measure import measure
-from auditor.measure.products import split_product
+from auditor.measure.products import sample_product
 from auditor.numerics.casting import in_format
 from auditor.numerics.formats import FORMATS
 from auditor.records import ProductError
-from tests.slow.models import MODELS
+from auditor.trees import over_tensors
+from benchmarks.attribution import MODELS
 from tests.support.subjects import measurement_of, normal, subject_of
 
 aten = torch.ops.aten
@@ -23,9 +24,11 @@ U = 2.0**-24
 """Unit roundoff of FP32."""
 
 
-def split(target: Any, *args: Tensor, fmt: str = "bf16") -> ProductError:
-    low = tuple(in_format(x, FORMATS[fmt]) for x in args)
-    result = split_product(target, args, low)
+def split(target: Any, *args: Any, fmt: str = "bf16") -> ProductError:
+    graph = fx.Graph()
+    given = [graph.placeholder(f"x{i}") if isinstance(x, Tensor) else x for i, x in enumerate(args)]
+    sample = sample_product(graph.call_function(target, tuple(given)), {f"x{i}": x for i, x in enumerate(args)})
+    result = sample.split(FORMATS[fmt]) if sample else None
     assert result is not None
     return result
 
@@ -62,16 +65,18 @@ def test_inputs_that_are_rounded_are_all_of_the_error_where_the_result_is_exact(
         (aten.addmm.default, [(100,), (200, 96), (96, 100)]),
         (aten.bmm.default, [(6, 50, 96), (6, 96, 40)]),
         (aten.conv2d.default, [(3, 16, 12, 12), (100, 16, 3, 3), (100,)]),
+        (aten.conv2d.default, [(3, 96, 12, 12), (96, 1, 3, 3), None, [1, 1], [1, 1], [1, 1], 96]),
         (aten.conv_transpose2d.input, [(3, 16, 12, 12), (16, 20, 3, 3)]),
         (aten.mv.default, [(200, 96), (96,)]),
     ],
     ids=lambda value: str(value) if callable(value) else "",
 )  # fmt: skip
-def test_a_sample_has_the_error_of_the_whole(target: Any, shapes: list[tuple[int, ...]], fmt: str) -> None:
-    args = tuple(normal(*shape, seed=seed) for seed, shape in enumerate(shapes))
+def test_a_sample_has_the_error_of_the_whole(target: Any, shapes: list[Any], fmt: str) -> None:
+    """shapes: of tensors, and other arguments."""
+    args = tuple(normal(*x, seed=seed) if isinstance(x, tuple) else x for seed, x in enumerate(shapes))
     parts, row = split(target, *args, fmt=fmt), FORMATS[fmt]
-    exact = target(*(x.double() for x in args))
-    low = in_format(target(*(in_format(x, row).float() for x in args)), row).double()
+    exact = target(*over_tensors(Tensor.double, args))
+    low = in_format(target(*over_tensors(lambda x: in_format(x, row).float(), args)), row).double()
     assert parts.whole == pytest.approx(float((low - exact).norm() / exact.norm()), rel=0.15)
     assert math.hypot(parts.inputs, parts.accumulation, parts.output) == pytest.approx(parts.whole, rel=0.1)
 

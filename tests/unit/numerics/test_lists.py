@@ -16,7 +16,6 @@ from auditor.numerics.formats import FORMATS
 from auditor.numerics.nodes import overload_named
 from auditor.numerics.operations import Operation, operation, packet, packets, treatment
 from auditor.resources import table
-from auditor.rulebook import dimensions
 from tests.architectures.zoo import ZOO, specimen
 from tests.support import autocast_calls
 from tests.support.autocast_calls import FP32, LOWER, NONE, PROMOTE, Make
@@ -276,8 +275,6 @@ def test_views_are_those_of_torchs_schemas() -> None:
 def test_rows_name_formulas_that_there_are_and_every_formula_has_a_row() -> None:
     rows = [operation(name) for name in packets()]
     assert {row.flops for row in rows} - {""} == FORMULAS.keys()
-    assert {row.gemm for row in rows} - {""} == dimensions._GEMMS.keys()
-    assert {row.reduces for row in rows} - {""} == dimensions._REDUCTIONS.keys()
 
 
 def test_rows_name_operations_that_there_are() -> None:
@@ -288,20 +285,6 @@ def test_rows_name_operations_that_there_are() -> None:
         if row.known_as:
             ours, theirs = overload_named(f"aten.{row.packet}.default"), overload_named(row.known_as)
             assert [a.type for a in ours._schema.arguments[:2]] == [a.type for a in theirs._schema.arguments[:2]]
-
-
-@pytest.mark.parametrize(
-    ("op", "name"),
-    [
-        ("aten.softmax.int", "softmax"),
-        ("softmax", "softmax"),
-        ("aten.add_.Tensor", "add_"),
-        ("_c10d_functional.all_reduce.default", "_c10d_functional.all_reduce"),
-        ("getitem", "getitem"),
-    ],
-)
-def test_packets(op: str, name: str) -> None:
-    assert packet(op) == name
 
 
 def test_names_as_messages_write_them() -> None:

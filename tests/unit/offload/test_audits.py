@@ -145,13 +145,13 @@ def test_a_command_under_a_limit_makes_the_model_in_files_and_says_what_it_came_
 
 def test_too_small_a_limit_is_one_line_before_any_measurement(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Linear(2_000, 5_000)
-    with refused(AuditorError, "memory-too-small", match=r"is too little for this audit: give \S+ or more") as error:
+    with refused(AuditorError, "memory-too-small", match=r"is too low for this audit: give \S+ or more") as error:
         auditor.audit(model, torch.randn(1, 2_000), device="cpu", memory=resident() + ROOM + (100 << 20))
     least = str(error.value).split("give ")[1].split()[0]
     assert auditor.audit(model, torch.randn(1, 2_000), device="cpu", memory=least, formats="fp16").plans
     Path("model.py").write_text(SOURCE, encoding="utf-8")
     assert main(["model.py", "-q", "--memory", "1MB"]) == 2
-    assert "--memory 10MB is too little" in capsys.readouterr().err
+    assert "--memory is too low" in capsys.readouterr().err
     assert [path.name for path in Path().iterdir()] == ["model.py"]
 
 
@@ -196,12 +196,12 @@ def test_what_is_free_is_no_longer_resident() -> None:
 
 
 def test_too_small_a_limit_says_what_is_enough() -> None:
-    said = r"--memory 10MB is too little for this audit: give [\d.]+[MG]B or more"
+    said = r"the limit of --memory is too low for this audit: give [\d.]+[MG]B or more"
     with refused(AuditorError, "memory-too-small", match=said) as error:
         Limit(10_000_000)
     least = int(Settings(memory=str(error.value).split()[-3]).memory)
     held = Limit(least + (8 << 20))
-    with pytest.raises(AuditorError, match="is too little"):
+    with pytest.raises(AuditorError, match="is too low"):
         held.need(1 << 30)
 
 

@@ -6,9 +6,8 @@ import pytest
 from torch import Tensor, nn
 
 from auditor.plan.costs import Cost, cast_seconds, costs_of, memory_of, seconds
-from auditor.plan.energy import Energy
-from auditor.plan.mincut import FORBIDDEN, HIGH, LOW, Arc, Cuts
 from auditor.plan.problem import Problem
+from auditor.plan.search import FORBIDDEN, HIGH, LOW, Arc, Cuts, Energy
 from auditor.records import Capture, Contribution, MemoryUse, Verdict
 from tests.support.capturing import Function
 from tests.support.problems import captured, problem_of

@@ -217,8 +217,19 @@ def given() -> nn.Module:
     return Model(lambda m, x, angles: m.last(m.first(x).float() * angles), first=nn.Linear(8, 8), last=nn.Linear(8, 8))
 
 
-def test_it_is_one_of_the_innermost_module_that_calls_some_and_no_cast_of_the_authors() -> None:
+def test_the_module_that_raises_a_value_last_is_raised_where_it_has_no_products_of_its_own() -> None:
     found = find_lowest(priced(Model(lambda m, x: m.inner(x, torch.arange(8) * 0.5), inner=given()), normal(2, 8)))
+    assert not found.resolution.conflicts
+    assert sorted(found.raised) == ["inner"]
+
+
+def multiplied(m: Any, x: Tensor, angles: Tensor) -> Tensor:
+    return (m.first(x).float() * angles) @ m.weight
+
+
+def test_it_is_a_function_of_the_innermost_module_that_calls_some_and_no_cast_of_the_authors() -> None:
+    inner = Model(multiplied, first=nn.Linear(8, 8), weight=nn.Parameter(torch.eye(8)))
+    found = find_lowest(priced(Model(lambda m, x: m.inner(x, torch.arange(8) * 0.5), inner=inner), normal(2, 8)))
     assert not found.resolution.conflicts
     assert sorted(found.raised) == ["inner..mul"]
 
@@ -234,8 +245,8 @@ def test_what_a_plan_says_of_such_a_function_is_so() -> None:
     for path, choice in kept.items():
         (reason,) = plan.reasons_of(path)
         assert reason.functions == (f"{path}..{choice.keep[0]}",)
-        assert reason.words.startswith("returns FP32 anyway; if not kept in FP32, linear_")
-        assert reason.words.endswith(f" in {path}.out would get tensors of two dtypes, which raises an error")
+        assert reason.words.startswith("returns FP32 anyway; if not kept in FP32, matmul_")
+        assert reason.words.endswith(" would get tensors of two dtypes, which raises an error")
     assert len([reason for reason in plan.reasons if reason.kind == "conflict"]) == 2
     scopes = {"": {"precision": "bf16"}, **{path: {"precision": "bf16"} for path in kept}}
     without = apply_plan(both_turned(), {"strategy": "cast", "scopes": scopes})

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.policy import Policy, choice_from_scopes, plain
 from auditor.plan.costs import Cost
-from auditor.plan.mincut import Candidate
 from auditor.plan.modules import as_candidate, as_plan, evaluate
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import improve, with_reasons
-from auditor.plan.search import MARGIN, ROUNDS, RUNS, Space, choose, find_verified
+from auditor.plan.search import MARGIN, ROUNDS, RUNS, Candidate, Space, choose, find_verified
 from auditor.plan.verified import judge_replay, locate_nonfinite, mark_unsafe
 from auditor.records import Plan, ScopeChoice, Verdict, Verification
 from auditor.rulebook.verdicts import Judgement
@@ -206,7 +205,7 @@ class Line(Space):
         return point.predicted_error * self.off[self.points.index(point)]
 
     def within_budget(self) -> list[Candidate]:
-        return [point for point in self.known if self.key(point) not in self.rejected]
+        return [point for point in self.known if self.log.get(point.high) != math.inf]
 
 
 def line(size: int = 100, off: float = 1.0) -> Line:
@@ -236,19 +235,13 @@ def test_nothing_is_run_where_a_choice_is_known_to_hold_and_no_other_is_cheaper(
     space = Line(line().points, [1.0] * 100, known=[made(100, 0.9)])
     assert choose(space, 0.5) == space.known[0]
     assert space.asked == []
-    space.rejected.add(space.key(space.known[0]))
+    space.log[space.known[0].high] = math.inf
     assert choose(space, 0.5).predicted_error == 0.5
 
 
 def test_what_is_known_to_hold_and_dearer_than_fp32_is_not_chosen() -> None:
     space = Line([], [], known=[made(2e9, 0.1)])
     assert choose(space, 0.5) == space.nothing
-
-
-def test_without_runs_the_prediction_decides() -> None:
-    space = line(off=10)
-    assert choose(space, 0.5, 0).predicted_error == 0.5
-    assert space.asked == []
 
 
 PLAN = Plan("cast_fp16", "cast", "fp16", {"": ScopeChoice("fp16")}, 0.0, 1.0, 1.0)
@@ -262,22 +255,20 @@ def test_what_its_artefact_does_not_bear_out_is_made_for_less_error() -> None:
         return {name: choose(space, limit) for name, limit in wanted.items()}
 
     def verify(made: Mapping[str, Candidate]) -> dict[str, Plan]:
-        return {name: replace(PLAN, verification=Verification(3 * p.predicted_error)) for name, p in made.items()}
+        errors = {name: 3 * point.predicted_error for name, point in made.items()}
+        return {name: replace(PLAN, verification=Verification(error, error <= 0.5)) for name, error in errors.items()}
 
-    def holds(name: str, plan: Plan) -> bool:
-        return plan.measured_error is not None and plan.measured_error <= 0.5
-
-    plans = find_verified({"a": space}, 0.5, make, verify, holds)
-    assert holds("a", plans["a"])
+    plans = find_verified({"a": space}, 0.5, make, verify)
+    assert plans["a"].is_verified
     assert limits[0] == MARGIN * 0.5
     assert limits == sorted(limits, reverse=True)
-    assert len(space.rejected) == len(limits) - 1
+    assert list(space.log.values()).count(math.inf) == len(limits) - 1
     limits.clear()
-    never = find_verified({"a": line()}, 0.5, make, verify, lambda name, plan: False)
+    never = find_verified({"a": line()}, 0.5, make, lambda made: {"a": replace(PLAN, verification=Verification(0.6))})
     assert len(limits) == ROUNDS
     assert set(never) == {"a"}
     limits.clear()
-    find_verified({"a": line()}, 0.5, make, lambda made: {"a": PLAN}, lambda name, plan: False)  # it fails
+    find_verified({"a": line()}, 0.5, make, lambda made: {"a": PLAN})  # it fails
     assert limits[:2] == [MARGIN * 0.5, MARGIN * 0.5 / 4]
 
 

@@ -89,10 +89,10 @@ def test_the_sentence_holds_the_evidence() -> None:
     both = plans(named("cast_bf16", predicted_speedup=2.69), replace(MIXED, predicted_speedup=1.69))
     uses = "For inference: BF16 with cast weights (`cast_bf16`), 2.69x; for training: FP16 under autocast (`autocast_fp16`), 1.69x."
     held = "measured error 0.002 within the error budget of 0.01, 90% of the FLOPs in low precision"
-    assert recommend(both, 0.01)[1] == f"BF16 with cast weights: {held}, nothing has to stay FP32. {uses}"
-    assert recommend(both, 0.01, "training")[1] == f"FP16 under autocast: {held}, 1 module stays FP32. {uses}"
+    assert recommend(both, 0.01)[1] == f"BF16 with cast weights: {held}, nothing kept in FP32. {uses}"
+    assert recommend(both, 0.01, "training")[1] == f"FP16 under autocast: {held}, 1 module kept in FP32. {uses}"
     more = replace(MIXED, scopes={**MIXED.scopes, "head": ScopeChoice("fp32")})
-    assert "2 modules stay FP32." in recommend(plans(more), 0.01)[1]
+    assert "2 modules kept in FP32." in recommend(plans(more), 0.01)[1]
     ran = Verification(0.02, True, "audited", "emulated")
     varying = replace(BASE, verification=replace(ran, noise=0.01, floor=0.03))
     assert "measured error 0.02 within the 0.03 by which FP32 runs differ" in recommend(plans(varying), 0.01)[1]
@@ -124,11 +124,16 @@ def test_the_sentence_holds_the_evidence() -> None:
             "out of reach",
             "no plan with low precision",
         ),
-        (replace(WHOLE, reasons=(UNSAFE, IDLE)), "inference", "saves nothing", "saves no time"),
+        (replace(WHOLE, reasons=(UNSAFE, IDLE)), "inference", "out of reach", "no plan with low precision"),
         (replace(WHOLE, reasons=(replace(IDLE, adds=None),), least=()), "inference", "saves nothing", "saves no time"),
         (replace(WHOLE, reasons=(replace(IDLE, ran=False),), least=("b",)), "inference", "saves nothing", "no time"),
         (replace(WHOLE, reasons=(replace(IDLE, ran=False),), least=("a", "b")), "inference", "out of reach", "no plan"),
-        (replace(WHOLE, reasons=(IDLE,), objective="flops"), "inference", "saves nothing", "saves no FP32 FLOPs"),
+        (
+            replace(WHOLE, reasons=(IDLE,), least=(), objective="flops"),
+            "inference",
+            "saves nothing",
+            "saves no FP32 FLOPs",
+        ),
         (SLOW, "inference", "saves nothing", "saves no time"),
         (replace(WHOLE, scopes=ROOT), "inference", "lowers nothing", "runs any operation in low precision"),
     ],

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.policy import Layout, choice_from_scopes, choice_keeping, plain
 from auditor.plan.costs import Cost
-from auditor.plan.energy import Energy
-from auditor.plan.mincut import FORBIDDEN, Candidate
 from auditor.plan.modules import as_plan, cheapest, evaluate, scopes_of
 from auditor.plan.problem import Problem
-from auditor.plan.search import choose
+from auditor.plan.search import FORBIDDEN, Candidate, Energy, choose
 from auditor.plan.workbench import Workbench
 from auditor.records import Contribution, ScopeChoice, Verdict
 from tests.support.planning import Foretold, bench_of

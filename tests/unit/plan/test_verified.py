@@ -17,9 +17,8 @@ from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
 from auditor.numerics.metrics import output_error
 from auditor.plan.plans import Planner
-from auditor.plan.units import unit_of
-from auditor.plan.verified import compare_times, is_outdone, judge_answers, today_of
-from auditor.plan.workbench import Workbench
+from auditor.plan.verified import compare_times, judge_answers, today_of
+from auditor.plan.workbench import Workbench, unit_of
 from auditor.records import Noise, Plan, ScopeChoice, TimeAndMemory, Times, Verification
 from auditor.verify import Answers, running
 from tests.support import planning
@@ -102,20 +101,6 @@ def test_outputs_of_another_shape_are_a_failure_of_the_plan() -> None:
     plan = judge_answers(bench_with(output_error), BASE, Answers([[torch.ones(5)]]), Answers([[torch.ones(3)]]))
     assert not plan.is_verified
     assert "shape" in str(plan.verification.failure)
-
-
-ISLAND = {**ROOT, "norm": ScopeChoice("fp32")}
-
-
-def test_a_plan_is_outdone_by_a_model_without_one_that_is_closer() -> None:
-    plan = replace(BASE, scopes=ISLAND)
-    assert is_outdone(plan, Verification(0.001, True))
-    assert not is_outdone(plan, Verification(0.002, True))
-    assert not is_outdone(plan, Verification(None, False))
-    noisy = replace(plan, verification=Verification(0.002, True, "held-out", "native", noise=0.0004))
-    assert not is_outdone(noisy, Verification(0.001, True))  # no further apart than runs in FP32 are
-    assert is_outdone(noisy, Verification(0.0007, True))
-    assert not is_outdone(replace(plan, scopes=ROOT), Verification(0.001, True))  # everything low: that is no plan
 
 
 # Times of FP32 and of every plan: measured on the emitted file where there is one, held against FP32.

@@ -139,17 +139,24 @@ def test_the_headline_counts_causes_by_severity_and_notes():
     assert causes(replace(audit, findings=())).headline == "nothing to fix: no rule matched"
 
 
-def test_a_plan_avoids_a_problem_only_if_it_avoids_it_at_every_operation():
+def test_a_plan_solves_a_problem_only_if_it_does_at_every_operation():
     audit = make_audit(60)
     several = next(cause for cause in causes(audit).all if len({f.node for f in cause.members}) > 1)
-    for bearings, said in ((("elsewhere", "elsewhere"), "The plan avoids this."), (("elsewhere", "low"), "")):
-        first, other = bearings
+    avoids, keeps = "The plan avoids this.", "The plan keeps this in FP32."
+    for first, other, said in (
+        ("elsewhere", "elsewhere", avoids),
+        ("elsewhere", "low", ""),
+        ("kept", "kept", keeps),
+        ("kept", "elsewhere", keeps),
+        ("kept", "low", ""),
+        ("stops", "kept", ""),
+    ):
         findings = tuple(
             replace(f, plan="autocast_fp16", bearing=first if f.node == several.members[0].node else other)
             for f in audit.findings
         )
         found = causes(replace(audit, findings=findings)).all
-        assert next(cause for cause in found if len(cause.members) == len(several.members)).avoided == said
+        assert next(cause for cause in found if len(cause.members) == len(several.members)).solved == said
 
 
 @pytest.mark.parametrize(
