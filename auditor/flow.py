@@ -164,7 +164,7 @@ def _make_plans(
     generating: GenerationReference | None,
     step: MeasuredStep | None,
 ) -> GraphPlans:
-    """Run the model all low, and make the plans with their scores; exported programs too if requested."""
+    """Run the whole model in low precision, and make the plans with their scores; exported programs too if requested."""
     options = bench.options
     with stages("baseline", ", ".join(f"{name} without a plan" for name in options.scope_strategies)):
         planner = Planner(bench)

@@ -127,16 +127,15 @@ def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Calla
         listen()
         if not isinstance(news[-1], str):
             wait_until(has_ended, GRACE)
+            if news[-1] == 130:
+                raise KeyboardInterrupt
+            return news[-1]
     finally:
         if not has_ended():
             os.kill(child, signal.SIGTERM)
             if not wait_until(has_ended, GRACE):
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-    if news[-1] == 130:
-        raise KeyboardInterrupt
-    if not isinstance(news[-1], str):
-        return news[-1]
     raise _without_a_word(code if in_time else None, f" (at: {news[-1]})" if news[-1] else "", timeout)
 
 
@@ -165,11 +164,10 @@ def _without_a_word(code: int | None, where: str, timeout: float | None) -> Audi
         )
     if code == NO_THREAD:
         why = "the C library ended the process, since no memory for a thread was left"
-        return AuditorError(f"the process ran out of memory{where}, and nothing was written: {why}", "out-of-memory")
-    ended = f"the process {how_ended(code)}{where}, and nothing was written"
+        return AuditorError(f"the process ran out of memory{where}: {why}", "out-of-memory")
     why = "native code (outside Python) crashed"
     if code >= 0:
         why = "the model's code ended the process: let the code raise an exception instead"
     elif -code == signal.SIGKILL:
         why = "the system kills processes when memory runs out"
-    return AuditorError(f"{ended}: {why}", "process-ended")
+    return AuditorError(f"the process {how_ended(code)}{where}: {why}", "process-ended")

@@ -2,7 +2,8 @@
 
 Ten models, for language, detection, segmentation, experts, codebooks and classes; weights are random or trained here in
 seconds. Flips: of the largest entry of each row of the output, predicted and counted under each plan. Ranks: each operation runs
-low alone, and the change of the margins near zero is compared with its prediction.
+low alone, and the change of the margins near zero is compared with the audit's: predicted, or measured if the operation changes a
+choice inside the model, such as an expert.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from auditor.isolation.answer import answer
 from auditor.isolation.outputs import tensor_outputs
 from auditor.measure.attribute import first_order
 from auditor.measure.rerun import Yardstick
+from auditor.measure.settle import settle
 from benchmarks.harness import Row, report
 from benchmarks.tokens import Gru, llama, text, trained
 from tests.support.brute_force import OneLow, spearman
@@ -161,7 +163,8 @@ def ranks_of(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Ro
     few = tuple(x[: max(ROWS // each, 2)] for x in inputs)
     held = criteria_for(criteria_of(f"output: top1 >= {1 - ALLOWED}"), 0.01, answer(model, (few, {})))
     measured = measurement_of(model, *few)
-    predicted = first_order(measured, 0, Yardstick(1.0, held)).contributions
+    yardstick = Yardstick(1.0, held)
+    predicted, _ = settle(measured, first_order(measured, 0, yardstick), yardstick)
     reference = measured.outputs[0].detach().double()
     flat = [x.detach() if isinstance(x, Tensor) else x for x in measured.flat_inputs]
     result = list[Row]()

@@ -74,13 +74,13 @@ class Children:
 
 
 def ran(folder: Path, machine: dict[str, str], *more: str) -> Any:
-    command._run(folder / "ratios.json", ["ratios", str(folder / "ratios.rows"), "cuda", *more], 5, machine, {})
+    command.run_step(folder / "ratios.json", ["ratios", str(folder / "ratios.rows"), "cuda", *more], 5, machine, {})
     return json.loads((folder / "ratios.json").read_text())
 
 
 def test_a_step_that_was_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     children = Children(2)
-    monkeypatch.setattr(command, "_child", children)
+    monkeypatch.setattr(command, "run_child", children)
     assert (ran(tmp_path, MACHINE)["status"], children.asked) == ("cut short", 1)
     second = ran(tmp_path, MACHINE)
     assert (second["status"], list(second["rows"])) == ("done", ["row 0", "row 1"])
@@ -91,7 +91,7 @@ def test_a_step_that_was_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.M
 def test_results_of_other_code_or_another_driver_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(command, "_child", Children(2))
+    monkeypatch.setattr(command, "run_child", Children(2))
     ran(tmp_path, MACHINE)
     assert list(ran(tmp_path, {**MACHINE, **other})["rows"]) == ["row 0"]
 
@@ -101,9 +101,9 @@ def test_a_process_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "benchmarks" / "gpu" / "__init__.py").touch()
     (tmp_path / "benchmarks" / "gpu" / "child.py").write_text("import time; time.sleep(60)")
     monkeypatch.setattr(command, "ROOT", tmp_path)
-    assert command._child(["ratios"], 1, dict(os.environ))[0] == "cut short"
+    assert command.run_child(["ratios"], 1, dict(os.environ))[0] == "cut short"
     (tmp_path / "benchmarks" / "gpu" / "child.py").write_text("raise ValueError('in a word')")
-    assert command._child(["ratios"], 60, dict(os.environ)) == ("ended", "exit code 1: ValueError: in a word")
+    assert command.run_child(["ratios"], 60, dict(os.environ)) == ("ended", "exit code 1: ValueError: in a word")
 
 
 def test_ratios_are_of_what_both_have() -> None:

@@ -189,14 +189,11 @@ def _table(plan: Plan) -> dict[str, Any]:
             codes = dict.fromkeys(code for reason in reasons for code in reason.rules)
             entry["because"] = [*codes, *(reason.words for reason in reasons)]
             entry["cost"] = f"{max(reason.saves or 0.0 for reason in reasons):.1%} of the predicted time"
-    return {**{key: _readable(getattr(plan, key)) for key in keys}, **table}
-
-
-def _readable(value: Any) -> Any:
-    """A number with four significant digits; None for Inf and NaN, which have no Python literal."""
-    if not isinstance(value, float):
-        return value
-    return float(f"{value:.4g}") if math.isfinite(value) else None
+    figures = {key: getattr(plan, key) for key in keys}
+    numbers = {key: x for key, x in figures.items() if isinstance(x, float)}
+    # four significant digits; None for Inf and NaN, which have no Python literal
+    figures |= {key: float(f"{x:.4g}") if math.isfinite(x) else None for key, x in numbers.items()}
+    return {**figures, **table}
 
 
 def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:

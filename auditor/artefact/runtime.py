@@ -98,11 +98,11 @@ class KeepFunctions(TorchFunctionMode):
         if kwargs.get("inplace") or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         with torch.autocast(self.device, enabled=False):
-            low = (args, kwargs) if self.kept.low is None else convert((args, kwargs), self.kept.low)
-            wide = convert(low, torch.float32)
-            if self.kept.low is None:
-                return func(*wide[0], **wide[1])
-            return multiply(self.kept.functions[func], func, low, wide)
+            if self.kept.low is not None:
+                low = convert((args, kwargs), self.kept.low)
+                return multiply(self.kept.functions[func], func, low, lambda low: convert(low, torch.float32))
+            args, kwargs = convert((args, kwargs), torch.float32)
+            return func(*args, **kwargs)
 
 
 def inside(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

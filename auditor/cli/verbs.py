@@ -294,7 +294,7 @@ class Fleet(Verb):
 
 
 class Rehearse(Verb):
-    """Run a training step a few hundred times in each recipe (FP32, autocast, BF16), and recommend a recipe."""
+    """Run a training step a few hundred times in FP32, under autocast in BF16 and FP16, and all in BF16, and recommend one."""
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
     target: Annotated[str, Option(shown="FILE.py:STEP")]
@@ -305,7 +305,8 @@ class Rehearse(Verb):
     """the batches for the training step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
     `get_batches()`, `train_loader` or `loader`"""
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
-    """the plan.json or directory of an audit, whose autocast plan is then rehearsed too"""
+    """the plan.json or directory of an audit, whose autocast plan is then rehearsed too: the recommended one, else BF16 before
+    FP16"""
     remedies: Flag = True
     """if a recipe has a problem, also run variants of the recipe, each with a fix"""
 

@@ -34,6 +34,10 @@ FAR, ROWS, ROUNDS = 6.0, 4096, 20
 """Number of standard errors beyond which a margin never flips; rows that are processed together; iterations of
 `Margins.change` with `near`."""
 
+LEAST, GROUP, GROUPS = 256, 64, 8
+"""In `Margins.size_by_step`: minimum number of decisions, minimum of the sum of weights in a group, maximum number of
+groups."""
+
 POINTS, WEIGHTS = map(torch.from_numpy, hermegauss(8))
 """Points and weights of the Gauss-Hermite quadrature over exp(-x^2 / 2)."""
 
@@ -63,7 +67,7 @@ class Margins:
         """Expected share of flips if every margin changes by a normal error of this standard deviation."""
         if self.inside is None or self.outside is None:
             return self.lost * float(torch.special.ndtr(-self.size / change).mean()) if change > 0 else 0.0
-        return self.lost * count_replaced(self.inside, self.outside, change) / self.size.numel()
+        return self.lost * float(count_replaced(self.inside, self.outside, change).sum()) / self.size.numel()
 
     @cached_property
     def allowed_change(self) -> float:
@@ -98,8 +102,7 @@ class Margins:
         on the grid of FP16 or BF16, two entries closer than its spacing h are often equal. Half of these decisions
         flip, as under an error uniform in [-h, h]. Its variance h^2 / 3 exceeds that of two roundings by h^2 / 6.
         """
-        ours, theirs = (self._candidates(x) for x in (reference, candidate))
-        moved = theirs[0] - theirs[1] - ours[0] + ours[1]
+        theirs, moved = self._candidates(candidate), self._moved(reference, candidate)
         square = moved.square()
         grids = sorted((row for row in FORMATS.values() if row.low and row.native), key=lambda row: -row.epsilon)
         row = next((row for row in grids if torch.equal(theirs.to(dtype_of(row.name)).to(theirs.dtype), theirs)), None)
@@ -114,6 +117,32 @@ class Margins:
             weight = (-(size / result).square() / 2).exp()
             result = ((weight * square).sum() / weight.sum()).clamp(0).sqrt() if len(weight) else result * 0
         return float(result)
+
+    def size_by_step(self, reference: torch.Tensor, candidate: torch.Tensor, steps: int) -> torch.Tensor:
+        """The mean absolute change of the margins at each of the last steps of a text, divided by that of a normal error
+        with the root mean square change of all decisions. reference, candidate: [texts, tokens, vocabulary].
+
+        An error that is independent of the margin flips as many decisions as a normal error of the same mean absolute
+        change. If the size differs between tokens, the root mean square is larger: a few tokens then dominate it. Steps
+        are grouped so that each group contains enough decisions with small margins.
+        """
+        moved = self._moved(reference, candidate).abs()
+        nearest = self.size.kthvalue(min(LEAST, len(self.size))).values
+        weights = (-(self.size / nearest.clamp_min(self.allowed_change)).square() / 2).exp()
+        usual = ((weights * moved.square()).sum() / weights.sum()).sqrt() * math.sqrt(2 / math.pi)
+        step = self.first // reference.shape[2] % reference.shape[1] - reference.shape[1] + steps
+        pairs = torch.stack([weights, weights * moved])[:, step >= 0]
+        each = pairs.new_zeros(2, steps).index_add_(1, step[step >= 0], pairs)
+        before = each[0].cumsum(0)
+        groups = min(max(int(before[-1] / GROUP), 1), GROUPS)
+        group = (before / before[-1] * groups).long().clamp_max(groups - 1)
+        weight, total = each.new_zeros(2, groups).index_add_(1, group, each)
+        return (total / weight / usual)[group] if usual > 0 else torch.ones_like(before)
+
+    def _moved(self, reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+        """Change of the distance between the candidates of every decision."""
+        ours, theirs = (self._candidates(x) for x in (reference, candidate))
+        return theirs[0] - theirs[1] - ours[0] + ours[1]
 
     def _candidates(self, x: torch.Tensor) -> torch.Tensor:
         """Both candidates of every decision, float64 [2, decisions]; zero in place of the threshold."""
@@ -171,17 +200,19 @@ def find_margins(criterion: Criterion, reference: torch.Tensor) -> Margins | Non
     return Margins(first[known], second, apart[known].sign(), apart[known].abs(), lost, limit, inside, outside)
 
 
-def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -> float:
-    """Expected number of chosen entries that are replaced if the margin of any two entries changes by a normal error.
+def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -> torch.Tensor:
+    """[rows]: expected number of chosen entries that are replaced if the margin of any two entries changes by a normal
+    error.
 
     inside: [rows, a], the smallest that are chosen, in falling order; outside: [rows, b], the largest that are not.
     Errors are independent. An entry with error e remains chosen if fewer than `a` others end above it. The number of
     others above is a sum of independent trials, whose distribution is built up trial by trial. The mean over e is a
     Gauss-Hermite quadrature. change: the standard deviation of margins.
     """
+    result = torch.zeros_like(inside[:, 0])
     if not change > 0:
-        return 0.0
-    change, total, weights = min(change, 1e100), 0.0, WEIGHTS / WEIGHTS.sum()  # infinite changes have no differences
+        return result
+    change, found, weights = min(change, 1e100), [result[:0]], WEIGHTS / WEIGHTS.sum()  # inf has no differences
     near = inside[:, -1] - outside[:, 0] < FAR * change
     for chosen, others in zip(*(torch.split(x[near], ROWS) for x in (inside, outside)), strict=True):
         both, count = torch.cat([chosen, others], 1), chosen.shape[1]
@@ -193,8 +224,9 @@ def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -
         for chance in above.unbind(-1):
             earlier = [torch.zeros_like(moved), *chances]
             chances = [x * (1 - chance) + y * chance for x, y in zip(chances, earlier, strict=False)]
-        total += float(((1 - torch.stack(chances).sum(0)) * weights.to(chosen)).sum())
-    return total
+        found.append(((1 - torch.stack(chances).sum(0)) * weights.to(chosen)).sum((1, 2)))
+    result[near] = torch.cat(found)
+    return result
 
 
 def _threshold_variance(low: torch.Tensor) -> float:

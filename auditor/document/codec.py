@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
 
-from ..records.audit import FORMAT_VERSION, Audit, NodeReport
+from ..records.audit import FORMAT_VERSION, Audit
 from ..records.written import FileField
 from .compare import contributions_of
 from .places import portable, portable_path
@@ -100,13 +100,11 @@ def _portable(audit: Audit) -> Audit:
         inputs_source=portable(about.inputs_source),
         weights_source=portable(about.weights_source),
     )
-    nodes = tuple(map(_with_places, audit.nodes))
-    return replace(audit, subject=subject, nodes=nodes, contributions=contributions_of(audit))
-
-
-def _with_places(report: NodeReport) -> NodeReport:
-    source, caller = (path and portable_path(path) for path in (report.node.source_path, report.node.caller_path))
-    return replace(report, node=replace(report.node, source_path=source, caller_path=caller))
+    nodes = []
+    for report in audit.nodes:
+        source, caller = (path and portable_path(path) for path in (report.node.source_path, report.node.caller_path))
+        nodes.append(replace(report, node=replace(report.node, source_path=source, caller_path=caller)))
+    return replace(audit, subject=subject, nodes=tuple(nodes), contributions=contributions_of(audit))
 
 
 def under_several_names(named: Iterable[tuple[str, Any]]) -> tuple[tuple[str, ...], ...]:

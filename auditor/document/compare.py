@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,13 +49,23 @@ class Comparison:
 def compare(before: Audit, after: Audit) -> Comparison:
     """All differences between two audits, in the order of the later audit, then of the earlier one."""
     was, now = settings(before), settings(after)
+    gone, left = list[Finding](), Counter(map(_identity, after.findings))
+    for finding in before.findings:
+        left[_identity(finding)] -= 1
+        gone += [finding] if left[_identity(finding)] < 0 else []
+    old, new = _by_place(before.nodes), _by_place(after.nodes)
+    verdicts = list[VerdictChange]()
+    for key in {**new, **old}:
+        node = (new.get(key) or old[key]).node
+        one, two = ({f: v.verdict for f, v in side[key].verdicts.items()} if key in side else {} for side in (old, new))
+        verdicts += [VerdictChange(node, f, one.get(f), two.get(f)) for f in one | two if one.get(f) != two.get(f)]
     return Comparison(
         before,
         after,
         new=fresh(before, after),
-        gone=_left_over(after.findings, before.findings),
+        gone=tuple(gone),
         plans=tuple((n, before.plans.get(n), after.plans.get(n)) for n in {**after.plans, **before.plans}),
-        verdicts=_verdict_changes(before.nodes, after.nodes),
+        verdicts=tuple(verdicts),
         caveats=tuple((what, was[what], value) for what, value in now.items() if was[what] != value),
     )
 
@@ -147,26 +157,6 @@ def _level(finding: Finding) -> int:
 def _identity(finding: Finding) -> tuple[str, ...]:
     """A finding's rule, module and operation; its line number and measured values vary between audits."""
     return finding.rule, finding.owner, finding.op
-
-
-def _left_over(taken: Iterable[Finding], of: Iterable[Finding]) -> tuple[Finding, ...]:
-    counts = Counter(map(_identity, taken))
-    left = []
-    for finding in of:
-        counts[_identity(finding)] -= 1
-        if counts[_identity(finding)] < 0:
-            left.append(finding)
-    return tuple(left)
-
-
-def _verdict_changes(before: Sequence[NodeReport], after: Sequence[NodeReport]) -> tuple[VerdictChange, ...]:
-    old, new = _by_place(before), _by_place(after)
-    changes = []
-    for key in {**new, **old}:
-        node = (new.get(key) or old[key]).node
-        was, now = ({f: v.verdict for f, v in side[key].verdicts.items()} if key in side else {} for side in (old, new))
-        changes += [VerdictChange(node, f, was.get(f), now.get(f)) for f in was | now if was.get(f) != now.get(f)]
-    return tuple(changes)
 
 
 def _by_place(reports: Sequence[NodeReport]) -> dict[tuple[str, str, int], NodeReport]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -53,7 +54,10 @@ def load(directory: str | PathLike[str]) -> Audit:
     """
     file = _plan_in(path_of(directory, "the directory of an audit"))
     document = read_json(file)
-    beside = _measured_beside(file, document)
+    beside = None  # the measurements.json written with this plan.json
+    with suppress(OSError, ValueError, RecursionError):
+        given = json.loads((file.parent / MEASUREMENTS).read_text(encoding="utf-8"))
+        beside = given if isinstance(given, Mapping) and given.get("plan") == digest(document) else None
     audit = audit_of(merge(document, beside), str(file))
     return audit if beside else replace(audit, warnings=(*audit.warnings, ALONE))
 
@@ -174,15 +178,6 @@ def json_path(place: Place) -> str:
 
 def _plan_in(path: Path) -> Path:
     return path / PLAN if path.is_dir() else path
-
-
-def _measured_beside(file: Path, document: Any) -> Any:
-    """The contents of the measurements.json next to a plan.json, if both were written together; else None."""
-    try:
-        result = json.loads((file.parent / MEASUREMENTS).read_text(encoding="utf-8"))
-        return result if isinstance(result, Mapping) and result.get("plan") == digest(document) else None
-    except (OSError, ValueError, RecursionError):
-        return None
 
 
 def _check_names(plan: Plan, where: str, place: Place) -> None:

@@ -90,7 +90,7 @@ def _is_measured(value: Any) -> bool:
 
 
 def _is_in(value: Any, in_split: bool, split: set[str], file: str) -> bool:
-    """Whether a file contains a field; an object in both files has some of its fields in each."""
+    """Whether plan.json or measurements.json (`file`) contains a field. Each contains some fields of a split record."""
     if file == PLAN:
         return not _is_measured(value)
     return not in_split or _is_measured(value) or any(f'"#/$defs/{name}"' in json.dumps(value) for name in split)

@@ -25,7 +25,7 @@ def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPla
     requested, planned and executed. run: a replay, under the plan if there is one."""
     program = plan.program if plan is not None else None
     choice = choice_from_scopes(plan.scopes) if plan and not program else None
-    kept = {each.node for each in program.kept} if program else set[str | None]()
+    kept = {each.node for each in program.kept if not each.only_output} if program else set[str | None]()
     stored = policy_of(capture, plan).stored if plan and not program else {}
     places = {place.fqn: place.name for place in capture.placeholders if place.fqn is not None}
 

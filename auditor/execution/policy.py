@@ -355,7 +355,7 @@ class Policy(Semantics):
         try:
             args, kwargs = self.kernel_arguments(n, value_of)
             if self.has_fp32_output(node):
-                return multiply(operation(node.op).packet, target_of(n), (args, kwargs), widen((args, kwargs)))
+                return multiply(operation(node.op).packet, target_of(n), (args, kwargs), widen)
             result = run_op(target_of(n), args, kwargs)
         except UnsupportedInFormat as error:
             where = f"{node.owner or 'the model'} ({node.source or node.op})"

@@ -244,14 +244,19 @@ def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> 
     )
 
 
-def expected_flips(batches: Sequence[ReferenceTokens], change: float) -> float:
-    """Flips expected per 1,000 tokens if margins change by a normal error of standard deviation `change`."""
-    best = torch.cat([one.best[one.counts] for one in batches])
-    return 1000 * count_replaced(best[:, :1], best[:, 1:], change) / max(len(best), 1)
+def expected_flips(batches: Sequence[ReferenceTokens], change: float, sizes: torch.Tensor) -> tuple[float, int | None]:
+    """Flips expected per 1,000 tokens, and the step at which half of the prompts are expected to have flipped (None: no
+    step), if margins change by independent normal errors. sizes: [steps], standard deviations in units of `change`."""
+    best = torch.cat([one.best for one in batches]) / sizes.to(batches[0].best).clamp_min(1e-9)[:, None]
+    counts = torch.cat([one.counts for one in batches])
+    rows = best.flatten(0, 1)
+    chances = count_replaced(rows[:, :1], rows[:, 1:], change).view(counts.shape) * counts
+    first = _first((1 - chances).cumprod(1).mean(0) <= 0.5)
+    return 1000 * float(chances.sum()) / max(int(counts.sum()), 1), _whole(first)
 
 
 def _first(flipped: torch.Tensor) -> float:
-    """The number of the first step that flips, from 1; inf if none does."""
+    """The number of the first true entry, from 1; inf if there is none."""
     return float(flipped.int().argmax()) + 1 if bool(flipped.any()) else math.inf
 
 

@@ -21,9 +21,11 @@ from ..criteria import Criterion, criteria_of
 from ..criteria.margins import margins_of
 from ..criteria.measure import Criteria, names_of
 from ..errors import let_through
+from ..execution.execute import Executor
 from ..execution.policy import choice_from_scopes
 from ..folder import OWN
 from ..isolation.answer import answer
+from ..isolation.outputs import tensor_outputs
 from ..measure.joint import QuantizedModel
 from ..numerics.nodes import readers, row_of, tensors_in
 from ..plan.problem import Problem
@@ -83,18 +85,24 @@ class GenerationReference:
         return replace(plan, generated=figures(self.checks, found))
 
     def _with(self, bench: Workbench, plan: Plan, given: dict[str, list[torch.Tensor]] | str) -> Plan:
-        distance = bench.yardstick.distance
-        reference = bench.reference(bench.checks[0])
+        distance, batch, path = bench.yardstick.distance, bench.subject.batches[0], bench.capture.first
+        logits, problem = bench.reference(batch)[0], bench.problem(plan.strategy, plan.format)
         decided = distance.each if isinstance(distance, Criteria) else ()
-        known = [margins_of(one, reference[0]) for one in decided if one.kind == "top1"]
-        margins = next((one for one in known if one is not None), None)
+        known = [margins_of(one, logits) for one in decided if one.kind == "top1"]
+        margins, found = next((one for one in known if one is not None), None), figures(self.checks, given)
+        if margins is None:
+            return replace(plan, generated=replace(found, parts=shares(problem, plan)[1]))
+        how = problem.policy_for(choice_from_scopes(plan.scopes))
+        with torch.no_grad():
+            outputs = Executor(path.graph_module, how).run(*path.bind(bench.subject.model, batch))
+        sizes = margins.size_by_step(logits, tensor_outputs(outputs)[0], self.decoding.steps)
 
-        def flips(error: float) -> float | None:
-            return None if margins is None else expected_flips(self.checks, error * margins.allowed_change)
+        def flips(error: float) -> tuple[float, int | None]:
+            return expected_flips(self.checks, error * margins.allowed_change, sizes)
 
-        predicted, parts = shares(bench.problem(plan.strategy, plan.format), plan, flips)
-        found = figures(self.checks, given)
-        return replace(plan, generated=replace(found, predicted_flips=flips(predicted), parts=parts))
+        predicted, parts = shares(problem, plan, lambda error: flips(error)[0])
+        each, first = flips(predicted)
+        return replace(plan, generated=replace(found, predicted_flips=each, predicted_first_flip=first, parts=parts))
 
 
 def generate_reference(
@@ -192,7 +200,9 @@ def _of_product(node: fx.Node) -> list[fx.Node]:
     return result
 
 
-def shares(problem: Problem, plan: Plan, flips: Callable[[float], float | None]) -> tuple[float, tuple[PartShare, ...]]:
+def shares(
+    problem: Problem, plan: Plan, flips: Callable[[float], float | None] = lambda error: None
+) -> tuple[float, tuple[PartShare, ...]]:
     """A plan's first-order error, and each part's share of its square. flips: converts an error to expected flips."""
     resolution = problem.resolve(choice_from_scopes(plan.scopes))
     of, squares, counts = parts_of(problem.capture), defaultdict[str, float](float), defaultdict[str, int](int)

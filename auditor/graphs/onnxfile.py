@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -27,7 +27,23 @@ NEEDED = ("onnx", "onnxscript", "onnxruntime")
 TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 """ONNX names of the formats."""
 
+_FLOAT = 1
+"""ONNX's number of FP32."""
+
 _NO_ARITHMETIC = ("Cast", "Constant", "Identity", "Shape", "Size")
+
+
+def _multiply(x: Any, y: Any, out_dtype: Any) -> Any:
+    """A product of low-precision inputs with FP32 output, which ONNX does not have: the inputs are cast to FP32."""
+    from onnxscript import opset18
+
+    operators: Any = opset18
+    return operators.MatMul(operators.Cast(x, to=_FLOAT), operators.Cast(y, to=_FLOAT))
+
+
+_TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = dict.fromkeys(
+    (torch.ops.aten.mm.dtype, torch.ops.aten.bmm.dtype), _multiply
+)
 
 
 def require() -> None:
@@ -79,7 +95,8 @@ def _export_onnx(audit: Audit, plan: Plan, ends: str) -> bytes:
     assert plan.program is not None
     with quietly():
         program = torch.export.load(io.BytesIO(audit.programs[plan.program.file]))
-        made = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False)
+        how: dict[str, Any] = {"dynamo": True, "verbose": False, "optimize": False}
+        made = torch.onnx.export(program, custom_translation_table=_TRANSLATIONS, **how)
         assert made is not None
         model = tidy(made.model)
         if ends == "low":

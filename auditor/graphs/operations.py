@@ -1,9 +1,9 @@
-"""Makes the solver's input for exported graphs: operations that may run low, and the values between operations."""
+"""Makes the solver's input for exported graphs: operations that may run in low precision, and the values between operations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,12 +14,15 @@ from ..capture.paths import align
 from ..errors import let_through
 from ..execution.execute import low_literals, with_literals
 from ..numerics import operations as table
-from ..numerics.formats import dtype_of
+from ..numerics.formats import FORMATS, dtype_of
+from ..numerics.fp32_output import FACTORS
 from ..numerics.nodes import op_name, row_of, target_of, tensors_in
+from ..paths import FP32_OUTPUT
 from ..plan.costs import TIE, cast_seconds, costs_of, elements_of, price
+from ..plan.outputs import fails_by_inputs
 from ..plan.search import FORBIDDEN
 from ..plan.workbench import Workbench
-from ..records import Capture, Literals
+from ..records import Capture, Contribution, Literals
 from .exported import INNER, outlines
 
 FUSED = 0.1
@@ -29,7 +32,8 @@ each."""
 
 @dataclass(frozen=True)
 class GraphOperation:
-    """An operation with FP32 inputs. low, high: its cost in the format and in FP32; error: its contribution to the
+    """An operation with FP32 inputs; or, with the suffix FP32_OUTPUT, the rounding of a product's output, which is low
+    only if the product is. low, high: its cost in the format and in FP32; error: its contribution to the
     squared error of the outputs in the format; flops: multiply-adds counted as two. captured: its name in the recorded
     graph. kind, kept: if it must stay FP32, the kind (see records.KeptOperation) and the reason."""
 
@@ -86,15 +90,24 @@ class Table:
                 result[value].append(operation.name)
         return result
 
-    def price(self, low: frozenset[str], of: str | None = None) -> tuple[float, float]:
+    def whole(self, name: str) -> frozenset[str]:
+        """An operation, with the rounding of its output if it may have FP32 output."""
+        return frozenset((name, f"{name}{FP32_OUTPUT}")) & self.operations.keys()
+
+    def keeps_output(self, name: str, low: frozenset[str]) -> bool:
+        """Whether an operation is a product of low inputs with FP32 output."""
+        return name in low and not self.whole(name) <= low
+
+    def price(self, low: frozenset[str], of: frozenset[str] | None = None) -> tuple[float, float]:
         """Cost (mostly seconds) and squared error with these operations in low precision.
 
-        of: an operation; restricts both numbers to this operation and the casts of its inputs and outputs.
+        of: operations; restricts both numbers to these and the casts of their inputs and outputs.
         """
         operations, values = self.operations, self.values
         if of is not None:
-            operations = {of: operations[of]}
-            values = {name: x for name, x in values.items() if name in operations[of].reads or x.made_by == of}
+            operations = {name: operations[name] for name in of}
+            read = {name for each in operations.values() for name in each.reads}
+            values = {name: x for name, x in values.items() if name in read or x.made_by in of}
         price = sum(each.low if name in low else each.high for name, each in operations.items())
         square = sum(each.error for name, each in operations.items() if name in low)
         for name, value in values.items():
@@ -126,12 +139,26 @@ def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
             cost, figures = costs[name], asked.figures
             low, high = (price(asked.objective, cost, elements, each, figures) for each in (format, "fp32"))
             why = _reason_to_keep(node, its, format, bench)
-            operations[name] = GraphOperation(name, op_name(node.target), reads, low, high, own, cost.flops, its, *why)
+            whole = GraphOperation(name, op_name(node.target), reads, low, high, own, cost.flops, its, *why)
+            output = f"{name}{FP32_OUTPUT}"
+            if _may_keep_output(node, whole.kind, contribution):
+                times = FORMATS["fp32"].bytes // FORMATS[format].bytes
+                cost = replace(cost, elements=cost.elements + (times - 1) * elements)
+                more = price(asked.objective, cost, times * elements, format, figures) - low
+                operations[output] = replace(whole, name=output, reads=(), low=0.0, high=more, flops=0)
+                whole, makers[node] = replace(whole, high=high - more, error=0.0, kind="", kept=""), output
+            operations[name] = whole
         if node.op != "output" and _is_fp32(node):
             maker = makers[node] if makers.get(node) in operations else None
             cast = share * cast_seconds(elements, format, asked.figures)
             values[name] = Value(name, maker, cast, rounding, node.op == "get_attr", node in returned)
     return Table(format, operations, values)
+
+
+def _may_keep_output(node: fx.Node, kind: str, known: Contribution | None) -> bool:
+    """Whether a node is a product that may have low inputs and FP32 output."""
+    able = row_of(node).packet in FACTORS and not node.kwargs
+    return able and (not kind or (kind == "unsafe" and not fails_by_inputs(known)))
 
 
 def _is_fp32(node: fx.Node) -> bool:
@@ -142,7 +169,7 @@ def _is_fp32(node: fx.Node) -> bool:
 def _reason_to_keep(
     node: fx.Node, captured: str | None, format: str, bench: Workbench
 ) -> tuple[str, str, Literals | None]:
-    """Return why an operation must stay FP32, as one word and as a clause (both "" if it may run low), and its literals
+    """Return why an operation must stay FP32, as one word and as a clause (both "" if it may run in low precision), and its literals
     in the format if it matches a recorded operation."""
     known = bench.capture.nodes.get(captured or "")
     literals = low_literals(known, format) if known and known.op == op_name(node.target) else None
@@ -151,7 +178,7 @@ def _reason_to_keep(
     if captured is None:
         row, writers = row_of(node), {table.operation(name).scatter for name in table.packets()}
         moves = row.entries or row.exact or row.joins or row.asks_shape or row.packet in writers
-        if not moves:  # an operation that only moves or selects entries may run low
+        if not moves:  # an operation that only moves or selects entries may be low
             return "untested", "no matching operation in the recorded run", literals
     verdict = bench.judged.verdicts.get(captured or "", {}).get(format)
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):

@@ -4,10 +4,11 @@ verifies and scores the saved program."""
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -20,8 +21,11 @@ from ..execution.execute import Executor
 from ..execution.policy import Policy, plain
 from ..isolation.answer import from_the_start
 from ..isolation.outputs import NamedTensors, tensor_outputs
+from ..numerics.casting import widen
 from ..numerics.formats import dtype_of, runs
-from ..numerics.nodes import tensors_in
+from ..numerics.fp32_output import multiply
+from ..numerics.nodes import operation_of, tensors_in
+from ..paths import FP32_OUTPUT
 from ..plan.costs import costs_of, most_alive
 from ..plan.modules import VISITS
 from ..plan.scores import InFp32
@@ -126,14 +130,15 @@ def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
                 return table, Verification(None, failure=first_line(refused.said))
             if name in table.free:
                 kept = f"raises in low precision: {refused}"[:200]
-                operation = replace(table.operations[name], kind="refused", kept=kept)
-                table = replace(table, operations={**table.operations, name: operation})
-            low -= {name}
+                changed = {n: replace(table.operations[n], kind="refused", kept=kept) for n in table.whole(name)}
+                table = replace(table, operations={**table.operations, **changed})
+            low -= table.whole(name)
 
 
 def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: SavedProgram) -> Plan:
     bench = trial.bench
     kept = kept_of(table, low, MARGIN * bench.max_error)
+    whole = [table.whole(each) <= low for each in table.operations if not each.endswith(FP32_OUTPUT)]
     in_time = replace(bench, options=bench.options.with_values(objective="time"))
     timed = bench.options.objective == "time"
     seconds = table if timed else table_of(trial.exported.graph_module.graph, table.format, in_time)
@@ -148,7 +153,7 @@ def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: Save
         predicted_speedup=slowest / elapsed if elapsed else 1.0,
         objective=bench.options.objective,
         target=bench.options.figures,
-        program=Program(f"{name}{PROGRAM}", len(table.operations), len(low), file.casts, kept, file.fixed or None),
+        program=Program(f"{name}{PROGRAM}", len(whole), sum(whole), file.casts, kept, file.fixed or None),
         fp32_memory=of_modules.memory(of_modules.resolve(plain("fp32"))),
     )
 
@@ -167,6 +172,8 @@ def cuts_of(table: Table) -> Cuts:
         if each.name in table.free:
             arcs.append(Arc(each.name, HIGH, each.low, each.error))
         arcs.append(Arc(LOW, node(each.name), each.high))
+        if each.name.endswith(FP32_OUTPUT):
+            arcs.append(Arc(node(each.name), node(each.name.removesuffix(FP32_OUTPUT)), math.inf))
     for value in table.values.values():
         maker, some, every = node(value.made_by), ("some", value.name), ("every", value.name)
         for reader in map(node, table.readers[value.name]):
@@ -239,9 +246,13 @@ class Operations(Space):
         super().__init__()
         self.table, self._trial, self._cuts = table, trial, cuts_of(table)
         self.nothing = self._choice(table.free)
-        each = {name: table.operations[name] for name in sorted(table.free)}
-        order = sorted(each, key=lambda name: (each[name].low - each[name].high) / max(each[name].error, 1e-30))
-        self._groups: list[frozenset[Hashable]] = [frozenset((name,)) for name in order]
+
+        def gain(group: frozenset[Hashable]) -> float:
+            each = [table.operations[str(name)] for name in group]
+            return sum(x.low - x.high for x in each) / max(sum(x.error for x in each), 1e-30)
+
+        groups = (frozenset[Hashable](table.whole(name) & table.free) for name in sorted(table.free))
+        self._groups = sorted(groups, key=gain)
 
     def low(self, point: Candidate) -> frozenset[str]:
         """The operations that run in low precision."""
@@ -257,17 +268,20 @@ class Operations(Space):
         return self._cuts.cheapest(self._choice, allowed, self._groups, tries)
 
     def _choice(self, high: Choice) -> Candidate:
+        high = self.table.free & frozenset().union(*map(self.table.whole, high & self.table.free))
         price, square = self.table.price(self.table.free - high)
-        return Candidate(self.table.free & high, math.sqrt(square), price, price)
+        return Candidate(high, math.sqrt(square), price, price)
 
 
 def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOperation, ...]:
     """List every operation with FP32 inputs that stays FP32, with the reason. budget: limit of the predicted error."""
     result, square = list[KeptOperation](), table.price(low)[1]
     for name, each in table.operations.items():
-        if name in low:
+        product = name.removesuffix(FP32_OUTPUT)
+        if name in low or (product != name and product not in low):
             continue
-        (now, had), (then, has) = (table.price(some, name) for some in (low, low | {name}))
+        whole = (table.whole(name) & table.free) | {name}
+        (now, had), (then, has) = (table.price(some, whole) for some in (low, low | whole))
         after = math.sqrt(max(square + has - had, 0.0))
         kind, why = "budget", "no tested plan with this operation in low precision meets the error budget"
         if each.kind:
@@ -282,7 +296,8 @@ def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOpera
 
 
 def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str]) -> fx.GraphModule:
-    """The exported model with these operations in low precision; it shares the FP32 weights with the original.
+    """The exported model with these operations in low precision; it shares the FP32 weights with the original. Products
+    with FP32 output are calls of a function that differs by device, until `save_program` traces it.
 
     Inputs and outputs are FP32, and the graph contains their casts. Weights without FP32 readers are stored low.
     """
@@ -294,7 +309,7 @@ def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str])
         if value is not None and value.stored:
             is_low = bool(node.users) and all(user.name in low for user in node.users)
         else:
-            is_low = node.name in low or (value is not None and value.made_by in low)
+            is_low = (node.name if value is None else value.made_by) in low
         return dtype if is_low else torch.float32
 
     kinds = {node: kind_of(node) for node in source.nodes}
@@ -321,7 +336,10 @@ def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str])
         elif node.op != "output" and node.name not in table.operations:
             wanted = None  # since selecting one element of a tuple casts nothing
         args, kwargs = fx.node.map_arg((args, kwargs), partial(read, wanted=wanted))
-        copy = copies[node] = graph.create_node(node.op, node.target, args, kwargs, node.name)
+        target = node.target
+        if table.keeps_output(node.name, low):
+            target, args = _multiply, (node.target, *args)
+        copy = copies[node] = graph.create_node(node.op, target, args, kwargs, node.name)
         copy.meta = {key: value for key, value in node.meta.items() if key in ("nn_module_stack", "stack_trace")}
         copy.meta |= {COPIED: node.name, "val": outlines(node.meta.get("val"), kinds[node])}
     graph._codegen = source._codegen
@@ -335,6 +353,10 @@ def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str])
             stored = nn.Parameter(small, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else small
             setattr(module.get_submodule(path), name, stored)
     return module
+
+
+def _multiply(target: Callable[..., Any], *args: Any) -> torch.Tensor:
+    return multiply(operation_of(target).packet, target, (args, {}), widen)
 
 
 def memory_needed(module: fx.GraphModule) -> MemoryUse:

@@ -60,18 +60,15 @@ def _tensors(value: Any, name: str, entered: dict[int, Any]) -> Iterator[tuple[s
     if isinstance(value, torch.Tensor):
         yield name, value
         return
-    if value is None or isinstance(value, _CLOSED) or id(value) in entered or _is_cache(value):
+    # Hugging Face's key-value caches are state for the next call, far larger than the output.
+    is_cache = any(kind.__module__ == "transformers.cache_utils" for kind in type(value).__mro__)
+    if value is None or isinstance(value, _CLOSED) or id(value) in entered or is_cache:
         return
     entered[id(value)] = value
     for key, part in _parts(value):
         yield from _tensors(part, f"{name}.{key}" if name else str(key), entered)
     if isinstance(value, Mapping | Sequence):
         del entered[id(value)]
-
-
-def _is_cache(value: Any) -> bool:
-    """Whether a value is a key-value cache of Hugging Face: state for the next call, far larger than the output."""
-    return any(kind.__module__ == "transformers.cache_utils" for kind in type(value).__mro__)
 
 
 def _parts(value: Any) -> Iterable[tuple[Any, Any]]:

@@ -114,7 +114,7 @@ def tokenize(model: Any, value: Any) -> Any:
             f"text inputs need a tokenizer in the folder of the model's weights ({describe(error)}): give token ids",
             "bad-inputs",
         ) from error
-    return {name: x for name, x in given.items() if name in forward_parameters(model)}
+    return {name: x for name, x in given.items() if name in inspect.signature(model.forward).parameters}
 
 
 def named_inputs(value: Any, what: str) -> tuple[Batch, ...]:
@@ -199,7 +199,7 @@ def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Bat
 
     Raises: LoadError(slug="bad-inputs").
     """
-    parameters = forward_parameters(model)
+    parameters = inspect.signature(model.forward).parameters
     variadic = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     names = [name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if set(tensors) <= set(names) or variadic:
@@ -213,11 +213,6 @@ def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Bat
         f"{source} names {', '.join(tensors)}, but forward takes {', '.join(names) or 'nothing'}: use the names of its arguments",
         slug="bad-inputs",
     )
-
-
-def forward_parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
-    forward: Callable[..., Any] = model.forward
-    return inspect.signature(forward).parameters
 
 
 def _from_shapes(text: str, shapes: list[re.Match[str]], model: nn.Module) -> Batch:

@@ -185,9 +185,8 @@ def watch_weights(outermost: CodeType) -> Iterator[Watch]:
     for module in {module for module, _ in READERS if module.startswith("safetensors")}:
         with suppress(ImportError):  # a library that the body imports gets these functions from it
             importlib.import_module(module)
-    readers = [(sys.modules.get(module), name) for module, name in READERS]
     calls: list[tuple[Any, str, Callable[..., Any]]] = [
-        *((holder, name, watch.on_read) for holder, name in readers if holder is not None and name in vars(holder)),
+        *((x, name, watch.on_read) for module, name in READERS if hasattr(x := sys.modules.get(module), name)),
         (nn.Module, "load_state_dict", watch.on_restore),
         (nn.Module, "_apply", watch.on_convert),
         (nn.Module, "register_parameter", watch.on_create),

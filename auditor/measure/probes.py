@@ -16,7 +16,7 @@ from ..numerics.entries import ON_GPU
 from ..numerics.formats import Format
 
 PARTS = 1024
-_SHORT = 16
+SHORT = 16
 """Chunk length below which summing takes longer than computing the products."""
 
 _CHUNK = 1 << 18
@@ -66,14 +66,14 @@ def inner_products(
 ) -> list[torch.Tensor]:
     """Compute <gradient, error> per sample and part for each format in `rows`: a tensor [passes * samples, parts].
 
-    Parts are PARTS contiguous chunks, or single entries if chunks would be shorter than _SHORT. gradient: [*] or
+    Parts are PARTS contiguous chunks, or single entries if chunks would be shorter than SHORT. gradient: [*] or
     [passes, *]. value: [*], with samples in equal chunks. rows: formats, for the error of rounding `value` to each;
     None means that `value` is the error itself. Non-finite products count as zero.
     """
     values = value.detach().reshape(samples, -1)
     flat = gradient.detach().reshape(-1, *values.shape)
     width = values.shape[1] // PARTS
-    if width < _SHORT:
+    if width < SHORT:
         return [_products(flat, values, row).flatten(0, 1) for row in rows]
     whole = width * PARTS
     parts, errors = flat[..., :whole].view(-1, samples, PARTS, width), values[:, :whole].view(samples, PARTS, width)

@@ -105,14 +105,12 @@ class Sample:
 
 
 def sample_product(n: fx.Node, values: Mapping[str, Any]) -> Sample | None:
-    """A sample of a matrix product or convolution. values: FP32 results by name.
-
-    None for other operations, and for fused attention: it has a softmax between its products.
-    """
+    """A sample of a matrix product or convolution, but not of fused attention; else None. values: FP32 results by name."""
     if not is_tensor_core(target_of(n)) or row_of(n).attention or n.kwargs:
         return None
     args = fx.node.map_arg(n.args, lambda source: values[source.name])
-    if not all(type(x) is Tensor and is_plain(x) for x in tensors_in(args)):
+    floats = [x for x in tensors_in(args) if type(x) is Tensor and is_plain(x) and x.is_floating_point()]
+    if len(floats) < len(tensors_in(args)) or any(x.is_meta or not x.numel() for x in floats):
         return None
     try:
         args = _some_of(target_of(n), args)
@@ -120,8 +118,7 @@ def sample_product(n: fx.Node, values: Mapping[str, Any]) -> Sample | None:
     except Exception as error:  # a kernel that FP64 does not have
         let_through(error)
         return None
-    is_real = exact.is_floating_point() and not exact.is_meta and exact.numel() > 0
-    return Sample(target_of(n), args, exact) if is_real else None
+    return Sample(target_of(n), args, exact)
 
 
 def flag_costs(
@@ -152,15 +149,14 @@ def flag_costs(
 
 
 def _in_fp64(x: Tensor) -> Tensor:
-    return plain(x).double() if x.is_floating_point() else x
+    return plain(x).double()
 
 
 def _some_of(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments for some rows and columns of the result; for convolutions, part of one image and some channels."""
     row = operation_of(target)
     if row.gemm == "linear" and args[1].dim() == 2:
-        x = args[0].reshape(-1, args[0].shape[-1])
-        return _some(x), *(y if y is None else _some(y) for y in args[1:])
+        return _some(args[0].reshape(-1, args[0].shape[-1])), *(y if y is None else _some(y) for y in args[1:])
     if row.gemm == "convolution" and args[0].dim() == args[1].dim():
         x, groups, whole = args[0][:1], args[6:], args[0].shape[1] == args[1].shape[1]  # not split into groups
         if groups == args[0].shape[1:2] == args[1].shape[:1]:  # one filter for each channel

@@ -49,7 +49,7 @@ def settle(
     result = {name: dict(by_format) for name, by_format in first.contributions.items()}
     checks: dict[str, Linearity] = {}
     for fmt in measurement.formats:
-        settling = _FormatRuns(Reruns(measurement, fmt, yardstick), first)
+        settling = FormatRuns(Reruns(measurement, fmt, yardstick), first)
         settling.settle_unknown()
         check = settling.check_predictions()
         if check is not None:
@@ -74,7 +74,7 @@ Waiting = list[tuple[float, int, Sequence[str], _Ran]]
 contained them."""
 
 
-class _FormatRuns:
+class FormatRuns:
     """Runs of operations in one format. found: {operation: its Contribution}, from these runs."""
 
     def __init__(self, reruns: Reruns, first: FirstOrder) -> None:
@@ -189,8 +189,8 @@ class _FormatRuns:
             self._queue(waiting, names[middle:], ran)
 
     def _bound_group(self, names: Sequence[str], ran: _Ran) -> None:
-        """If a group's error is within the budget, it bounds each member's effect; squares of independent errors add
-        up. Otherwise the members are untested."""
+        """If a group's error is within the budget, it bounds each member's effect, since squares of independent errors
+        add up. If the error exceeds the budget, the members are untested."""
         for name in names:
             first = self._first[name]
             if not ran.error <= self._limit:

@@ -32,21 +32,16 @@ def round_in(x: torch.Tensor, fmt: Format) -> torch.Tensor:
     if fmt.dtype is not None:
         return x.to(fmt.dtype).float()
     x = x.float()
-    rounded = _round_mantissa(x, drop=_SINGLE - fmt.mantissa)
+    # Adding half of the dropped field, plus the kept field's last bit, rounds to nearest even in integer arithmetic.
+    bits, drop = x.contiguous().view(torch.int32), _SINGLE - fmt.mantissa
+    bits = (bits + (1 << (drop - 1)) - 1 + ((bits >> drop) & 1)) & ~((1 << drop) - 1)
+    rounded = torch.where(torch.isfinite(x), bits.view(torch.float32), x)
     if fmt.min_exponent > FORMATS["fp32"].min_exponent:  # else float32's subnormals, rounded above
         steps = torch.round(x / fmt.smallest_subnormal)  # exact: both are float32, one of them a power of two
         rounded = torch.where(x.abs() < fmt.smallest_normal, steps * fmt.smallest_subnormal, rounded)
     if fmt.overflows_to == "inf":
         rounded = torch.where(rounded.abs() > fmt.largest, torch.copysign(x.new_tensor(math.inf), x), rounded)
     return rounded
-
-
-def _round_mantissa(x: torch.Tensor, drop: int) -> torch.Tensor:
-    # Adding half of the dropped field, plus the kept field's last bit, rounds to nearest even in integer arithmetic.
-    bits = x.contiguous().view(torch.int32)
-    half = (1 << (drop - 1)) - 1
-    rounded = (bits + half + ((bits >> drop) & 1)) & ~((1 << drop) - 1)
-    return torch.where(torch.isfinite(x), rounded.view(torch.float32), x)
 
 
 _MARK = "_carried_format"

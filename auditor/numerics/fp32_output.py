@@ -30,9 +30,9 @@ class _Product(torch.autograd.Function):
         return rounded @ y.mT, x.mT @ rounded
 
 
-def multiply(name: str, function: Callable[..., Any], low: Any, wide: Any) -> torch.Tensor:
-    """The FP32 result of a matrix product of low-precision inputs. low: the arguments (args, kwargs) in low precision;
-    wide: the same values in FP32.
+def multiply(name: str, function: Callable[..., Any], low: Any, widen: Callable[[Any], Any]) -> torch.Tensor:
+    """The FP32 result of a matrix product of low-precision inputs. low: the arguments (args, kwargs) in low precision.
+    widen: converts them to FP32.
 
     A GPU uses torch.mm(..., out_dtype=torch.float32). A CPU has no such kernel, and multiplies the rounded inputs in
     FP32: products of two FP16 or BF16 numbers are exact in FP32, so only the order of the sum differs.
@@ -40,21 +40,21 @@ def multiply(name: str, function: Callable[..., Any], low: Any, wide: Any) -> to
     (args, kwargs), (first, second) = low, FACTORS[name]
     x = args[first]
     if x.device.type == "cuda" and not kwargs and min(x.dim(), args[second].dim()) >= 2:
-        result = _matmul(x, args[second].mT if name == "linear" else args[second])
+        result = half_matmul(x, args[second].mT if name == "linear" else args[second])
         added = args[0] if first else args[2] if len(args) > 2 else None
         return result if added is None else result + added
-    exact: torch.Tensor = function(*wide[0], **wide[1])
+    args, kwargs = widen(low)
+    exact: torch.Tensor = function(*args, **kwargs)
     if exact.requires_grad:
         exact.register_hook(lambda gradient: gradient.to(x.dtype).float())  # type: ignore[no-untyped-call]
     return exact
 
 
-def _matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def half_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """`x @ y` in FP32 for at least two dimensions: [*, m, k] @ [*, k, n] -> [*, m, n]."""
+    product: Any = _Product.apply
     if y.dim() == 2:
-        result: torch.Tensor = _Product.apply(x.reshape(-1, x.shape[-1]), y)  # type: ignore[no-untyped-call]
-        return result.view(*x.shape[:-1], y.shape[-1])
+        return product(x.reshape(-1, x.shape[-1]), y).view(*x.shape[:-1], y.shape[-1])
     batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])  # type: ignore[no-untyped-call]
     each = (z.expand(*batch, *z.shape[-2:]).reshape(-1, *z.shape[-2:]) for z in (x, y))
-    result = _Product.apply(*each)  # type: ignore[no-untyped-call]
-    return result.view(*batch, x.shape[-2], y.shape[-1])
+    return product(*each).view(*batch, x.shape[-2], y.shape[-1])

@@ -107,7 +107,9 @@ def _in_order(rows: Tensor, combine: _Combine) -> Tensor:
 def _in_tiles(rows: Tensor, combine: _Combine, neutral: float) -> Tensor:
     """Sklansky's network, tile by tile; the running total joins each tile's first entry. Shape: [rows, length]."""
     count, length = rows.shape
-    width = 2 << _threads_log(count, length)
+    # log2 of the threads per row: `get_log_num_threads_x_inner_scan`, whose unsigned difference wraps around
+    wanted = _THREADS_LOG + (length - 1).bit_length() - (count - 1).bit_length()
+    width = 2 << min(max((wanted % 2**32) // 2, _LEAST_LOG), _THREADS_LOG)
     tiles, total = [], None
     padded = torch.nn.functional.pad(rows, (0, -length % width), value=neutral)
     for tile in padded.reshape(count, -1, width).unbind(1):
@@ -121,12 +123,6 @@ def _in_tiles(rows: Tensor, combine: _Combine, neutral: float) -> Tensor:
         tiles.append(tile)
         total = tile[:, -1:]
     return torch.cat(tiles, -1)[:, :length]
-
-
-def _threads_log(rows: int, length: int) -> int:
-    """log2 of the threads per row: `get_log_num_threads_x_inner_scan`, whose unsigned difference wraps around."""
-    wanted = _THREADS_LOG + (length - 1).bit_length() - (rows - 1).bit_length()
-    return min(max((wanted % 2**32) // 2, _LEAST_LOG), _THREADS_LOG)
 
 
 def _by_cub(entries: Tensor, combine: _Combine, neutral: float) -> Tensor:

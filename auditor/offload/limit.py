@@ -34,7 +34,7 @@ HELD = 3.0
 EACH = 0.4
 """Share of the free memory that each of the two processes may use under a limit that the audit sets itself."""
 
-_STATM, _MEMINFO, _GROUP = Path("/proc/self/statm"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+STATM, MEMINFO, GROUP = Path("/proc/self/statm"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 SINGLE = "HF_DEACTIVATE_ASYNC_LOAD"
 """Environment variable: transformers then converts weights in this thread, where a dispatch mode sees them."""
@@ -85,7 +85,7 @@ def resident_limit(size: int | None) -> Iterator[Limit | None]:
     if size is None:
         yield None
         return
-    if not _STATM.exists():
+    if not STATM.exists():
         raise AuditorError(
             "this system does not report a process's memory (/proc/self/statm): leave --memory out",
             "no-paging",
@@ -164,10 +164,10 @@ def limit_for(weights: int) -> int | None:
 def free() -> int | None:
     """Available bytes of the machine, or of this process's cgroup if fewer; None if unknown."""
     with suppress(OSError):
-        left = 1024 * int(_MEMINFO.read_text(encoding="utf-8").split("MemAvailable:")[1].split()[0])
+        left = 1024 * int(MEMINFO.read_text(encoding="utf-8").split("MemAvailable:")[1].split()[0])
         with suppress(OSError, ValueError):  # "max": without a limit
             limit, taken = (
-                int((_GROUP / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current")
+                int((GROUP / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current")
             )
             return min(left, max(limit - taken, 0))
         return left
@@ -176,7 +176,7 @@ def free() -> int | None:
 
 def resident() -> int:
     """Resident bytes of this process, including mapped files."""
-    return int(_STATM.read_bytes().split()[1]) * mmap.PAGESIZE
+    return int(STATM.read_bytes().split()[1]) * mmap.PAGESIZE
 
 
 def words(size: float) -> str:

@@ -14,6 +14,7 @@ from ..numerics.formats import FORMATS
 from ..numerics.fp32_output import FACTORS
 from ..numerics.operations import operation
 from ..paths import FP32_OUTPUT, enclosing_paths, function_in, module_of
+from ..records import Contribution
 from .costs import Cost
 from .search import Candidate
 
@@ -65,9 +66,8 @@ def cost_of(problem: Problem, name: str, resolution: Resolution) -> Cost:
     return replace(cost, elements=cost.elements + wider * problem.elements[name]) if wider else cost
 
 
-def fails_by_inputs(problem: Problem, name: str) -> bool:
+def fails_by_inputs(known: Contribution | None) -> bool:
     """Whether a product is unsafe whatever its output: the outputs turn Inf or NaN by its inputs, or it was not run."""
-    known = problem.contribution(name, problem.format)
     return known is None or math.isfinite(known.own) > math.isfinite(known.isolated)
 
 

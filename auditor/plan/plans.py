@@ -23,7 +23,7 @@ from .workbench import Workbench
 
 
 class Planner:
-    """Runs the baselines (all low, without a plan) and makes all requested plans. A plan that was already run is not
+    """Runs the baselines (everything in low precision, without a plan) and makes all requested plans. A plan that was already run is not
     run again."""
 
     def __init__(self, bench: Workbench) -> None:
@@ -51,7 +51,7 @@ class Planner:
     def plans(self) -> dict[str, Plan]:
         """All plans, verified on held-out inputs if there are any."""
         quick = self.bench.options.quick
-        result = find_verified(self.spaces, self.bench.max_error, self._make, self._run)
+        result = find_verified(self.spaces, self.bench.max_error, self.make, self._run)
         for name, space in self.spaces.items():
             tick(f"why {name.replace('_', ' ')}")
             result[name] = plan = with_reasons(space, result[name], self.bench.findings)
@@ -59,9 +59,9 @@ class Planner:
                 result[name] = replace(plan, reach=space.reach())
         return {name: result[name] for name in self.spaces}
 
-    def _make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
+    def make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
         """Return the cheapest choices found within `limits`: the search's improved result, or, if that costs less, another
-        strategy's choice in the same format, or all low with some FP32 outputs."""
+        strategy's choice in the same format, or everything in low precision, with some FP32 outputs."""
         quick = self.bench.options.quick
         for name, limit in limits.items():
             tick(name.replace("_", " "))

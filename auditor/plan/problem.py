@@ -302,7 +302,7 @@ class Problem:
         if name in self.kept_formats or verdict is None or verdict.verdict not in ("unsafe", "untested"):
             return resolution.nodes[name].conflict
         if resolution.nodes[name].factors:  # the errors of its inputs count where these are rounded
-            return verdict.verdict == "untested" or fails_by_inputs(self, name)
+            return verdict.verdict == "untested" or fails_by_inputs(self.contribution(name, self.format))
         return resolution.touches_low(name)
 
     def node_square(self, resolution: Resolution, name: str) -> float:

@@ -231,7 +231,7 @@ def _explain_operation(
         return Reason("author", f"the model's code requests {given}")
     if how.casts(node).autocast in ("fp32", "fp32_unless_dtype"):
         runner = problem.strategy if problem.how.regional else "the autocast region around it"
-        return Reason("strategy", f"{runner} runs {operation(node.op).packet or node.op} in FP32 by itself")
+        return Reason("strategy", f"{runner} always runs {operation(node.op).packet or node.op} in FP32")
     source = next((source for source in node.inputs if resolution.dtypes.get(source) == kernel), None)
     if source is None:
         return Reason("author", f"the model's code creates values in {given}")

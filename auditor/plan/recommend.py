@@ -153,7 +153,8 @@ def kept_apart(plan: Plan) -> str:
     outputs = sum(len(choice.fp32_output) for choice in plan.scopes.values())
     kept = {"module": len(plan.kept_modules), "function": len(plan.exceptions) - outputs, "product output": outputs}
     if plan.program is not None:
-        kept = {"operation": len(plan.program.kept)}
+        outputs = sum(each.only_output for each in plan.program.kept)
+        kept = {"operation": len(plan.program.kept) - outputs, "product output": outputs}
     return " and ".join(f"{many:,} {what}{'s' * (many != 1)}" for what, many in kept.items() if many)
 
 
@@ -161,8 +162,8 @@ def outcome(plans: Plans, use: str = "inference") -> str:
     """`plan` if there is a plan for the use; otherwise the reason.
 
     `not asked for`; `loses`: a verified plan that would improve on FP32 fails the user's score; `saves nothing`: low
-    precision is within the limits but saves nothing; `lowers nothing`: every plan within the limits runs nothing low;
-    `out of reach`: otherwise.
+    precision is within the limits but saves nothing; `lowers nothing`: every plan within the limits has low-precision
+    modules, but no operation runs in low precision; `out of reach`: otherwise.
     """
     held = [plan for plan in plans.values() if plan.holds and _is_for(plan, use)]
     if best_for(plans, use) is not None:
@@ -181,11 +182,13 @@ def _is_for(plan: Plan, use: str) -> bool:
 
 
 def _runs_low(plan: Plan) -> bool:
-    """Whether a plan runs anything low, or could within the budget but would save nothing."""
+    """Whether a plan runs any operation in low precision, or could within the budget but would save nothing. A module whose operations
+    all stay in FP32 anyway adds no error."""
     if plan.has_low:
         return plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)
     spared = set(plan.kept_modules).difference(plan.kept_modules if plan.least is None else plan.least)
-    return any(reason.kind == "no-gain" and spared.intersection(reason.modules) for reason in plan.reasons)
+    idle = (reason for reason in plan.reasons if reason.kind == "no-gain" and reason.adds != 0)
+    return any(spared.intersection(reason.modules) for reason in idle)
 
 
 def memory_share(plan: Plan) -> float:

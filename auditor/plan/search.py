@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,9 +140,9 @@ class Cuts:
     ) -> Candidate:
         """The cheapest choice found with a predicted error of at most `allowed`.
 
-        A local search starts from every cut; each of its steps changes one group. groups: sets that change to low
-        precision together, the largest saving per squared error first. made: evaluates a choice. tries: how many
-        choices the local search may evaluate.
+        A local search starts from every cut, and from the cut within the limit with more groups lowered; each of its
+        steps changes one group. groups: sets that change to low precision together, the largest saving per squared error
+        first. made: evaluates a choice. tries: how many choices the local search may evaluate.
         """
 
         def rank(high: Choice) -> tuple[float, float]:
@@ -161,7 +162,12 @@ class Cuts:
         changes = [(group, Choice.difference) for group in groups]
         changes += [(group, Choice.union) for group in reversed(groups)]
         cuts, left = self.towards(lambda high: made(high).predicted_error <= allowed), iter(range(tries))
-        return made(min(map(downhill, sorted(dict.fromkeys(cuts), key=rank)), key=rank))
+        cuts.sort(key=rank)
+        within, over = cuts[0], next((cut for cut in cuts if rank(cut)[0]), frozenset())
+        pending = [group for group in groups if group <= within - over]
+        count = bisect(range(1, len(pending) + 1), 0.0, key=lambda count: rank(within.difference(*pending[:count]))[0])
+        cuts.insert(0, within.difference(*pending[:count]))
+        return made(min(map(downhill, dict.fromkeys(cuts)), key=rank))
 
 
 @dataclass

@@ -152,7 +152,7 @@ class Audit:
     evaluation: Annotated[Evaluation | None, FileField("the user's scoring function; `null`: none")] = None
     generation: Annotated[Generation | None, FileField("FP32's generated tokens; `null`: not requested")] = None
     quantization: Annotated[
-        tuple[QuantizedLayer, ...], FileField("layers under [quantization schemes](quantization.md), worst first")
+        tuple[QuantizedLayer, ...], FileField("layers by [quantization scheme](quantization.md), largest effect first")
     ] = ()
     quantized_plans: Annotated[
         tuple[QuantizedPlan, ...],

@@ -39,6 +39,9 @@ class TokenComparison:
     first_flip: Annotated[
         int | None, FileField("tokens up to and including the first flip, median over prompts; `null`: no flip in half")
     ] = None
+    predicted_first_flip: Annotated[
+        int | None, FileField("prediction of `first_flip`; `null`: unavailable, or no flip in half")
+    ] = None
     first_flip_10: Annotated[int | None, FileField("10th percentile of these tokens; `null`: no flip in 90 %")] = None
     kl_by_position: Annotated[tuple[float, ...], FileField("`kl` by position after the prompt, up to 32 values")] = ()
     one_pass_kl: Annotated[float | None, FileField("`kl` if one pass reads all tokens, without a cache")] = None

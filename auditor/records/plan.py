@@ -223,9 +223,9 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class KeptOperation:
-    """One operation that is kept in FP32 in an exported program, with the reason."""
+    """One operation that is kept in FP32 in an exported program, or a product whose output is, with the reason."""
 
-    name: Annotated[str, FileField("name in the exported graph")]
+    name: Annotated[str, FileField(f"name in the exported graph; then `{FP32_OUTPUT}`, if only the output is FP32")]
     op: Annotated[str, FileField("ATen overload")]
     kind: Annotated[
         str,
@@ -238,6 +238,11 @@ class KeptOperation:
     ]
     because: Annotated[str, FileField("the reason in one clause, with its evidence")]
     node: Annotated[str | None, FileField("name of the operation in the captured graph; `null`: none")] = None
+
+    @property
+    def only_output(self) -> bool:
+        """Whether the operation is a product of low-precision inputs."""
+        return self.name.endswith(FP32_OUTPUT)
 
 
 @dataclass(frozen=True)
@@ -262,9 +267,9 @@ class Program:
 
     file: Annotated[str, FileField("name of the file next to plan.json, for `torch.export.load`")]
     operations: Annotated[int, FileField("number of operations with FP32 inputs in the exported graph", least=0)]
-    low: Annotated[int, FileField("number of these operations that run in the format", least=0)]
+    low: Annotated[int, FileField("number of these operations that run in the format, outputs included", least=0)]
     casts: Annotated[int, FileField("number of casts in the graph", least=0)]
-    kept: Annotated[tuple[KeptOperation, ...], FileField("operations kept in FP32")] = ()
+    kept: Annotated[tuple[KeptOperation, ...], FileField("operations and outputs kept in FP32")] = ()
     fixed: Annotated[str | None, FileField("why the batch size is fixed; `null`: it is variable")] = None
     onnx: Annotated[Onnx | None, FileField("the program as an ONNX model, if requested")] = None
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from ..artefact.base import plan_table
 from ..devices import NATIVE
 from ..errors import LoadError
-from ..isolation.process import reseed
 from ..loading.target import guard_progress
 from ..numerics.formats import dtype_of
 from ..records import Plan, Progress
@@ -57,11 +57,7 @@ def rehearse(
     tell, session = guard_progress(progress or (lambda *_: None)), Session(step)
 
     def run(recipe: Recipe, steps: int = steps) -> tuple[RecipeRun, set[int], bool]:
-        def work(send: Callable[[str], None]) -> tuple[RecipeRun, set[int], bool]:
-            reseed(seed)
-            result = session.run(recipe, _number_batches(batches), steps, send)
-            return result, session.used, session.own_regions
-
+        work = partial(session.run, recipe, _number_batches(batches), steps, seed)
         done = call_forked(work, lambda done: tell("rehearse", recipe.title, int(done), steps))
         if isinstance(done, LoadError) and recipe == FP32:
             raise bad_step(f"the step fails in FP32: {done}")

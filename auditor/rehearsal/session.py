@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from ..capture.regions import written_as_meant
 from ..errors import AuditorError, CallbackError, LoadError
 from ..isolation.answer import lowered_batch
 from ..isolation.members import without_wrappers
-from ..isolation.process import disable_compilers, ieee, process_state, swap_attribute
+from ..isolation.process import disable_compilers, ieee, process_state, reseed, swap_attribute
 from ..isolation.tensors import plain_torch
 from ..loading.target import call, required_arguments
 from ..numerics.casting import widen
@@ -44,7 +44,6 @@ BLAMED = 4
 GROWTH, INTERVAL = 2.0, 2000
 """GradScaler's defaults: the scale is halved after a non-finite step, and doubled after this many finite ones."""
 _Autocast = torch.amp.autocast_mode.autocast
-T = TypeVar("T")
 
 
 def bad_step(message: str) -> LoadError:
@@ -52,9 +51,9 @@ def bad_step(message: str) -> LoadError:
     return LoadError(message, slug="bad-step")
 
 
-def call_forked(work: Callable[[Callable[[str], None]], T], hear: Callable[[str], object] = str) -> T | LoadError:
-    """Call `work(tell)` in a forked process without output: its value, or the reason of its failure. hear: called with
-    what `work` tells."""
+def call_forked(work: Callable[[Callable[[str], None]], Any], hear: Callable[[str], object] = str) -> Any:
+    """Call `work(tell)` in a forked process without output: its value, or a LoadError with the reason of its failure.
+    hear: called with what `work` tells."""
 
     def answer(tell: Callable[[Any], None]) -> None:
         try:
@@ -69,7 +68,7 @@ def call_forked(work: Callable[[Callable[[str], None]], T], hear: Callable[[str]
             os._exit(0)
 
     try:
-        return supervise(answer, hear=hear)[0]  # type: ignore[no-any-return]
+        return supervise(answer, hear=hear)[0]
     except CallbackError:
         raise
     except AuditorError as error:  # the process was killed
@@ -85,13 +84,9 @@ class Session:
         every = [one for one in gc.get_objects() if issubclass(type(one), nn.Module | Optimizer)]
         self.optimizers = {id(one): one for one in every if "param_groups" in vars(one)}
         self.root, self.own_regions, self.used = nn.Module(), False, set[int]()
-        self.recipe, self.result = FP32, RecipeRun(FP32)
         self._step, self._modules = step, [m for m in every if isinstance(m, nn.Module) and "_modules" in vars(m)]
-        self._parameters: dict[str, nn.Parameter] = {}
-        self._names: dict[int, str] = {}
         self._calls: list[str] = []  # names of the modules that are being called, innermost last
         self._in_pass = self._casts_inputs = False
-        self._updates: Updates | None = None
         self._losses: list[float] = []
         self._open: list[ExitStack] = []  # contexts of the optimizer updates that are running
         self._broken: str | None = None  # in a non-finite step: what is to blame, "" if it must be searched for
@@ -113,9 +108,11 @@ class Session:
         return {p: n for n, group in groups for p in group["params"]}
 
     def run(
-        self, recipe: Recipe, batches: Iterator[tuple[int, Any]], steps: int, tell: Callable[[str], None]
-    ) -> RecipeRun:
-        """Run `steps` steps, or fewer: the run ends with a step that raises, or is not finite without a loss scale."""
+        self, recipe: Recipe, batches: Iterator[tuple[int, Any]], steps: int, seed: int, tell: Callable[[str], None]
+    ) -> tuple[RecipeRun, set[int], bool]:
+        """Run `steps` steps, or fewer: the run ends with a step that is not finite without a loss scale. Returns the
+        results, `used` and `own_regions`."""
+        reseed(seed)
         self.recipe, self.result = recipe, RecipeRun(recipe, scale=recipe.scale)
         self._prepare()
         result, samples = self.result, {i * (steps - 1) // (LOOKS - 1) for i in range(LOOKS)}
@@ -126,22 +123,23 @@ class Session:
             if self._updates is not None and recipe.format != "fp32":
                 call_forked(partial(self._run_shadow, batch, fp32))
             restart = process_state()
-            result.losses.append(call(self._call_step, "the step", "bad-step", batch))
+            where = f"in step {step} (batch {number}), the step"
+            result.losses.append(call(self._call_step, where, "bad-step", batch))
             if self._updates is not None:
                 self._updates.finish(step)
             finite += 1
             if self._broken is not None:
                 is_known = self._broken or len(result.skipped) >= BLAMED
                 found = (self._broken, None) if is_known else call_forked(partial(self._search, batch, restart))
-                where = ("", None) if isinstance(found, LoadError) else found
-                result.skipped.append(NonFiniteStep(step, number, result.scale, *where))
+                blamed = ("", None) if isinstance(found, LoadError) else found
+                result.skipped.append(NonFiniteStep(step, number, result.scale, *blamed))
                 finite = 0
             tell(f"{step + 1}")
             if result.scale is None and result.skipped:
                 break
             if result.scale is not None and finite % INTERVAL == 0:
                 result.scale *= GROWTH if finite else 1 / GROWTH
-        return result
+        return result, self.used, self.own_regions
 
     def _call_step(self, batch: Any, handler: Trail | None = None) -> float:
         """Call the user's step with a batch (as one argument, several, or none, as its signature requires), and return
@@ -187,10 +185,9 @@ class Session:
         """Convert the model and the optimizers as the recipe requires, and replace functions of torch."""
         recipe, trained = self.recipe, self.group_numbers
         self._names = {id(module): without_wrappers(path) for path, module in self.root.named_modules()}
-        for path, p in self.root.named_parameters():
-            if p in trained and p.numel():
-                name = without_wrappers(path)
-                self._parameters[name], self.result.parameters[name] = p, ParameterSeries(p.numel(), trained[p])
+        parameters = ((without_wrappers(path), p) for path, p in self.root.named_parameters())
+        self._parameters = {name: p for name, p in parameters if p in trained and p.numel()}
+        self.result.parameters = {n: ParameterSeries(p.numel(), trained[p]) for n, p in self._parameters.items()}
         if recipe.name != "as_written":
             self._store(dtype_of(recipe.format) if recipe.stored else torch.float32)
         for optimizer in self.optimizers.values():

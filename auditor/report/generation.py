@@ -13,19 +13,8 @@ from .charts import line_chart
 from .quantization import quantized_title
 from .words import count, in_bytes, label, or_blank, percent, ratio
 
-HEADS = (
-    "Plan",
-    "KL mean",
-    "KL 99 %",
-    "KL max",
-    "Same top",
-    "RMS dp",
-    "Flips",
-    "95 %",
-    "Predicted",
-    "First flip",
-    "10th pct.",
-)
+DISTANCES = ("KL mean", "KL 99 %", "KL max", "Same top", "RMS dp")
+HEADS = ("Plan", *DISTANCES, "Flips", "95 %", "Predicted", "First flip", "Predicted", "10th pct.")
 PARTS = "Model parts: share of the margins' squared error, and predicted flips per 1,000 tokens with the part in FP32"
 CACHES = "FP32 model with its key-value cache stored in fewer bits: flips per 1,000 tokens, and memory of the cache by text length"
 LENGTHS = (2048, 32768, 131072)
@@ -60,7 +49,7 @@ def generation_section(audit: Audit) -> list[Block]:
         "Each plan decodes with its own cache, and gets the token that FP32 chose after each step. KL: divergence from FP32 in "
         "nats per token. Same top: share of tokens with FP32's likeliest choice. RMS dp: root mean square change in the "
         "probability of FP32's token. Flips: differing choices per 1,000 tokens, with a 95 % interval. First flip: number of "
-        "tokens up to and including the first flip; the median over prompts, and the 10th percentile."
+        "tokens up to and including the first flip; the median over prompts with its prediction, and the 10th percentile."
     )
     parts = tuple(
         (title, one.part, percent(one.share), f"{one.operations:,}", or_blank(one.flips))
@@ -156,6 +145,8 @@ def _flips(generated: TokenComparison) -> tuple[str, str]:
 def _row(title: str, generated: TokenComparison) -> tuple[str, ...]:
     if generated.failure is not None:
         return (title, f"did not decode: {generated.failure}", *[""] * (len(HEADS) - 2))
+    firsts = (generated.first_flip, generated.predicted_first_flip, generated.first_flip_10)
+    first, expected, tenth = ("none" if x is None else f"{x:,}" for x in firsts)
     return (
         title,
         *(or_blank(x, ratio) for x in (generated.kl, generated.kl_99, generated.kl_most)),
@@ -163,7 +154,9 @@ def _row(title: str, generated: TokenComparison) -> tuple[str, ...]:
         or_blank(generated.rms_probability, ratio),
         *_flips(generated),
         or_blank(generated.predicted_flips),
-        *("none" if x is None else f"{x:,}" for x in (generated.first_flip, generated.first_flip_10)),
+        first,
+        or_blank(generated.predicted_flips, lambda _: expected),
+        tenth,
     )
 
 

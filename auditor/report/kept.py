@@ -40,10 +40,11 @@ class Island:
 def islands(plan: Plan) -> tuple[Island, ...]:
     """FP32 modules, with repeated blocks merged, and functions that stay FP32 in low-precision modules.
 
-    For an exported program: its FP32 operations, grouped by operator and kind of reason.
+    For an exported program: its FP32 operations and outputs, grouped by operator and kind of reason.
     """
     result = []
-    for kept in fold(plan.program.kept if plan.program else (), lambda _: "", lambda kept: (kept.kind, kept.op)):
+    each = plan.program.kept if plan.program else ()
+    for kept in fold(each, lambda _: "", lambda kept: (kept.kind, kept.op, kept.only_output)):
         names = tuple(one.name for one in kept)
         why = _one_for_all([one.because for one in kept])
         result.append(Island(names, list_paths(names, 2, "operation"), why))
@@ -149,7 +150,9 @@ def _explain(plan: Plan, name: str, owner: str | None, owners: Mapping[str, str]
         node: f"not in low precision: {reason.words}" for reason in plan.reasons for node in reason.operations
     }
     operations |= {
-        kept.node: f"FP32: {kept.because}" for kept in (plan.program.kept if plan.program else ()) if kept.node
+        kept.node: f"FP32{' output' if kept.only_output else ''}: {kept.because}"
+        for kept in (plan.program.kept if plan.program else ())
+        if kept.node
     }
     if owner is not None:
         usual = (

@@ -52,8 +52,7 @@ def _blocks(rows: Sequence[LedgerRow], findings: Sequence[Finding], flags: Mappi
     for f in findings:
         where = line(f.source, f.called_from) or "unknown line"
         page.append(Item(f"{where} {f.rule} {sentence(f.message)}", (remedy(f.advice),), f.severity))
-    page.append(Prose("Flags", (_flags(flags),)))
-    page.append(Prose("", (ABOUT,), "about"))
+    page += [Prose("Flags", (_flags(flags),)), Prose("", (ABOUT,), "about")]
     for caption, operations in (("Parameters and buffers", False), ("Operations", True)):
         own = [row for row in rows if (row.kind == "operation") is operations]
         merged = fold(own, lambda r: r.module if r.op else r.name, lambda r: (*_dtypes(r), r.kind, r.op, r.source))

@@ -50,11 +50,11 @@ def _origins(audit: Audit, fmt: str) -> list[Block]:
 
 
 def _products(audit: Audit, fmt: str) -> Grid:
-    """Products with the largest error by themselves, and the part of each cause in it."""
+    """Products with the largest local error, and the part of each cause in it."""
     split = [(r, r.errors[fmt].product) for r in audit.nodes if fmt in r.errors]
     known = sorted(((r, p) for r, p in split if p is not None), key=lambda pair: -pair[1].whole)
     rows = [(where(r.node), *map(ratio, (p.whole, p.inputs, p.accumulation, p.output))) for r, p in known[:SHOWN]]
-    caption = f"Products with the largest error by themselves in {label(fmt)}, by cause; squares add up"
+    caption = f"Matrix products and convolutions with the largest local error in {label(fmt)}: the squares of its three parts nearly add up to its square"
     return Grid(("Product", "Error", "Inputs", "Accumulation", "Output"), tuple(rows), caption=caption)
 
 

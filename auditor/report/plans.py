@@ -82,16 +82,16 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
         return "over budget", broken
     allowed = max(budget, ran.floor)
     if not ran.measured_error <= allowed:
-        return "over budget", f"{ratio(ran.measured_error)} measured, {budget:g} allowed"
+        return "over budget", f"error {ratio(ran.measured_error)} measured, {budget:g} allowed"
     if ran.with_gradients is not None and not ran.with_gradients <= allowed:
-        return "over budget", f"{ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
+        return "over budget", f"error {ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
     where = f" on {inputs_of(ran)}, {ran.execution}"
     if ran.ungraded:
         where += f"; not run with gradients enabled, since FP32 then raises {ran.ungraded}"
     if max(ran.measured_error, ran.with_gradients or 0.0) > budget:
         floor = f"at most {FLOOR:g} times the difference between FP32 runs ({ratio(ran.noise)})"
-        where += f"; above the budget, but {floor}"
-    return ("verified" if ran.holds else "not verified"), f"{ratio(ran.measured_error)} measured{where}"
+        where += f"; this is above the budget, but {floor}"
+    return ("verified" if ran.holds else "not verified"), f"error {ratio(ran.measured_error)} measured{where}"
 
 
 def inputs_of(ran: Verification) -> str:

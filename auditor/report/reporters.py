@@ -95,7 +95,18 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
         yield Item(head, (note,), cause.severity)
     more = [f"{count(left, 'more problem')} in the report"] if (left := len(todo.wanting) - most) > 0 else []
     if todo.all:
-        yield Prose("", ("; ".join([*more, f"python -m auditor explain {todo.all[0].worst.rule}"]),), "muted")
+        yield Prose(
+            "",
+            (
+                "; ".join(
+                    [
+                        *more,
+                        f"to read about {todo.all[0].worst.rule}: python -m auditor explain {todo.all[0].worst.rule}",
+                    ]
+                ),
+            ),
+            "muted",
+        )
 
 
 def _more(audit: Audit, seen: ReportView) -> list[Block]:

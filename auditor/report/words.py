@@ -25,7 +25,7 @@ LONGEST = 26
 """Maximum characters of block numbers in a path; if they need more, `*` and a count replace them."""
 
 TERMS = (
-    "calibration inputs, cast, emulate, error budget, FP32 island, held-out inputs, local error, operation, plan, "
+    "calibration inputs, cast, emulate, error budget, held-out inputs, local error, operation, plan, "
     "predicted, verdict, verified"
 ).split(", ")
 """Entries of docs/glossary.md that the report repeats."""

@@ -255,7 +255,7 @@ def about(
     """Set the severity of each finding with respect to `reference_plan`.
 
     If there is such a plan, findings on operations that it keeps in FP32, or that fail only under other plans, are at
-    most warnings. Others become one level less severe, except untestable findings on operations that the plan runs low.
+    most warnings. Others become one level less severe, except untestable findings on operations that the plan runs in low precision.
     """
     findings = _with_strategies(findings, capture, graph)
     plan = reference_plan(plans, recommended)
@@ -273,7 +273,7 @@ def about(
 
 
 def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: FlowGraph) -> tuple[Finding, ...]:
-    """Add to each finding the strategies under which its operation runs low if everything does."""
+    """Add to each finding the strategies under which its operation runs in low precision if everything does."""
     formats = {fmt for verdicts in graph.verdicts.values() for fmt in verdicts}
     spoken = dict.fromkeys(fmt for finding in findings for fmt in finding.formats if fmt in formats)
     low = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt).computing for name in names()} for fmt in spoken}

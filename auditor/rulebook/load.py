@@ -61,16 +61,13 @@ def spread(rules: Sequence[Rule], formats: Sequence[str], schemes: Sequence[str]
     every, result = {EACH: formats, SCHEME: schemes}, list[Rule]()
     named = {(rule.family, fmt) for rule in rules for fmt in rule.formats}
     for rule in rules:
-        word = next((fmt for fmt in rule.formats if fmt in every), "")
-        result += (
-            [_about(rule, word, fmt) for fmt in every[word] if (rule.family, fmt) not in named] if word else [rule]
-        )
+        if (word := next((fmt for fmt in rule.formats if fmt in every), None)) is None:
+            result.append(rule)
+            continue
+        for fmt in (fmt for fmt in every[word] if (rule.family, fmt) not in named):
+            message = re.sub(rf"\.{word}\b", f".{fmt}", rule.message)
+            result.append(replace(rule, formats=(fmt,), when=_in(rule.when, word, fmt), message=message))
     return tuple(result)
-
-
-def _about(rule: Rule, word: str, fmt: str) -> Rule:
-    message = re.sub(rf"\.{word}\b", f".{fmt}", rule.message)
-    return replace(rule, formats=(fmt,), when=_in(rule.when, word, fmt), message=message)
 
 
 def _in(condition: Condition, word: str, fmt: str) -> Condition:

@@ -32,7 +32,7 @@ _LARGEST_EPS = 1e-2
 def constants(node: fx.Node, derived: frozenset[int | str]) -> tuple[float, ...]:
     """Finite literals among the arguments that are numbers or tensors; not axes and sizes.
 
-    derived: arguments that Python computed from a dtype, which adapt to the format by themselves.
+    derived: arguments that Python computed from a dtype, which adapt to the format.
     """
     if not isinstance(node.target, torch._ops.OpOverload):
         return ()

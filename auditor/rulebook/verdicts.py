@@ -134,8 +134,8 @@ def _part(share: float) -> str:
 def _company(contribution: Contribution) -> str:
     """Clause that says whether the operation ran in low precision by itself."""
     if contribution.decided_by != "group":
-        return "run low by itself,"
-    return f"run low with {'1 other' if contribution.together == 2 else f'{contribution.together - 1:,} others'},"
+        return "run alone in low precision,"
+    return f"run in low precision with {'1 other' if contribution.together == 2 else f'{contribution.together - 1:,} others'},"
 
 
 def _unsafe_reason(

@@ -18,7 +18,7 @@ from ..criteria.criterion import name_of
 from ..errors import LoadError, let_through
 from ..isolation import isolate
 from ..loading import load
-from ..loading.inputs import as_batches, forward_parameters, named_inputs
+from ..loading.inputs import as_batches, named_inputs
 from ..loading.state import in_eval, switch, upcast_model
 from ..loading.subject import from_object
 from ..loading.target import Target, blame, call, named_in, parse
@@ -137,10 +137,10 @@ def _split_one(
     if names == [WHOLE_BATCH]:
         return batch, ((kwargs or args,), {})
     if names is None:
-        taken = sum(p.kind in _POSITIONAL for p in forward_parameters(model).values())
+        taken = sum(p.kind in _POSITIONAL for p in inspect.signature(model.forward).parameters.values())
         return (args[:taken], kwargs), (args[taken:], {})
     if names and all(name in kwargs for name in names):
-        accepted = forward_parameters(model)
+        accepted = inspect.signature(model.forward).parameters
         own = {key: value for key, value in kwargs.items() if key not in names or key in accepted}
         return (args, own), ((), {name: kwargs[name] for name in names})
     count = len(names)

@@ -186,7 +186,10 @@ def _with_batch(
 ) -> tuple[BackwardNode, ...]:
     """If a low-precision step on another batch gives non-finite gradients, mark the operations whose backward pass
     turns non-finite there as unsafe."""
-    scale = min(largest_scale(_inner(step), FORMATS["fp16"]) / HEADROOM, 2.0**24)
+    captured, every = step.capture.nodes, step.gradients.items()
+    leaves = (g for name, gradients in every if name not in captured or captured[name].owner != LOSS for g in gradients)
+    inside = merge_magnitudes(significant(magnitudes_of(g)) for g in leaves if g is not None)
+    scale = min(largest_scale(inside, FORMATS["fp16"]) / HEADROOM, 2.0**24)
     low = {fmt: own_step(step, StepPrecision(fmt), scale if FORMATS[fmt].loss_scaling else 1.0) for fmt in formats}
     if not (broken := tuple(fmt for fmt, one in low.items() if one.failure is None and not one.finite)):
         return nodes
@@ -250,16 +253,6 @@ def _by_module(captured: Capture, names: Iterable[str]) -> dict[str, list[str]]:
         node = captured.nodes.get(name)
         groups.setdefault(node.owner if node else parameters.get(name, "").rpartition(".")[0], []).append(name)
     return groups
-
-
-def _inner(step: Step) -> Magnitudes:
-    """Magnitudes of the gradients inside the model and of its weights, without gradients inside the loss."""
-    return merge_magnitudes(
-        significant(magnitudes_of(g))
-        for name, gradients in step.gradients.items()
-        for g in gradients
-        if g is not None and (name not in step.capture.nodes or step.capture.nodes[name].owner != LOSS)
-    )
 
 
 def _part(subject: Subject, total: int, rows: slice) -> Subject:

@@ -126,7 +126,7 @@ class Verifier:
         gradients, most: see Runs. timeout: seconds for a plan, TIMEOUT by default. expected: FP32 outputs for the first
         batch, which the model built in the process must reproduce up to ALIKE or three times `noise`, the difference
         between FP32 runs."""
-        self.scratch, self._timeout = scratch, timeout or TIMEOUT
+        self.scratch, self.timeout = scratch, timeout or TIMEOUT
         self._expected, self._limit = expected, max(ALIKE, 3 * noise)
         self._settings: dict[str, Any] = {
             "batches": scratch / "batches.pt",
@@ -188,14 +188,14 @@ class Verifier:
             files = [folder / f"{index}.pt" for index in range(len(left))]
             job = {"folder": folder, "file": file, "plans": left, "question": question}
             try:
-                failure = self._run(job, files, self._timeout + later)
+                failure = self._run(job, files, self.timeout + later)
                 if known is not None and self._process is None and not (folder / STARTED).exists():
                     continue  # the process had ended after an earlier job: start another
                 self._check_start(folder / STARTED, failure)
             except BaseException:
                 self._give_up()
                 raise
-            answered = {plan: _read(each) for plan, each in zip(left, files, strict=True) if each.exists()}
+            answered = {plan: read(each) for plan, each in zip(left, files, strict=True) if each.exists()}
             shutil.rmtree(folder, ignore_errors=True)
             missing = [plan for plan in left if plan not in answered]
             result |= answered | dict.fromkeys(missing[:1], NOT_RUN + failure)  # another process runs the rest
@@ -267,7 +267,7 @@ class Verifier:
         self._process = None
 
 
-def _read(file: Path) -> Any:
+def read(file: Path) -> Any:
     """The result of one plan, or the reason why it cannot be read."""
     try:
         with torch.serialization.safe_globals([Answers, ScoreResult, TimeAndMemory, Times]):

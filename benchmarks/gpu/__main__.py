@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command += ["--small"] if given.small or pretend else []
         command += ["--cases", given.cases] if given.cases else []
         limit = given.limit or step.limit
-        _run(where / f"{step.name}.json", command, limit, found, _environment(step.environment, pretend))
+        run_step(where / f"{step.name}.json", command, limit, found, _environment(step.environment, pretend))
     results = {step.name: _read(where / f"{step.name}.json") for step in STEPS}
     (where / "summary.md").write_text(summary(found, results), encoding="utf-8")
     print(where / "summary.md")
@@ -98,7 +98,7 @@ def _environment(more: Mapping[str, str], pretend: bool) -> dict[str, str]:
     return {**os.environ, **offline, **more}
 
 
-def _run(file: Path, command: list[str], limit: int, found: Machine, environment: Mapping[str, str]) -> None:
+def run_step(file: Path, command: list[str], limit: int, found: Machine, environment: Mapping[str, str]) -> None:
     """One step in a process of its own; goes on where it was cut short, begins anew where machine or code are others."""
     name, rows = command[0], Path(command[1])
     known, asked = _read(file), command[2:]
@@ -110,7 +110,7 @@ def _run(file: Path, command: list[str], limit: int, found: Machine, environment
         rows.unlink(missing_ok=True)
         file.unlink(missing_ok=True)
     begun = time.perf_counter()
-    status, said = _child(command, limit, environment)
+    status, said = run_child(command, limit, environment)
     made = json.loads(rows.read_text(encoding="utf-8")) if rows.exists() else {}
     spent = (known["seconds"] if known is not None and same else 0.0) + time.perf_counter() - begun
     result = {
@@ -127,7 +127,7 @@ def _run(file: Path, command: list[str], limit: int, found: Machine, environment
     print(f"{name}: {status}, {len(made)} rows, {spent:.0f} s" + (f": {said}" if said else ""), flush=True)
 
 
-def _child(command: list[str], limit: int, environment: Mapping[str, str]) -> tuple[str, str]:
+def run_child(command: list[str], limit: int, environment: Mapping[str, str]) -> tuple[str, str]:
     """("done", ""), or how it ended and what it said last."""
     process = [sys.executable, "-m", "benchmarks.gpu.child", *command]
     try:

@@ -51,11 +51,7 @@ ONLY_DENSE: dict[str, Callable[..., Any]] = {
     "attention over edges": attention,
     "learned edges": lambda m, x: torch.sparse.mm(torch.sparse_coo_tensor(EDGES, m.edges.exp(), (4, 4)), m.first(x)),
     "sparse activations": lambda m, x: torch.sparse.mm(F.relu(m.first(x)).to_sparse(), m.square),
-    "there and back": lambda m, x: m.second(F.relu(m.first(x)).to_sparse().to_dense()),
     "sparse output": lambda m, x: F.relu(m.first(x)).to_sparse(),
-    "no entries": lambda m, x: (
-        torch.sparse.mm(torch.sparse_coo_tensor(torch.empty(2, 0).long(), torch.empty(0), (4, 4)), x) + m.first(x)
-    ),
 }
 
 WITH_A_GRAPH: dict[str, Callable[..., Any]] = {

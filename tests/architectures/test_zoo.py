@@ -86,16 +86,6 @@ def test_every_floating_operation_is_tested(audited: Audited) -> None:
     assert untested == {}
 
 
-def test_four_plans_say_whether_they_hold(audited: Audited) -> None:
-    audit = audited.audit
-    assert set(audit.plans) == set(PLANS)
-    for plan in audit.plans.values():
-        assert plan.verification is not None, plan.name
-        assert plan.verification.failure is None, plan.name
-        assert plan.measured_error is not None, plan.name
-        assert plan.is_verified == (plan.measured_error <= audit.max_error), plan.name
-
-
 def test_recommended_plan_holds_the_budget_and_lowers_something(audited: Audited) -> None:
     audit = audited.audit
     assert audit.recommended in PLANS

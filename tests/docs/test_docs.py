@@ -22,7 +22,7 @@ from tests.docs.draw_architecture import page, summary
 from tests.docs.options import DOCS, HEADS, STUB, stub, written
 from tests.rules.examples import example
 from tests.support.capturing import captured
-from tests.support.structure import ORDER, PACKAGE
+from tests.support.structure import ORDER
 from tests.unit.report.factory import AUDITS, make_audit
 
 
@@ -151,13 +151,6 @@ def test_every_public_name_argument_and_field_is_described():
 def test_the_table_has_every_room_with_its_own_words() -> None:
     assert text("architecture.md") == page(text("architecture.md")), "run `make docs`"
     assert [room for room in ORDER if not summary(room).endswith(".")] == []
-
-
-def test_every_file_that_the_page_names_is_there() -> None:
-    named = set(re.findall(r"`((?:auditor|rules|tests|docs|reports)/[\w./*<>-]+)`", text("architecture.md")))
-    assert named
-    root = PACKAGE.parent
-    assert [name for name in sorted(named) if "<" not in name and not list(root.glob(name.rstrip("/")))] == []
 
 
 def test_a_stranger_reads_45_files_at_most() -> None:

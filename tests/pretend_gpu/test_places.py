@@ -23,9 +23,8 @@ from auditor.resources import resource_dir
 from auditor.rulebook.load import load_rules
 from auditor.settings import Settings
 from tests.pretend_gpu.memory import ALLOCATOR, counted, failing, limited
-from tests.pretend_gpu.models import MODELS, architecture, made
+from tests.pretend_gpu.models import MODELS, Halves, architecture, fixed, made, mapped, packed
 from tests.pretend_gpu.natively import ROOT, SITE, natively
-from tests.pretend_gpu.places import Halves, fixed, mapped, packed
 from tests.pretend_gpu.same import audits, differences, same
 from tests.support.refusing import refused
 from tests.support.subjects import normal, seeded
@@ -40,17 +39,11 @@ def places(model: nn.Module) -> list[str]:
 def test_an_audit_goes_where_its_model_is() -> None:
     model = seeded(lambda: nn.Linear(4, 2)).to("pretend:1")
     weight = model.weight.data_ptr()
-    audit = auditor.audit(model, (normal(3, 4).to("pretend:1"),), formats="fp16")
+    for inputs in (normal(3, 4).to("pretend:1"), normal(3, 4)):
+        audit = auditor.audit(model, (inputs,), formats="fp16")
     assert (audit.environment.execution, audit.environment.device) == ("native", "Pretend GPU")
     assert audit.live.model is model
     assert places(model) == ["pretend:1", "pretend:1"] and model.weight.data_ptr() == weight
-
-
-@natively
-def test_inputs_of_the_cpu_go_to_the_model() -> None:
-    model = seeded(lambda: nn.Linear(4, 2)).to("pretend:1")
-    audit = auditor.audit(model, (normal(3, 4),), formats="fp16")
-    assert audit.environment.execution == "native" and places(model) == ["pretend:1", "pretend:1"]
 
 
 def by_hand(first: Any, second: Any) -> nn.Module:
@@ -100,7 +93,7 @@ from tests.pretend_gpu.start import start
 start()
 
 import torch
-from tests.pretend_gpu.places import Halves
+from tests.pretend_gpu.models import Halves
 
 
 def build():
@@ -139,10 +132,6 @@ def test_audits_keep_no_copy_of_the_model() -> None:
 
 
 def _used() -> list[int]:
-    import gc
-
-    from tests.pretend_gpu.memory import ALLOCATOR
-
     gc.collect()
     return list(ALLOCATOR.used)
 

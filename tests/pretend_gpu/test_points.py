@@ -18,7 +18,6 @@ import auditor
 from auditor.cli import main
 from auditor.devices import choose
 from auditor.errors import AuditorError
-from auditor.isolation.process import ieee
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
 from auditor.numerics.metrics import output_error
 from auditor.numerics.nodes import operation_of
@@ -142,26 +141,6 @@ def test_devices_do_not_mix() -> None:
         with pytest.raises(RuntimeError, match="same device"):
             a + b
     assert (here + torch.tensor(1.0)).tolist() == [2, 2]
-
-
-@natively
-def test_autocast_is_cudas() -> None:
-    x, layer = torch.ones(2, 4, device="pretend"), nn.Linear(4, 4).to("pretend")
-    with torch.autocast("pretend", dtype=torch.bfloat16):
-        assert layer(x).dtype == torch.bfloat16
-        assert layer(x).softmax(-1).dtype == torch.float32
-        assert nn.LSTM(4, 4).to("pretend")(x)[0].dtype == torch.float16
-        with torch.autocast("pretend", enabled=False):
-            assert layer(x).dtype == torch.float32
-
-
-@natively
-def test_fp32_is_tf32_unless_the_flags_say_otherwise() -> None:
-    x, weight = torch.full((1, 1, 4, 4), 1 + 2.0**-12), torch.ones(1, 1, 1, 1)
-    exact = torch.conv2d(x, weight)
-    assert not torch.equal(torch.conv2d(x.to("pretend"), weight.to("pretend")).cpu(), exact)
-    with ieee():
-        assert torch.equal(torch.conv2d(x.to("pretend"), weight.to("pretend")).cpu(), exact)
 
 
 @natively

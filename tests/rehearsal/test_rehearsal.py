@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import random
+import signal
 from mmap import mmap
 from pathlib import Path
 from typing import Any
@@ -398,6 +400,28 @@ def _ends() -> Made:
 def test_a_step_that_cannot_be_rehearsed_is_refused_in_one_line(make: Any, said: str) -> None:
     with refused(AuditorError, "bad-step", match=said):
         auditor.rehearse(*make(), 3)
+
+
+def test_a_recipe_that_raises_or_is_killed_fails_alone() -> None:
+    model = mlp(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if model[0].weight.dtype is torch.bfloat16:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.float16:
+            raise ValueError("no such thing")
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    found = auditor.rehearse(step, classes(2), 2, remedies=False)
+    assert {name for name, run in found.runs.items() if run.failure is None} == {"fp32", "bf16_autocast"}
+    assert "was killed by SIGKILL" in str(found.runs["bf16"].failure)
+    assert "in step 0 (batch 0), the step raised ValueError: no such" in str(found.runs["fp16_autocast"].failure)
+    assert {(each.recipe, each.kind) for each in found.problems} == {("bf16", "fails"), ("fp16_autocast", "fails")}
 
 
 def test_two_models_are_told_apart() -> None:

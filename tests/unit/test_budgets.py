@@ -59,7 +59,6 @@ PARTS = {
     "graphs/pipelines.py": "quantization",
     "loading/watch.py": "dtypes",
     "measure/decisions.py": "generation",
-    "measure/flags.py": "dtypes",
     "measure/joint.py": "quantization",
     "measure/layers.py": "quantization",
     "measure/products.py": "dtypes",
@@ -88,24 +87,24 @@ BUDGET = {
     "cli": (1370, "settings"),
     "criteria": (810, "criteria"),
     "document": (900, "document"),
-    "dtypes": (910, "dtypes"),
+    "dtypes": (900, "dtypes"),
     "execution": (1200, "execution"),
     "fleet": (400, "fleet"),
     "generation": (1500, "generation"),
-    "graphs": (1110, "graphs"),
+    "graphs": (1170, "graphs"),
     "isolation": (1200, "isolation"),
-    "loading": (1880, "loading"),
+    "loading": (1870, "loading"),
     "loose files": (1020, "flow"),
     "measure": (2320, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2150, "plan"),
+    "plan": (2160, "plan"),
     "progress": (300, "telling"),
     "quantization": (2360, "quantization"),
     "records": (1500, "records"),
-    "rehearsal": (1150, "rehearsal"),
-    "report": (2820, "report"),
-    "rulebook": (2450, "rules"),
+    "rehearsal": (1140, "rehearsal"),
+    "report": (2840, "report"),
+    "rulebook": (2440, "rules"),
     "score": (280, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
@@ -113,7 +112,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30130, 220, 24
+LINES, FILES, ROOMS = 30170, 220, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

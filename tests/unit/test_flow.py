@@ -147,25 +147,6 @@ def test_what_torch_or_the_model_raises_in_a_stage_is_one_clear_line() -> None:
     assert isinstance(raised.value.__cause__, RuntimeError)
 
 
-@pytest.mark.parametrize("error", [MemoryError("full"), torch.OutOfMemoryError("full")])
-def test_want_of_memory_names_the_stage(error: Exception) -> None:
-    with (
-        refused(AuditorError, "out-of-memory", match=r"out of memory in the stage 'plan' .*full"),
-        Stages(None)("plan", ""),
-    ):
-        raise error
-
-
-@pytest.mark.parametrize(
-    "error", [TimeoutError("60 s"), AuditorError("one line", slug="bad-input"), KeyboardInterrupt()]
-)
-def test_what_says_enough_by_itself_comes_out_as_it_is(error: BaseException) -> None:
-    with pytest.raises(type(error)) as raised, Stages(None)("plan", ""):
-        raise error
-    assert raised.value is error
-    assert not hasattr(error, "__notes__")
-
-
 def test_an_error_of_our_own_stays_what_it_is_and_says_in_which_stage() -> None:
     with pytest.raises(AttributeError) as raised, Stages(None)("judge", ""):
         nearest(3, {})

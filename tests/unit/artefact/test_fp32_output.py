@@ -100,7 +100,7 @@ def test_the_kernels_of_a_gpu_give_what_the_cpu_does(name: str, kernels: list[An
     """The same calls with the kernels of a GPU in place of the CPU's: shapes, numbers and gradients."""
     function, inputs = CALLS[name]
     x, y = (x.half().requires_grad_() for x in inputs[:2])
-    found = fp32_output._matmul(x, y.mT if name == "linear" else y)
+    found = fp32_output.half_matmul(x, y.mT if name == "linear" else y)
     expected = function(*(z.detach().float() for z in (x, y)))
     assert len(kernels) == 1
     torch.testing.assert_close(found, expected)

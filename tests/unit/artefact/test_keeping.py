@@ -143,12 +143,6 @@ def test_what_a_checkpoint_computes_again_keeps_the_same_functions() -> None:
     assert set(zip(watch.low[::2], watch.low[1::2], strict=True)) == {(False, True)}
 
 
-@both
-def test_scopes_without_exceptions_run_as_before(strategy: str) -> None:
-    how = patched(strategy, Stack, {"": {"precision": "bf16"}}).__dict__["forward"].args[2]
-    assert (how["keep"], how["region"]) == ((), None)
-
-
 @pytest.mark.parametrize(
     ("strategy", "kind", "scopes"),
     thinned((how, *what) for what in ((FlatBlock, KEPT), (Stack, DEEP)) for how in ("autocast", "cast")),
@@ -177,12 +171,6 @@ def test_a_function_that_torch_has_not_is_refused() -> None:
     with pytest.raises(ValueError, match="'no_such' in FP32, which this version of torch does not have"):
         apply_plan(model, plan("cast", {"": {"precision": "bf16", "keep": ["no_such"]}}))
     assert all(p.dtype is torch.float32 for p in model.parameters())
-
-
-def test_they_pickle_by_name() -> None:
-    kept = pickle.loads(pickle.dumps(KeptFunctions(("pow", "mean"))))
-    assert kept.names == ("pow", "mean")
-    assert torch.pow in kept.functions
 
 
 def test_a_mode_of_the_users_own_goes_on_working() -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from auditor.artefact.applying import apply_plan
-from auditor.artefact.base import Strategy, plan_table
+from auditor.artefact.base import Strategy
 from auditor.artefact.runtime import Runtime
-from auditor.artefact.shipped import STRATEGIES, AutocastRuntime, CastRuntime
+from auditor.artefact.shipped import STRATEGIES, CastRuntime
 from auditor.artefact.source import make_original
 from auditor.artefact.strategies import (
     GRAPHS,
@@ -23,7 +23,7 @@ from auditor.artefact.strategies import (
     temporary_strategy,
 )
 from auditor.errors import AuditorError
-from auditor.records import Plan, ScopeChoice
+from auditor.records import Plan
 from tests.support.refusing import refused
 
 
@@ -81,51 +81,19 @@ def test_a_runtime_without_a_source_is_refused() -> None:
     assert "other" not in names()
 
 
-# The strategy autocast: boundaries, a scope's call, and how a user runs it without a plan.
-
-
-@pytest.mark.parametrize(
-    ("precision", "above", "expected"),
-    [
-        ("fp16", None, (None, None)),
-        ("fp32", None, ("fp32", None)),
-        ("fp32", "fp16", ("fp32", None)),  # autocast itself lowers what leaves it
-        ("fp16", "fp32", (None, "fp32")),
-        ("fp16", "input", (None, None)),
-    ],
-)
-def test_boundaries(precision: str, above: str | None, expected: tuple[str | None, str | None]) -> None:
-    assert (
-        STRATEGIES["autocast"].boundary(precision, above, False)
-        == STRATEGIES["autocast"].boundary(precision, above, True)
-        == expected
-    )
-
-
-def test_nothing_is_stored_low() -> None:
-    assert STRATEGIES["autocast"].stores == frozenset()
-    assert AutocastRuntime.storage_precisions(nn.Linear(1, 1), {"": {"precision": "fp16"}}) == {}
-
-
-# The strategy cast: boundaries, what is stored in which precision, a scope's call, and one `.half()` without a plan.
+# A scope's call under the strategy cast.
 
 LOW, WIDE = torch.bfloat16, torch.float32
 
 
 @pytest.mark.parametrize(
-    ("precision", "above", "keeps", "expected"),
-    [
-        ("fp16", None, False, ("fp16", None)),
-        ("fp32", "fp16", False, ("fp32", "fp16")),
-        ("fp32", "fp16", True, ("fp32", None)),
-        ("fp16", "fp32", False, ("fp16", "fp32")),
-        ("fp32", "input", False, ("fp32", "input")),
-    ],
+    ("above", "keeps", "expected"),
+    [("fp16", False, ("fp32", "fp16")), ("fp16", True, ("fp32", None)), ("input", False, ("fp32", "input"))],
 )
-def test_boundaries_cast(
-    precision: str, above: str | None, keeps: bool, expected: tuple[str | None, str | None]
+def test_an_island_lowers_its_result_unless_it_keeps_it(
+    above: str, keeps: bool, expected: tuple[str | None, str | None]
 ) -> None:
-    assert STRATEGIES["cast"].boundary(precision, above, keeps) == expected
+    assert STRATEGIES["cast"].boundary("fp32", above, keeps) == expected
 
 
 @pytest.mark.parametrize(
@@ -136,18 +104,6 @@ def test_a_low_scope(given: torch.dtype, output: str | None, expected: torch.dty
     layer = nn.Linear(2, 2).to(LOW)
     result = CastRuntime.run(layer, None, "bf16", output, (torch.ones(1, 2, dtype=given),), {})
     assert result.dtype is expected
-
-
-# A plan as the plain data that the runtime reads.
-
-
-def test_scopes_by_path() -> None:
-    scopes = {"": ScopeChoice("fp16"), "head": ScopeChoice("fp32", "keep")}
-    assert plan_table(Plan("cast_fp16", "cast", "fp16", scopes, 0.1, 1.0, 0.5)) == {
-        "strategy": "cast",
-        "format": "fp16",
-        "scopes": {"": {"precision": "fp16"}, "head": {"precision": "fp32", "output": "keep"}},
-    }
 
 
 # The original model as a patched_model.py makes it: with the weights that the audit read, and one line otherwise.

@@ -283,28 +283,6 @@ ONES, MASK, COUNTS = torch.ones(2, 2), torch.tensor([True, False]), torch.tensor
 
 
 @pytest.mark.parametrize(
-    ("op", "args", "chooser"),
-    [
-        (aten.nonzero.default, (ONES,), ONES),
-        (aten.argwhere.default, (ONES,), ONES),
-        (aten.where.default, (ONES,), ONES),
-        (aten.unique_dim.default, (ONES, 0), ONES),
-        (aten.masked_select.default, (ONES, MASK), MASK),
-        (aten.repeat_interleave.self_Tensor, (ONES, COUNTS, 0), COUNTS),
-        (aten.repeat_interleave.Tensor, (COUNTS,), COUNTS),
-        (aten.index.Tensor, (ONES, [MASK]), MASK),
-        (aten.index.Tensor, (ONES, [None, MASK]), MASK),
-        (aten.index_put_.default, (ONES, [MASK], torch.ones(1, 2)), MASK),
-        (aten.one_hot.default, (COUNTS,), COUNTS),
-        (aten.one_hot.default, (COUNTS, -1), COUNTS),
-    ],
-)
-def test_the_argument_that_chooses(op: Any, args: tuple[Any, ...], chooser: torch.Tensor) -> None:
-    (found,) = shape_from(op, args)
-    assert found is chooser
-
-
-@pytest.mark.parametrize(
     ("op", "args"),
     [
         (aten.add.Tensor, (ONES, ONES)),

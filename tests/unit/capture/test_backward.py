@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import auditor
 from auditor.capture.capture import AGREEMENT
@@ -86,22 +85,6 @@ def test_a_weight_that_is_written_in_a_region_is_read_as_it_was() -> None:
                 assert torch.equal(F.linear(x, weight), before)
             with torch.autocast("cpu", dtype=BF16):
                 assert torch.equal(F.linear(x, weight), before + 1)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing(reentrant: bool) -> None:
-    model, x = seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))), normal(4, 8)
-    found = []
-    for again in (False, True):
-        model.zero_grad()
-        with auditor.emulate():
-            with torch.autocast("cuda", dtype=FP16):
-                inputs = x.clone().requires_grad_()
-                result = checkpoint(model, inputs, use_reentrant=reentrant) if again else model(inputs)
-                loss = result.float().square().sum()
-            loss.backward()
-        found.append([gradient(inputs), *(gradient(p) for p in model.parameters())])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def trained(scaler: torch.amp.GradScaler, steps: int) -> tuple[nn.Module, list[float]]:

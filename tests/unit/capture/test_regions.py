@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from auditor.capture.regions import Region, entered_at, one_stack, region_now, written_as_meant
 from tests.support.capturing import Function
-from tests.support.replaying import Model
-from tests.support.subjects import capture_of, nodes_by_op, only
+from tests.support.subjects import capture_of, only
 
 
 def test_regions_of_all_devices_are_one_stack() -> None:
@@ -139,20 +138,3 @@ def test_code_that_asks_whether_autocast_is_on_shows_what_it_protects() -> None:
     found = capture_of(Asking(), SQUARE)
     region = only(found, "matmul").region
     assert not region.enabled
-
-
-def island(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """A region around calls of submodules, which keep their names inside it."""
-    with torch.autocast("cpu", enabled=False):
-        y = m.inside(x)
-        z = y.exp()
-    return m.outside(y), z
-
-
-def test_owners_lines_and_outputs_survive_inlining() -> None:
-    found = capture_of(Model(island, inside=nn.Linear(3, 3), outside=nn.Linear(3, 3)), torch.ones(2, 3))
-    inside, outside = nodes_by_op(found, "linear")
-    assert (inside.owner, outside.owner) == ("inside", "outside")
-    assert inside.source.startswith("test_regions.py:")
-    assert {name for name, node in found.nodes.items() if node.region} == {inside.name, only(found, "exp").name}
-    assert found.outputs == (outside.name, only(found, "exp").name)

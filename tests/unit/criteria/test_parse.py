@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from auditor.criteria import Criterion, criteria_of
 from auditor.errors import AuditorError
@@ -56,40 +55,28 @@ def test_a_function_has_a_limit_beside_it() -> None:
     ("given", "said"),
     [
         ("logits", "cannot parse the criterion 'logits': write 'OUTPUT: KIND <= X'"),
-        ("logits: kl", "cannot parse the criterion 'logits: kl'"),
-        (": kl <= 1", "cannot parse the criterion"),
         ("logits: kl < 1", "cannot parse the criterion"),
         ("logits: kll <= 1", "'kll' is not a criterion: did you mean kl? Available: rel_l2, max_abs, mean_abs"),
-        ("logits: accuracy >= 1", "'accuracy' is not a criterion. Available:"),
         ("logits: kl >= 1", "lower values of kl are better: write 'logits: kl <= 1'"),
         ("logits: top1 <= 0.01", "higher values of top1 are better: write 'logits: top1 >= 0.01'. top1: share of rows"),
         ("logits: kl <= some", "the limit of 'logits: kl' must be a number, not 'some'"),
-        ("logits: kl <= nan", "must be a number, not 'nan'"),
         ("logits: kl <= -1", "the limit of kl must be 0 or more, and finite, not -1"),
-        ("logits: kl <= inf", "the limit of kl must be 0 or more, and finite, not inf"),
         ("logits: top1 >= 99", "the limit of top1 must be from 0 to 1, not 99"),
         ("logits: topk >= 0.9", "topk needs a number in brackets: write topk(5)"),
         ("logits: topk(0) >= 0.9", "k of topk must be a whole number above 0, not 0"),
-        ("logits: topk(1.5) >= 0.9", "k of topk must be a whole number above 0, not 1.5"),
         ("logits: topk(a) >= 0.9", "k of topk must be a number, not 'a'"),
         ("logits: max_abs(3) <= 0.9", "max_abs takes nothing in brackets, not '3'"),
         ("logits: kl(axis=1) <= 0.9", "kl takes dim in brackets, not 'axis=1'"),
         ("boxes: iou(xyzw) >= 0.9", "iou takes form, over in brackets, not 'xyzw'"),
-        ("boxes: iou(form=xyzw) >= 0.9", "form of iou must be xyxy or xywh or cxcywh, not 'xyzw'"),
         ("image: psnr(0) >= 9", "peak of psnr must be a number above 0, not 0"),
-        ("logits: topk(inf) >= 0.9", "k of topk must be a whole number above 0, not inf"),
-        ("logits: kl(dim=1e999) <= 0.9", "dim of kl must be a whole number, not 1e999"),
         ("", "cannot parse the criterion '': write"),
-        (" ; ", "cannot parse the criterion ' ; ': write"),
         ({"a": ""}, "cannot parse the criterion '': write"),
         ([None], "criteria are strings or a dict by output, not None"),
-        (b"a: kl <= 1", "criteria are strings or a dict by output, not b'a: kl <= 1'"),
         ("a: max_abs <= 1\nb: max_abs <= 1", "cannot parse the criterion"),
         ("a: kl <= 1; a: kl <= 2", "two criteria set a: kl: 'a: kl <= 1' and 'a: kl <= 2'"),
         (3, "criteria are strings or a dict by output, not 3"),
         ({"a": 3}, "criteria of 'a' are strings such as 'max_abs <= 0.5', or (function, limit), not 3"),
         ({"a": (gap, "x")}, "the limit of 'a: gap' must be a number, not 'x'"),
-        ({"a": (gap, True)}, "the limit of 'a: gap' must be a number, not True"),
         ({None: "kl <= 1"}, "an output is named by a string or a position, not by None"),
         ("a: nowhere.py:score <= 1", "nowhere.py does not exist"),
     ],
@@ -117,15 +104,6 @@ def test_what_means_nothing_is_refused_in_one_line(given: Any, said: str) -> Non
 )
 def test_names_prefixes_and_patterns(output: str, name: str, meant: bool) -> None:
     assert Criterion(output, "max_abs", 1.0).speaks_of(name) is meant
-
-
-def test_a_function_in_a_file(tmp_path: Path) -> None:
-    (tmp_path / "score.py").write_text(
-        "def far(reference, candidate):\n    return (reference - candidate).abs().sum()\n"
-    )
-    (one,) = criteria_of(f"boxes: {tmp_path / 'score.py'}:far <= 0.5")
-    assert float(one.function(torch.ones(3), torch.zeros(3))) == 3.0
-    assert one.how.sign == "<="
 
 
 def test_a_name_that_is_not_there_is_one_line(tmp_path: Path) -> None:

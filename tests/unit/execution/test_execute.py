@@ -20,7 +20,7 @@ from tests.support.capturing import Function
 from tests.support.replaying import Model
 from tests.support.subjects import capture_of, normal, only
 
-HALF, FLOAT = torch.ones(2).half(), torch.ones(2)
+FLOAT = torch.ones(2)
 
 
 def test_literals_are_replaced_by_place_and_by_name() -> None:

@@ -37,6 +37,7 @@ from tests.support.thinned import thinned
 transformers = pytest.importorskip("transformers")
 
 WORDS = 97
+SIZES = {"layers": 2, "ffn_dim": 128, "attention_heads": 4}
 IDS = torch.randint(5, WORDS, (8, 12), generator=torch.Generator().manual_seed(1))
 
 
@@ -54,6 +55,24 @@ def t5() -> nn.Module:
     config = transformers.T5Config(vocab_size=WORDS, decoder_start_token_id=0, initializer_factor=3.0, **sizes)
     config.eos_token_id = config.pad_token_id = None
     return transformers.T5ForConditionalGeneration(config).eval()
+
+
+def bart() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {f"{part}_{size}": n for part in ("encoder", "decoder") for size, n in SIZES.items()}
+    ends = {"forced_eos_token_id": None, "eos_token_id": None, "pad_token_id": None, "decoder_start_token_id": 0}
+    config = transformers.BartConfig(vocab_size=WORDS, d_model=64, init_std=0.3, **sizes, **ends)
+    return transformers.BartForConditionalGeneration(config).eval()
+
+
+def whisper() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {f"{part}_{size}": n for part in ("encoder", "decoder") for size, n in SIZES.items()}
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "decoder_start_token_id": 0}
+    config = transformers.WhisperConfig(
+        vocab_size=WORDS, d_model=64, init_std=0.3, num_mel_bins=16, max_source_positions=32, **sizes, **ends
+    )
+    return transformers.WhisperForConditionalGeneration(config).eval()
 
 
 class Steps(nn.Module):
@@ -103,11 +122,30 @@ def test_a_causal_model_goes_on_as_transformers_has_it_wherever_the_padding_is(t
         assert found[row].tolist() == alone[0, length:].tolist()
 
 
-def test_an_encoder_decoder_model_goes_on_as_transformers_has_it(tmp_path: Path) -> None:
-    model = t5()
-    found = tokens_of(model, {"input_ids": IDS}, tmp_path).tokens
-    expected = model.generate(IDS, max_new_tokens=10, do_sample=False)
-    assert found.tolist() == expected[:, 1:].tolist()
+SOUND = torch.randn(8, 16, 64, generator=torch.Generator().manual_seed(1))
+ENCODED = {"input_ids": IDS, "attention_mask": (torch.arange(12) < torch.arange(5, 13)[:, None]).long()}
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [(t5, ENCODED), (bart, ENCODED), (whisper, {"input_features": SOUND})],
+    ids=["t5", "bart", "whisper"],
+)
+def test_an_encoder_decoder_model_is_audited_on_what_transformers_generates(make, given, tmp_path: Path) -> None:
+    model = make()
+    found = tokens_of(model, given, tmp_path).tokens
+    generate = transformers.GenerationMixin.generate  # whisper's own adds tokens for languages and tasks
+    assert found.tolist() == generate(model, **given, max_new_tokens=10, do_sample=False)[:, 1:].tolist()
+    given = given | {"decoder_input_ids": torch.zeros(8, 1, dtype=torch.long)}
+    audit = auditor.audit(model, given, generate=10, formats="bf16", strategies="autocast", max_error=0.3)
+    assert audit.generation.tokens == 80
+    assert {one.stored for one in audit.generation.caches} == {"bf16", "fp8_e4m3", "int8"}
+    for plan in audit.plans.values():
+        assert plan.is_verified
+        assert plan.generated.failure is None
+        assert plan.generated.kl > 0
+        assert plan.generated.one_pass_kl == pytest.approx(plan.generated.kl, rel=0.1)
+        assert plan.generated.predicted_flips > 0
 
 
 @pytest.mark.parametrize("kind", [Steps, Rereading])
@@ -177,9 +215,13 @@ def test_figures_by_hand() -> None:
     assert found.flips_low == pytest.approx(1000 * (math.sqrt(2) - 0.98) ** 2 / 6)
     assert found.kl_by_position == pytest.approx((5.5, 11.0, 3.0, 4.0))
     # Phi(-1) twice, Phi(-2) twice, Phi(-3), Phi(-4), over six tokens
-    assert expected_flips([batch], 1.0) == pytest.approx(
-        1000 * (2 * 0.158655 + 2 * 0.022750 + 0.00135 + 0.00003) / 6, rel=1e-3
-    )
+    flips, first = expected_flips([batch], 1.0, torch.ones(4))
+    assert flips == pytest.approx(1000 * (2 * 0.158655 + 2 * 0.022750 + 0.00135 + 0.00003) / 6, rel=1e-3)
+    assert first is None
+    # Phi(-1) twice, Phi(-0.02) twice: the unflipped share is 0.84 after one step, 0.84 x 0.51 after two
+    flips, first = expected_flips([batch], 1.0, torch.tensor([1.0, 100.0, 0.1, 0.1]))
+    assert flips == pytest.approx(1000 * (2 * 0.158655 + 2 * 0.492022) / 6, rel=1e-3)
+    assert first == 2
     assert figures([batch], "it raised").failure == "it raised"
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.graphs.exported import ExportedModel, export_model
 from auditor.graphs.operations import GraphOperation, Table, Value, table_of
+from auditor.paths import FP32_OUTPUT
 from auditor.plan.workbench import Workbench
 from auditor.records import Audit
 from tests.support.planning import bench_of
@@ -65,7 +66,8 @@ def flat() -> nn.Module:
 
 
 def drawn(rnd: random.Random, count: int) -> Table:
-    """A graph of so many operations at random: values read by several, weights, operations that give two or none."""
+    """A graph of so many operations at random: values read by several, weights, operations that give two or none, or
+    one that may be FP32 if the operation is low."""
     operations: dict[str, GraphOperation] = {}
     values: dict[str, Value] = {}
     for index in range(rnd.randint(1, 3)):
@@ -78,10 +80,14 @@ def drawn(rnd: random.Random, count: int) -> Table:
         operations[name] = made(
             name, reads, high * rnd.choice([0.5, 1.2]), high, 0.3 * rnd.random(), rnd.random() < 0.15
         )
-        for which in range(rnd.choice([0, 1, 1, 2])):
+        maker, results = name, rnd.choice([0, 1, 1, 2])
+        if results == 1 and rnd.random() < 0.4:
+            maker = f"{name}{FP32_OUTPUT}"
+            operations[maker] = made(maker, (), 0.0, 0.2 * rnd.random(), 0.3 * rnd.random(), rnd.random() < 0.15)
+        for which in range(results):
             given = f"value_{index}_{which}"
             share = 0.2 * rnd.random(), 0.1 * rnd.random()
-            values[given] = Value(given, name, *share, returned=rnd.random() < 0.2)
+            values[given] = Value(given, maker, *share, returned=rnd.random() < 0.2)
     return Table("fp16", operations, values)
 
 

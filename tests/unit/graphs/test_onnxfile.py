@@ -99,23 +99,6 @@ def test_what_cannot_be_written_is_one_line(audit: Audit, monkeypatch: pytest.Mo
     assert {one.onnx.failure for one in programs} == {"the ONNX model could not be written: no such"}
 
 
-@pytest.mark.slow
-def test_what_onnx_has_no_operation_for_is_named_in_one_line() -> None:
-    singular = Function(lambda x: torch.linalg.svdvals(x))
-    found = auditor.audit(singular, torch.randn(2, 4, 4), strategies="graph", formats="fp16", device="cpu")
-    done = with_onnx(found)
-    program = done.plans["graph_fp16"].program
-    said = program.onnx
-    assert (said.file, said.error) == ("", None)
-    assert (said.failure or "").startswith(
-        "the ONNX model could not be written: No ONNX function found for <OpOverload"
-    )
-    assert "linalg_svd" in (said.failure or "")
-    assert "\n" not in (said.failure or "")
-    assert program_line(done.plans["graph_fp16"]).endswith(f"; as ONNX {said.failure}")
-    assert "graph_fp16.onnx" not in done.programs
-
-
 def test_what_is_missing_is_one_line(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AuditorError, match="can be fp32 or low, not half"):
         with_onnx(audit, "half")

@@ -2,7 +2,7 @@
 
 import itertools
 import mmap
-from collections import OrderedDict, UserDict, UserList, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Categorical, Independent, MixtureSameFamily, MultivariateNormal, Normal
+from torch.distributions import Categorical, MixtureSameFamily, Normal
 from torch.nn.utils.rnn import pack_sequence
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -156,12 +156,9 @@ def test_kinds_of_tensors(kind: str) -> None:
         (aten.add.out, ["out"]),
         (aten._foreach_add_.Scalar, ["self"]),
         (aten.native_batch_norm.default, ["running_mean", "running_var"]),
-        (aten.batch_norm.default, ["running_mean", "running_var"]),
-        (aten.cudnn_batch_norm.default, ["running_mean", "running_var"]),
         (aten.batch_norm_update_stats.default, ["running_mean", "running_var"]),
         (aten.embedding_renorm_.default, ["self"]),
         (aten.set_.source_Tensor, ["self"]),
-        (aten.resize_.default, ["self"]),
         (aten._fused_adam_.default, ["self", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"]),
     ],
 )
@@ -254,33 +251,26 @@ FOUND: dict[str, tuple[Callable[[], Any], list[Tensor]]] = {
     "nothing": (lambda: None, []),
     "tuple": (lambda: (A, [B, {"x": C}], 1, "text"), [A, B, C]),
     "twice": (lambda: (A, A, {"x": A}), [A, A, A]),
-    "list twice": (lambda: [[A, B]] * 2, [A, B, A, B]),
     "named tuple": (lambda: Pair(A, B), [A, B]),
     "above a named tuple": (lambda: Triple(A, B), [A, B]),
     "dataclass": (lambda: Fields(B, [A, None]), [B, A]),
     "dataclass set in another order": (set_in_another_order, [A, B]),
     "dataclass with slots": (lambda: Slotted(B, {"x": A}), [B, A]),
     "dataclass with more": (late, [A, B]),
-    "dataclass in a dict": (lambda: {"b": Fields(A, B), "a": C}, [A, B, C]),
     "namespace": (lambda: SimpleNamespace(z=A, a=Fields(B, C)), [A, B, C]),
     "ordered dict": (lambda: OrderedDict(z=A, a=B), [A, B]),
     "above an ordered dict": (lambda: Table(z=A, a=(B, C)), [A, B, C]),
     "mapping": (lambda: UserDict(z=A, a=B), [A, B]),
-    "sequence": (lambda: UserList([A, B]), [A, B]),
     "above a list": (lambda: Several([A, Fields(B, C)]), [A, B, C]),
     "object": (lambda: Plain(second=B, _first=A, name="text"), [B, A]),
     "object with slots": (WithSlots, [A, B]),
-    "object twice": (lambda: [(made := Plain(x=A)), made], [A]),
     "object with a cycle": (cycle, [A, B]),
     "list with a cycle": (list_cycle, [A, B]),
     "generator": (lambda: (x for x in (A, B)), [A, B]),
-    "map in a list": (lambda: [map(torch.Tensor.clone, (A, B)), C], [A, B, C]),
     "parameter": (lambda: [nn.Parameter(A)], [A]),
     "packed sequence": (lambda: pack_sequence([B, A]), [torch.ones(3), torch.tensor([2, 1])]),
     "normal": (lambda: Normal(B, 2 * B), [B, 2 * B]),
     "categorical": (lambda: Categorical(logits=C.log_softmax(-1)), [C.log_softmax(-1)]),
-    "nested distribution": (lambda: Independent(Normal(B, 3 * B), 1), [B, 3 * B]),
-    "multivariate normal": (lambda: MultivariateNormal(B, torch.eye(2)), [torch.eye(2), B]),
     "mixture": (
         lambda: MixtureSameFamily(Categorical(logits=B.log_softmax(-1)), Normal(B, 2 * B)),
         [B.log_softmax(-1), B, 2 * B],
@@ -319,17 +309,13 @@ def test_a_key_value_cache_is_memory_for_the_next_call() -> None:
     [
         (A, ("output",)),
         ((A, B), ("0", "1")),
-        ([A], ("0",)),
         ({"boxes": A, "masks": {"low": B, 3: C}}, ("boxes", "masks.low", "masks.3")),
         ([{"boxes": A}, {"boxes": B}], ("0.boxes", "1.boxes")),
         (Pair(A, [B]), ("first", "second.0")),
-        (Triple(A, B), ("first", "second")),
         (Fields(A, {"x": B}), ("first", "second.x")),
-        (Slotted(A, B), ("first", "second")),
         (SimpleNamespace(z=A, a=B), ("z", "a")),
         (Table(logits=A, hidden=(B, C)), ("logits", "hidden.0", "hidden.1")),
         (UserDict(x=A), ("x",)),
-        (iter([A, B]), ("0", "1")),
         ((None, A), ("1",)),
         ((A, A), ("0", "1")),
         (torch.max(torch.ones(2, 2), 0), ("0", "1")),

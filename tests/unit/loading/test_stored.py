@@ -94,39 +94,17 @@ def test_a_model_that_casts_to_what_all_of_it_is_stored_in_has_no_reference() ->
 # Models in hand, the first FP32 forward, and what it must leave alone.
 
 
-class Counter(nn.Module):
-    """Has everything a careless forward can disturb: dropout, running statistics, a buffer it writes and replaces."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3)
-        self.drop = nn.Dropout(0.5)
-        self.frozen = nn.Linear(3, 3).eval()
-        self.register_buffer("calls", torch.zeros(1))
-        self.register_buffer("cache", torch.zeros(1))
-
-    def forward(self, x, bias=0.0):
-        self.calls += 1
-        self.cache = x.detach().clone()
-        torch.rand(1)
-        return self.frozen(self.drop(self.norm(x))) + bias
-
-
 def test_in_eval_restores_after_an_error():
-    class Fails(Counter):
+    class Fails(nn.Sequential):
         def forward(self, x):
             assert not self.training
             raise KeyError
 
-    model = Fails().train()
+    model = Fails(nn.BatchNorm1d(3)).train()
     with pytest.raises(KeyError), in_eval(model):
         model(torch.ones(1))
     assert model.training
-    assert model.norm.training
-
-
-def test_name_of_a_model_in_hand():
-    assert from_object(nn.Linear(3, 4), torch.ones(2, 3)).name == "Linear"
+    assert model[0].training
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ from auditor.isolation.answer import answer
 from auditor.isolation.outputs import tensor_outputs
 from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement
-from auditor.measure.probes import _SHORT as SHORT
-from auditor.measure.probes import PARTS, inner_products
+from auditor.measure.probes import PARTS, SHORT, inner_products
 from auditor.measure.rerun import Yardstick
 from auditor.measure.settle import settle
 from auditor.numerics.formats import format_of
 from auditor.records import Contribution
 from tests.support.brute_force import OneLow, spearman
 from tests.support.subjects import measurement_of, normal
+from tests.support.thinned import thinned
 
 Share = Callable[[Tensor, Tensor], float]
 
@@ -93,14 +93,17 @@ ROWS = torch.randn(8, 24, 12, generator=torch.Generator().manual_seed(3))
 def margins(r: Tensor, c: Tensor, allowed: float = 0.1, k: int = 1) -> float:
     """The change of the margins of the k-th and the next entry, over that at which a share `allowed` is expected to flip.
 
-    Margins near that change count. Where the candidates lie on BF16's grid, they may be equal: a variance of a sixth of its spacing squared on top.
+    Margins near that change count. Where the candidates lie on BF16's or FP16's grid, they may be equal: a variance of a sixth of its spacing squared on top.
     """
     flipping = change_of_rows(r, allowed, k)
     a, b = r.topk(k + 1, -1).indices[..., k - 1 :].unbind(-1)
     first, second = (torch.stack([x.gather(-1, i[..., None])[..., 0] for i in (a, b)]) for x in (r, c))
     square = (second[0] - second[1] - first[0] + first[1]).square()
-    if torch.equal(second, second.bfloat16().double()):
-        square = square + (2.0 ** (second[0].abs().log2().floor() - 7)).square() / 6
+    grids = [
+        bits for low, bits in ((torch.bfloat16, 7), (torch.float16, 10)) if torch.equal(second, second.to(low).double())
+    ]
+    if grids:
+        square = square + (2.0 ** (second[0].abs().log2().floor() - grids[0])).square() / 6
     return rms_near(square, first[0] - first[1], flipping) / flipping
 
 
@@ -183,7 +186,7 @@ def fits(pairs: list[tuple[float, float]]) -> None:
     assert 0.9 <= statistics.median(ratios) <= 1.1
 
 
-@pytest.mark.parametrize("text", CASES)
+@pytest.mark.parametrize("text", thinned(CASES))
 def test_against_brute_force(text: str) -> None:
     """What is predicted fits brute force, what was run alone is equal to it, and what is safe with others is safe alone."""
     case = Case(text)

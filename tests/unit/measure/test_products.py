@@ -18,6 +18,7 @@ from auditor.records import ProductError
 from auditor.trees import over_tensors
 from benchmarks.attribution import MODELS
 from tests.support.subjects import measurement_of, normal, subject_of
+from tests.support.thinned import thinned
 
 aten = torch.ops.aten
 U = 2.0**-24
@@ -125,7 +126,7 @@ def _experts() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     return text.MixtralForCausalLM(config).eval(), (torch.randint(3, 200, (4, 16)),), {}
 
 
-@pytest.mark.parametrize("name", ["vit", "gpt2", "resnet", "experts"])
+@pytest.mark.parametrize("name", thinned(["vit", "gpt2", "resnet", "experts"], 4))
 def test_the_causes_add_up_within_a_tenth_for_every_product_of_a_model(name: str) -> None:
     pytest.importorskip("transformers" if name in ("gpt2", "experts") else "timm")
     torch.manual_seed(0)

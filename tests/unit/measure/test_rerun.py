@@ -300,14 +300,24 @@ def test_a_region_that_turns_non_finite_says_so() -> None:
     assert region.local_error == region.error == math.inf
 
 
-def test_a_region_that_cannot_run_says_why_but_for_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    reruns = Reruns(measurement_of(Function(lambda x: (x * 3.0).exp()), normal(4)), "fp16", PLAIN)
-    raised = [torch.OutOfMemoryError("full"), AssertionError("in a word")]
-    monkeypatch.setattr(reruns, "_run", lambda *_: (_ for _ in ()).throw(raised.pop()))
-    local, error, failure = reruns.region(["mul", "exp"])
+RAISED: list[Exception] = []
+
+
+@torch.library.custom_op("test_rerun::refuses", mutates_args=())
+def refuses(x: Tensor) -> Tensor:
+    if RAISED:
+        raise RAISED.pop()
+    return x.exp()
+
+
+def test_a_region_that_cannot_run_says_why_but_for_want_of_memory() -> None:
+    reruns = Reruns(measurement_of(Function(lambda x: refuses(x * 3.0)), normal(4)), "fp16", PLAIN)
+    RAISED.append(AssertionError("in a word"))
+    local, error, failure = reruns.region(["mul", "refuses"])
     assert (local, error) == (None, None) and "in a word" in str(failure)
+    RAISED.append(torch.OutOfMemoryError("full"))
     with pytest.raises(torch.OutOfMemoryError):
-        reruns.region(["mul", "exp"])
+        reruns.region(["mul", "refuses"])
 
 
 def test_only_the_regions_that_take_most_are_run() -> None:

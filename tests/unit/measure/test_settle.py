@@ -30,13 +30,13 @@ BUDGET = 0.01
 def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What each settling cost, in runs of the whole model."""
     found: list[float] = []
-    original = settle._FormatRuns.settle_unknown
+    original = settle.FormatRuns.settle_unknown
 
-    def counted(self: settle._FormatRuns) -> None:
+    def counted(self: settle.FormatRuns) -> None:
         original(self)
         found.append(self.reruns.spent)
 
-    monkeypatch.setattr(settle._FormatRuns, "settle_unknown", counted)
+    monkeypatch.setattr(settle.FormatRuns, "settle_unknown", counted)
     return found
 
 

@@ -260,21 +260,16 @@ def test_the_table_predicts_any_fp32_value(name: str, bits: int) -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (1.0, 1.0),
         (1 + 2**-10, 1 + 2**-10),  # the last fraction bit that is kept
         (1 + 2**-11, 1.0),  # a tie between 1 and 1 + 2^-10: fraction 0 is even
         (1 + 3 * 2**-11, 1 + 2 * 2**-10),  # a tie between fractions 1 and 2: 2 is even
         (1 + 2**-11 + 2**-23, 1 + 2**-10),  # just above the tie
-        (-(1 + 2**-11 + 2**-23), -(1 + 2**-10)),
         (2 - 2**-23, 2.0),  # carries into the exponent
         (3 * 2.0**-137, 2 * 2.0**-136),  # subnormal spacing 2^-136; 1.5 of it is a tie, 2 is even
         (2.0**-137, 0.0),  # half of it: 0 is even
-        (2.0**-149, 0.0),
         (3.4028234663852886e38, math.inf),  # (2 - 2^-23) * 2^127 rounds up to 2^128
-        (-3.4028234663852886e38, -math.inf),
         ((2 - 2**-10) * 2.0**127, (2 - 2**-10) * 2.0**127),
         (math.inf, math.inf),
-        (-math.inf, -math.inf),
         (math.nan, math.nan),
         (-0.0, -0.0),
     ],

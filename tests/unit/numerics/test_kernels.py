@@ -85,11 +85,6 @@ def test_a_limit_may_be_larger_than_the_format(target: Any, limits: tuple[float,
     assert torch.equal(run_op(aten.clamp.default, (x, -0.1, 0.3), {}), x.clamp(-0.1, 0.3))
 
 
-def test_bf16_holds_the_literal_that_fp16_refuses() -> None:
-    filled = run_op(aten.masked_fill.Scalar, (torch.zeros(1).bfloat16(), torch.tensor([True]), -1e9), {})
-    assert float(filled) == -998244352.0  # 1e9 = 1.8626 * 2^29, and the nearest 7-bit fraction is 1 + 110 / 128
-
-
 @pytest.mark.parametrize(
     ("target", "args"),
     [
@@ -125,13 +120,6 @@ def test_what_only_the_cpu_lacks_runs_all_the_same(target: Any, args: tuple[Any,
     result = run_op(target, low, {})
     assert result.dtype is dtype
     assert torch.allclose(result.float(), target(*widen(low)), rtol=2**-6, atol=2**-6)
-
-
-def test_the_arguments_are_not_written() -> None:
-    weight = torch.ones(2, 2).half()
-    run_op(aten.linear.default, (torch.ones(1, 2).half(), weight), {})
-    assert weight.dtype is torch.float16
-    assert torch.equal(weight, torch.ones(2, 2).half())
 
 
 def test_the_matrix_exponential_is_not_refused_in_half_and_answers_wrongly() -> None:
@@ -240,21 +228,15 @@ SQUARE = torch.ones(6, 8).half()
 @pytest.mark.parametrize(
     ("op", "args", "lengths"),
     [
-        (aten.fft_fft.default, (REAL,), [8]),
         (aten.fft_fft.default, (REAL, 5), [5]),
         (aten.stft.center, (REAL.repeat(4), 6, None, None, None, True, "constant", False, None, True), [6]),
-        (aten.fft_fft.default, (PAIRS, 16), [16]),
         (aten.fft_rfft.default, (REAL,), [8]),
-        (aten.fft_rfft.default, (REAL, 6), [6]),
         (aten.fft_irfft.default, (PAIRS,), [14]),
-        (aten.fft_irfft.default, (PAIRS, 16), [16]),
         (aten.fft_hfft.default, (PAIRS, 8), [8]),
         (aten.fft_ihfft.default, (REAL,), [8]),
-        (aten.fft_rfft2.default, (SQUARE,), [6, 8]),
         (aten.fft_rfft2.default, (SQUARE, [4, 4]), [4, 4]),
         (aten.fft_rfftn.default, (SQUARE, None, [0]), [6]),
         (aten.fft_fftn.default, (SQUARE, [16]), [16]),
-        (aten.fft_fftn.default, (SQUARE,), [6, 8]),
         (aten._fft_r2c.default, (SQUARE, [1], 0, True), [8]),
         (aten._fft_c2c.default, (PAIRS, [0], 0, True), [8]),
         (aten._fft_c2r.default, (PAIRS, [0], 0, 14), [14]),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.errors import AuditorError, PlanError
+from auditor.errors import PlanError
 from auditor.numerics.formats import FORMATS, Format, temporary_format
 from auditor.records import NodeReport
 from auditor.records.audit import Audit
@@ -120,11 +120,6 @@ def test_its_plans_are_neither_written_as_a_model_nor_applied_and_the_others_are
     assert auditor.apply(small(), tmp_path / "plan.json", name="cast_fp16")
     with pytest.raises(PlanError, match="torch cannot compute in E7M8, so the plan cannot be run"):
         auditor.apply(small(), tmp_path / "plan.json", name="cast_e7m8")
-
-
-def test_a_training_step_cannot_run_in_it() -> None:
-    with pytest.raises(AuditorError, match="mode='training' supports fp16 or bf16, not e6m9"):
-        auditor.audit(small(), X, formats=("e6m9",), mode="training", loss_fn=lambda y: y.sum())
 
 
 @pytest.mark.parametrize("fmt", ["fp8_e4m3", "fp8_e5m2"])

@@ -41,8 +41,8 @@ def why(strategy: str = "autocast") -> dict[str, Reason]:
 @pytest.mark.parametrize(
     ("op", "kind", "words"),
     [
-        ("softmax softmax", "strategy", "autocast runs softmax in FP32 by itself"),
-        ("neg neg", "inherited", "reads FP32 from softmax: autocast runs softmax in FP32 by itself"),
+        ("softmax softmax", "strategy", "autocast always runs softmax in FP32"),
+        ("neg neg", "inherited", "reads FP32 from softmax: autocast always runs softmax in FP32"),
         ("matmul matmul", "author", "the model's code switches autocast off there"),
         ("arange arange", "not-floating", "not a floating-point operation"),
         ("sin sin", "author", "the model's code creates values in FP32"),

@@ -120,10 +120,10 @@ def test_what_another_strategy_chose_is_taken_where_it_is_better_and_holds(monke
     monkeypatch.setattr(module, "choose", lambda space, *rest: found.get(id(space), space.nothing))
     monkeypatch.setattr(module, "improve", lambda space, chosen, limit: chosen)
     limits = dict.fromkeys(spaces, 0.5)
-    assert not planner._make(limits)["cast_bf16"].high
+    assert not planner.make(limits)["cast_bf16"].high
     spaces["cast_bf16"].off = math.inf
     spaces["cast_bf16"].log.clear()
-    assert planner._make(limits)["cast_bf16"] == spaces["cast_bf16"].nothing
+    assert planner.make(limits)["cast_bf16"] == spaces["cast_bf16"].nothing
 
 
 def test_a_recurrent_layer_under_bf16_autocast_is_predicted_in_fp16_in_which_it_runs() -> None:

@@ -19,7 +19,7 @@ def test_what_is_kept_are_the_modules_that_reasons_name() -> None:
     reasons = (
         Reason("unsafe", "x is unsafe: it overflows", ("norm", "norm.inner")),
         Reason("not-floating", "has no floating-point operations", ("head",)),
-        Reason("strategy", "autocast runs softmax in FP32 by itself", operations=("softmax",)),
+        Reason("strategy", "autocast always runs softmax in FP32", operations=("softmax",)),
     )
     assert Plan("cast_fp16", "cast", "fp16", SCOPES, 0.001, 0.9, 2.0, reasons=reasons).kept_modules == (
         "norm",

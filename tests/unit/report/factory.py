@@ -294,7 +294,7 @@ def with_reasons(audit: Audit) -> Audit:
     first = audit.nodes[0].node.name
     reasons = (
         Reason("inherited", "it is handed FP32 by the parameter embed.weight", operations=(first,)),
-        Reason("strategy", "autocast runs layer_norm in FP32 by itself", operations=norms),
+        Reason("strategy", "autocast always runs layer_norm in FP32", operations=norms),
     )
     name = audit.recommended or ""
     plan = audit.plans[name]

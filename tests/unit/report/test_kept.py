@@ -100,7 +100,7 @@ def test_a_module_that_stays_fp32_says_why_under_each_plan(audit: Audit) -> None
 def test_an_operation_says_why_too(audit: Audit) -> None:
     (softmax,) = (r.node.name for r in audit.nodes if "softmax" in r.node.op)
     text = explain_layer(audit, softmax)
-    assert "  autocast_fp16: not in low precision: autocast runs softmax in FP32 by itself" in text.replace(
+    assert "  autocast_fp16: not in low precision: autocast always runs softmax in FP32" in text.replace(
         " (recommended)", ""
     )
     inside = next(r.node.name for r in audit.nodes if r.node.owner == "norm")
@@ -179,7 +179,7 @@ class Mixed(nn.Module):
 
 REASONS = {
     "the module is in FP32: add_2 is unsafe": {"add", "sub"},
-    "autocast runs layer_norm in FP32 by itself": {"layer_norm"},
+    "autocast always runs layer_norm in FP32": {"layer_norm"},
     "the model's code requests FP32": {"to", "arange"},
     "the model's code switches autocast off there": {"linear"},
     "reads FP32 from": {"mul", "div", "add"},

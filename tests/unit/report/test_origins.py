@@ -106,7 +106,7 @@ def test_what_is_computed_under_the_plan_is_read_computed_and_given():
     reasons = [strings[columns["why"][i]] for i in range(len(audit.nodes))]
     assert reasons[:2] == [
         "it is handed FP32 by the parameter embed.weight",
-        "autocast runs layer_norm in FP32 by itself",
+        "autocast always runs layer_norm in FP32",
     ]
 
 

@@ -15,7 +15,45 @@ from auditor.rulebook.patterns import Matcher
 from auditor.rulebook.rule import Chain, ChainNode, Example, Match, facts_shown, fill_message, without
 from tests.support.capturing import Function, captured
 from tests.support.refusing import refused
-from tests.support.rule_files import CHAIN, EXAMPLE, RULE, write
+
+RULE = """severity = "warning"
+confidence = "low"
+formats = ["fp16"]
+when = [{ fact = "reduction_length", above = 8 }]
+message = "sums {reduction_length} numbers"
+why = "because"
+advice = "do not"
+references = ["a paper: https://example.org"]
+
+[match]
+ops = ["aten.sum"]
+"""
+
+
+def write(root: Path, text: str = RULE, family: str = "tests", stem: str = "TST001-bad-thing") -> Path:
+    """The rule as a file under `root`, in a family's directory."""
+    path = root / family / f"{stem}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+CHAIN = """
+[[match.chain]]
+paths = ["a > b? > c"]
+report = "a"
+[match.nodes]
+a = { ops = ["aten.exp"] }
+b = { ops = ["aten.neg"] }
+c = { ops = ["aten.sum"] }
+"""
+
+EXAMPLE = """[example]
+inputs = ["torch.ones(4)"]
+code = "def forward(x): return x.sum()"
+fixed = "def forward(x): return x.mean()"
+
+"""
 
 
 def test_codes_are_unique_and_families_share_a_prefix(tmp_path: Path) -> None:
@@ -90,10 +128,7 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
         ),
         ('why = "because"\n', "", 1, "why: is missing", "rule-missing-key"),
         ('why = "because"', "why = 3", 6, "why: input should be a valid string, not 3", "rule-bad-type"),
-        ('why = "because"', 'why = " "', 6, "why: must not be empty", "rule-bad-value"),
         ('why = "because"', 'why = "because"\ncolor = "red"', 7, "color: unknown key", "rule-unknown-key"),
-        ('why = "because"', 'why = "because"\ncode = "TST001"', 7, "code: unknown key", "rule-unknown-key"),
-        ("above = 8", "over = 8", 4, "when[0].over: unknown key", "rule-unknown-key"),
         ("above = 8", 'above = "8"', 4, "reduction_length is a number, and '8' is not", "rule-bad-type"),
         ("above = 8", "matches = 8", 4, "when[0].matches: unknown key", "rule-unknown-key"),
         (", above = 8", "", 4, "has no comparison for reduction_length", "rule-missing-key"),
@@ -120,11 +155,8 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
             "rule-bad-value",
         ),
         ("{reduction_length}", "{reason.bf16:.3g}", 5, "is not a valid template", "rule-bad-value"),
-        ("{reduction_length}", "{length}", 5, "'length' is not a fact", "rule-bad-value"),
         ("{reduction_length}", "{reduction_length", 5, "is not a valid template", "rule-bad-value"),
-        ("{reduction_length}", "{op:.3g}", 5, "is not a valid template", "rule-bad-value"),
         ('formats = ["fp16"]', 'formats = ["half"]', 3, "formats[0]: 'half' is not one of", "rule-bad-value"),
-        ("formats = [", "formats = [[], ", 3, "formats[0]: input should be a valid string, not []", "rule-bad-type"),
         ('why = "because"', "why = ", 6, "Invalid value", "rule-not-toml"),
         (
             'formats = ["fp16"]',

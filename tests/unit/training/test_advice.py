@@ -17,14 +17,14 @@ from auditor.numerics.histogram import magnitudes_of
 from auditor.records.audit import Audit
 from auditor.records.training import Training
 from auditor.report.reporters import html, markdown, text
-from auditor.report.training import loop_code, training_section
+from auditor.report.training import loop_code
 from auditor.snippets.trainers import training_code
 from auditor.training.advice import advice_of
 from auditor.training.objective import training_subject
 from auditor.training.recommend import loss_scale
 from auditor.training.step import capture_step
 from tests.support.replaying import Model
-from tests.unit.report.factory import HOSTILE, make_audit
+from tests.unit.report.factory import HOSTILE
 from tests.unit.training.conftest import Trained, audited, fp32_gradients, loss_fn, made
 
 
@@ -64,12 +64,6 @@ def test_the_section_holds_window_advice_and_loop(trained: Trained) -> None:
     assert '<a href="#training">' in page
     assert training.recommendation.split(":")[0] in " ".join(text(trained.audit, width=200).split())
     assert "**Training**: " in markdown(trained.audit)
-
-
-def test_inference_has_no_section() -> None:
-    page = html(make_audit())
-    assert 'id="training"' not in page
-    assert training_section(make_audit()) == []
 
 
 def test_hostile_names_add_no_markup(trained: Trained) -> None:

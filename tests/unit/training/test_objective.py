@@ -156,17 +156,14 @@ def test_held_out_batches_lose_their_targets_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "loss", "slug"),
     [
-        (INPUTS, None, "no-loss"),
         (INPUTS + TARGETS, "nothing", "missing-loss"),
         (INPUTS + TARGETS, "elsewhere.py:f", "missing-target"),
-        (INPUTS + TARGETS + "loss_fn = 3\n", None, "missing-loss"),
         (INPUTS + TARGETS + "loss_fn = nn.MSELoss\n", None, "missing-loss"),
         (INPUTS + "loss_fn = mse\n", None, "bad-targets"),
         (INPUTS + "def get_targets(): return [(Y,), (Y,)]\nloss_fn = mse\n", None, "bad-targets"),
         (INPUTS + "def get_targets(): raise ValueError('x')\nloss_fn = mse\n", None, "inputs-raise"),
         (INPUTS + TARGETS + "def loss_fn(y, t): raise ValueError('no luck')\n", None, "bad-loss"),
         (INPUTS + TARGETS + "def get_loss(): raise ValueError('no luck')\n", None, "bad-loss"),
-        (INPUTS + TARGETS + "model.requires_grad_(False)\nloss_fn = mse\n", None, "no-gradient"),
     ],
 )
 def test_what_is_wrong_has_a_name(tmp_path: Path, text: str, loss: str | None, slug: str) -> None:

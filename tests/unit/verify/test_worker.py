@@ -23,7 +23,7 @@ from auditor.records import Origin, Plan, ScopeChoice, TimeAndMemory, Times
 from auditor.score import ScoreResult
 from auditor.stages import Stages
 from auditor.verify import FP32, Answers, Runs, Verifier, in_hand, load_program
-from auditor.verify.artefact import _read, hand
+from auditor.verify.artefact import hand, read
 from auditor.verify.loaders import ProgramModule, patch_model
 from auditor.verify.worker import build_model, write
 from tests.support.replaying import Model
@@ -78,7 +78,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     )
     write(tmp_path / "3.pt", ScoreResult((1.0, 2.0), False, 2))
     assert {path.name for path in tmp_path.iterdir()} == {f"{index}.pt" for index in range(4)}  # nothing unfinished
-    answer, failure, timed, given = (_read(tmp_path / f"{index}.pt") for index in range(4))
+    answer, failure, timed, given = (read(tmp_path / f"{index}.pt") for index in range(4))
     assert answer.outputs[0][0].tolist() == [1.0, 1.0]
     assert failure == "it failed"
     assert timed == TimeAndMemory(eager=Times(0.2, 0.1, 0.3, 9), memory=5, missing={"compiled": "no compiler"})
