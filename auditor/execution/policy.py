@@ -1,4 +1,4 @@
-"""Decides where casts occur when a recorded graph runs under a choice of precisions. No other file decides that."""
+"""Decides, as the only file, where casts occur when a recorded graph runs under a choice of precisions."""
 
 from __future__ import annotations
 

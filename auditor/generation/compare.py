@@ -1,4 +1,4 @@
-"""Compares decoding steps of plans, and of FP32 with a rounded cache, with FP32's; summarizes the differences."""
+"""Compares decoding under plans, and in FP32 with a rounded cache, with FP32's; summarizes the differences."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _round(x: torch.Tensor, row: Format) -> torch.Tensor:
 
 
 def _lengths(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> list[int]:
-    """Lengths of the transformed dimensions, from the result; for a half spectrum, from the real input."""
+    """Lengths of a Fourier transform's dimensions, from the result; for a half spectrum, from the real input."""
     given = arguments_of(target, args, kwargs, defaults=True)
     if "n_fft" in given:
         return [given["n_fft"]]

@@ -109,7 +109,7 @@ class RecipeRun:
 
     @property
     def final(self) -> list[float]:
-        """The losses of the last tenth of the steps; at least eight, or half of them in a run of under 16 steps."""
+        """The losses of the last tenth of the steps, but at least of eight; under 16 steps, of half of the steps."""
         count = max(len(self.losses) // 10, min(len(self.losses) // 2, 8), 1)
         return self.losses[-count:]
 
