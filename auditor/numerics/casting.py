@@ -40,7 +40,7 @@ def round_in(x: torch.Tensor, fmt: Format) -> torch.Tensor:
         steps = torch.round(x / fmt.smallest_subnormal)  # exact: both are float32, one of them a power of two
         rounded = torch.where(x.abs() < fmt.smallest_normal, steps * fmt.smallest_subnormal, rounded)
     if fmt.overflows_to == "inf":
-        rounded = torch.where(rounded.abs() > fmt.largest, torch.copysign(x.new_tensor(math.inf), x), rounded)
+        rounded = torch.where(rounded.abs() > fmt.largest, x * math.inf, rounded)
     return rounded
 
 
