@@ -114,7 +114,7 @@ def libraries(device: str) -> dict[str, str]:
 
 
 def generators() -> list[Callable[[], None]]:
-    """Save the GPUs' random states; each function of the result restores some. Unused GPUs are not initialized."""
+    """Save the GPUs' random states; each returned function restores some. Unused GPUs are not initialized."""
     used = [device for device in map(_module, NATIVE) if device.is_initialized()]
     return [partial(device.set_rng_state_all, device.get_rng_state_all()) for device in used]
 

@@ -139,8 +139,8 @@ def transformers_code(layers: Mapping[str, str], kept: list[str]) -> str:
 
 
 def _only(path: str, layers: Mapping[str, str]) -> str:
-    """The path, which transformers searches as a pattern, at the start and the end of names; anchored if that would
-    match a quantized layer."""
+    """A path as an entry of KEPT: transformers searches it as a pattern at the start and end of names, so that it is
+    anchored if it would match a quantized layer."""
     plain = re.fullmatch(r"[\w.]+", path) is not None
     if plain and not any(re.match(rf"{path}(?=\.|$)", layer) or layer.endswith(path) for layer in layers):
         return path
@@ -170,7 +170,7 @@ def compressed_config(layers: Mapping[str, str], kept: list[str]) -> dict[str, A
 
 
 def _format(scheme: Scheme) -> str:
-    """How compressed-tensors stores the weights."""
+    """The name of the format in which compressed-tensors stores the weights."""
     family = scheme.name.split("_")[0]
     blocks = {"mxfp8": "mxfp8-", "mxfp4": "mxfp4-pack-", "nvfp4": "nvfp4-pack-", "int4": "pack-"}
     kind = "pack-" if scheme.activation is None else "float-" if scheme.weight.element.row else "int-"

@@ -29,7 +29,7 @@ def quantized_files(audit: Audit, name: str) -> dict[str, str]:
 
 
 def quantize(model: nn.Module, audit: Audit, name: str, then: Callable[[], object] = lambda: None) -> nn.Module:
-    """Run a plan's code for torchao, in place. then: called after a trial, which is undone. Raises:
+    """Run a plan's code for torchao, in place. then: a check, called after a trial that is undone. Raises:
     PlanError(slug="no-arithmetic"); the model is then unchanged."""
     library, plan, names = LIBRARIES["torchao"], quantized_plan(audit, name), dict[str, Any]()
     if name not in applicable(audit):

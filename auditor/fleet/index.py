@@ -80,7 +80,7 @@ def _row(target: FleetTarget, outcome: Outcome | None, directory: Path, baseline
     before = _record(baseline / target.name) if baseline is not None else None
     after = _record(directory / target.name) if outcome.has_audit else None
     if after is None:
-        lost = ["there was an audit before"] if before is not None else []
+        lost = ["audited before, not now"] if before is not None else []
         said = outcome.said or "its output files are missing or cannot be read"
         return Row(target.name, named, "failed", said, seconds=outcome.seconds, worse=lost)
     plan = after.plans.get(after.recommended or "")

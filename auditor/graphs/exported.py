@@ -38,8 +38,8 @@ INNER = "model"
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """graph_module: the exported graph, with outputs of user-defined classes as {name: tensor}; `meta["val"]` of its
-    nodes has the shapes and dtypes of their results for the audited batch.
+    """A model as a graph. graph_module: the exported graph, with outputs of user-defined classes as {name: tensor};
+    `meta["val"]` of its nodes has the shapes and dtypes of their results for the audited batch.
 
     audited: the batch it was exported for. fixed: why the batch size is fixed; "" if any size works.
     """

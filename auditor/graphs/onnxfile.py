@@ -22,7 +22,7 @@ from ..verify.loaders import AS_IT_IS, PROVIDER
 from .exported import quietly
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
-"""Packages that write, check and run these files."""
+"""Packages that write, check and run ONNX models."""
 
 TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 """ONNX names of the formats."""
@@ -107,7 +107,7 @@ def _export_onnx(audit: Audit, plan: Plan, ends: str) -> bytes:
 
 
 def _run_models(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) -> dict[str, float | str]:
-    """{model: its error in onnxruntime, or why it did not run}; the suffix AS_IT_IS marks models with GPU rounding."""
+    """{model: its error in onnxruntime, or why it did not run}, also for copies with GPU rounding (suffix AS_IT_IS)."""
     assert audit.live is not None
     held = any(plan.verification is not None and plan.verification.inputs == "held-out" for plan in plans.values())
     batches = audit.live.held_out if held else audit.live.batches

@@ -1,4 +1,4 @@
-"""What quantization pipelines with schemes of their own do to the model: dynamic INT8, PT2E INT8, Adam with an 8-bit state."""
+"""Runs pipelines with quantization schemes of their own: dynamic INT8, PT2E INT8, Adam with an 8-bit state."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _outputs(bench: Workbench, name: str, make: Callable[[Workbench], tuple[nn.M
 
 
 def _dynamic(bench: Workbench) -> tuple[nn.Module, str]:
-    """PyTorch's dynamic INT8 of linear layers and RNNs."""
+    """Run PyTorch's dynamic INT8 quantization of linear layers and RNNs."""
     from torch.ao.quantization import quantize_dynamic
     from torch.ao.quantization.quantization_mappings import get_default_dynamic_quant_module_mappings
 

@@ -33,7 +33,7 @@ _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", r
 class Target:
     """A parsed TARGET: a file or a module name, and the symbol in it.
 
-    hub: "timm" or "hf" for a library's model; args then begin with the model's name.
+    hub: "timm", or "hf" for Hugging Face, if the model is from there; args then begin with its name.
     """
 
     text: str

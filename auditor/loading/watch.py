@@ -56,7 +56,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Watch:
-    """What was observed while code below the function `outermost` ran.
+    """Observations from running code below the function `outermost`.
 
     seen: "restored" from a state dict, "read" from a file, "trained" by an optimizer. checkpoint: {tensor: the widest
     dtype that it was loaded from, and where}. rounded, converted, created: {tensor: the cast on loading, by
@@ -80,8 +80,8 @@ class Watch:
         return None if written is None else (within_library and written.caller) or written.place
 
     def compare(self, own: Mapping[str, Tensor], given: Mapping[str, Any], place: Place | None, now: bool) -> None:
-        """Compare tensors of the model with the entries of the checkpoint that they were loaded from. now: whether they
-        were just loaded, so that no conversion came after."""
+        """Compare tensors of the model with the entries of the checkpoint that they were loaded from. now: whether the
+        tensors were just loaded, before any conversion."""
         for name, x in own.items():
             y = given.get(name)
             if not isinstance(y, Tensor) or not _is_comparable(x) or not _is_comparable(y) or x.shape != y.shape:
@@ -205,8 +205,8 @@ def _through(handler: Callable[..., Any], original: Callable[..., Any]) -> Calla
 
 
 def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tuple[SilentCast, ...]]:
-    """The model's parameters and buffers as loaded, and the casts to fewer bits that nobody asked for: those of one
-    line and kind are one, with the largest loss."""
+    """The model's parameters and buffers as loaded, and the casts to fewer bits that nobody asked for; casts of one
+    line and kind are merged, with the largest loss."""
     weights, rows, groups = _Weights(model, watch), list[LedgerRow](), dict[Any, list[tuple[str, Event]]]()
     for key, x in weights.tensors.items():
         name, kind = weights.names[key][0], "parameter" if isinstance(x, nn.Parameter) else "buffer"

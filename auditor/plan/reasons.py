@@ -25,8 +25,8 @@ GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 
 
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
-    """Lower further modules one after the other, or all but the output of their products, if each saves enough and the
-    replay's error is at most `limit`."""
+    """Lower further FP32 modules one by one, entirely or except the outputs of their products, if that saves enough and
+    the replayed error is at most `limit`."""
     problem = space.problem
     for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
         low = _lower(problem, chosen, [owner])
@@ -85,7 +85,7 @@ def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, mo
 
 
 def _fp32_owners(problem: Problem, point: Candidate) -> list[str]:
-    """FP32 modules, and the functions that low modules keep in FP32."""
+    """FP32 modules, and functions that low-precision modules keep in FP32."""
     kept = [owner for owner in problem.energy.scopes if owner in point.high]
     return [owner for owner in kept if owner == module_of(owner) or module_of(owner) not in point.high]
 
@@ -159,7 +159,7 @@ def explain_gain(saves: float, objective: str) -> str:
 
 
 def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
-    """Words for why a module stays in FP32 though low precision there would save something: the error would exceed MARGIN of the budget."""
+    """Words for why low precision in a module is rejected though it would save something: too large an error."""
     if not math.isfinite(after):
         return "low precision there makes the model fail, or the outputs non-finite"
     return (
@@ -169,7 +169,7 @@ def explain_budget(before: float, after: float, budget: float, saves: float, obj
 
 
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
-    """A reason for every operation that is not low although its module is, and for discrete ones without low inputs."""
+    """A reason for every operation not low although its module is, and for discrete ones without low inputs."""
     precision, nodes = choice_keeping(chosen.high, problem.format), problem.capture.nodes
     how, resolution = problem.policy_for(precision), problem.resolve(precision)
     result, known = list[Reason](), dict[str, Reason]()

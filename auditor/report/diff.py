@@ -20,7 +20,7 @@ def overview(both: Comparison, files: tuple[str, str], shown: int = SHOWN) -> li
     return [
         Prose(f"{files[0]} ({both.before.subject.name}) -> {files[1]} ({both.after.subject.name})", (), "title"),
         Prose("Verdict", (headline(both),), "error" if both.new else "good"),
-        Prose("", (f"{now or 'No plan'} is recommended in both." if was == now else chosen,)),
+        Prose("", (f"{now or 'No plan'} is recommended in both audits." if was == now else chosen,)),
         Prose("Caution", differ, "warning"),
         *_plans(both),
         *_findings("New", both.new, shown),
