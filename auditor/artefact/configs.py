@@ -78,7 +78,7 @@ _EMULATED = """if not torch.cuda.is_available():  # the kernels for MX need a GP
 
 
 def torchao_code(layers: Mapping[str, str], kept: list[str]) -> str:
-    """A function `quantize(model)`."""
+    """Code that defines `quantize(model)` with torchao."""
     static = "int8_static" in layers.values()
     imports, configs = _configs(layers, "FqnToConfig", "quantize_")
     quantize = _QUANTIZE.format(
@@ -99,7 +99,7 @@ def _multiples(scheme: Scheme) -> tuple[int, int]:
 
 
 def _configs(layers: Mapping[str, str], *names: str) -> tuple[str, str]:
-    """Imports of torchao's configurations, and of `names`; assignments of LAYERS and CONFIGS."""
+    """Code that imports torchao's configurations and `names`, and assigns LAYERS and CONFIGS."""
     used = {scheme: SCHEMES[scheme].config or "" for scheme in dict.fromkeys(layers.values())}
     emulates = any(config.startswith("MX") for config in used.values())
     text = " ".join([*used.values(), *names, "KernelPreference" if emulates else ""])
@@ -121,7 +121,7 @@ _METHODS = {
 
 
 def transformers_code(layers: Mapping[str, str], kept: list[str]) -> str:
-    """QUANTIZATION_CONFIG for `from_pretrained`, and the same by another method if there is one."""
+    """Code that defines QUANTIZATION_CONFIG for `from_pretrained`, also by another method if there is one."""
     imports, configs = _configs(layers, "FqnToConfig")
     schemes = set(layers.values())
     other = _METHODS.get(*schemes) if len(schemes) == 1 else None
@@ -209,7 +209,7 @@ def modifier():
 
 
 def compressed_code(layers: Mapping[str, str], kept: list[str]) -> str:
-    """QUANTIZATION_CONFIG, and llm-compressor's modifier."""
+    """Code that defines QUANTIZATION_CONFIG and a modifier for llm-compressor."""
     return _assign("QUANTIZATION_CONFIG", compressed_config(layers, kept)) + _LLM_COMPRESSOR
 
 
@@ -236,7 +236,7 @@ def quantize(model, forward_loop):
 
 
 def modelopt_code(layers: Mapping[str, str], kept: list[str]) -> str:
-    """QUANT_CFG for `modelopt.torch.quantization.quantize`."""
+    """Code that defines QUANT_CFG for `modelopt.torch.quantization.quantize`."""
     formats = {}
     for name in dict.fromkeys(layers.values()):
         parts = {"weight": SCHEMES[name].weight, "input": SCHEMES[name].activation}

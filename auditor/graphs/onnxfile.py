@@ -28,7 +28,7 @@ TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 """ONNX names of the formats."""
 
 _FLOAT = 1
-"""ONNX's number of FP32."""
+"""ONNX's number for the type FP32."""
 
 _NO_ARITHMETIC = ("Cast", "Constant", "Identity", "Shape", "Size")
 

@@ -91,7 +91,7 @@ class Table:
         return result
 
     def whole(self, name: str) -> frozenset[str]:
-        """An operation, with the rounding of its output if it may have FP32 output."""
+        """The names of an operation and, if it may have FP32 output, of the rounding of its output."""
         return frozenset((name, f"{name}{FP32_OUTPUT}")) & self.operations.keys()
 
     def keeps_output(self, name: str, low: frozenset[str]) -> bool:
@@ -239,7 +239,7 @@ def owner_of(node: fx.Node) -> str:
 
 
 def _place(owner: str, op: str, shape: Iterable[int], capture: Capture) -> tuple[str, tuple[str, tuple[int, ...]]]:
-    """A key for matching; a shared module uses one of its paths, and names that differ between tracers are unified."""
+    """A key for matching nodes of two graphs: unifies paths of shared modules and names that tracers give."""
     first = next((path for path, others in capture.aliases.items() if owner in others), owner)
     name = table.packet(op).removesuffix("_copy")
     return first, (table.operation(op).traced_as or name, tuple(shape))

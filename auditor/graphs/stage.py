@@ -255,7 +255,7 @@ class Operations(Space):
         self._groups = sorted(groups, key=gain)
 
     def low(self, point: Candidate) -> frozenset[str]:
-        """The operations that run in low precision."""
+        """The operations of a choice that run in low precision."""
         return self.table.free - point.high
 
     def replay(self, point: Candidate) -> float:

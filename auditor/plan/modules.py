@@ -62,8 +62,7 @@ class Modules(Space):
         return self.error(point) <= limit
 
     def within_budget(self) -> list[Candidate]:
-        """The choice with everything in low precision, if it meets the budget and lowers no unsafe operation; else
-        []."""
+        """[the choice with everything low], if it meets the budget and no unsafe operation is low; otherwise []."""
         return [self.low] if self.low.feasible and self.error(self.low) <= self.budget else []
 
     def reach(self) -> float | None:
@@ -140,8 +139,7 @@ def cheapest(problem: Problem, allowed: float) -> Candidate:
 
 
 def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
-    """Predict error, time and share of low-precision FLOPs of a choice; cached. high: its modules and functions in
-    FP32.
+    """Predict error, time and low-precision share of FLOPs of a choice; cached. high: modules and functions in FP32.
 
     If batches take several paths through the model, the error is the largest of any path.
     """

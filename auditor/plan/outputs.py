@@ -60,8 +60,7 @@ def without_effect(high: Collection[str]) -> set[str]:
 
 
 def cost_of(problem: Problem, name: str, resolution: Resolution) -> Cost:
-    """Cost of one node, in elements of its inputs' format: an element of FP32 output counts as several, by its
-    bytes."""
+    """Cost of one node, in elements of its inputs' format; an element of FP32 output counts as several."""
     cost, factors = problem.costs[name], resolution.nodes[name].factors
     wider = FORMATS["fp32"].bytes // FORMATS[factors].bytes - 1 if factors else 0
     return replace(cost, elements=cost.elements + wider * problem.elements[name]) if wider else cost

@@ -106,8 +106,7 @@ def timed_in(resolution: Resolution, name: str) -> str:
 
 
 def energy_of(problem: Problem) -> Energy:
-    """Build a problem's energy, from prices and errors with all in FP32 and with as much as possible in low
-    precision."""
+    """Build a problem's energy, from prices and errors with all in FP32 and with as much as possible low."""
     resolution, raised = problem.lowest.resolution, problem.resolve(plain("fp32"))
     nodes, graph = problem.capture.nodes, problem.capture.graph_module.graph
     users = {n.name: [user.name for user in n.users if user.name in nodes] for n in graph.nodes}
@@ -320,8 +319,7 @@ class Problem:
         return own if own in self.contributions else self.format
 
     def cast_square(self, resolution: Resolution, name: str) -> float:
-        """Squared error of rounding an FP32 value for the operations that read it; if their formats differ, the
-        largest."""
+        """Squared error of rounding an FP32 value for the operations that read it: the largest over their formats."""
         readers = resolution.lowered.get(name, ())
         formats = {self.computed_in(resolution, reader) for reader in readers} or {self.format}
         result = [contribution for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]

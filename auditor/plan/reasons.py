@@ -230,7 +230,7 @@ def _explain_operation(
     if inside.precision != setting.precision or any(isinstance(x, torch.dtype) for x in (*n.args, *n.kwargs.values())):
         return Reason("author", f"the model's code requests {given}")
     if how.casts(node).autocast in ("fp32", "fp32_unless_dtype"):
-        runner = problem.strategy if problem.how.regional else "the autocast region around it"
+        runner = problem.strategy if problem.how.regional else "the surrounding autocast region"
         return Reason("strategy", f"{runner} always runs {operation(node.op).packet or node.op} in FP32")
     source = next((source for source in node.inputs if resolution.dtypes.get(source) == kernel), None)
     if source is None:

@@ -88,7 +88,7 @@ class Candidate:
 
 
 class Cuts:
-    """Choices that minimize price + multiplier * squared error, each a minimum cut.
+    """Computes choices of precisions that minimize price + multiplier * squared error, each as a minimum cut.
 
     A cut can express this sum because every term of two owners only penalizes that their precisions differ. Source:
     Kolmogorov and Zabih, What energy functions can be minimized via graph cuts? (2004).
@@ -100,7 +100,7 @@ class Cuts:
         self._nothing = frozenset(end for arc in arcs for end in arc[:2]) - {LOW}
 
     def best(self, multiplier: float) -> Choice:
-        """The FP32 set at the minimum for a multiplier; of equal minima, the smallest set.
+        """The set of owners in FP32 that minimizes price + multiplier * squared error; of equal minima, the smallest.
 
         Capacities are integers, in units of 1e-18, so that the cut is exact and unique. Prohibitions have large, not
         infinite, capacities, so that a cut always exists.
@@ -119,10 +119,10 @@ class Cuts:
         return sum(arc.price for arc in paid), sum(arc.square for arc in paid)
 
     def towards(self, holds: Callable[[Choice], bool]) -> list[Choice]:
-        """All low, all FP32, and cuts between them that approach the limit from both sides.
+        """The choices all low, all FP32, and cuts between them whose errors approach the limit from both sides.
 
-        holds: whether a choice is within the limit; all FP32 always is. For the next multiplier the two choices next to
-        the limit have equal value, so that each new cut lies between them.
+        holds: whether a choice is within the limit; all FP32 always is. The next multiplier gives the two choices next
+        to the limit equal value, so that each new cut lies between them.
         """
         over, within = self.best(0.0), self._nothing
         result = [over, within, frozenset({HIGH})]

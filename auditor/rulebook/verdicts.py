@@ -32,7 +32,7 @@ QUIET = Noise()
 """Noise of a reproducible model."""
 
 UNKNOWN = NodeError()
-"""The error of an operation of which only the effect on the outputs is known."""
+"""The local error of an operation if only its effect on the outputs is known."""
 
 
 def verdict_of(
