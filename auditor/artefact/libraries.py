@@ -38,7 +38,7 @@ class Library:
 
     @property
     def file(self) -> str:
-        """Name of the file in an audit's directory."""
+        """Name of the file with this library's code for a plan."""
         return f"{self.title.lower().replace('-', '_')}_config.py"
 
 

@@ -30,7 +30,7 @@ from ..trees import tensors_in
 _aten = torch.ops.aten
 
 SAME = 1e-3
-"""Largest difference between the outputs of program and model that counts as rounding, for two batch sizes."""
+"""Largest relative L2 difference between outputs of program and model that counts as rounding, at two batch sizes."""
 
 INNER = "model"
 """Attribute that holds the model inside the exported wrapper."""

@@ -65,7 +65,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Table:
-    """All operations and values of a graph, by name, in order."""
+    """Operations of a graph with FP32 inputs, and its FP32 values, by name, in order."""
 
     format: str
     operations: Mapping[str, GraphOperation]

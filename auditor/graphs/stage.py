@@ -64,8 +64,8 @@ class GraphPlans:
 
 
 def graphs_of(bench: Workbench, score: InFp32 | None = None) -> GraphPlans:
-    """Make a plan for every format in which torch can compute, verified on held-out inputs if there are any. score: the
-    FP32 model's score, if plans are scored.
+    """Make a plan of strategy `graph` for every format that torch computes in, verified on held-out inputs if any.
+    score: the FP32 model's score, if plans are scored.
 
     If the model cannot be exported, a warning says so, and plans of other strategies remain. Raises:
     PlanError(slug="cannot-export") if no other strategy was requested.
@@ -240,7 +240,7 @@ class Trial:
 
 
 class Operations(Space):
-    """The search space: sets of operations that run in low precision."""
+    """The search space of a program: sets of operations that run in low precision."""
 
     def __init__(self, table: Table, trial: Trial) -> None:
         super().__init__()

@@ -74,7 +74,7 @@ class Watch:
     converting: bool = False
 
     def here(self) -> Place | None:
-        """The author's line that is running; a library's line if the author's code calls none."""
+        """The author's line that is running or called the running library; without such a line, the library's."""
         written = written_at(self.outermost)
         within_library = written is not None and kind_of(written.place.file) == "library"
         return None if written is None else (within_library and written.caller) or written.place
@@ -102,7 +102,7 @@ class Watch:
                 self.compare({**also, **named}, statedicts.read_checkpoint(path), place, now=False)
 
     def on_read(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Called for a function that reads a file."""
+        """Runs in place of a function that reads a file: records the file, and calls the function."""
         self.seen.add("read")
         file = next(iter((*args, *kwargs.values())), None)
         if isinstance(file, str | PathLike):
@@ -110,14 +110,14 @@ class Watch:
         return original(*args, **kwargs)
 
     def on_restore(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Called for `load_state_dict`."""
+        """Runs in place of `load_state_dict`, and compares the loaded tensors with the state dict."""
         self.seen.add("restored")
         result = original(module, *args, **kwargs)
         self.compare(dict(named_tensors(module)), args[0] if args else kwargs["state_dict"], self.here(), now=True)
         return result
 
     def on_convert(self, original: Callable[..., Any], module: nn.Module, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        """Called for `Module._apply`, which `to`, `half` and `bfloat16` call."""
+        """Runs in place of `Module._apply` (called by `to`, `half`, `bfloat16`), and records casts to fewer bits."""
         if self.converting:
             return original(module, fn, *args, **kwargs)
         casts, place = dict[int, Event](), self.here()
@@ -136,7 +136,7 @@ class Watch:
         return result
 
     def on_create(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Called for `register_parameter` and `register_buffer`."""
+        """Runs in place of `register_parameter` and `register_buffer`, and records low-precision tensors."""
         name = str(kwargs.get("name", args[0] if args else ""))
         for x in (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x not in self.created):
             if _is_narrow(x.dtype) or "scale" in name:
@@ -145,7 +145,7 @@ class Watch:
         return original(module, *args, **kwargs)
 
     def on_default(self, original: Callable[..., Any], d: torch.dtype) -> Any:
-        """Called for `torch.set_default_dtype`; libraries set it for the models that they build."""
+        """Runs in place of `torch.set_default_dtype`, and records low-precision defaults that the author sets."""
         written = written_at(self.outermost)
         if _is_narrow(d) and written is not None and kind_of(written.place.file) == "own":
             self.default[d] = written.place
@@ -256,7 +256,7 @@ class _Weights:
     def silent_casts(self, key: int) -> Iterator[tuple[str, Event]]:
         """The casts of a tensor that nobody asked for, with their kinds.
 
-        A parameter may be rounded with all others, from a checkpoint of one dtype, or with its module.
+        Not yielded: casts of a parameter together with all others of a one-dtype checkpoint, or with its module.
         """
         watch, x, owners = self.watch, self.tensors[key], [n.rpartition(".")[0] for n in self.names[key]]
         whole = isinstance(x, nn.Parameter) and key not in self.kept

@@ -82,7 +82,7 @@ def _plans(both: Comparison) -> list[Block]:
     ]
     bold = next((i for i, row in enumerate(rows) if row[0] == both.after.recommended), None)
     kept = tuple(f"{name}: {words}" for name, old, new in both.plans if (words := exceptions(old, new)))
-    heads = ("Plan", "Measured error", "Speed-up", "Modules in FP32", "")
+    heads = ("Plan", "Measured error", "Speed-up", "Precision changes", "")
     return [Grid(heads, tuple(rows), bold), Prose("", kept, "muted")]
 
 
