@@ -35,10 +35,10 @@ Needs torch and the model's own source, safetensors if its weights are in that f
 
 Reading PLANS: a scope is a module; modules inside it have the same precision unless they are listed themselves.
 `because` has the codes of the rules that fired and the measured reasons; `cost` is the share of the plan's time (or
-memory or flops) that low precision in this scope is predicted to save. `keep` names functions of torch that run in FP32 in a low-precision
-scope and the modules inside it, in any spelling ("pow": torch.pow, x.pow, x ** 2), except for in-place calls. Matrix
-products of their results run in low precision. `fp32_output` names functions whose matrix products have low-precision
-inputs and FP32 output. Errors are relative to FP32.
+memory or flops) that low precision in this scope is predicted to save. `keep` names functions of torch that run in FP32
+in a low-precision scope and the modules inside it, in any spelling ("pow": torch.pow, x.pow, x ** 2), except for
+in-place calls. Matrix products of their results run in low precision. `fp32_output` names functions whose matrix
+products have low-precision inputs and FP32 output. Errors are relative to FP32.
 """
 
 from __future__ import annotations

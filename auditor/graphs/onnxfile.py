@@ -47,7 +47,7 @@ _TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = dict.fromkeys(
 
 
 def require() -> None:
-    """Raises: AuditorError(slug="missing-onnx") if a required package is not installed."""
+    """Require the packages for ONNX. Raises: AuditorError(slug="missing-onnx") if one is not installed."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise AuditorError(
@@ -193,7 +193,7 @@ def tidy(model: Any) -> Any:
 
 
 def read(content: bytes) -> Any:
-    """Parse a model and infer the types of all values."""
+    """Parse an ONNX model from bytes, and infer the types of all values."""
     import onnx
     import onnx_ir
     from onnx_ir.passes import common
@@ -204,7 +204,7 @@ def read(content: bytes) -> Any:
 
 
 def as_bytes(model: Any) -> bytes:
-    """Serialize a model."""
+    """Serialize an ONNX model to bytes."""
     import onnx_ir
 
     return bytes(onnx_ir.to_proto(model).SerializeToString())

@@ -236,7 +236,7 @@ def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs:
 
 
 def required_arguments(function: Callable[..., Any]) -> list[str]:
-    """Names of the arguments without a default."""
+    """Names of the function's arguments that have no default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

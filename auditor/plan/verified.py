@@ -34,7 +34,7 @@ from ..verify import FP32, TODAY, Answers, Runs, failure_of, in_hand, said_no_me
 from .workbench import Workbench, worst_of
 
 Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
-"""Outputs of the model in FP32, and of the patched model."""
+"""Outputs of the model in FP32, and of the patched model, on one batch."""
 
 
 def verify(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, bytes] | None = None) -> dict[str, Plan]:

@@ -126,7 +126,7 @@ class Causes:
 
     @property
     def headline(self) -> str:
-        """The number of causes, by severity, and of notes."""
+        """The numbers of problems, by severity, and of notes, in words."""
         said = count(len(self.notes), "note")
         if not self.wanting:
             return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule matched"
