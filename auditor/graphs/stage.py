@@ -117,7 +117,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
 
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
-    """Return the table, with operations that raise when low marked `refused`, and the error with all others low."""
+    """Lower all operations. Return the table, with `refused` on those that raise, and the error with the others."""
     low = frozenset(name for name, operation in table.operations.items() if operation.kind != "refused")
     while True:
         try:
@@ -304,7 +304,7 @@ def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str])
     source, dtype, graph = exported.graph_module.graph, dtype_of(table.format), fx.Graph()
 
     def kind_of(node: fx.Node) -> torch.dtype:
-        """The dtype of a node's FP32 result; a weight is low if all its readers are low."""
+        """The dtype of a node's formerly FP32 result; a weight is low if all operations that read it are low."""
         value = table.values.get(node.name)
         if value is not None and value.stored:
             is_low = bool(node.users) and all(user.name in low for user in node.users)

@@ -227,8 +227,8 @@ def _together(kind: str, names: tuple[str, ...], events: tuple[Event, ...]) -> S
 class _Weights:
     """Parameters and buffers of a model, with who decided on their dtypes.
 
-    kept: those in the author's list of FP32 modules. uniform: the dtype of all other parameters, if they share one.
-    sources: the dtypes of parameters in the checkpoint.
+    kept: the tensors in the author's list of FP32 modules. uniform: the dtype of all other parameters, if they share
+    one. sources: the dtypes of parameters in the checkpoint.
     """
 
     def __init__(self, model: nn.Module, watch: Watch) -> None:

@@ -119,7 +119,7 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
 
 def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
     """The plan's table of scopes: the root, every module whose precision differs from that of the module above it, and
-    every low module with functions in FP32."""
+    every low-precision module with functions in FP32."""
     return {
         path: ScopeChoice(
             boundary.precision,

@@ -109,16 +109,16 @@ def _operations(problem: Problem, owner: str) -> list[Node]:
 
 
 def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
-    """Owners that change to low precision with a module: the module, owners of a shared weight, functions that could
-    stay FP32."""
+    """Owners that change to low precision with a module: itself, owners of a shared weight, functions that could be
+    FP32."""
     group = {*problem.energy.together(owner)}
     functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
     return tuple(sorted(group | (functions - problem.lowest.raised)))
 
 
 def _lower(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
-    """The choice with `owners` low, and with all that `lowered_with` adds. Functions in FP32 to avoid a dtype conflict
-    stay FP32 unless `owners` lists them."""
+    """The choice with `owners` and all that `lowered_with` adds in low precision. Functions in FP32 to avoid a dtype
+    conflict remain FP32 unless `owners` lists them."""
     kept = {path for path in problem.lowest.raised if path != module_of(path)}
     return evaluate(problem, (chosen.high | kept).difference(*(lowered_with(problem, owner) for owner in owners)))
 

@@ -116,7 +116,7 @@ class Workbench:
 
     @cached_property
     def verifier(self) -> Verifier:
-        """The process that runs emitted files; it ends when `held` is closed."""
+        """The process that runs emitted files of plans; it ends when the ExitStack `held` is closed."""
         begun = Verifier.start(
             self.checks,
             seed=self.options.seed,

@@ -352,7 +352,7 @@ class Plan:
 
     @property
     def islands(self) -> int:
-        """Number of scopes whose precision differs from the root's."""
+        """Number of scopes whose precision differs from the precision of the root."""
         return sum(choice.precision != self.scopes[""].precision for choice in self.scopes.values())
 
     @property

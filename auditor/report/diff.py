@@ -99,7 +99,7 @@ def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> list[Blo
 
 
 def _verdicts(both: Comparison, shown: int) -> list[Block]:
-    """A list of changed verdicts, those that got worse first."""
+    """A list of changed verdicts; verdicts that got worse come first."""
     ranks = {"safe": 0, "unsafe": 2}
     groups = fold(both.verdicts, lambda c: c.node.owner, lambda c: (c.node.op, c.format, c.before, c.after))
     groups.sort(key=lambda same: ranks.get(same[0].before or "", 1) - ranks.get(same[0].after or "", 1))

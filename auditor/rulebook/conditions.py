@@ -72,7 +72,7 @@ def evaluate(condition: Condition, facts: NodeFacts) -> bool | None:
 
 
 def facts_used(condition: Condition) -> Iterator[str]:
-    """Addresses of the facts that a condition reads, in the order written."""
+    """Names of the facts that a condition reads, in the order written."""
     if condition.kind == "fact":
         yield condition.fact
     for part in condition.parts:

@@ -182,8 +182,8 @@ def _limit(error: NodeError) -> str | None:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Verdicts of all nodes. verdicts: {node: {format: Verdict}}; exposed: {node: {format: strategies that would run it
-    low}}."""
+    """Verdicts of all nodes. verdicts: {node: {format: Verdict}}; exposed: {node: {format: strategies that would lower
+    it}}."""
 
     verdicts: Mapping[str, Mapping[str, Verdict]]
     exposed: Mapping[str, Mapping[str, tuple[str, ...]]]
