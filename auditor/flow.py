@@ -99,15 +99,13 @@ def _audit(subject: Subject, options: Settings) -> Audit:
     stages, formats, seed, as_set = Stages(options.progress), options.formats, options.seed, subject.flags or flags()
     with ieee(), isolate(seed=seed), torch.inference_mode(False), in_eval(subject.model), upcast_model(subject):
         options = options.with_values(found=follow(options.device, devices_of(subject.model)))
-        subject = place_subject(subject, options.where, options.seed)
-        subject, options, generating = generate_reference(subject, options, stages)
+        subject, options, generating = generate_reference(place_subject(subject, options.where, seed), options, stages)
         score = step = training = None
         if options.scoring is not None:
             with stages("FP32 score", options.scoring.name):
                 score = in_fp32(subject, options, options.scoring)
         with stages("capture", subject.name):
-            recordings = record_paths(subject, formats, seed)
-            first = recordings.first.capture
+            first = (recordings := record_paths(subject, formats, seed)).first.capture
             if (limit := offload.now()) is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
         with stages("measure", f"{recordings.operations} nodes", recordings.operations):
@@ -122,9 +120,10 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             judged = with_backward(judged, captured, step.nodes, step.capture)
         with stages("classify", f"{len(options.rulebook)} rules"):
             graph = FlowGraph(captured.nodes, measured, judged.verdicts)
-            rules, casts = spread(options.rulebook, formats), _casts(subject, captured)
+            layers = judge_layers(captured, measured, yardstick, noise.found)
+            rules, casts = spread(options.rulebook, formats, options.schemes), _casts(subject, captured)
             wanted = partial(findings_of, select=options.select, ignores=options.ignores, trains=options.training)
-            find = partial(wanted, captured, rules=rules, formats=formats, casts=casts)
+            find = partial(wanted, captured, rules=rules, formats=formats, casts=casts, layers=layers)
             findings = find(graph, judged.exposed)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
         with bench.held:
@@ -145,6 +144,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         bench,
         nodes=reports_of(captured, measured, judged, findings, flops, followed.dtypes),
         findings=findings,
+        quantization=layers,
         regions=of_verdicts(relative.regions, captured, judged.verdicts),
         planned=planned,
         evaluation=score.evaluation if score else None,
@@ -258,7 +258,6 @@ def _assemble(
         warnings=(*subject.warnings, *captured.warnings, *planned.said, *_warnings(bench, found["training"])),
         command=options.command,
         noise=bench.noise.found,
-        quantization=judge_layers(captured, bench.measured, bench.yardstick, bench.noise.found),
         quantized_plans=planned.schemes,
         pipelines=planned.pipelines,
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),

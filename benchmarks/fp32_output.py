@@ -1,7 +1,7 @@
 """What FP32 output of products repairs and costs, compared with FP32 inputs: `python -m benchmarks.fp32_output [MODEL ...]`.
 
 First, products of one kind at a time get FP32 output, or FP32 inputs, with everything else in BF16 under autocast. Second,
-the model is audited with and without the third precision, for half of the KL divergence of everything in BF16.
+the model is audited for half of the KL divergence of everything in BF16.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 import auditor
 from auditor.paths import FP32_OUTPUT, module_of
-from auditor.plan import problem as planning
 from auditor.plan.modules import evaluate, scopes_of
 from auditor.plan.problem import Problem
 from auditor.records import Plan
@@ -33,7 +31,7 @@ from tests.support.planning import bench_of
 KINDS = {"model": "", "FP32": "", "precision": "", "time": ".3f", "KL": ".5f", "flips": ".4f"}
 """time: predicted, for an A100, in shares of everything in BF16. flips: share of tokens whose most likely successor changes."""
 
-PLANS = {"model": "", "third precision": "", "limit": ".5f", "modules": "", "outputs": "", "time": ".3f", "KL": ".5f"}
+PLANS = {"model": "", "limit": ".5f", "modules": "", "outputs": "", "time": ".3f", "KL": ".5f"}
 
 
 def smollm2() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -112,36 +110,15 @@ def by_kind(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Row
     return rows
 
 
-def audits(name: str, model: nn.Module, inputs: tuple[Tensor, ...], limit: float) -> list[Row]:
-    rows = list[Row]()
-    for third in (True, False):
-        none = patch.object(planning, "products_of", lambda problem: {})
-        with none if not third else patch.object(planning, "products_of", planning.products_of):
-            audit = auditor.audit(
-                model,
-                inputs,
-                criteria=f"output: kl <= {limit:.3g}",
-                formats="bf16",
-                strategies="autocast",
-                device="cpu",
-            )
-        plan = audit.plans["autocast_bf16"]
-        assert plan.verification is not None
-        assert plan.is_verified
-        outputs = [name for _, name in plan.exceptions if name.endswith(FP32_OUTPUT)]
-        kl = next(one.value for one in plan.verification.criteria if one.output == "output")
-        values = (
-            name,
-            "yes" if third else "no",
-            limit,
-            len(plan.kept_modules),
-            len(outputs),
-            1 / plan.predicted_speedup,
-            kl,
-        )
-        rows.append(dict(zip(PLANS, values, strict=True)))
-        print(rows[-1], flush=True)
-    return rows
+def planned(name: str, model: nn.Module, inputs: tuple[Tensor, ...], limit: float) -> Row:
+    """The plan of an audit."""
+    asked: dict[str, Any] = {"criteria": f"output: kl <= {limit:.3g}", "formats": "bf16", "strategies": "autocast"}
+    plan = auditor.audit(model, inputs, device="cpu", **asked).plans["autocast_bf16"]
+    assert plan.verification is not None
+    assert plan.is_verified
+    outputs = sum(name.endswith(FP32_OUTPUT) for _, name in plan.exceptions)
+    kl = next(one.value for one in plan.verification.criteria if one.output == "output")
+    return dict(zip(PLANS, (name, limit, len(plan.kept_modules), outputs, 1 / plan.predicted_speedup, kl), strict=True))
 
 
 def main() -> None:
@@ -151,9 +128,9 @@ def main() -> None:
     for name in parser.parse_args().model or MODELS:
         model, inputs = MODELS[name]()
         kinds += by_kind(name, model, inputs)
-        everything = next(row["KL"] for row in kinds if row["model"] == name)
-        plans += audits(name, model, inputs, everything / 2)
         report("fp32_output", kinds, KINDS)
+        everything = next(row["KL"] for row in kinds if row["model"] == name)
+        plans.append(planned(name, model, inputs, everything / 2))
         report("fp32_output_plans", plans, PLANS)
 
 

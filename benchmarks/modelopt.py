@@ -208,7 +208,7 @@ def fewest(judge: Judge, tool: ModelOpt, limits: Sequence[float], least: float) 
 @dataclass
 class Planned:
     """Our plan for a limit. rank: squared effect per bit saved of each group with the fewest bits; runs: passes of the model
-    that measured layers or choices; seconds: processor time."""
+    that measured layers or choices, for all plans; seconds: processor time."""
 
     plan: QuantizedPlan
     rank: Mapping[tuple[str, ...], float]
@@ -234,14 +234,14 @@ def plan_for(judge: Judge, limit: float) -> Planned:
         judged = judge_verdicts(captured, measured, options.formats, yardstick.budget, noise.found)
         bench = Workbench(subject, captured, measured, judged, (), options, yardstick, noise)
         making = QuantizedPlans.of(bench)
-        plan = making.plans()[-1]
+        plans = making.plans()
     seconds = time.process_time() - start
     rank = {}
     for group in making.groups:
         smallest = min(group.options.values(), key=lambda one: one.bits)
         rank[group.keys] = smallest.square / (16 * group.elements - smallest.bits)
     measurements = sum(one.decided_by == "re-run" for one in measured.quantized.values())
-    return Planned(plan, rank, measurements + plan.runs, seconds)
+    return Planned(plans[-1], rank, measurements + sum(plan.runs for plan in plans), seconds)
 
 
 def ranked(judge: Judge, order: Sequence[Sequence[str]], bits: float) -> float:

@@ -308,7 +308,7 @@ def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
     result = {}
     for criterion in criteria.all():
         outputs = tuple(live[i] for i in criteria.output_indices(criterion, criteria.names))
-        forms = _forms(criterion, criteria, outputs)
+        forms = forms_of(criterion, criteria, outputs)
         if forms is None:
             return {}
         tied = any(across(criterion, x) for x in outputs)
@@ -328,7 +328,8 @@ def _rounding(measurement: Measurement, output: torch.Tensor) -> frozenset[str]:
     return frozenset(result)
 
 
-def _forms(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.Tensor]) -> tuple[Form, ...] | None:
+def forms_of(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.Tensor]) -> tuple[Form, ...] | None:
+    """The forms of a criterion's probes of these outputs, see margins.py; None if it has no quadratic form."""
     numbers = [x for x in outputs if is_number(x)]
     if criterion == criteria.rest_criterion:
         form = relative_form(numbers, criterion.limit) if criteria.joint is output_error else None

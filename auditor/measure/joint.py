@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,18 +16,26 @@ from torch import nn
 from .. import offload
 from ..capture.intercept import Handler, intercept
 from ..capture.regions import Region
+from ..criteria.margins import Form
+from ..criteria.measure import Criteria, names_of
 from ..isolation.answer import answer
 from ..isolation.members import named_tensors
-from ..numerics.entries import finite
+from ..numerics.entries import entries, finite, is_number
 from ..numerics.nodes import op_name
 from ..numerics.schemes import SCHEMES
 from ..records import Batch
+from .attribute import forms_of
+from .probes import signs
 from .quantized import Roles, for_layer, quantize_input, quantize_weight, roles_of
+from .rerun import Yardstick
 
 _TORCHAO = (nn.Linear, nn.Embedding)
 
 STORED = 1 << 27
 """Elements of quantized weights that are kept for the next run; further weights are quantized again in each run."""
+
+SKETCH = 4096
+"""Length to which a change of the outputs is folded."""
 
 Spans = dict[str, tuple[float, float]]
 """{layer: smallest and largest value of its input} on the calibration inputs."""
@@ -35,6 +44,45 @@ Spans = dict[str, tuple[float, float]]
 def key_of(parameter: str) -> str:
     """The name of a layer, by that of its weight: the module's path, unless the parameter is not called `weight`."""
     return "" if parameter == "weight" else parameter.removesuffix(".weight")
+
+
+def change_of(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], by: Yardstick) -> torch.Tensor:
+    """The change of the outputs, [criteria, SKETCH]: the largest norm of a row is the error, and rows of several changes add
+    up as long as these are small.
+
+    A row is A'd of a criterion with the form d'AA'd, see margins.py; with other measures, there is one row, along d. Long
+    rows are summed up with random signs, which preserves norms and inner products in the mean, with a relative standard
+    deviation of sqrt(2 / SKETCH) of the squares. Source: Charikar et al., Finding Frequent Items in Data Streams (2002).
+    """
+    moved = [finite(entries(y) - entries(x)) if is_number(x) else None for x, y in zip(reference, outputs, strict=True)]
+    rows, criteria = list[torch.Tensor](), by.distance if isinstance(by.distance, Criteria) else None
+    for criterion in criteria.all(names_of(reference, criteria.names)) if criteria is not None else ():
+        assert criteria is not None
+        places = criteria.output_indices(criterion, names_of(reference, criteria.names))
+        forms = forms_of(criterion, criteria, [reference[i] for i in places])
+        if forms is None:
+            rows = []
+            break
+        pairs = zip(forms, (d for i in places if (d := moved[i]) is not None), strict=False)
+        rows.append(torch.cat([_transposed(form, d).flatten() for form, d in pairs]))
+    made = torch.stack([_fold(row) for row in rows or [torch.cat([d.flatten() for d in moved if d is not None])]])
+    error, largest = by(reference, outputs)[0] * by.unit, float(made.norm(dim=1).max())
+    return made * (error / largest if largest and error < math.inf else 0.0)
+
+
+def _transposed(form: Form, d: torch.Tensor) -> torch.Tensor:
+    """A'd, from the function that multiplies by A."""
+    at = torch.zeros_like(d, requires_grad=True)
+    with torch.enable_grad():
+        (result,) = torch.autograd.grad((form(at) * d).sum(), at)
+    return result
+
+
+def _fold(row: torch.Tensor) -> torch.Tensor:
+    """Sums of every SKETCH-th entry, with random signs that depend on the number of entries only."""
+    if len(row) > SKETCH:
+        row = row * signs(row.new_zeros(len(row)), torch.Generator().manual_seed(0))
+    return nn.functional.pad(row.float(), (0, -len(row) % SKETCH)).view(-1, SKETCH).sum(0).cpu()
 
 
 class QuantizedModel:

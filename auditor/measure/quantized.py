@@ -13,7 +13,7 @@ from torch import fx
 from ..errors import PlanError
 from ..execution.execute import Executor
 from ..numerics.entries import finite
-from ..numerics.nodes import op_of, target_of, tensors_in, view_source
+from ..numerics.nodes import arguments, op_of, row_of, target_of, tensors_in, view_source
 from ..numerics.quantize import Quantized, fake_quantize
 from ..numerics.schemes import SCHEMES, Quantizer
 from ..records import Batch, Capture, Subject
@@ -91,6 +91,28 @@ def layers_of(capture: Capture) -> dict[str, Layer]:
         if root.name in parameters and len(shape_of(weight)) > 1:
             given = None if roles.given is None else n.args[roles.given]
             result[n.name] = Layer(n, given, weight, root, *roles[2:])
+    return result
+
+
+def key_layers(capture: Capture) -> set[str]:
+    """Layers from which attention's keys are computed by no other layer: of fused attention, or of a product of two
+    activations whose result a softmax reads."""
+    layers, result, seen = layers_of(capture), set[str](), set[fx.Node]()
+    waiting = list[fx.Node]()
+    for n in capture.graph_module.graph.nodes:
+        if row_of(n).attention and "key" in (given := arguments(n)):
+            waiting.append(given["key"])
+        if row_of(n).distribution == "probabilities":
+            scores = n.all_input_nodes[0]
+            while (row := row_of(scores)).scales or row.sum or row.transparent or row.masks:
+                scores = scores.all_input_nodes[0]
+            waiting += scores.all_input_nodes[1:2] if row.gemm == "product" else []
+    while waiting:
+        if (n := waiting.pop()).name in layers:
+            result.add(n.name)
+        elif n not in seen:
+            seen.add(n)
+            waiting += n.all_input_nodes
     return result
 
 

@@ -126,8 +126,11 @@ def auditable() -> tuple[str, ...]:
 
 
 def label(name: str) -> str:
-    """The display name of a format, even of an unknown format: `bf16` -> `BF16`, `fp8_e4m3` -> `FP8 E4M3`."""
-    return FORMATS[name].label if name in FORMATS else name.upper().replace("_", " ")
+    """The display name of a format or scheme, even of an unknown one: `bf16` -> `BF16`, `fp8_block` -> `FP8 block`."""
+    if name in FORMATS:
+        return FORMATS[name].label
+    family, *rest = name.split("_")
+    return " ".join([family.upper(), *(word.upper() if word[-1:].isdigit() else word for word in rest)])
 
 
 def format_of(dtype: torch.dtype) -> Format | None:

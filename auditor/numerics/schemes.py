@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from .formats import FORMATS, Format
+from .formats import FORMATS, Format, label
 
 FP4 = Format("fp4_e2m1", 1, 0, 6.0, 1, overflows_to="largest")
 """The element of MXFP4 and NVFP4 (OCP Microscaling Formats 1.0). It needs a scale, so no audit takes it as a format."""
@@ -104,8 +104,7 @@ class Scheme:
     @property
     def label(self) -> str:
         """The display name: `fp8_block` -> `FP8 block`."""
-        family, _, rest = self.name.partition("_")
-        return f"{family.upper()} {rest.replace('_', ' ')}".strip()
+        return label(self.name)
 
 
 _TENSOR, _ROW, _GROUP, _SQUARE = (0, 0), (1, 0), (1, 128), (128, 128)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import NamedTuple
 
 import networkx as nx
@@ -16,169 +14,35 @@ import torch
 
 from ..errors import let_through
 from ..isolation.members import named_tensors
-from ..measure.joint import QuantizedModel, key_of
+from ..measure.joint import QuantizedModel, change_of, key_of
 from ..measure.quantized import Layer, fits, layers_of, shape_of
 from ..numerics.nodes import view_source
 from ..numerics.schemes import SCHEMES
 from ..records import Batch, Score
 from ..records.quantization import MIXED, QuantizedLayer, QuantizedPlan
-from ..stages import tick
+from .choices import Choice, Group, Option, Run, Search
 from .costs import half_of, quantized_seconds, seconds
 from .scores import InFp32
 from .workbench import Workbench, worst_of
 
-RUNS = 48
-"""Limit of runs on all calibration inputs that choose the layers of one plan."""
-
 MORE_RUNS = 8
 """Further runs each time that the verification refuses a plan."""
 
-VERIFICATIONS = 8
+VERIFICATIONS = 20
 """Limit of choices for one plan that are verified; if none is accepted, all layers keep 16 bits."""
 
 CLOSER = 0.99
-"""Until a choice is accepted, the error on calibration inputs must be this share of what would have been accepted."""
-
-SPREAD = 0.3
-"""Standard deviation of the logarithm of a squared effect in the context of other layers."""
-
-MARGIN = 0.08
-"""Choices are not run if their predicted error exceeds the limit by more than this share."""
-
-BINS = 2000
-"""Units into which the squared limit is divided to find the best choice."""
+"""Until a choice is accepted, the error on calibration inputs must be this share of a value between the refused choice's and
+what would have been accepted, since another choice may have less error on the held-out inputs."""
 
 MUCH_CLOSER = 0.7
 """After a refusal by the user's score, the error must be this share of the refused plan's."""
-
-DRAWS = 32
-"""Draws of the effects in a row that suggest no choice to run, after which the search ends."""
 
 KEPT = 16.0
 """Bits per weight of a layer that is not quantized."""
 
 _EXPERTS = re.compile(r"(.*?[^.]*expert[^.]*)\.\d+\.")
 """The list of a layer's experts, in the path of a layer of one expert."""
-
-Choice = tuple[str, ...]
-"""The scheme of each group, or "" for 16 bits."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """One scheme for a group. bits: total bits of the group's weights; square: squared effect on the outputs."""
-
-    bits: float
-    square: float
-
-
-@dataclass(frozen=True)
-class Group:
-    """Layers that must have one scheme. options: {scheme, or "" for 16 bits: Option}; single: sum of effects by scheme."""
-
-    keys: tuple[str, ...]
-    elements: int
-    options: Mapping[str, Option]
-    single: Mapping[str, float]
-
-
-@dataclass
-class Search:
-    """Searches the choice with the fewest bits whose measured error is within a limit.
-
-    measure: error of the outputs on the calibration inputs. known: its results, also of other searches. squares:
-    squared effects, corrected by the runs. refused: choices that the verification did not accept.
-    """
-
-    groups: Sequence[Group]
-    schemes: tuple[str, ...]
-    measure: Callable[[Choice], float]
-    known: dict[Choice, float]
-    left: int = RUNS
-    spent: int = 0
-    squares: dict[tuple[int, str], float] = field(default_factory=dict)
-    refused: set[Choice] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        for i, group in enumerate(self.groups):
-            self.squares |= {(i, scheme): one.square for scheme, one in group.options.items()}
-
-    def bits(self, choice: Choice) -> float:
-        """Bits of all weights."""
-        return sum(group.options[scheme].bits for group, scheme in zip(self.groups, choice, strict=True))
-
-    def predicted(self, choice: Choice) -> float:
-        """Predicted error: the root sum of squares of the groups' effects."""
-        return math.sqrt(sum(group.options[s].square for group, s in zip(self.groups, choice, strict=True)))
-
-    def best(self, limit: float) -> Choice:
-        """The choice with the fewest bits among those whose error was measured within the limit, after more runs.
-
-        Each run tries what would be best if the squared effects were exact; then, if they were drawn around their values.
-        """
-        draw, idle = random.Random(0), 0
-        while self.left > 0 and idle < DRAWS and limit > 0:
-            base = self._within(limit)
-            choice = self._solve(
-                limit, {key: x * math.exp(draw.gauss(0, SPREAD * bool(idle))) for key, x in self.squares.items()}
-            )
-            expected = sum(self.squares[i, scheme] for i, scheme in enumerate(choice))
-            if choice in self.known or self.bits(choice) >= self.bits(base) or expected > (1 + MARGIN) ** 2 * limit**2:
-                idle += 1
-            else:
-                self._run(choice, base)
-                idle = 0
-        return self._within(limit)
-
-    def safest(self, limit: float, other: Choice) -> Choice:
-        """The choice with the least measured error, within the limit, of those with fewer bits than another; else that."""
-        fewer = [choice for choice in self._allowed(limit) if self.bits(choice) < self.bits(other)]
-        return min(fewer, key=lambda choice: self.known[choice], default=other)
-
-    def _within(self, limit: float) -> Choice:
-        return min(self._allowed(limit), key=lambda choice: (self.bits(choice), self.known[choice]))
-
-    def _allowed(self, limit: float) -> list[Choice]:
-        schemes = {"", *self.schemes}
-        errors = ((choice, error) for choice, error in self.known.items() if choice not in self.refused)
-        return [choice for choice, error in errors if error <= limit and schemes.issuperset(choice)]
-
-    def _solve(self, limit: float, squares: Mapping[tuple[int, str], float]) -> Choice:
-        """The choice with the fewest bits whose squares add up to at most the limit's, in units of a 1/BINS of it.
-
-        Source: dynamic programming for the multiple-choice knapsack problem, Kellerer et al., Knapsack Problems (2004).
-        """
-        fewest, picks = torch.zeros(BINS + 1, dtype=torch.float64), list[torch.Tensor]()
-        options = [[s for s in group.options if s in ("", *self.schemes)] for group in self.groups]
-        sizes = [[round(min(squares[i, s] / limit**2, 2.0) * BINS) for s in each] for i, each in enumerate(options)]
-        for group, each, taken in zip(self.groups, options, sizes, strict=True):
-            rows = torch.full((len(each), BINS + 1), math.inf, dtype=torch.float64)
-            for row, scheme, size in zip(rows, each, taken, strict=True):
-                if size <= BINS:
-                    row[size:] = fewest[: BINS + 1 - size] + group.options[scheme].bits
-            fewest, pick = rows.min(0)
-            picks.append(pick)
-        left, result = BINS, list[str]()
-        for each, taken, pick in zip(reversed(options), reversed(sizes), reversed(picks), strict=True):
-            at = int(pick[left])
-            result.append(each[at])
-            left -= taken[at]
-        return tuple(reversed(result))
-
-    def _run(self, choice: Choice, base: Choice) -> None:
-        """Measure a choice; what it adds to the squared error of `base` corrects the squares of the groups it lowers."""
-        self.left, self.spent = self.left - 1, self.spent + 1
-        tick(f"{self.bits(choice) / sum(group.elements for group in self.groups):.3g} bits")
-        self.known[choice] = error = self.measure(choice)
-        changed = [(i, a, b) for i, (a, b) in enumerate(zip(base, choice, strict=True)) if a != b]
-        lowered = [(i, b) for i, a, b in changed if self.groups[i].options[b].bits < self.groups[i].options[a].bits]
-        others = sum(self.squares[i, b] - self.squares[i, a] for i, a, b in changed)
-        expected = sum(self.squares[key] for key in lowered)
-        added = error**2 - self.known[base] ** 2 - others + expected  # by the groups that it lowers
-        for key in lowered:
-            share = self.squares[key] / expected if expected > 0 else 1 / len(lowered)
-            most = 4 * self.squares[key] or math.inf
-            self.squares[key] = min(max(share * added, self.squares[key] / 4), most) if added <= math.inf else most
 
 
 class _Verified(NamedTuple):
@@ -212,15 +76,16 @@ class QuantizedPlans:
     def plans(self) -> tuple[QuantizedPlan, ...]:
         """A plan for each scheme, and one that chooses among all of them if there are several."""
         schemes = self.bench.options.schemes if self.groups else ()
-        known: dict[Choice, float] = {("",) * len(self.groups): 0.0}
+        known: dict[Choice, Run] = {}
         result = [self._plan(scheme, (scheme,), known) for scheme in schemes]
         return (*result, *([self._plan(MIXED, schemes, known)] if len(schemes) > 1 else []))
 
-    def _plan(self, name: str, schemes: tuple[str, ...], known: dict[Choice, float]) -> QuantizedPlan:
-        """The plan with the fewest bits that the verification accepts. known: measured errors, of all plans."""
+    def _plan(self, name: str, schemes: tuple[str, ...], known: dict[Choice, Run]) -> QuantizedPlan:
+        """The plan with the fewest bits that the verification accepts. known: runs for all plans."""
         subject, limit, groups = self.bench.subject, self.bench.max_error, self.groups
-        search = Search(groups, schemes, lambda choice: self.error(self._schemes(choice), subject.batches), known)
+        search = Search(groups, schemes, lambda choice: self.run(self._schemes(choice), subject.batches), known)
         kept = accepted = ("",) * len(groups)
+        known.setdefault(kept, self.run({}, subject.batches))
         verified, target = {kept: _Verified("emulation", 0.0, 0.0)}, limit
         while len(verified) <= VERIFICATIONS:
             if accepted != kept or (choice := search.best(target)) == kept:
@@ -233,8 +98,8 @@ class QuantizedPlans:
                 accepted = choice
                 continue
             search.refused.add(choice)
-            share = limit / max(one.measured, one.held_out) if one.score is None else MUCH_CLOSER
-            target = CLOSER * min(target, share * known[choice])
+            share = math.sqrt(limit / max(one.measured, one.held_out)) if one.score is None else MUCH_CLOSER
+            target = CLOSER * min(target, share * known[choice].error)
             search.left = MORE_RUNS
         choice, layers, one = accepted, self._schemes(accepted), verified[accepted]
         return QuantizedPlan(
@@ -244,7 +109,7 @@ class QuantizedPlans:
             groups=tuple(group.keys for group in groups if len(group.keys) > 1),
             effective_bits=search.bits(choice) / sum(group.elements for group in groups),
             predicted_error=search.predicted(choice),
-            single_errors=sum(group.single.get(s, 0.0) for group, s in zip(groups, choice, strict=True)),
+            single_errors=search.summed(choice),
             calibration_error=one.measured,
             held_out_error=one.held_out if subject.held_out else None,
             verified_by=one.by,
@@ -261,26 +126,28 @@ class QuantizedPlans:
     def _verify(self, schemes: Mapping[str, str]) -> _Verified:
         subject, by, errors, score = self.bench.subject, "", list[float](), None
         for by in ("torchao", "emulation") if self.model.runs_in_torchao(schemes) else ("emulation",):
-            errors = [self.error(schemes, batches, by) for batches in (subject.batches, subject.held_out)]
+            errors = [self.run(schemes, batches, by).error for batches in (subject.batches, subject.held_out)]
             if math.isfinite(sum(errors)):
                 break
         if self.score is not None and max(errors) <= self.bench.max_error:
             score = self.score.score_of(self.model.model, partial(self.model.under, schemes), self.bench.options)
         return _Verified(by, errors[0], errors[1], score)
 
-    def error(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str = "emulation") -> float:
-        """Measured error with these layers quantized, worst batch; inf if the model raises. by: see QuantizedPlan."""
-        if not any(schemes.values()):
-            return 0.0
-        bench, errors = self.bench, list[float]()
+    def run(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str = "emulation") -> Run:
+        """Run the model with these layers quantized; error inf if it raises. by: see QuantizedPlan."""
+        bench, errors, changes = self.bench, list[float](), list[torch.Tensor]()
         try:
             for batch in batches:
-                outputs = self.model.outputs(schemes, batch, bench.options.seed, by)
-                errors.append(bench.yardstick.distance(bench.reference(batch), outputs))
+                reference = bench.reference(batch)
+                outputs = (
+                    self.model.outputs(schemes, batch, bench.options.seed, by) if any(schemes.values()) else reference
+                )
+                errors.append(bench.yardstick.distance(reference, outputs) if outputs is not reference else 0.0)
+                changes.append(change_of(reference, outputs, bench.yardstick))
         except Exception as error:
             let_through(error)
-            return math.inf
-        return worst_of(errors)
+            return Run(math.inf, torch.zeros(0))
+        return Run(worst_of(errors), torch.cat(changes) if changes else torch.zeros(0))
 
     def _bytes(self, schemes: Mapping[str, str]) -> float:
         """Bytes of all parameters and buffers."""
@@ -328,7 +195,6 @@ def groups_of(bench: Workbench) -> list[Group]:
         tensors[key_of(name)] = tensor
     alike, readers = nx.Graph(), dict[tuple[str, str], str]()
     effects, allowed, twins = dict[tuple[str, str], dict[str, float]](), dict[str, set[str]](), bench.capture.twins
-    rates = _rates(bench.measured.quantized.values())
     for name, key, layer in _layers(bench):
         fitting = {s for s in bench.options.schemes if fits(layer, s)}
         allowed[key] = allowed.get(key, fitting) & fitting
@@ -341,7 +207,7 @@ def groups_of(bench: Workbench) -> list[Group]:
         if expert := _EXPERTS.match(key):
             alike.add_edge(key, readers.setdefault((expert[1], ""), key))
         for scheme in fitting:
-            effect = _effect(bench.measured.quantized[name, scheme], rates) * bench.yardstick.unit
+            effect = _effect(bench.measured.quantized[name, scheme]) * bench.yardstick.unit
             several = effects.setdefault((key, scheme), {})  # by operation: the same one of two paths counts once
             several[twins.get(name, name)] = max(effect, several.get(twins.get(name, name), 0.0))
     result = []
@@ -353,23 +219,10 @@ def groups_of(bench: Workbench) -> list[Group]:
         options = {s: Option(SCHEMES[s].weight.bits * elements, math.hypot(*one) ** 2) for s, one in finite.items()}
         if shared:
             everyone = tuple(dict.fromkeys(other for key in keys for other in names[id(tensors[key])]))
-            sums = {s: sum(one) for s, one in finite.items()}
-            result.append(Group(everyone, elements, {"": Option(KEPT * elements, 0.0), **options}, sums))
+            result.append(Group(everyone, elements, {"": Option(KEPT * elements, 0.0), **options}))
     return result
 
 
-def _rates(layers: Iterable[QuantizedLayer]) -> dict[str, float]:
-    """{scheme: median ratio of measured to first-order effects}, for effects that no run measured."""
-    ratios: dict[str, list[float]] = {}
-    for layer in layers:
-        ranked = math.hypot(layer.weight_effect, layer.activation_effect)
-        if layer.decided_by == "re-run" and ranked > 0 and math.isfinite(layer.effect):
-            ratios.setdefault(layer.scheme, []).append(layer.effect / ranked)
-    return {scheme: median(each) for scheme, each in ratios.items()}
-
-
-def _effect(layer: QuantizedLayer, rates: Mapping[str, float]) -> float:
-    """The effect of a layer; an unknown one is estimated from its first-order rank."""
-    if layer.decided_by != "not-run":
-        return layer.effect
-    return math.hypot(layer.weight_effect, layer.activation_effect) * rates.get(layer.scheme, 1.0)
+def _effect(layer: QuantizedLayer) -> float:
+    """The effect of a layer; an unknown one is estimated from first order."""
+    return math.hypot(layer.weight_effect, layer.activation_effect) if layer.decided_by == "not-run" else layer.effect

@@ -88,7 +88,8 @@ class QuantizedPlan:
         float | None, FileField("predicted time of one forward on `--gpu`, divided by BF16's; `null`: not predicted")
     ]
     predicted_error: Annotated[
-        float, FileField("predicted error on the calibration inputs: root sum of squares of the layers' single effects")
+        float,
+        FileField("predicted error on the calibration inputs: of the sum of the output changes by each group alone"),
     ]
     single_errors: Annotated[float, FileField("sum of the layers' single effects")]
     calibration_error: Annotated[float, FileField("measured error on the calibration inputs, worst batch")]

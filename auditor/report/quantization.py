@@ -11,11 +11,11 @@ from ..records.quantization import KEEP, MIXED, PipelineRun, QuantizedLayer, Qua
 from .blocks import Block, Code, Fold, Grid, Prose
 from .words import count, in_bytes, list_paths, op, or_blank, percent, ratio, scope
 
-HEADS = ("Layer", "Verdict", "Effect", "Error", "Weight", "Input", "Saturated", "To zero", "Cause", "Remedy")
+HEADS = ("Layer", "Verdict", "Effect", "Error", "Weight", "Input", "Saturated", "To zero", "Cause", "Remedy", "Rules")
 ABOUT = (
     "Each layer by itself with quantized weight and input, everything else in FP32. Effect: change of the outputs. "
     "Error: relative L2 error of the layer's result; then with only the weight quantized, and the further change by the "
-    "input. Saturated, to zero: number of entries."
+    "input. Saturated, to zero: number of entries. Rules: what they say about the layer, confirmed if it is not safe."
 )
 
 PLAN_HEADS = (
@@ -34,8 +34,8 @@ PLAN_HEADS = (
 PLANS = (
     "Plans: the fewest bits per weight within the error budget, with everything else in FP32. Bits: with the scales of "
     "blocks, over all layers that a scheme can quantize. Weights, share, time: with everything else in 16 bits; share and "
-    "time are relative to 16 bits. Predicted: root sum of squares of the single effects, to compare with the error on the "
-    "calibration inputs; then the sum of the single effects."
+    "time are relative to 16 bits. Predicted: norm of the sum of the output changes by each group alone, to compare with "
+    "the error on the calibration inputs; then the sum of the single effects."
 )
 LAYERS_SHOWN = 3
 
@@ -51,7 +51,9 @@ def quantization_lines(audit: Audit) -> list[str]:
     lines = [_plan_line(plan, audit) for plan in audit.quantized_plans]
     for scheme, layers in _by_scheme(audit).items():
         safe, worst = sum(layer.verdict.verdict == "safe" for layer in layers), layers[0]
-        lines.append(f"{SCHEMES[scheme].label}: {safe} of {count(len(layers), 'layer')} safe. {_worst(worst)}".strip())
+        said = f"Rules: {_rules(worst, audit)}." if _rules(worst, audit) and _worst(worst) else ""
+        first = f"{SCHEMES[scheme].label}: {safe} of {count(len(layers), 'layer')} safe."
+        lines.append(" ".join(filter(None, (first, _worst(worst), said))))
     return lines
 
 
@@ -152,10 +154,24 @@ def quantization_section(audit: Audit) -> list[Block]:
     if not by_scheme:
         return []
     tables = [
-        Grid(HEADS, tuple(map(_row, layers)), caption=f"{SCHEMES[scheme].label}, torchao: {SCHEMES[scheme].source}")
+        Grid(
+            HEADS,
+            tuple((*_row(layer), _rules(layer, audit)) for layer in layers),
+            caption=f"{SCHEMES[scheme].label}, torchao: {SCHEMES[scheme].source}",
+        )
         for scheme, layers in by_scheme.items()
     ]
-    return [*_plan_tables(audit), *_codes(audit), *_pipelines(audit), Prose("", (ABOUT,), "about"), *tables]
+    return [
+        *(*_plan_tables(audit), *_codes(audit), *_pipelines(audit), Prose("", (ABOUT,), "about")),
+        *tables,
+    ]
+
+
+def _rules(layer: QuantizedLayer, audit: Audit) -> str:
+    """Codes of the rules that are about the layer under its scheme, and whether the measurement confirms them."""
+    word = "confirmed" if layer.verdict.verdict in ("unsafe", "sensitive") else "not confirmed"
+    mine = [f for f in audit.findings if layer.scheme in f.formats and (f.owner, f.op) == (layer.owner, layer.op)]
+    return ", ".join(f"{one.rule} {word}" for one in mine if one.node in ("", layer.node))  # "": read from plan.json
 
 
 def _by_scheme(audit: Audit) -> dict[str, list[QuantizedLayer]]:

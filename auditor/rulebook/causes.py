@@ -16,17 +16,19 @@ from ..measure.calibrate import Calibration
 from ..measure.causes import breaks
 from ..numerics.formats import runs
 from ..numerics.operations import operation
+from ..numerics.schemes import SCHEMES
 from ..paths import place
 from ..records import Capture, Finding, Node, Plan, Verdict
 from ..records.ledger import SilentCast
 from ..records.measure import Ignore
+from ..records.quantization import QuantizedLayer
 from .findings import FLAGGED, apply_selection, classify, compare_with_verdicts, silent_findings, with_batches
 from .gather import gather
 from .rule import SEVERITIES, Rule
 
 Verdicts = Mapping[str, Mapping[str, Verdict]]
-APART = ("hardware", "collectives", "settings", "casts")
-"""Rule families about speed, devices or dtypes, which do not explain errors on the same line."""
+APART = ("hardware", "collectives", "settings", "casts", "quantization")
+"""Rule families about speed, devices, dtypes or schemes, which do not explain errors on the same line."""
 AMPLIFIED = 8.0
 """An operation amplifies errors if its inputs' errors change the outputs this many times as much as its result's
 errors."""
@@ -78,15 +80,20 @@ def findings_of(
     select: Sequence[str],
     ignores: Sequence[Ignore],
     casts: Sequence[SilentCast] = (),
+    layers: Sequence[QuantizedLayer] = (),
 ) -> tuple[Finding, ...]:
     """Findings of the rules, compared with the measurement, each with its cause. formats, trains: see `classify`;
     exposed: {node: {format: strategies that run it on low values}}; findings about precision on other nodes are dropped.
-    select, ignores: see `apply_selection`; casts: the silent casts."""
-    fired = partial(classify, rules=rules, formats=formats, trains=trains)
-    made = fired(capture, gather(capture, graph.measured.ranges, graph.verdicts))
+    select, ignores: see `apply_selection`; casts: the silent casts; layers: under schemes, with verdicts."""
+    by_node: dict[str, dict[str, QuantizedLayer]] = {name: {} for name in graph.verdicts}
+    for layer in layers:
+        by_node[layer.node][layer.scheme] = layer
+    verdicts = {n: {**each, **{s: x.verdict for s, x in by_node[n].items()}} for n, each in graph.verdicts.items()}
+    fired = partial(classify, rules=rules, formats={*formats, *(layer.scheme for layer in layers)}, trains=trains)
+    made = fired(capture, gather(capture, graph.measured.ranges, verdicts, by_node))
     reached = (any(exposed.get(one.node, {}).get(fmt, True) for fmt in one.formats) for one in made)
     found = tuple(one for one, reads_low in zip(made, reached, strict=True) if reads_low or not one.measurable)
-    found = compare_with_verdicts(found, graph.verdicts) + silent_findings(casts, capture, rules, formats)
+    found = compare_with_verdicts(found, verdicts) + silent_findings(casts, capture, rules, formats)
     caused = with_causes(apply_selection(found, select, ignores, rules), graph, rules)
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
     first = graph.measured.first if later else None  # the first batch's measurements, if later batches matter
@@ -278,7 +285,7 @@ def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: FlowG
 
 
 def _relation(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph: FlowGraph) -> str | None:
-    if not finding.node:
+    if not finding.node or SCHEMES.keys() >= {*finding.formats}:
         return None
     if plan.format not in finding.formats:
         return "elsewhere"

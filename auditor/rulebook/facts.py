@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..numerics.formats import narrower
+from ..numerics.schemes import SCHEMES
 
 _TYPES = {"str": "text", "bool": "flag", "int": "number", "float": "number"}
-EACH = "each"
-"""In a rule's formats: every audited format that no other rule of the family covers; see `spread`."""
+EACH, SCHEME = "each", "scheme"
+"""In a rule's formats: every audited format, or scheme, that no other rule of the family covers; see `spread`."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,12 @@ class NodeFacts:
     verdict: Mapping[str, str] = _fact("", "measured verdict in a format: safe, sensitive, unsafe, untested")
     reason: Mapping[str, str] = _fact("", "reason for the verdict in a format, in one clause")
 
+    makes_keys: bool = _fact("", "whether attention's keys are computed from this layer's result, by no other layer")
+    weight_bits: Mapping[str, float] = _fact("bits", "of a layer under a [scheme](quantization.md): bits per weight")
+    cause: Mapping[str, str] = _fact("", "of a layer under a scheme: cause of its error, such as `outlier channel`")
+    part: Mapping[str, str] = _fact("", "of a layer under a scheme: weight, activation or both, by their effects")
+    place: Mapping[str, str] = _fact("", "of a layer under a scheme: channels, rows or slice of the cause, in words")
+
 
 def _fact_about(annotation: str, unit: str, meaning: str) -> Fact:
     of_format = annotation.removeprefix("Mapping[str, ")
@@ -132,4 +139,9 @@ def address_problem(address: str) -> str | None:
         return f"{name!r} does not depend on the format" if dot else None
     if not dot:
         return f"{name} depends on the format: name one, as in {name}.fp16"
-    return None if fmt in (*narrower(), EACH) else f"{fmt!r} is not one of {', '.join(narrower())}"
+    return None if fmt in named_formats() else f"{fmt!r} is not one of {', '.join(named_formats())}"
+
+
+def named_formats() -> tuple[str, ...]:
+    """The formats and schemes that a rule may name, and the words for every audited one."""
+    return *narrower(), *SCHEMES, EACH, SCHEME

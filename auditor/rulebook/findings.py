@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..numerics.formats import auditable, significant_bits
+from ..numerics.schemes import SCHEMES
 from ..records import Capture, Finding, Verdict
 from ..records.ledger import SilentCast
 from ..records.measure import MEASURED, Ignore
@@ -31,10 +32,10 @@ def classify(
 ) -> tuple[Finding, ...]:
     """Apply rules. Returns findings in graph order, then by code; the measurement sets `agrees` later.
 
-    formats: the audited formats, by default all; others, such as TF32, always count. trains: whether training is
+    formats: the audited formats and schemes, by default all; others, such as TF32, always count. trains: whether training is
     audited. A finding is dropped if another finding on the same operation supersedes it.
     """
-    matcher, known = Matcher(capture, facts), auditable()
+    matcher, known = Matcher(capture, facts), (*auditable(), *SCHEMES)
     formats = known if formats is None else formats
     order = {name: index for index, name in enumerate(capture.nodes)}
     findings = [
@@ -49,18 +50,21 @@ def classify(
     return tuple(sorted(kept, key=lambda finding: (order[finding.node], finding.rule)))
 
 
-def _most_specific(findings: list[Finding], rules: Mapping[str, Rule]) -> list[Finding]:
-    """Findings not superseded on their node; each gets the highest severity and confidence of the findings it
-    replaces."""
-    by_node: dict[str, dict[str, Finding]] = {}
+def _most_specific(findings: Sequence[Finding], rules: Mapping[str, Rule]) -> list[Finding]:
+    """Findings not superseded on their node, in one of their formats; each gets the highest severity and confidence of
+    the findings it replaces."""
+    by_node: dict[str, list[Finding]] = {}
     for finding in findings:
-        by_node.setdefault(finding.node, {})[finding.rule] = finding
+        by_node.setdefault(finding.node, []).append(finding)
+
+    def replaces(one: Finding, other: Finding) -> bool:
+        return other.rule in rules[one.rule].supersedes and not {*one.formats}.isdisjoint(other.formats)
+
     kept = []
     for fired in by_node.values():
-        superseded = {code for finding in fired.values() for code in rules[finding.rule].supersedes}
-        for code, finding in fired.items():
-            if code not in superseded:
-                group = [finding, *(fired[other] for other in rules[code].supersedes if other in fired)]
+        for finding in fired:
+            if not any(replaces(one, finding) for one in fired):
+                group = [finding, *(other for other in fired if replaces(finding, other))]
                 severity = max((one.severity for one in group), key=SEVERITIES.index)
                 confidence = max((one.confidence for one in group), key=CONFIDENCES.index)
                 kept.append(replace(finding, severity=severity, confidence=confidence))

@@ -4,16 +4,20 @@ magnitudes."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import fx
 
 from ..execution.policy import Policy, plain
 from ..execution.resolve import Resolution, is_low, resolve
+from ..measure.quantized import key_layers
 from ..numerics.formats import FORMATS, dtype_name, narrower
 from ..numerics.nodes import dtype, op_of, readers, row_of, shape, source
 from ..numerics.operations import operation
+from ..numerics.schemes import SCHEMES
 from ..records import Capture, Magnitudes, Verdict
+from ..records.quantization import QuantizedLayer
 from . import values
 from .dimensions import gemm, reduction_length, sequence_length
 from .facts import NodeFacts
@@ -26,14 +30,18 @@ OF_NODE = (
 
 
 def gather(
-    capture: Capture, ranges: Mapping[str, Magnitudes], verdicts: Mapping[str, Mapping[str, Verdict]] | None = None
+    capture: Capture,
+    ranges: Mapping[str, Magnitudes],
+    verdicts: Mapping[str, Mapping[str, Verdict]] = MappingProxyType({}),
+    layers: Mapping[str, Mapping[str, QuantizedLayer]] = MappingProxyType({}),
 ) -> dict[str, NodeFacts]:
     """Facts of every operation, keyed by node name, in graph order.
 
-    ranges: magnitudes measured in FP32, keyed by node or placeholder; verdicts: {node: {format: Verdict}}. Without
-    verdicts, facts about verdicts are None.
+    ranges: magnitudes measured in FP32, keyed by node or placeholder; verdicts: {node: {format or scheme: Verdict}};
+    layers: {node: {scheme: QuantizedLayer}}. Facts about what is not in these are None.
     """
     stands, uses = positions(capture), Uses(capture)
+    stands["makes_keys"] = key_layers(capture)
     runs, in_phases = values.additions(capture, ranges), values.phases(capture)
     kinds = {item.name: item.kind for item in capture.placeholders}
 
@@ -71,7 +79,8 @@ def gather(
             buffer_max_abs=max(
                 (ranges[item.name].max_abs for item in held["buffer"] if item.name in ranges), default=None
             ),
-            **_sizes(node, ranges, stands["from_weights"], verdicts.get(name, {}) if verdicts else {}),
+            **_sizes(node, ranges, stands["from_weights"], verdicts.get(name, {})),
+            **_under_schemes(layers.get(name, {})),
             **gemm(node),
             **by_itself,
             **_literals(node, record.floating, derived),
@@ -95,6 +104,14 @@ def _sizes(
         "headroom_bits": {fmt: values.headroom_bits(output, FORMATS[fmt]) for fmt in narrower()},
         "verdict": {fmt: one.verdict for fmt, one in verdicts.items()},
         "reason": {fmt: one.reason for fmt, one in verdicts.items()},
+    }
+
+
+def _under_schemes(layers: Mapping[str, QuantizedLayer]) -> dict[str, Any]:
+    """Facts about a layer under schemes."""
+    return {
+        "weight_bits": {scheme: SCHEMES[scheme].weight.bits for scheme in layers},
+        **{fact: {s: getattr(layer, fact) for s, layer in layers.items()} for fact in ("cause", "part", "place")},
     }
 
 

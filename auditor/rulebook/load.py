@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..errors import AuditorError
 from ..resources import resource_dir, tables
 from .conditions import Condition
-from .facts import EACH
+from .facts import EACH, SCHEME
 from .rule import ChainNode, Rule
 
 _RULE, _NODES = TypeAdapter(Rule), TypeAdapter(dict[str, ChainNode])
@@ -55,24 +55,24 @@ def _load(directories: Sequence[Path], state: Sequence[tuple[Path, int]]) -> tup
     return tuple(sorted(rules, key=lambda rule: rule.code))
 
 
-def spread(rules: Sequence[Rule], formats: Sequence[str]) -> tuple[Rule, ...]:
-    """Return the rules; a rule for the format EACH is copied to every audited format that no other rule of its family
-    covers."""
-    named = {(rule.family, fmt) for rule in rules if EACH not in rule.formats for fmt in rule.formats}
-    result: list[Rule] = []
+def spread(rules: Sequence[Rule], formats: Sequence[str], schemes: Sequence[str] = ()) -> tuple[Rule, ...]:
+    """Return the rules; a rule for EACH or SCHEME is copied to every audited format or scheme that no other rule of its
+    family covers."""
+    every, result = {EACH: formats, SCHEME: schemes}, list[Rule]()
+    named = {(rule.family, fmt) for rule in rules for fmt in rule.formats}
     for rule in rules:
-        if EACH not in rule.formats:
+        if (word := next((fmt for fmt in rule.formats if fmt in every), None)) is None:
             result.append(rule)
             continue
-        for fmt in (fmt for fmt in formats if (rule.family, fmt) not in named):
-            message = re.sub(rf"\.{EACH}\b", f".{fmt}", rule.message)
-            result.append(replace(rule, formats=(fmt,), when=_in(rule.when, fmt), message=message))
+        for fmt in (fmt for fmt in every[word] if (rule.family, fmt) not in named):
+            message = re.sub(rf"\.{word}\b", f".{fmt}", rule.message)
+            result.append(replace(rule, formats=(fmt,), when=_in(rule.when, word, fmt), message=message))
     return tuple(result)
 
 
-def _in(condition: Condition, fmt: str) -> Condition:
-    fact = re.sub(rf"\.{EACH}$", f".{fmt}", condition.fact)
-    return replace(condition, fact=fact, parts=tuple(_in(part, fmt) for part in condition.parts))
+def _in(condition: Condition, word: str, fmt: str) -> Condition:
+    fact = re.sub(rf"\.{word}$", f".{fmt}", condition.fact)
+    return replace(condition, fact=fact, parts=tuple(_in(part, word, fmt) for part in condition.parts))
 
 
 def _read(path: Path, shared: Mapping[str, ChainNode]) -> Rule:

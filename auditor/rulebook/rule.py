@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from ..numerics.formats import label, narrower
 from .conditions import ALWAYS, Condition, all_of, refusal
-from .facts import EACH, FACTS, address_problem
+from .facts import FACTS, address_problem, named_formats
 
 FORMATS = "formats"
 """Field of a message template for the formats of a finding."""
@@ -85,8 +85,8 @@ def _require_text(text: str) -> str:
 
 
 def _format(name: str) -> str:
-    if name not in (*narrower(), EACH):
-        raise refusal(f"{name!r} is not one of {', '.join((*narrower(), EACH))}")
+    if name not in named_formats():
+        raise refusal(f"{name!r} is not one of {', '.join(named_formats())}")
     return name
 
 
@@ -97,8 +97,9 @@ def _template(message: str) -> str:
             if problem := address_problem(address):
                 raise refusal(problem)
         samples = {name: _SAMPLES[fact.type] for name, fact in FACTS.items()}
-        each = (*narrower(), EACH)
-        samples |= {name: dict.fromkeys(each, samples[name]) for name, fact in FACTS.items() if fact.by_format}
+        samples |= {
+            name: dict.fromkeys(named_formats(), samples[name]) for name, fact in FACTS.items() if fact.by_format
+        }
         fill_message(message, samples, narrower())
     except PydanticCustomError:
         raise

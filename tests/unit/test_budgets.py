@@ -67,6 +67,7 @@ PARTS = {
     "numerics/fp32_output.py": "dtypes",
     "numerics/quantize.py": "quantization",
     "numerics/schemes.py": "quantization",
+    "plan/choices.py": "quantization",
     "plan/outputs.py": "dtypes",
     "plan/quantized.py": "quantization",
     "records/decisions.py": "generation",
@@ -99,11 +100,11 @@ BUDGET = {
     "offload": (350, "offload"),
     "plan": (2160, "plan"),
     "progress": (300, "telling"),
-    "quantization": (2220, "quantization"),
+    "quantization": (2360, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1140, "rehearsal"),
     "report": (2840, "report"),
-    "rulebook": (2400, "rules"),
+    "rulebook": (2440, "rules"),
     "score": (280, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
@@ -111,7 +112,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30130, 219, 24
+LINES, FILES, ROOMS = 30170, 220, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

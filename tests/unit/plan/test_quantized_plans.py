@@ -14,14 +14,17 @@ from torch import Tensor, nn
 from auditor import audit
 from auditor.api import with_rules
 from auditor.asked import validate
+from auditor.criteria.measure import Criteria
 from auditor.document.read import load
 from auditor.errors import PlanError
 from auditor.flow import run
 from auditor.loading.subject import from_object
+from auditor.measure.joint import change_of
+from auditor.measure.rerun import Yardstick
 from auditor.numerics.quantize import fake_quantize
 from auditor.numerics.schemes import SCHEMES
+from auditor.plan.choices import Group, Option, Run, Search
 from auditor.plan.costs import Cost, quantized_seconds
-from auditor.plan.quantized import Group, Option, Search
 from auditor.records.audit import Audit
 from auditor.records.quantization import QuantizedPlan
 from auditor.report.reporters import html, text
@@ -292,38 +295,76 @@ def test_generated_tokens_are_compared_under_the_plan() -> None:
     assert "FP8 plan: KL" in text(found, width=200, color=False, most=100)
 
 
-def problem(seed: int) -> tuple[list[Group], float]:
-    """Groups with random sizes and effects of two schemes, and an error budget."""
-    draw = random.Random(seed)
-    groups = []
+def problem(seed: int, cancel: float) -> tuple[list[Group], dict[tuple[int, str], Tensor], float]:
+    """Groups with random sizes, changes of the outputs by two schemes, and an error budget. cancel: share of a change that
+    is along one direction, with a random sign."""
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    groups, changes, along = [], {}, torch.nn.functional.normalize(torch.randn(16, generator=generator), dim=0)
     for i in range(7):
         elements = draw.choice([10, 20, 40, 80])
         effect = 0.01 * math.exp(draw.gauss(0, 1))
-        options = {"": Option(16.0 * elements, 0.0), "fp8": Option(8.0 * elements, effect**2)}
-        options["nvfp4"] = Option(4.5 * elements, (draw.uniform(2, 6) * effect) ** 2)
-        groups.append(Group((str(i),), elements, options, {}))
-    return groups, 0.03 * math.exp(draw.gauss(0, 0.5))
+        effects = {"fp8": effect, "nvfp4": draw.uniform(2, 6) * effect}
+        for scheme, size in effects.items():
+            other = torch.nn.functional.normalize(torch.randn(16, generator=generator), dim=0)
+            changes[i, scheme] = size * (cancel * draw.choice([-1, 1]) * along + (1 - cancel) * other)
+        bits = {"": 16.0, "fp8": 8.0, "nvfp4": 4.5}
+        options = {s: Option(b * elements, effects.get(s, 0.0) ** 2) for s, b in bits.items()}
+        groups.append(Group((str(i),), elements, options))
+    return groups, changes, 0.03 * math.exp(draw.gauss(0, 0.5))
 
 
+@pytest.mark.parametrize("cancel", [0.0, 0.9])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_search_is_as_good_as_trying_all_choices(seed: int) -> None:
-    groups, limit = problem(seed)
-    draw = random.Random(seed)
-    real = {
-        (i, s): one.square * math.exp(draw.gauss(0, 0.2))
-        for i, group in enumerate(groups)
-        for s, one in group.options.items()
-    }
+def test_the_search_is_as_good_as_trying_all_choices(seed: int, cancel: float) -> None:
+    groups, changes, limit = problem(seed, cancel)
+    bend = torch.randn(7, 7, 16, generator=torch.Generator().manual_seed(seed)) * 0.1
 
-    def measure(choice: tuple[str, ...]) -> float:
-        return math.sqrt(sum(real[i, s] for i, s in enumerate(choice)))
+    def measure(choice: tuple[str, ...]) -> Run:
+        used = {i: changes[i, s] for i, s in enumerate(choice) if s}
+        change = sum(used.values(), torch.zeros(16))
+        for i, j in itertools.combinations(used, 2):  # layers in a row change each other's errors
+            change = change + bend[i, j] * (used[i].norm() * used[j].norm()).sqrt() / 4
+        return Run(float(change.norm()), change[None])
 
-    search = Search(groups, ("fp8", "nvfp4"), measure, {("",) * 7: 0.0})
+    kept = ("",) * 7
+    search = Search(groups, ("fp8", "nvfp4"), measure, {kept: measure(kept)})
     found = search.best(limit)
-    assert measure(found) <= limit
-    every = (choice for choice in itertools.product(("", "fp8", "nvfp4"), repeat=7) if measure(choice) <= limit)
+    assert measure(found).error <= limit
+    every = (one for one in itertools.product(("", "fp8", "nvfp4"), repeat=7) if measure(one).error <= limit)
     assert search.bits(found) <= 1.02 * min(map(search.bits, every))
-    assert search.spent <= 48
+    assert search.spent <= 14 + 48  # each option by itself, then choices
+
+
+def test_changes_that_cancel_are_predicted_to_cancel() -> None:
+    groups = [Group((str(i),), 10, {"": Option(160.0, 0.0), "fp8": Option(80.0, 0.01)}) for i in range(3)]
+    alone = [torch.tensor([0.1, 0.0]), torch.tensor([-0.1, 0.0]), torch.tensor([0.0, 0.1])]
+
+    def measure(choice: tuple[str, ...]) -> Run:
+        change = sum((x for x, s in zip(alone, choice, strict=True) if s), torch.zeros(2))
+        return Run(float(change.norm()), change[None])
+
+    search = Search(groups, ("fp8",), measure, {("",) * 3: measure(("",) * 3)})
+    assert search.best(0.05) == ("fp8", "fp8", "")
+    assert search.predicted(("fp8", "fp8", "")) == 0.0
+    assert search.predicted(("fp8",) * 3) == pytest.approx(0.1)
+    assert search.predicted(("fp8", "", "fp8")) == pytest.approx(0.1 * math.sqrt(2))
+
+
+@pytest.mark.parametrize("criterion", ["", "output: kl <= 0.01", "output: rel_l2 <= 0.1", "output: max_abs <= 0.5"])
+@pytest.mark.parametrize("length", [64, 3000])
+def test_the_norm_of_a_change_is_the_error_and_changes_add_up(criterion: str, length: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    reference, *moved = torch.randn(5, 4, length, generator=generator)
+    by = Yardstick(0.1)
+    if criterion:
+        by = Yardstick(1.0, Criteria(validate(Settings, {"criteria": criterion}).limits, 0.1, ("output",)))
+    small = [reference + 1e-4 * x for x in moved]
+    changes = [change_of([reference], [x], by) for x in small]
+    for x, change in zip(small, changes, strict=True):
+        assert float(change.norm()) == pytest.approx(by.distance([reference], [x]), rel=1e-3)
+    both, spread = change_of([reference], [small[0] + small[1] - reference], by), 4 * math.sqrt(2 / 4096)
+    if "max_abs" not in criterion:  # its norm is no root of a sum of squares
+        assert float((changes[0] + changes[1]).norm()) == pytest.approx(float(both.norm()), rel=spread)
 
 
 def test_a_device_without_the_products_gains_only_bytes() -> None:

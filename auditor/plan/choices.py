@@ -1,0 +1,201 @@
+"""Searches a scheme for each group of layers: the fewest bits whose measured error is within a limit."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+from ..stages import tick
+
+RUNS = 48
+"""Limit of runs on all calibration inputs that choose the layers of one plan."""
+
+SINGLES = 256
+"""Limit of runs with one group quantized, those with the largest predicted effects."""
+
+MOVES = 3
+"""Number of random options that are taken before a choice is improved, to leave a local optimum."""
+
+NEAR = 8
+"""Number of choices whose errors are nearest to the limit, from which further choices are searched."""
+
+DRAWS = 64
+"""Draws of the effects in a row that suggest no choice to run, after which the search ends."""
+
+Choice = tuple[str, ...]
+"""The scheme of each group, or "" for 16 bits."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One scheme for a group. bits: total bits of the group's weights; square: squared effect on the outputs."""
+
+    bits: float
+    square: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that must have one scheme. options: {scheme, or "" for 16 bits: Option}."""
+
+    keys: tuple[str, ...]
+    elements: int
+    options: Mapping[str, Option]
+
+
+class Run(NamedTuple):
+    """A run of a choice. error: of the outputs, worst batch; change: of the outputs, [criteria of all batches, entries], see
+    `change_of`."""
+
+    error: float
+    change: torch.Tensor
+
+
+@dataclass
+class Search:
+    """Searches the choice with the fewest bits whose measured error is within a limit.
+
+    measure: runs a choice on the calibration inputs. known: its results, also of other searches. refused: choices that the
+    verification did not accept.
+    """
+
+    groups: Sequence[Group]
+    schemes: tuple[str, ...]
+    measure: Callable[[Choice], Run]
+    known: dict[Choice, Run]
+    left: int = RUNS
+    spent: int = 0
+    refused: set[Choice] = field(default_factory=set)
+
+    def bits(self, choice: Choice) -> float:
+        """Bits of all weights."""
+        return sum(group.options[scheme].bits for group, scheme in zip(self.groups, choice, strict=True))
+
+    def predicted(self, choice: Choice) -> float:
+        """Predicted error: of the sum of the changes by single groups."""
+        places = [self._options.index((i, scheme)) for i, scheme in enumerate(choice)]
+        square = self._changes[:, places].sum(1).square().sum(1).amax() + self._squares[places].sum()
+        return math.sqrt(float(square))
+
+    def summed(self, choice: Choice) -> float:
+        """Sum of the errors with each group alone."""
+        pairs = [(self.known.get(self._alone(i, s)), self.groups[i].options[s]) for i, s in enumerate(choice)]
+        return sum(math.sqrt(option.square) if run is None else run.error for run, option in pairs)
+
+    @cached_property
+    def _options(self) -> list[tuple[int, str]]:
+        """(group, scheme) of each option, all of a group together."""
+        allowed = {"", *self.schemes}
+        return [(i, s) for i, group in enumerate(self.groups) for s in group.options if s in allowed]
+
+    @cached_property
+    def _changes(self) -> torch.Tensor:
+        """[criteria of all batches, options, entries]: the change by each option, from a run of the group alone."""
+        ranked = sorted(self._options, key=lambda one: -self.groups[one[0]].options[one[1]].square)
+        for i, scheme in [one for one in ranked if one[1]][:SINGLES]:
+            self._run(self._alone(i, scheme))
+        none = self.known[self._alone(0, "")]
+        runs = [self.known.get(self._alone(*one), none) for one in self._options]
+        return torch.stack([(run if run.error < math.inf else none).change for run in runs], 1)
+
+    @cached_property
+    def _squares(self) -> torch.Tensor:
+        """[options]: the squared effect of an option without a run counts as independent; infinite if the run failed."""
+        squares = []
+        for i, scheme in self._options:
+            run = self.known.get(self._alone(i, scheme))
+            alone = 0.0 if run is not None and run.error < math.inf else math.inf
+            squares.append(self.groups[i].options[scheme].square if run is None else alone)
+        return torch.tensor(squares)
+
+    def _alone(self, group: int, scheme: str) -> Choice:
+        return tuple(scheme if i == group else "" for i in range(len(self.groups)))
+
+    @cached_property
+    def _products(self) -> torch.Tensor:
+        """[criteria of all batches, options, options]: inner products of changes."""
+        return (self._changes @ self._changes.mT).double()
+
+    def best(self, limit: float) -> Choice:
+        """The choice with the fewest bits among those whose error was measured within the limit, after more runs.
+
+        Each run tries what would be best if changes of the outputs added up: from the best choice measured so far, then from
+        other choices, with randomly changed preferences.
+        """
+        draw, idle = random.Random(0), 0
+        while self.left > 0 and idle < DRAWS and limit > 0:
+            base = self._within(limit)
+            near = sorted(self._allowed(sys.float_info.max), key=lambda one: abs(self.known[one].error - limit))
+            start = draw.choice([base, *near[:NEAR]]) if idle else base
+            moves = [draw.randrange(len(self._options)) for _ in range(MOVES * bool(idle))]
+            choice = self._improve(start, limit, moves)
+            if choice in self.known or self.bits(choice) >= self.bits(base):
+                idle += 1
+            else:
+                self.left, idle = self.left - 1, 0
+                self._run(choice)
+        return self._within(limit)
+
+    def safest(self, limit: float, other: Choice) -> Choice:
+        """The choice with the least measured error, within the limit, of those with fewer bits than another; else that."""
+        fewer = [choice for choice in self._allowed(limit) if self.bits(choice) < self.bits(other)]
+        return min(fewer, key=lambda choice: self.known[choice].error, default=other)
+
+    def _within(self, limit: float) -> Choice:
+        return min(self._allowed(limit), key=lambda choice: (self.bits(choice), self.known[choice].error))
+
+    def _allowed(self, limit: float) -> list[Choice]:
+        schemes = {"", *self.schemes}
+        errors = ((choice, run.error) for choice, run in self.known.items() if choice not in self.refused)
+        return [choice for choice, error in errors if error <= limit and schemes.issuperset(choice)]
+
+    def _improve(self, start: Choice, limit: float, moves: Sequence[int]) -> Choice:
+        """Take some options, then change one or two groups at a time: until the predicted error is within the limit, and
+        then to save bits.
+
+        The prediction is the measured change under `start` and the changes by the groups that differ from it. Of all
+        changes of two groups, the next one saves the most bits for what it adds to the squared error. Returns `start` if
+        that gets no error within the limit.
+        """
+        groups = torch.tensor([i for i, _ in self._options])
+        bits = torch.tensor([self.groups[i].options[s].bits for i, s in self._options]).double()
+        at = torch.tensor([self._options.index((i, s)) for i, s in enumerate(start)])
+        products, change, rest = self._products, self.known[start].change.double(), 0.0
+        diagonal = products.diagonal(dim1=1, dim2=2)
+        while True:
+            for place in moves:
+                old = int(at[groups[place]])
+                change = change + self._changes[:, place] - self._changes[:, old]
+                rest += float(self._squares[place] - self._squares[old])
+                at[groups[place]] = place
+            now, inner = at[groups], (self._changes @ change[..., None].float())[..., 0].double()
+            before = change.square().sum(1) + rest
+            own = diagonal + diagonal[:, now] - 2 * products[:, range(len(now)), now] + 2 * (inner - inner[:, now])
+            own = own + self._squares - self._squares[now]
+            both = products - products[:, now] - products[:, :, now] + products[:, now][:, :, now]
+            after = (before[:, None, None] + own[:, :, None] + own[:, None] + 2 * both).amax(0)
+            saved = (bits[now] - bits)[:, None] + (bits[now] - bits)
+            apart = (groups[:, None] != groups) | (now == torch.arange(len(now)))
+            added = after - before.amax()
+            if before.amax() > limit**2:
+                value, useful = -added / (1 - saved.clamp(max=0)), added < 0
+            else:
+                value, useful = saved / added.clamp(min=1e-6 * limit**2), (after <= limit**2) & (saved > 0)
+            value = value.where(apart & useful, 0.0)
+            if not value.amax() > 0:
+                found = tuple(self._options[place][1] for place in at.tolist())
+                return found if before.amax() <= limit**2 else start
+            moves = [one for one in divmod(int(value.argmax()), len(now)) if one != now[one]]
+
+    def _run(self, choice: Choice) -> None:
+        if choice not in self.known:
+            self.spent += 1
+            tick(f"{self.bits(choice) / sum(group.elements for group in self.groups):.3g} bits")
+            self.known[choice] = self.measure(choice)
