@@ -187,8 +187,8 @@ def _reason_to_keep(
 
 
 def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> str:
-    """Test on shapes only why an operation cannot run in low precision. "" if low-precision inputs give such
-    results."""
+    """Return why an operation cannot run in low precision, tested on shapes only. ""
+    if low-precision inputs give low-precision results."""
     given = [x for source in node.all_input_nodes for x in tensors_in(source.meta.get("val"))]
     if {x.dtype for x in given if x.is_floating_point() or x.is_complex()} != {torch.float32}:
         return "some inputs are neither FP32 nor integers"

@@ -154,7 +154,7 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
         yield _widen(subject, "attributes", note)
     if low:
         note = (
-            f"the model itself casts to {dtypes}, so its {dtypes} weights stay low in the reference "
+            f"the model itself casts to {dtypes}, so its {dtypes} weights remain so in the reference "
             "and in every plan; only the rest is audited"
         )
         yield replace(subject, raised="kept", warnings=(*subject.warnings, note))
