@@ -149,7 +149,7 @@ def _unsafe_reason(
     if error.overflow and span is not None:
         largest = FORMATS[fmt].largest
         magnitude = (
-            f"{span.max_abs:.4g} is beyond {largest:.4g}" if span.max_abs > largest else "an intermediate overflows"
+            f"{span.max_abs:.4g} is beyond {largest:.4g}" if span.max_abs > largest else "an inner value overflows"
         )
         return f"overflow: {magnitude}; {effect}"
     if error.disagreement:
