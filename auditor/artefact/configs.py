@@ -178,7 +178,7 @@ def _format(scheme: Scheme) -> str:
 
 
 def _compressed(by: Quantizer, *, is_weight: bool) -> dict[str, Any]:
-    """A tensor's QuantizationArgs, without defaults."""
+    """The QuantizationArgs of compressed-tensors for a tensor, without defaults."""
     whole = {(0, 0): "tensor", (1, 0): "channel" if is_weight else "token", (128, 128): "block"}
     nested = by.rule.startswith("e4m3")
     args: dict[str, Any] = {
@@ -245,7 +245,7 @@ def modelopt_code(layers: Mapping[str, str], kept: list[str]) -> str:
 
 
 def _attributes(by: Quantizer, *, is_weight: bool) -> dict[str, Any]:
-    """A tensor's QuantizerAttributeConfig, without defaults."""
+    """ModelOpt's QuantizerAttributeConfig for a tensor, without defaults."""
     row, bits = by.element.row, by.element.bits
     dynamic = {} if is_weight or by.calibrated else {"type": "dynamic"}
     blocks: dict[Any, Any] = {-axis - 1: size or None for axis, size in enumerate(reversed(by.block)) if size != 1}

@@ -196,7 +196,7 @@ class Problem:
 
     @property
     def how(self) -> Strategy:
-        """Definition of the strategy."""
+        """The Strategy under which the plan runs the model."""
         return strategy_of(self.strategy)
 
     @cached_property

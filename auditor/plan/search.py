@@ -114,7 +114,7 @@ class Cuts:
         return frozenset(nx.minimum_cut(network, LOW, HIGH, flow_func=boykov_kolmogorov)[1][1])
 
     def value(self, high: Choice) -> tuple[float, float]:
-        """The price and the squared error of a choice."""
+        """The price and the squared error of a choice of precisions."""
         paid = [arc for arc in self._arcs if arc.head in high and arc.tail not in high]
         return sum(arc.price for arc in paid), sum(arc.square for arc in paid)
 

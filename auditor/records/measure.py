@@ -144,7 +144,7 @@ class Magnitudes:
 
     @property
     def nonzero(self) -> int:
-        """Number of finite, non-zero entries."""
+        """Number of finite, non-zero entries of the tensor."""
         return sum(self.exponents.values())
 
 

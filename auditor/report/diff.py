@@ -30,14 +30,14 @@ def overview(both: Comparison, files: tuple[str, str], shown: int = SHOWN) -> li
 
 
 def render(both: Comparison, files: tuple[str, str]) -> str:
-    """The comparison as one HTML document."""
+    """Render the comparison of two audits as one HTML document."""
     title = f"{both.after.subject.name}: two audits compared"
     page = overview(both, files, ROWS)
     return environment().get_template("diff.html.jinja").render(title=title, headline=headline(both), page=page)
 
 
 def headline(both: Comparison) -> str:
-    """The comparison in one sentence."""
+    """Summarize the comparison of two audits in one sentence."""
     changed = any(figures(before) != figures(after) for _, before, after in both.plans)
     same = not changed and both.before.recommended == both.after.recommended
     if same and not both.new and not both.gone and not both.verdicts:

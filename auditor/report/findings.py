@@ -121,7 +121,7 @@ class Causes:
 
     @property
     def all(self) -> tuple[Cause, ...]:
-        """Every cause, the worst first."""
+        """Every cause of findings, the worst first."""
         return self.wanting + self.notes
 
     @property

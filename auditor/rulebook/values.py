@@ -57,7 +57,7 @@ def eps(node: fx.Node, literals: tuple[float, ...]) -> float | None:
 
 
 def squares(node: fx.Node) -> bool:
-    """Whether the node is x ** 2, x.square() or x * x."""
+    """Whether the node computes a square: x ** 2, x.square() or x * x."""
     name, args = row_of(node).packet, arguments(node)
     if name == "pow":
         return args.get("exponent") == 2 and isinstance(args.get("self"), fx.Node)
