@@ -190,7 +190,7 @@ AGREES = 0.02
 
 
 class OperationRefused(Exception):
-    """An operation raised an exception during a run. name: the operation."""
+    """An operation raised an exception during a run of an exported graph. name: the operation."""
 
     def __init__(self, name: str, said: BaseException) -> None:
         super().__init__(str(said))

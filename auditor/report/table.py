@@ -22,7 +22,7 @@ DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def table(audit: Audit) -> dict[str, Any]:
-    """Columns of the layer table as JSON types, with Inf and NaN as the strings `inf` and `nan`."""
+    """Build the columns of the layer table as JSON types; Inf and NaN become the strings `inf` and `nan`."""
     strings: dict[str, int] = {"": 0}
 
     def add(text: str | None, most: int | None = None) -> int:
