@@ -231,8 +231,8 @@ class KeptOperation:
         str,
         FileField(
             "`unsafe`: must not run in low precision; `untested`: behavior in low precision is "
-            "unknown; `refused`: cannot run in low precision; `budget`: its error outweighs the "
-            "time that low precision saves; `no-gain`: low precision saves nothing",
+            "unknown; `refused`: cannot run in low precision; `budget`: no tested plan that lowers it "
+            "met the error budget, or none is predicted to; `no-gain`: low precision saves nothing",
             choices=("unsafe", "untested", "refused", "budget", "no-gain"),
         ),
     ]
