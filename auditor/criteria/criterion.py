@@ -1,5 +1,5 @@
-"""Criteria: an output, an error measure and its limit. Also the table of measures, the noise floor of FP32, and the
-parser of criteria."""
+"""Criteria, each with an output, an error measure and a limit. Also the table of measures, the noise floor of FP32, and
+the parser of criteria."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from ..errors import AuditorError, LoadError, suggest
 AT_MOST, AT_LEAST = "<=", ">="
 
 NOTHING = 2.0
-"""`Criterion.share` if a limit that allows no error is exceeded, before the error is added to rank larger ones as
-worse."""
+"""`Criterion.share` of a violated limit that allows no error; the error is added, so that larger errors rank worse."""
 
 Options = tuple[tuple[str, "int | float | str"], ...]
 """Arguments of an error measure, such as 5 in `topk(5)`: (name, value) pairs in the order of `Kind.takes`."""
@@ -107,7 +106,7 @@ FLOOR = 3.0
 
 
 def floor_of(error: float, joint: float) -> float:
-    """The noise floor: errors up to this size are ignored, since repeated FP32 runs differ by a third of it.
+    """The noise floor: errors up to this size are ignored. Repeated FP32 runs differ by a third of this size.
 
     error: difference between repeated runs in the budget's measure; joint: their relative L2 error over all outputs.
     The result is 0 if repeated runs differ so much that every plan would pass.
@@ -116,7 +115,7 @@ def floor_of(error: float, joint: float) -> float:
 
 
 Function = Callable[[Any, Any], Any]
-"""(reference, candidate) -> a number that is 0 for equal outputs."""
+"""(reference, candidate) -> a number, within the criterion's limit for equal outputs."""
 
 
 def name_of(function: object) -> str:

@@ -77,7 +77,7 @@ def _suggestion(node: fx.Node) -> tuple[str, str] | None:
 
 
 def measure_outliers(runs: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]) -> dict[str, float]:
-    """{output: relative L2 error in its worst run}, if this error far exceeds that of all outputs together.
+    """{output: relative L2 error in its worst run}, for outputs with a far larger error than all outputs together.
 
     runs: pairs (reference, candidate); references without names are ignored.
     """

@@ -86,7 +86,7 @@ class Margins:
         """[decisions], of sum 1: exp(-(margin / allowed change)^2 / 2), since clear decisions mostly have
         larger errors, which flip none of them.
 
-        Equal weights for a threshold: too few entries lie near it to be measured by a few random probes.
+        Equal weights for a threshold: too few entries lie near the threshold for a few random probes.
         """
         near = torch.ones_like(self.size)
         if self.second is not None:
@@ -96,11 +96,11 @@ class Margins:
     def change(self, reference: torch.Tensor, candidate: torch.Tensor, near: bool = False) -> float:
         """Root mean square of the changes of the margins, with the weights of the decisions.
 
-        near: take the weights from this change itself, not from the allowed change. If margins to a threshold then lie
-        on a grid of spacing h, rounding has the variance h^2 / 12. It moves the threshold by d, to the middle of its
+        near: take the weights from this change itself, not from the allowed change. If margins to a threshold lie on a
+        grid of spacing h, rounding has the variance h^2 / 12. The grid moves the threshold by d, to the middle of its
         neighbors: as many decisions flip as under an error of variance pi d^2 / 2. If all entries of the candidate lie
-        on the grid of FP16 or BF16, two entries closer than its spacing h are often equal. Half of these decisions
-        flip, as under an error uniform in [-h, h]. Its variance h^2 / 3 exceeds that of two roundings by h^2 / 6.
+        on the grid of FP16 or BF16, two entries closer than the grid's spacing h are often equal. Half of these
+        decisions flip, as under an error uniform in [-h, h]. This variance, h^2 / 3, exceeds two roundings' by h^2 / 6.
         """
         theirs, moved = self._candidates(candidate), self._moved(reference, candidate)
         square = moved.square()
@@ -123,8 +123,8 @@ class Margins:
         with the root mean square change of all decisions. reference, candidate: [texts, tokens, vocabulary].
 
         An error that is independent of the margin flips as many decisions as a normal error of the same mean absolute
-        change. If the size differs between tokens, the root mean square is larger: a few tokens then dominate it. Steps
-        are grouped so that each group contains enough decisions with small margins.
+        change. If the size differs between tokens, the root mean square is larger: a few tokens dominate the mean
+        square. Steps are grouped so that each group contains enough decisions with small margins.
         """
         moved = self._moved(reference, candidate).abs()
         nearest = self.size.kthvalue(min(LEAST, len(self.size))).values
@@ -160,7 +160,7 @@ _KNOWN: MutableMapping[torch.Tensor, dict[Criterion, Margins | None]] = WeakTens
 
 
 def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
-    """The decisions that a criterion counts; None if it allows no flip, or more flips than any error causes."""
+    """The decisions that a criterion counts; None if its limit allows no flip, or more flips than any error causes."""
     numbers = is_number(reference) and is_plain(reference) and not reference.is_complex()
     if criterion.kind not in KINDS or criterion.function is not None or criterion.allows_nothing or not numbers:
         return None
@@ -206,7 +206,7 @@ def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -
 
     inside: [rows, a], the smallest that are chosen, in falling order; outside: [rows, b], the largest that are not.
     Errors are independent. An entry with error e remains chosen if fewer than `a` others end above it. The number of
-    others above is a sum of independent trials, whose distribution is built up trial by trial. The mean over e is a
+    entries above it is a sum of independent trials, whose distribution is built up trial by trial. The mean over e is a
     Gauss-Hermite quadrature. change: the standard deviation of margins.
     """
     result = torch.zeros_like(inside[:, 0])

@@ -25,7 +25,7 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class CriterionResult:
-    """One criterion and its value. share: see Criterion.share; value: None if the model returns no such output."""
+    """One criterion and its value. share: see Criterion.share; value: None if the model did not return the output."""
 
     criterion: Criterion
     value: float | None
@@ -33,7 +33,7 @@ class CriterionResult:
 
     @property
     def holds(self) -> bool:
-        """Whether the limit holds; also true if the model returns no such output."""
+        """Whether the limit holds; also true if the model did not return the output."""
         return self.value is None or self.criterion.holds(self.value)
 
 
@@ -82,7 +82,7 @@ class Criteria:
         others: Iterable[tuple[Tensors, Tensors]] = (),
         predicted: float = math.nan,
     ) -> tuple[CriterionValue, ...]:
-        """Each criterion's worst value over `runs`; it holds if its limit is met in `runs` and in `others`.
+        """Each criterion's worst value over `runs`; the criterion holds if its limit is met in `runs` and in `others`.
 
         A criterion that has no value in `runs` does not hold. predicted: the first-order estimate of the share of the
         limit, from which the expected flips of decisions are computed.
@@ -119,7 +119,7 @@ class Criteria:
         return tuple(i for i, name in enumerate(names) if criterion.speaks_of(name))
 
     def _one(self, criterion: Criterion, reference: Tensors, candidate: Tensors, expected: bool) -> CriterionResult:
-        """One criterion with its value. Raises: MeasureError(slug="shape-mismatch")."""
+        """Compute the value of one criterion. Raises: MeasureError(slug="shape-mismatch")."""
         meant = self.output_indices(criterion, names_of(reference, self.names))
         if criterion.output == OTHERS:
             error = self.joint([reference[i] for i in meant], [candidate[i] for i in meant])
@@ -135,7 +135,7 @@ class Criteria:
 
 
 def names_of(reference: Tensors, otherwise: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The names of the outputs, or `otherwise` if they have none."""
+    """The names of the outputs, or `otherwise` if the outputs have no names."""
     return reference.names if isinstance(reference, NamedTensors) else otherwise
 
 

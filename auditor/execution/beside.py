@@ -42,7 +42,7 @@ def policy_of(capture: Capture, plan: Plan) -> Policy:
 
 
 def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> UnderPlan:
-    """Return each node's error and dtypes under the plan: on `batch`, or for several paths on each one's first batch.
+    """Return each node's error and dtypes under a plan, on `batch`, or on the first batch of each path if several.
 
     A node whose shape changes has no error. The result is empty without a plan, for exported programs, and if an
     operation raises, for example because it does not support the format.
@@ -89,7 +89,7 @@ def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
 
 def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: torch.dtype) -> Dtypes:
     """Return the dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
-    tensors. Scalars and discrete tensors count only if there are no other tensors. kernel: arguments of its kernel."""
+    tensors. Scalars and discrete tensors count only without other tensors. kernel: the arguments after all casts."""
     read, handed = tensors_in(policy.converted_arguments(n, (n.args, n.kwargs), value_of)), tensors_in(kernel)
     floating = [x for x in handed if x.is_floating_point() or x.is_complex()] or handed
     deciding = [x.dtype for x in floating if x.dim()] or [x.dtype for x in floating]
@@ -138,7 +138,7 @@ class _NonFiniteTrace:
 
     @property
     def first(self) -> NonFinite | None:
-        """The operation that made an output Inf or NaN; with finite outputs, the first operation with Inf or NaN."""
+        """The operation that made an output Inf or NaN; if outputs are finite, the first operation with Inf or NaN."""
         outputs = self.capture.graph_module.graph.output_node().all_input_nodes
         reaching = (self._turned[n] for n in outputs if n in self._turned)
         return next(reaching, next(iter(self._turned.values()), None))
@@ -166,7 +166,7 @@ class _NonFiniteTrace:
     def _handed_down(
         self, n: fx.Node, kind: str, where: torch.Tensor, sources: Collection[fx.Node]
     ) -> _Beginning | None:
-        """Name and cause of the operation upstream that made inputs of the entries `where` zero or negative, if any."""
+        """The upstream operation that made inputs of the entries `where` zero or negative, with the cause, or None."""
         for source in sources:
             result = self._beginnings.get(source, {}).get(kind)
             if result is not None and self._reaches(n, source, WRONG[kind], where):
@@ -196,8 +196,8 @@ class _NonFiniteTrace:
         return "underflow" if kind == "vanished" and largest < self._row.smallest_normal else "rounding"
 
     def _upstream(self, n: fx.Node, expected: torch.Tensor, turned: torch.Tensor) -> _Beginning:
-        """Name of the operation that caused Inf or NaN in `n`, and the cause: upstream if inputs became zero or
-        negative, else the node itself."""
+        """Name of the operation that caused Inf or NaN in `n`, and the cause. It is upstream of `n` if inputs became
+        zero or negative, else `n` itself."""
         if float(expected[turned].abs().max()) > self._row.largest:
             return n.name, "overflow"
         place = row_of(n).singular

@@ -36,7 +36,7 @@ class Semantics:
     """Names of nodes that do not compute as recorded."""
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
-        """Names of nodes that compute differently than under `then`, another run's semantics, even on equal inputs."""
+        """Names of nodes that compute otherwise than under `then` (another run's semantics), even on equal inputs."""
         return self.changed
 
     def same(self, result: Any, other: Any) -> bool:
@@ -66,8 +66,8 @@ class SomeLow(Semantics):
     """Computes some operations in a format and the others in FP32, for one run.
 
     inside: names of the operations that run in low precision. `round` rounds their inputs; `left` has their results,
-    converted to FP32, for other operations. held: {operation: its result in another run}; decisions in it replace the
-    operation's. Raises: UnsupportedInFormat, or the exception of an operation, in `compute`.
+    converted to FP32, for other operations. held: {operation: its result in another run, whose decisions replace the
+    operation's own}. Raises: UnsupportedInFormat, or the exception of an operation, in `compute`.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ def low_literals(node: Node, format: str) -> Literals | None:
     """Constants in an operation that Python derives from a dtype, for an operation in the format; None if it has none.
 
     In a model stored in low precision, an operation that reads FP32 tables computes in FP32, and no constant is
-    recorded for the format. The constant recorded under autocast is used then.
+    recorded for the format. Such an operation gets the constant that was recorded under autocast.
     """
     stored, regional = node.literals.get(format), node.autocast_literals.get(format)
     numbers = {key: x for key, x in regional.arguments.items() if isinstance(x, (int, float))} if regional else {}

@@ -53,8 +53,8 @@ def _asked(n: fx.Node, region: AutocastRegion | None) -> str | None:
 
 
 class _Cast(NamedTuple):
-    """A cast in the forward. source: the value that is cast; None: the result, which is written in place. scale: its
-    divisor or factor."""
+    """A cast in the forward. source: the value that is cast; None: the operation's result, written in place. scale: the
+    divisor or factor before a cast to 8 bits."""
 
     kind: str
     source: fx.Node | None
@@ -64,7 +64,7 @@ class _Cast(NamedTuple):
 
 def forward_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
     """Casts to fewer bits in the forward that change values of the first batch: explicit casts in a model stored in
-    more bits, and those of its autocast regions that undo an upcast. Casts on one line count as one."""
+    more bits, and casts by the model's autocast regions that undo an upcast. Casts on one line count as one."""
     capture = capture.first
     loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
     nodes = [n for n in capture.graph_module.graph.nodes if n.name in capture.nodes]
@@ -99,7 +99,7 @@ def _is_narrowing(source: fx.Node, to: torch.dtype) -> bool:
 
 
 def _upstream(n: fx.Node) -> Iterator[fx.Node]:
-    """A node and the operations upstream of it. The search goes on only from FP32 results."""
+    """A node and the operations upstream of it. The search does not go beyond results that are not FP32."""
     waiting, seen = [n], {n}
     while waiting:
         yield (m := waiting.pop())
@@ -117,7 +117,7 @@ def _scale_of(n: fx.Node) -> fx.Node | None:
 
 
 def _measured(capture: Capture, subject: Subject, casts: Mapping[fx.Node, _Cast]) -> Iterator[SilentCast]:
-    """The casts that change values, measured in one replay; casts on one line count as the first of them."""
+    """The casts that change values, measured in one replay. Casts on one source line are merged into the first."""
     policy, found = Policy.wide(capture), dict[Any, SilentCast]()
     executor = Executor(capture.graph_module, policy)
     with torch.no_grad():

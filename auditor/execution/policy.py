@@ -1,4 +1,4 @@
-"""Decides where casts occur when a recorded graph runs under a choice of precisions. No other file decides that."""
+"""Decides, as the only file, where casts occur when a recorded graph runs under a choice of precisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..records import AutocastRegion, Call, Capture, Literals, Node, ScopeChoice
 from .execute import Semantics, ValueOf, readers_of, with_literals
 
 KEPT = function_in("", "")
-"""Path, in place of a module's, of a call of a torch function that is kept in FP32."""
+"""Among paths of modules, this stands for a call of a torch function that is kept in FP32."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PrecisionChoice:
 
 
 def choice_keeping(high: Collection[str], format: str) -> PrecisionChoice:
-    """Everything in `format`, except the modules and functions in `high`, which are FP32, or have FP32 output."""
+    """The choice of `format` everywhere, except for the modules and functions in `high`: FP32, or FP32 output."""
     keep, fp32_output = dict[str, frozenset[str]](), dict[str, frozenset[str]]()
     for owner, name in filter(None, map(of_function, high)):
         if owner not in high:
@@ -97,7 +97,7 @@ class Layout:
 
     @cached_property
     def exited_modules(self) -> Mapping[str, frozenset[str]]:
-        """{module: others whose calls returned values that the module's operations read}, without its parents."""
+        """{module: other modules, but no parents, whose calls returned values that its operations read}."""
         nodes, result = self.capture.nodes, dict[str, set[str]]()
         read = {(nodes[source].owner, n.owner) for n in nodes.values() for source in n.inputs if source in nodes}
         for producer, reader in read:
@@ -155,8 +155,8 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Setting:
-    """Precision of a node's scope, the innermost module around it to which the plan gives one. autocast: whether the
-    node runs in an enabled autocast region.
+    """Precision of a node's scope, the innermost module around it that has a precision in the plan. autocast: whether
+    the node runs in an enabled autocast region.
 
     kept: whether the node belongs to a function kept in FP32 in a low-precision scope. wins: whether the scope lies
     inside an autocast region of the model's code, and overrides the region.
@@ -168,7 +168,7 @@ class Setting:
     kept: bool = False
 
     def in_region(self, region: AutocastRegion | None) -> Setting:
-        """The setting in an autocast region of the model's code: the region's, unless the node's scope is inside it."""
+        """The setting in an autocast region of the model's code, which decides unless the node's scope is inside it."""
         if region is None or self.wins:
             return self
         named = format_of(getattr(torch, region.dtype))
@@ -192,7 +192,7 @@ class Casts:
 
 class Policy(Semantics):
     """How a recorded graph runs under a strategy, given a precision for every module. wrapped: modules at which values
-    are cast: the root, those whose precision differs from their parent's, and low-precision ones with exceptions.
+    are cast: the root, modules with another precision than their parent, and low-precision modules with exceptions.
     stored: precision of every placeholder that the strategy stores. layout: the Layout of another policy, if already
     computed."""
 
@@ -302,7 +302,7 @@ class Policy(Semantics):
         """Precisions to which a value is cast between producer and reader; the graph's output lies outside the root.
 
         The value leaves every wrapped call that encloses the producer but not the reader, innermost first. Only calls
-        that return the value cast it, so a value read as an attribute is not cast. Then it enters the calls that
+        that return the value cast it, so a value read as an attribute is not cast. Then the value enters the calls that
         enclose only the reader. Inputs come from outside the root; weights cross no boundary. A function kept in FP32
         casts all arguments, even weights, to FP32.
         """

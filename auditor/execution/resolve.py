@@ -21,7 +21,7 @@ from .policy import Policy, plain
 
 
 def is_low(name: str) -> bool:
-    """Whether a format is a low-precision one; the name "" stands for discrete values."""
+    """Whether a format is a low-precision format; the name "" stands for discrete values."""
     row = FORMATS.get(name)
     return row is not None and row.low
 
@@ -95,7 +95,7 @@ def resolve(policy: Policy) -> Resolution:
 
 
 class Resolver:
-    """Like `resolve`, for many policies of one capture: each prediction recomputes only what the previous one lacks."""
+    """Predicts dtypes for many policies of one capture; recomputes only nodes that differ from the previous policy."""
 
     def __init__(self, capture: Capture) -> None:
         self._executor = Executor(capture.graph_module)
@@ -132,7 +132,7 @@ class _Algebra(Semantics):
         return self.policy.differing_nodes(then.policy)
 
     def same(self, result: NodeType, other: NodeType) -> bool:
-        """Whether two results have the same format, which is all that nodes that read them use."""
+        """Whether two results have the same format; nodes that read a result use nothing else of it."""
         return result.dtype == other.dtype
 
     def placeholder_value(self, n: fx.Node, value: Any) -> NodeType:
@@ -204,8 +204,8 @@ class _Algebra(Semantics):
 
 
 def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[str, str]:
-    """{node: its low-precision format}, for nodes that run in it whether all modules are FP32 or all in `format`, in
-    every strategy.
+    """{node: its low-precision format}, for nodes that run in this format under every strategy, whether all modules are
+    FP32 or all in `format`.
 
     Such nodes lie in autocast regions of the model's code, or after explicit casts. If a node's result is FP32, its
     inputs' format counts: an upcast cannot restore lost bits.

@@ -1,4 +1,4 @@
-"""Compares decoding steps of plans, and of FP32 with a rounded cache, with FP32's; summarizes the differences."""
+"""Compares decoding under plans, and in FP32 with a rounded cache, with FP32's; summarizes the differences."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Decoding:
         """Feed FP32's tokens to a model, one by one ("cached") and all at once ("one_pass"). Returns, by these keys,
         [4, steps, prompts] for each batch, see `_row`.
 
-        store: rounds the cache after each step; the pass over all tokens, which has no cache, is then omitted.
+        store: rounds the cache after each step; with `store`, the pass over all tokens, which has no cache, is omitted.
         """
         one_pass = [self._in_one_pass(model, one, around) for one in batches] if store is None else []
         return {"cached": [self._cached_replay(model, one, around, store) for one in batches], "one_pass": one_pass}
@@ -106,7 +106,7 @@ class Decoding:
 
     def _scores(self, step: int, logits: torch.Tensor) -> torch.Tensor:
         """Scores of which the largest is chosen: logits, with Gumbel noise at a temperature above 0. The noise depends
-        only on seed and step, so it is the same for every model. The unit is that of the logits."""
+        only on seed and step, so it is the same for every model. Scores have the unit of the logits."""
         if not self.temperature:
             return logits
         generator = torch.Generator().manual_seed(self.seed + step)
@@ -214,7 +214,7 @@ def recommend_cache(caches: Sequence[StoredCache], limits: Sequence[Criterion], 
 
 
 def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> TokenComparison:
-    """Summarize results of `Decoding.compare`, or why it failed; tokens after the first end token do not count."""
+    """Summarize results of `Decoding.compare`, or its failure; tokens after the first end token do not count."""
     if isinstance(found, str):
         return TokenComparison(None, failure=found)
     counts = torch.cat([one.counts.cpu() for one in batches]).T  # [steps, prompts]
@@ -245,7 +245,7 @@ def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> 
 
 
 def expected_flips(batches: Sequence[ReferenceTokens], change: float, sizes: torch.Tensor) -> tuple[float, int | None]:
-    """Flips expected per 1,000 tokens, and the step at which half of the prompts are expected to have flipped (None: no
+    """Expected flips per 1,000 tokens, and the step at which half of the prompts are expected to have flipped (None: no
     step), if margins change by independent normal errors. sizes: [steps], standard deviations in units of `change`."""
     best = torch.cat([one.best for one in batches]) / sizes.to(batches[0].best).clamp_min(1e-9)[:, None]
     counts = torch.cat([one.counts for one in batches])

@@ -109,7 +109,7 @@ def _ends(model: Any) -> tuple[int, ...]:
 
 
 def _places(mask: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
-    """The attention mask, and the positions of the last `count` tokens in their texts."""
+    """The attention mask, and the positions of each text's last `count` tokens, without padding."""
     return {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)[:, -count:]}
 
 
@@ -121,7 +121,7 @@ def _accepted_arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str,
 
 @contextmanager
 def _call_step(model: nn.Module) -> Iterator[nn.Module]:
-    """In the body, a call of the model runs its `step` in place of its forward, inside all wrappers and hooks."""
+    """In the `with` block, a call of the model runs its `step`, not its forward, inside all wrappers and hooks."""
     kind: Any = type(model)
 
     def forward(self: Any, *given: Any) -> Any:
@@ -172,7 +172,7 @@ def decode(
     around: Around,
     store: Store | None = None,
 ) -> None:
-    """Continue the prompts for `steps` tokens, which `choose` selects; the model is then restored.
+    """Continue the prompts for `steps` tokens, which `choose` selects; afterwards the model is restored.
 
     store: rounds the cache after each step.
     """

@@ -56,7 +56,7 @@ class GenerationReference:
 
     @property
     def checks(self) -> Sequence[ReferenceTokens]:
-        """The batches on which plans decode."""
+        """The batches on which plans decode: held-out batches if there are any, else the calibration batches."""
         return self.held_out or self.batches
 
     def record(self, plan: Plan | None) -> Generation:
@@ -75,7 +75,7 @@ class GenerationReference:
         return {name: self._with(bench, plan, given[name]) if name in given else plan for name, plan in plans.items()}
 
     def quantized(self, plan: QuantizedPlan, model: QuantizedModel) -> QuantizedPlan:
-        """A plan of schemes, with its decoding results."""
+        """A plan of quantization schemes, with its decoding results."""
         found: dict[str, Any] | str
         try:
             found = self.decoding.compare(model.model, self.checks, partial(model.under, plan.layers))

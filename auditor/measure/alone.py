@@ -74,7 +74,7 @@ class Trace:
 class Ran:
     """Result of a node that ran separately in a format, or the reason why it cannot run.
 
-    exact: the FP32 result on the same rounded inputs. None if not requested, for operations that only move entries, and
+    exact: the FP32 result on the same rounded inputs; None if not requested, for operations that only move entries, and
     for CPU products that only round their result.
     """
 
@@ -117,7 +117,7 @@ def _like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 
 
 def _own_error(exact: Any, low: Any) -> Error:
-    """The source of the difference between a low-precision result and the exact one."""
+    """The source of the difference between a low-precision result and the exact result."""
     wide, local = tensors_in(exact), tensors_in(low)
     try:
         if same_shapes(wide, local) and _agree(exact, low):
@@ -140,8 +140,8 @@ class InFormat:
     """Measures each node in one format right after its FP32 reference, and runs the whole model in the format.
 
     values, profiles: FP32 results and their magnitudes so far. by_inputs: products whose input errors are estimated
-    separately. env: results with the whole model in the format. pure: whether all of its floating-point results so far
-    were computed in the format.
+    separately. env: results with the whole model in the format. pure: whether all floating-point results in `env` so
+    far were computed in the format.
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class InFormat:
         self._spoilt: set[fx.Node] = set()
 
     def measure(self, n: fx.Node, sample: Sample | None = None) -> tuple[NodeError, Trace]:
-        """Measure the node, by itself and in the whole model in the format. If it fails, the NodeError says why. sample:
-        of a product."""
+        """Measure the node in the format, alone and with the whole model in the format. If the node fails, the
+        NodeError gives the reason. sample: rows and columns of a product."""
         given = tensors_in([self._values.get(source.name) for source in n.all_input_nodes])
         results, reason = tensors_in(self._values[n.name]), None
         if any(leaf.is_quantized for leaf in (*given, *results)):
@@ -180,7 +180,7 @@ class InFormat:
         return NodeError(unsupported=reason, cause="unsupported" if reason else None), Trace()
 
     def _compute(self, n: fx.Node, args: Any, kwargs: Any) -> Any:
-        """Run the node in the format. Constants such as torch.finfo(dtype).min have Python's values for this format."""
+        """Run the node in the format. Constants such as torch.finfo(dtype).min have this format's values."""
         return run_op(target_of(n), *with_literals(args, kwargs, low_literals(self._nodes[n.name], self.row.name)))
 
     def low_value(self, source: fx.Node) -> Any:
@@ -226,7 +226,7 @@ class InFormat:
             self._rounded.pop(node, None)
 
     def advance(self, n: fx.Node, result: Any = None) -> None:
-        """Compute the node in the run of the whole model in the format; if it fails, use its rounded FP32 result.
+        """Compute the node in the run of the whole model in the format; if the node fails, use its rounded FP32 result.
         result: the node's result, if known."""
         reference = self._values[n.name]
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), self.value_of)

@@ -101,7 +101,7 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     """Estimate the effects of all errors on the outputs: one backward pass per random probe, with a hook on every
     value.
 
-    target: probe only its outputs; the estimates then use its forms and are not divided by the outputs' norm. keep:
+    target: probe only its outputs; the estimates use the target's forms and are not divided by the outputs' norm. keep:
     retain the autograd graph for another call.
     """
     probed = measurement.outputs if target is None else target.outputs
@@ -248,7 +248,7 @@ class _Hook:
 
 
 def _steps(measurement: Measurement) -> int:
-    """Sum over recurrent layers: each layer's sequential steps, or its samples if it has more samples than steps."""
+    """Sum over recurrent layers of the number of sequential steps, or of samples if there are more samples."""
     result = 0
     for node in measurement.capture.graph_module.graph.nodes:
         if node.op == "call_function" and operation_of(target_of(node)).recurrent:
@@ -266,7 +266,7 @@ class FirstOrder:
 
     unseen: nodes whose effect is not, or only partly, differentiable. answers: whether contributions are in the error
     budget's unit. If a criterion has no quadratic form, or all outputs are discrete, contributions only rank the nodes.
-    quantized: of layers, by scheme; `own` is the effect of the weight alone, `cast` of the input alone.
+    quantized: of layers, by scheme; `own` is the effect of only the weight's error, `cast` of the input's.
     """
 
     contributions: Contributions

@@ -36,7 +36,7 @@ class Calibration:
     """Measurements of every node. contributions: also of every placeholder. batches: number of measured batches.
 
     linearity: predictions compared with runs, by format. regions: effects of operations run in low precision together,
-    on the first batch of each path. decisions: on the same batches; for each format, the Decisions with the largest
+    on the first batch of each path. decisions: on these first batches; for each format, the Decisions with the largest
     error. first: results of the first batch, if several batches were measured. quantized: by (layer, scheme).
     under_flags: by product, results of `flag_errors` on the first batch that has it.
     """
@@ -150,8 +150,8 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
     """Combine the results of two groups of batches; a node in only one group keeps its results."""
 
     def average(one: Contribution, other: Contribution) -> Contribution:
-        """isolated is the maximum over batches, since it decides a verdict; own and cast are root mean squares. An
-        effect that is unknown for one batch is unknown for both."""
+        """The isolated effect is the maximum over batches, since it decides a verdict; own and cast are root mean
+        squares. An effect that is unknown for one batch is unknown for both."""
         worst = larger_effect(one, other)
         return replace(worst, own=mean_square(one.own, other.own), cast=mean_square(one.cast, other.cast))
 
@@ -159,7 +159,7 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
         return math.sqrt((one**2 * a.batches + other**2 * b.batches) / (a.batches + b.batches))
 
     def doubt(one: Linearity) -> tuple[bool, int, int]:
-        """Sort key of a Linearity: the largest is of the batch with the least accurate predictions."""
+        """Sort key of a batch's Linearity: the less accurate the batch's predictions, the larger the key."""
         return not one.holds, one.left, one.compared
 
     def harm(layer: QuantizedLayer) -> tuple[bool, bool, float]:
@@ -180,7 +180,7 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
 
 
 def _merge(a: Mapping[K, T], b: Mapping[K, T], merge: Callable[[T, T], T]) -> dict[K, T]:
-    """A dict with the entries of both dicts; entries that are in both are merged."""
+    """A dict with the entries of two dicts; two entries of one key are merged."""
     return {**a, **b, **{key: merge(value, b[key]) for key, value in a.items() if key in b}}
 
 

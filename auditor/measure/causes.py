@@ -34,7 +34,7 @@ def cause_of(
     another operation divides by this result.
 
     underflow: values so small that the format rounds them to zero or stores them with fewer bits; also Inf and NaN from
-    a divisor that became zero, if the result itself would fit. cancellation: an operation such as a subtraction with a
+    a divisor that became zero, if the exact result would fit. cancellation: an operation such as a subtraction with a
     result more than eight times smaller (in RMS) than an operand, and an error above eight unit roundoffs. Source:
     Higham, section 1.7.
     """
@@ -63,7 +63,7 @@ def refine_causes(
     errors: Mapping[str, Mapping[str, NodeError]], contributions: Mapping[str, Mapping[str, Contribution]]
 ) -> dict[str, dict[str, NodeError]]:
     """Change the cause rounding to underflow if entries underflowed and outputs turned non-finite without overflow.
-    Underflow before a division does that, rounding does not."""
+    Underflow before a division can turn outputs Inf or NaN; rounding cannot."""
 
     def refine(error: NodeError, known: Contribution | None) -> NodeError:
         whole = known is None or math.isfinite(known.isolated) or error.overflow or error.nan

@@ -91,7 +91,7 @@ def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
 
 
 class _LowRuns:
-    """Runs a model in one low format with some decisions fixed to FP32's. nodes: the operations that decide."""
+    """Runs a model in a low-precision format with some of FP32's decisions. nodes: the operations that decide."""
 
     def __init__(
         self, measurement: Measurement, format: str, yardstick: Yardstick, nodes: Mapping[str, fx.Node]
@@ -106,7 +106,7 @@ class _LowRuns:
         """Return the outputs' error, a Decision per operation in `counted`, and the names whose results differ from
         FP32's.
 
-        held: operations with FP32's decisions. wide: operations in FP32. If the model cannot run, the error is inf.
+        held: operations that take FP32's decisions. wide: operations in FP32. If the run fails, the error is inf.
         """
         beat()
         capture, values = self.measurement.capture, self.measurement.values
@@ -145,8 +145,8 @@ class _LowRuns:
         return Decision(*about, count, seen, flips if math.isfinite(change) else None, seen)
 
     def find_scorer(self, name: str) -> tuple[str, set[str]]:
-        """Return the module whose product computes a decision's scores (else the decision's own), and its operations
-        with those up to the decision."""
+        """Return the module whose product computes a decision's scores (else the decision's own module), and the
+        operations in this module and from there to the decision."""
         nodes, level, result = self.measurement.capture.nodes, [self.nodes[name]], {name}
         for _ in range(LEVELS):
             level = [source for n in level for source in n.all_input_nodes if source.name in nodes]
@@ -159,7 +159,7 @@ class _LowRuns:
 
 def read_scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, torch.Tensor, torch.Tensor] | None:
     """Express a decision as a criterion on scores: the k largest of a row, or the scores above zero. Returns the
-    criterion, FP32's scores, and the low run's scores.
+    criterion, FP32's scores, and the scores in low precision.
 
     None for decisions without margins: equality, random draws, rounding to integers, the order of all entries.
     """
@@ -185,7 +185,7 @@ def read_scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, 
 
 
 def _count_read(n: fx.Node, dim: int) -> int | None:
-    """How many leading entries of a sorted dimension are read; None if any reader reads other entries."""
+    """How many leading entries of a sorted dimension are read; None if any operation reads other entries."""
     indices = [user for user in n.users if user.args[1] == 1] if row_of(n).packet == "sort" else [n]
     readers = [arguments_with_defaults(user) for one in indices for user in one.users]
     first = all(

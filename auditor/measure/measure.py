@@ -115,7 +115,7 @@ def measure(
     *,
     back: Back = "trusted",
 ) -> Measurement:
-    """Run the FP32 reference with autograd, and in each format every node by itself and the whole model.
+    """Run the FP32 reference with autograd. In each format, run every node alone, and the whole model.
 
     The model's tensors are read, never written: the graph runs on detached leaves. back: how to treat backward passes,
     which may raise; see Reference.

@@ -124,8 +124,8 @@ class Sums:
         """Estimate of the sum, over probes and samples, of the squared inner products with the whole error.
 
         Rounding errors of different parts are assumed to be independent, so squares of parts add up, and many parts
-        average well. If the sum for larger parts differs by more than chance, smaller parts are correlated; the larger
-        parts are then used, which are noisier but unbiased.
+        average well. If the sum for larger parts differs by more than chance, smaller parts are correlated; the
+        estimate from larger parts is used, which is noisier but unbiased.
         """
         result = self.squares[0]
         for square, count in zip(self.squares[1:], self.counts[1:], strict=True):

@@ -76,8 +76,8 @@ def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
 
 
 def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
-    """Run a batch norm, differentiable also in the running statistics if it uses them; these are not updated. An
-    instance norm with running statistics is such a batch norm.
+    """Run a batch norm, differentiable also in the running statistics if it uses them. The statistics are not updated.
+    An instance norm with running statistics is computed as such a batch norm.
 
     x: [N, C, *]. args: weight, bias, mean, variance (all [C]), and the operation's other arguments, including eps.
     """

@@ -102,7 +102,7 @@ class Reruns:
         return self._error(self._low(names), self._reference)
 
     def region(self, names: Collection[str]) -> tuple[float | None, float | None, str | None]:
-        """Run the operations `names` in low precision. Return the worst error of results that other operations read,
+        """Run the operations `names` in low precision. Return the largest error of results that other operations read,
         and the outputs' error; or the reason why the run failed."""
         low, values = self._low(names), self._reference.values
         try:
@@ -140,7 +140,7 @@ class Reruns:
 
 
 def chooses_otherwise(n: fx.Node, result: Any, values: Mapping[str, Any]) -> bool:
-    """Whether a discontinuous result differs from that in `values`: an index, a mask, a rounding to integers."""
+    """Whether a discontinuous result (index, mask, rounding to integers) differs from the node's in `values`."""
     row, ours = row_of(n), tensors_in(result)
     if row.asks_shape or row.asks_finite or not (row.steps or not all(map(is_number, ours))):
         return False

@@ -1,7 +1,7 @@
 """Runs operations in low precision if their first-order estimates are missing or too close to the budget: as groups,
 halves, single operations.
 
-A group that changes the outputs little bounds the effect of each member; otherwise it is halved, down to single
+A group that changes the outputs little bounds the effect of each member; a harmful group is halved, down to single
 operations, whose effect is measured. Operations beyond the run limit are untested.
 """
 
@@ -75,7 +75,7 @@ contained them."""
 
 
 class FormatRuns:
-    """Runs of operations in one format. found: {operation: its Contribution}, from these runs."""
+    """Runs of operations in one format. found: {operation: its Contribution, as measured by runs}."""
 
     def __init__(self, reruns: Reruns, first: FirstOrder) -> None:
         self.reruns = reruns
@@ -124,7 +124,7 @@ class FormatRuns:
 
     def check_predictions(self) -> Linearity | None:
         """Run operations to check predictions: first a sample, then predictions above the budget, from the nearest to
-        the farthest; more operations if predictions are off."""
+        the farthest; more operations if predictions are inaccurate."""
         if not self._answers or not 0 < self._limit < math.inf:
             return None
         known = {**self._first, **self.found}
@@ -241,14 +241,14 @@ class FormatRuns:
                 self._compared[name] = said[name], ran.isolated
 
     def _relevant_pairs(self) -> list[tuple[float, float]]:
-        """(predicted, measured) effects of operations that were run, if either is relevant."""
+        """(predicted, measured) effects of operations that were run, without pairs in which both are negligible."""
         return [(one, run) for one, run in self._compared.values() if run or one > _TOLD * self._limit]
 
     def _ratios(self) -> list[float]:
         return [one / run for one, run in self._relevant_pairs() if one > 0 and 0 < run < math.inf]
 
     def _holds(self) -> bool:
-        """Whether at least 90 % of the predictions agree with the runs."""
+        """Whether at least 90 % of the relevant predictions are within a factor OFF of the runs."""
         return sum(_near(ratio, 1.0) for ratio in self._ratios()) >= 0.9 * len(self._relevant_pairs())
 
     def _outcome(self, claims: Iterable[str]) -> tuple[int, int]:

@@ -22,7 +22,7 @@ Listener = Callable[[torch.Tensor | None], None]
 
 class Place(NamedTuple):
     """A tensor with a gradient. name: the node, or see `reading`; source: the node that computes it; number: index of
-    the tensor in that result."""
+    the tensor in the node's result."""
 
     name: str
     source: str
@@ -47,7 +47,7 @@ class Values(Mapping[str, Any]):
         self._held[n.name] = value
 
     def stored(self, name: str) -> Any:
-        """The stored result of a node, by name; None if it was released."""
+        """The stored result of a node, by name; None if the result was released."""
         return self._held.get(name)
 
     def release(self, n: fx.Node, saved: Collection[int]) -> None:

@@ -17,8 +17,8 @@ from .operations import Operation, operation
 def autocast_target(known: Operation, row: Format, given: Iterable[Format | None], told: bool) -> Format | None:
     """The format to which CUDA's autocast casts floating-point arguments; None for no cast.
 
-    given: the formats of these arguments; told: whether the call passes a dtype. Raises: UnsupportedInFormat for banned
-    operations.
+    given: the formats of these arguments; told: whether the call passes a dtype. Raises: UnsupportedInFormat for
+    operations that autocast forbids.
     """
     how, wide = known.autocast, FORMATS["fp32"]
     if how == "banned":
@@ -33,7 +33,7 @@ def autocast_target(known: Operation, row: Format, given: Iterable[Format | None
 def autocast_arguments(
     op: str, args: tuple[Any, ...], kwargs: dict[str, Any], row: Format
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Cast the arguments of `op` as CUDA's autocast does. Raises: UnsupportedInFormat for banned operations."""
+    """Cast arguments of `op` as CUDA's autocast does. Raises: UnsupportedInFormat for operations that it forbids."""
     told = any(isinstance(value, (torch.dtype, Format)) for value in (*args, *kwargs.values()))
     target = autocast_target(operation(op), row, map(format_in, tensors_in((args, kwargs))), told)
     if target is None:

@@ -52,7 +52,7 @@ tensor have no tag: the caller adds it to them."""
 def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:
     """Round a tensor to a format: in the format's dtype, or in float32 with a tag. Shapes: [*] -> [*].
 
-    Nested tensors cannot be tagged: where a tag is needed they are returned unchanged.
+    Nested tensors cannot have a tag: if they need a tag, they are returned unchanged.
     """
     if x.is_nested and not x.is_contiguous():
         x = x.contiguous()  # torch converts only contiguous nested tensors
@@ -129,7 +129,7 @@ def scalars_lowered(tree: Any) -> Any:
     """Cast zero-dimensional tensors to the FP16 or BF16 dtype of the tensors with dimensions; unchanged if these have
     several dtypes.
 
-    torch ignores scalars in type promotion; CUDA's kernels then load them in the promoted dtype, so that a scale of 1e5
+    torch ignores scalars in type promotion; CUDA's kernels load scalars in the promoted dtype, so that a scale of 1e5
     is infinite next to FP16 values, while a CPU multiplies in float32. Source: ATen/native/cuda/Loops.cuh
     (`opmath_symmetric_gpu_kernel_with_scalars`), which excludes only scalars on the CPU; under emulation, every scalar
     counts as one on the GPU.

@@ -155,7 +155,7 @@ def runs(name: str) -> bool:
 
 
 def is_low(dtype: torch.dtype) -> bool:
-    """Whether torch computes in this dtype with fewer bits than FP32."""
+    """Whether torch computes in this dtype, and it has fewer bits than FP32."""
     row = _by_dtype().get(dtype)
     return row is not None and row.low
 
@@ -171,7 +171,7 @@ def _by_dtype() -> dict[torch.dtype, Format]:
 
 
 def register(row: Format) -> None:
-    """Add a format to the table of this process: audits then accept its name.
+    """Add a format to the table of this process, so that audits accept its name.
 
     Raises: AuditorError(slug="bad-format") if its numbers describe no format narrower than FP32, its name is invalid or
     taken, or the torch dtype in `storage` does not exist or represents other numbers.
@@ -195,7 +195,7 @@ def temporary_format(row: Format) -> Iterator[Format]:
 
 
 def _problem(row: Format) -> str | None:
-    """Why a format cannot be registered; None if it can. Values are rounded from FP32, so it must not exceed FP32."""
+    """Why a format cannot be registered, or None. No format may exceed FP32, since values are rounded from FP32."""
     if not NAME.fullmatch(row.name):
         return "a name has lower-case letters followed by a digit, for instance e6m9"
     if row.name in FORMATS:

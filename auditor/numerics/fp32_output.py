@@ -12,7 +12,7 @@ FACTORS = {"linear": (0, 1), "matmul": (0, 1), "mm": (0, 1), "bmm": (0, 1), "add
 
 
 class _Product(torch.autograd.Function):
-    """`torch.mm` or `torch.bmm` with FP32 output. torch defines no derivative for it. As under autocast, this one
+    """`torch.mm` or `torch.bmm` with FP32 output. torch defines no derivative for them. As under autocast, this class
     rounds the gradient to the factors' dtype."""
 
     @staticmethod

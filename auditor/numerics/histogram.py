@@ -23,7 +23,7 @@ _EXPONENT = _EXPONENT_FIELD << _EXPONENT_SHIFT
 
 
 def histogram_of(x: torch.Tensor) -> Magnitudes:
-    """Counts of a real tensor's finite entries by power of two, with their L2 norm and extremes; others are counted."""
+    """Counts of a real tensor's finite entries by power of two, their L2 norm and extremes; counts of other entries."""
     exponents: Counter[int] = Counter()
     zeros, largest, smallest, square = 0, 0.0, math.inf, 0.0
     for (run,) in runs(x.detach().float()):
@@ -107,7 +107,7 @@ def underflow_share(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -
 
 
 def subnormal_share(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
-    """Share of the non-zero entries, times 2 ** shift, in the format's subnormal range; judged by exponent."""
+    """Share of the non-zero entries whose exponent is subnormal in the format after multiplication by 2 ** shift."""
     edge = fmt.min_exponent - fmt.mantissa - 1
     return _share(exponents, lambda e: edge <= e + shift < fmt.min_exponent)
 
@@ -142,7 +142,7 @@ class Deviation:
 
 
 class Profile:
-    """Statistics of a real reference tensor [*], in float32; its entries must not change afterwards."""
+    """Statistics of a real reference tensor [*], in float32; its entries must not change while the Profile is used."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self._float = x.detach().float()
@@ -161,8 +161,8 @@ class Profile:
         return self._roundings[fmt.name]
 
     def error(self, candidate: torch.Tensor) -> float:
-        """Relative L2 error of a candidate; if infinite entries of the tensor became finite, of the finite entries
-        only."""
+        """Relative L2 error of a candidate. If infinite entries of the tensor became finite, only finite entries
+        count."""
         gaps = (low.float() - r for r, low in runs(self._float, candidate.detach()))
         return self._relative(sum(map(sum_of_squares, gaps)), candidate)
 

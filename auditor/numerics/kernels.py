@@ -25,10 +25,9 @@ _TOO_WIDE = "without overflow"
 
 
 class UnsupportedInFormat(MeasureError, RuntimeError):
-    """The operation does not support the format; the message is the reason. Also a RuntimeError, like CUDA's.
-
-    owner: path of the module that contains the operation, if known. literal: whether a number in the user's code does
-    not fit the format.
+    """The operation does not support the format; the message is the reason. This class is also a RuntimeError, like
+    CUDA's error. owner: path of the module that contains the operation, if known. literal: whether a number in the
+    user's code does not fit the format.
     """
 
     def __init__(self, reason: str, owner: str | None = None, *, literal: bool = False) -> None:

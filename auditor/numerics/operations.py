@@ -136,8 +136,8 @@ def packet(op: str) -> str:
 def operation(op: str) -> Operation:
     """The table row of an overload (`aten.softmax.int`) or packet (`softmax`, `_c10d_functional.wait_tensor`).
 
-    In-place variants use their base's row: `add_` uses the row of `add`. So do `view_copy`, without the properties of a
-    view, and `prims.add`. Without a row, boolean properties have their defaults, and `known` is False.
+    Variants use the row of their base: `add_` and `prims.add` the row of `add`, `view_copy` that of `view`, without the
+    properties of a view. Without a row, boolean properties have their defaults, and `known` is False.
     """
     own, lists, kernels = packet(op), table("numerics/autocast"), table("numerics/half_kernels")
     row = _row(own)
@@ -166,8 +166,8 @@ def operation(op: str) -> Operation:
 def treatment(op: str, device: str = "cuda") -> Treatment:
     """How autocast on `device` treats an operation such as `aten.softmax.int`; "none": it runs in its inputs' dtype.
 
-    An entry without an overload covers all overloads. In-place variants are separate operators, which autocast does not
-    change.
+    An entry without an overload covers all overloads. Autocast casts nothing for in-place variants, which are separate
+    operators.
     """
     name, _, overload = op.removeprefix("aten.").partition(".")
     names = {name, f"{name}.{overload}"}

@@ -104,7 +104,7 @@ def ratio_of_two(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
 
 
 def e4m3_scale(x: torch.Tensor, span: Range, by: Quantizer, levels: int) -> Scaled:
-    """Scale rule in E4M3, from 2^-6 to 448. levels: 2 divides all scales of a tensor by one FP32 scale first.
+    """Scale rule: E4M3, from 2^-6 to 448. levels: 2 divides all scales of a tensor by one FP32 scale first.
 
     Source: torchao 0.18, `nvfp4_quantize` and `per_tensor_amax_to_scale`. A tensor of zeros becomes NaN in two levels.
     """
@@ -138,8 +138,8 @@ RULES: Mapping[str, Rule] = {
 
 
 def _round(x: torch.Tensor, zero: torch.Tensor | None, element: Element) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round to nearest even and saturate. Returns the elements, minus the zero point, and where they saturated: where
-    rounding without a limit would exceed the largest value, so that clamping adds an error of its own."""
+    """Round to nearest even and saturate. Returns the elements, minus the zero point, and a mask of saturated elements:
+    where rounding without a limit would exceed the largest value, so that clamping adds an error of its own."""
     if element.row is not None:
         step = math.ldexp(1.0, element.top_exponent - element.row.mantissa)
         tie, odd = element.largest + step / 2, element.largest / step % 2 == 1

@@ -3,8 +3,8 @@
 A CPU adds in float32 and rounds the results, so that 4096 ones in FP16 add up to 4096; CUDA's kernels keep the running
 value in half, so that the sum stops at 2048. The order of additions follows aten/src/ATen/native/cuda/ScanUtils.cuh:
 `scan_dim<scalar_t>` passes a tensor with one long dimension to cub, scans the last dimension by Sklansky's network in
-tiles, and others sequentially. cub's tiles follow its default policy for two-byte types; after the first, it may use
-another order.
+tiles, and others sequentially. cub's tiles follow its default policy for two-byte types; after the first tile, cub may
+use another order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COMBINES: dict[str, tuple[_Combine, float]] = {
 
 
 def is_scan(target: Callable[..., Any]) -> bool:
-    """Whether the operation, such as cumsum, returns all partial results along one dimension; it may work in place."""
+    """Whether the operation, such as cumsum or cumsum_, returns all partial results along one dimension."""
     return bool(operation_of(target).scan) and (not mutates(overload_of(target)) or _is_in_place(target))
 
 
@@ -72,7 +72,7 @@ class _InPlaceOf(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Saves nothing."""
+        """Save no tensor: the backward pass needs none."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -147,7 +147,7 @@ def _by_cub(entries: Tensor, combine: _Combine, neutral: float) -> Tensor:
 def fourier_transform(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format
 ) -> tuple[Any, list[int]]:
-    """The transform in float32, rounded to the format; and the lengths of the transformed dimensions.
+    """The Fourier transform in float32, rounded to the format; and the lengths of the transformed dimensions.
 
     cuFFT's rounding between passes is not emulated.
     """
@@ -162,7 +162,7 @@ def _round(x: torch.Tensor, row: Format) -> torch.Tensor:
 
 
 def _lengths(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> list[int]:
-    """Lengths of the transformed dimensions, from the result; for a half spectrum, from the real input."""
+    """Lengths of a Fourier transform's dimensions, from the result; for a half spectrum, from the real input."""
     given = arguments_of(target, args, kwargs, defaults=True)
     if "n_fft" in given:
         return [given["n_fft"]]

@@ -85,7 +85,7 @@ class Scheme:
 
     @property
     def products(self) -> str:
-        """Key of the rate of its products in plan/devices.toml, such as "int8"; "" if only weights are quantized."""
+        """Key of the products' speed in plan/devices.toml, such as "int8"; "" if only weights are quantized."""
         element = self.weight.element
         return "" if self.activation is None else f"{'int' if element.row is None else 'fp'}{element.bits}"
 

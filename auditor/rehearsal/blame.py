@@ -20,8 +20,8 @@ FORWARD, BACKWARD, WEIGHT = "", "the backward pass of ", "the weight's gradient 
 
 
 class Trail(Emulation):
-    """Records where Inf or NaN appear. modules: names of the modules being called, innermost last. outermost: code whose
-    frame calls the user's."""
+    """Records where Inf or NaN appear. modules: names of the modules being called, innermost last. outermost: the code
+    object that calls the user's code."""
 
     def __init__(self, modules: list[str], outermost: CodeType) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Trail(Emulation):
         return result
 
     def _hear(self, stage: str, number: int, value: torch.Tensor) -> None:
-        """Note a value, or the gradient of a result, which the operation that reads it computed."""
+        """Record a value with Inf or NaN; a result's gradient is blamed on the operation that reads the result."""
         with plain_torch():
             if not all_finite(value):
                 self.broken.append((stage, self._readers.get(number, number) if stage == BACKWARD else number))

@@ -78,8 +78,8 @@ def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
 
 
 def _behind(run: RecipeRun, fp32: RecipeRun) -> str:
-    """A sentence if the final loss exceeds FP32's by more than BEHIND of FP32's progress and than the scatter; else
-    ""."""
+    """A sentence if the final loss is not finite, or exceeds FP32's by over BEHIND of FP32's progress and over the
+    scatter; else ""."""
     if not all(map(math.isfinite, run.final)):
         return "its final loss is Inf or NaN"
     gaps = [a - b for a, b in zip(run.final, fp32.final, strict=True)]
@@ -91,7 +91,7 @@ def _behind(run: RecipeRun, fp32: RecipeRun) -> str:
 
 
 def _harm(run: RecipeRun, fp32: RecipeRun, what: str) -> tuple[float, str]:
-    """The share of entries if it far exceeds FP32's: of all parameters, or of one, which the text names; else 0."""
+    """Share of affected entries, if far above FP32's: in all parameters, or in one, which the text names; else 0."""
     for name in (None, *run.parameters):
         own, other = (one.share(what, name) or 0.0 for one in (run, fp32))
         if own - other > (LOST if name is None else ALL):
@@ -108,7 +108,7 @@ def remedies_for(runs: Runs) -> Iterator[Recipe]:
 
 
 def _variants(run: RecipeRun, problems: Mapping[str, RecipeProblem]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """The suffix of the name, the title and the changes of every variant."""
+    """For every variant of a recipe: the suffix of its name, its title, and the changed fields of the Recipe."""
     own, skips = run.recipe, "steps-skipped" in problems
     if own.stored:
         remedies = ["fp32_accumulation"] if run.backward_passes >= PASSES else []

@@ -42,13 +42,13 @@ def rehearse(
 ) -> Rehearsal:
     """Run a training step `steps` times in each recipe and in FP32, emulating a GPU on a CPU, in forked processes.
 
-    step: called as `step(batch)`, or `step(*batch)` if it takes several arguments, or `step()`. The step runs
-    forward, `backward()` and the optimizers' `step()`, in FP32 or with its own autocast regions and GradScaler; recipes
-    then set the regions' dtype. Model and optimizers must already exist. batches: an iterable, or a
-    function that returns one for each pass; repeated if too short, except an iterator, with which the rehearsal ends.
-    plan: an audit, or one of its plans, to rehearse too. remedies: whether recipes with a problem are repaired and run
-    again. progress: called as progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that
-    cannot be rehearsed, or fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
+    step: called as `step(batch)`, or `step(*batch)` if it takes several arguments, or `step()`. The step runs forward,
+    `backward()` and the optimizers' `step()`, in FP32 or with its own autocast regions and GradScaler; recipes set the
+    dtype of such regions. Model and optimizers must already exist. batches: an iterable, or a function that returns one
+    for each pass; repeated if too short. At the end of an iterator, the rehearsal ends. plan: an audit, or one of its
+    plans, to rehearse too. remedies: whether recipes with a problem are repaired and run again. progress: called as
+    progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed, or
+    fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
     """
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise bad_step("rehearse(step, batches, steps) needs a function that runs one step, and a number of steps")

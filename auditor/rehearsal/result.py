@@ -80,9 +80,9 @@ class ParameterSeries:
 class RecipeRun:
     """Results of one recipe. losses: one per step, NaN if a step has no loss. steps: numbers of the sampled steps.
 
-    errors: gradient errors of all parameters together, at these steps. skipped: without a loss scale, the last step of
-    the run. scale: the loss scale at the end. batches: number of different batches. backward_passes: per step. failure:
-    why the recipe could not be run to its end; there are then no other results.
+    errors: gradient errors of all parameters together, at these steps. skipped: non-finite steps; without a loss scale,
+    such a step ends the run. scale: the loss scale at the end. batches: number of different batches. backward_passes:
+    per step. failure: why the recipe could not be run to its end; a failed run has no other results.
     """
 
     recipe: Recipe
@@ -102,14 +102,14 @@ class RecipeRun:
         return _late(self.errors)
 
     def share(self, what: str, name: str | None = None) -> float | None:
-        """A series of ParameterSeries, late in the run: of one parameter, or of the entries of all parameters."""
+        """Mean of a series of ParameterSeries late in the run, for one parameter or for all parameters' entries."""
         rows = self.parameters.values() if name is None else [self.parameters[name]]
         known = [(p.entries, x) for p in rows if (x := _late(getattr(p, what))) is not None]
         return sum(n * x for n, x in known) / sum(n for n, _ in known) if known else None
 
     @property
     def final(self) -> list[float]:
-        """The losses of the last tenth of the steps; at least eight, or half of them in a run of under 16 steps."""
+        """The losses of the last tenth of the steps, but at least of eight; under 16 steps, of half of the steps."""
         count = max(len(self.losses) // 10, min(len(self.losses) // 2, 8), 1)
         return self.losses[-count:]
 

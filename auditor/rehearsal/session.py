@@ -52,8 +52,8 @@ def bad_step(message: str) -> LoadError:
 
 
 def call_forked(work: Callable[[Callable[[str], None]], Any], hear: Callable[[str], object] = str) -> Any:
-    """Call `work(tell)` in a forked process without output: its value, or a LoadError with the reason of its failure.
-    hear: called with what `work` tells."""
+    """Call `work(tell)` in a forked process without output; return its value, or a LoadError with the reason of its
+    failure. hear: called with each message that `work` passes to `tell`."""
 
     def answer(tell: Callable[[Any], None]) -> None:
         try:
@@ -92,7 +92,7 @@ class Session:
         self._broken: str | None = None  # in a non-finite step: what is to blame, "" if it must be searched for
 
     def narrow(self, used: set[int], own_regions: bool) -> None:
-        """Keep what a first step used. The root is the outermost module; if there are several, a container of all."""
+        """Keep the optimizers that a step used. The root is their outermost module; or a container, if several."""
         self.optimizers, self.own_regions = {n: one for n, one in self.optimizers.items() if n in used}, own_regions
         left, roots = {*map(id, self.group_numbers)}, dict[str, nn.Module]()
         for module in sorted(self._modules, key=lambda m: -sum(1 for _ in m.modules())):
@@ -143,7 +143,7 @@ class Session:
 
     def _call_step(self, batch: Any, handler: Trail | None = None) -> float:
         """Call the user's step with a batch (as one argument, several, or none, as its signature requires), and return
-        its loss, otherwise the sum of those on which it called `backward`."""
+        its loss; if it returns none, the sum of the losses on which it called `backward`."""
         names = required_arguments(self._step)
         self._losses, self._broken, self.used = [], None, set()
         with self._around(handler):
@@ -203,7 +203,7 @@ class Session:
         nn.Module.__call__ = lambda module, *a, **k: self._call(called, module, *a, **k)  # type: ignore[method-assign]
 
         def scale(differentiate: Callable[..., Any], scaled: Callable[..., Any]) -> Callable[..., Any]:
-            """Replace a function except inside a pass, where an activation checkpoint or a custom Function calls it."""
+            """Replace a function, except for calls by activation checkpoints or custom Functions inside a pass."""
             return lambda *a, **k: differentiate(*a, **k) if self._in_pass else scaled(differentiate, *a, **k)
 
         torch.autograd.backward = scale(torch.autograd.backward, self._backward)
@@ -221,7 +221,7 @@ class Session:
             optimizer.load_state_dict(optimizer.state_dict())  # which casts the state to the dtypes of the weights
 
     def _apply(self, scopes: Mapping[str, Any]) -> None:
-        """Apply the scopes of a plan; the scope of the root is also that of each module in a container."""
+        """Apply the scopes of a plan; if the root is a container, each module in it gets the scope of the root."""
         parts = self.root if isinstance(self.root, nn.ModuleDict) and "" in scopes else ()
         scopes = {**dict.fromkeys(parts, scopes.get("")), **scopes}
         apply_plan(self.root, {"strategy": "autocast", "format": self.recipe.format, "scopes": scopes})
@@ -302,8 +302,8 @@ class Session:
 
     @contextmanager
     def _around_update(self, optimizer: Optimizer) -> Iterator[None]:
-        """Context for one `step()` of an optimizer, which sees no gradients if they are not finite, as with a
-        GradScaler, or in FP32's shadow after the last optimizer's."""
+        """Context for one `step()` of an optimizer. Gradients are hidden from the optimizer if they are not finite, as
+        by a GradScaler. The last optimizer of an FP32 shadow step sees none either."""
         self.used.add(id(optimizer))
         shadow, is_last = self.recipe is not self.result.recipe, self.used == {*self.optimizers}
         own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -33,7 +33,7 @@ def shared_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.
 
 class Updates:
     """Measures the first update of every parameter in one step. fp32: FP32's gradients of this step; in an FP32 run,
-    those of the last sampled step."""
+    the gradients of the last sampled step."""
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], result: RecipeRun, fp32: Mapping[str, torch.Tensor]
@@ -44,8 +44,8 @@ class Updates:
 
     @contextmanager
     def measure(self, optimizer: Optimizer, group: Mapping[str, Any], p: nn.Parameter, shadow: bool) -> Iterator[None]:
-        """Compare the gradient of a parameter, which the body applies, with FP32's, and the parameter after the body
-        with the one before. shadow: only write the gradient to `fp32`."""
+        """Compare a parameter's gradient with FP32's, and the parameter before and after the `with` block, in which the
+        optimizer updates it. shadow: only write the gradient to `fp32`."""
         name, grad = self._names.pop(p, None), dense(p.grad.detach())  # type: ignore[union-attr]
         if name is None or shadow:
             if name is not None:
@@ -91,7 +91,7 @@ def _second_moment(optimizer: Optimizer, p: nn.Parameter) -> torch.Tensor | None
 
 
 def _share(flags: torch.Tensor, among: torch.Tensor) -> float | None:
-    """The share of flags that are set, among some of the entries; None among no entries."""
+    """The share of the entries in the mask `among` whose flag is set; None if the mask is empty."""
     whole = int(among.count_nonzero())
     return int((flags & among).count_nonzero()) / whole if whole else None
 

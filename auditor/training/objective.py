@@ -89,8 +89,8 @@ def check_training(subject: Subject) -> Subject:
 
 @contextmanager
 def in_training(model: nn.Module) -> Iterator[None]:
-    """In the `with` block, the model is in training mode; then its flags are restored. `isolate` undoes other
-    changes."""
+    """In the `with` block, the model is in training mode; its flags are restored after the block, other state by
+    `isolate`."""
     with in_eval(model):
         switch(model, training=True)
         yield

@@ -119,7 +119,7 @@ def run_step(step: Step) -> Step:
 class LowStep:
     """Results of one low-precision step. gradients: {parameter: unscaled FP32 gradient, None if it has none}.
 
-    failure: the message if the step raised; there are then no gradients.
+    failure: the message if the step raised; such a step has no gradients.
     """
 
     loss: float

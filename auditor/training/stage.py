@@ -142,7 +142,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
-    """Relative L2 error of a low-precision step's gradients on the worst batch; None if it raises. scale: loss
+    """Relative L2 error of a low-precision step's gradients on the worst batch; None if a step raises. scale: loss
     scale."""
     worst = 0.0
     for step in _steps(prepared):
@@ -166,8 +166,8 @@ def _steps(prepared: MeasuredStep) -> Iterator[Step]:
 def _at_a_scale(
     prepared: MeasuredStep, low: StepPrecision, window: LossScale | None
 ) -> tuple[float | None, LossScale | None]:
-    """The error of an FP16 step at the initial scale, and the window. If gradients overflow at this scale, for example
-    inside an autograd.Function, it is quartered until gradients are finite, and becomes the window's upper end."""
+    """The error of an FP16 step at the initial scale, and the window. If gradients overflow, for example inside an
+    autograd.Function, the scale is quartered until gradients are finite, and becomes the window's upper end."""
     scale = window.init if window is not None and window.init else 1.0
     error = _gradient_error(prepared, low, scale)
     if window is None or window.init is None or error is None or math.isfinite(error):
@@ -223,7 +223,7 @@ def _noise(step: Step) -> float | None:
 
 
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
-    """Values with a low-precision gradient under autocast: low values, and values that a reader casts to low."""
+    """Values with a low-precision gradient under autocast: in low precision, or cast to low precision by a reader."""
     result = resolve(Policy(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.lowered)
 

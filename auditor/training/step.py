@@ -32,7 +32,7 @@ from ..records import Batch, Call, Capture, Node, Plan, Subject
 from .replay import LowStep, Step, failure_of_step, gradient_error, unscale
 
 LOSS = "(loss)"
-"""Path, in place of a module's, of operations of the loss, which belong to no module of the model."""
+"""Among paths of modules, this stands for the loss, whose operations belong to no module of the model."""
 
 _PREFIX = "model"
 
@@ -80,7 +80,7 @@ def step_batches(subject: Subject) -> tuple[Batch, ...]:
 
 
 def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> Capture:
-    """The graph of model and loss in training mode; modules have their paths in the model, the loss `LOSS`.
+    """The graph of model and loss in training mode; modules have their paths in the model, the loss has `LOSS`.
 
     The caller has set training mode. Raises: CaptureError(slug="capture-failed").
     """
@@ -264,8 +264,8 @@ def _forward_and_backward(step: Step, module: _Region, low: StepPrecision, scale
 
 @contextmanager
 def _around(step: Step, low: StepPrecision) -> Iterator[None]:
-    """A context for a step. FP32: without the user's own autocast regions, like the recording. Low: natively on a GPU,
-    else emulated.
+    """A context for a step. An FP32 step ignores the user's own autocast regions, like the recording. A low-precision
+    step runs natively on a GPU, else emulated.
 
     A step with random operations is emulated on a GPU too, since low-precision kernels draw other random numbers than
     FP32 kernels.
@@ -281,7 +281,7 @@ def _around(step: Step, low: StepPrecision) -> Iterator[None]:
 
 
 def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, torch.Tensor | None]:
-    """Unscaled gradients; the caller restores previous values of `grad`."""
+    """Run the backward pass and return unscaled gradients; the caller restores previous values of `grad`."""
     trainable = {in_the_model(n): p for n, p in module.named_parameters() if p.requires_grad and p.is_floating_point()}
     for parameter in trainable.values():
         parameter.grad = None
