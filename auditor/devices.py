@@ -23,7 +23,7 @@ NATIVE = ["cuda"]
 
 
 def kind_and_number(asked: object) -> tuple[str, str]:
-    """Parse auto, cpu, cuda, cuda:1, or a torch.device for one; the number may be "". Raises: ValueError for others."""
+    """Parse auto, cpu, cuda, cuda:1, or an equal torch.device; the number may be "". Raises: ValueError for others."""
     kind, _, index = str(asked).partition(":")
     known = (kind == "auto" and not index) or (kind == CPU and index in ("", "0")) or kind in NATIVE
     if not known or not (index.isdigit() or str(asked) == kind):
@@ -114,7 +114,7 @@ def libraries(device: str) -> dict[str, str]:
 
 
 def generators() -> list[Callable[[], None]]:
-    """Save the GPUs' random states; each function of the result restores some. Unused GPUs are not initialized."""
+    """Save the GPUs' random states; each returned function restores some. Unused GPUs are not initialized."""
     used = [device for device in map(_module, NATIVE) if device.is_initialized()]
     return [partial(device.set_rng_state_all, device.get_rng_state_all()) for device in used]
 

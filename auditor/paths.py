@@ -41,7 +41,7 @@ def of_function(path: str) -> tuple[str, str] | None:
 
 
 FP32_OUTPUT = " (low inputs, FP32 output)"
-"""Suffix of a function's path: its products have this precision."""
+"""Suffix of the path of a function whose products have low-precision inputs and FP32 output."""
 
 
 def module_of(path: str) -> str:

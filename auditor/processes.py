@@ -90,8 +90,8 @@ class Process(subprocess.Popen[bytes]):
 
 
 def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Callable[[str], object] = str) -> Any:
-    """Run `run(tell)` in a forked process and return its result: an exit code, or any value but text that was told.
-    `tell(stage)` is a heartbeat; `tell("")` only checks whether the parent process still exists.
+    """Run `run(tell)` in a forked process and return its result: an exit code, or any value but text. `tell(stage)` is
+    a heartbeat; `tell("")` only checks whether the parent process still exists.
 
     hear: called with each stage. timeout: seconds without a heartbeat before the child is stopped. Raises:
     AuditorError(slug="timed-out" | "process-ended"); KeyboardInterrupt, if either process is interrupted.

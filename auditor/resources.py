@@ -14,7 +14,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def resource_dir(name: str) -> Path:
-    """The directory "rules", "reports" or "docs"."""
+    """Path of the directory "rules", "reports" or "docs", in a wheel or a checkout."""
     return next(parent / name for parent in (_PACKAGE, _PACKAGE.parent) if (parent / name).is_dir())
 
 

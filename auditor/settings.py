@@ -268,7 +268,7 @@ class Settings(BaseModel):
         return self.found or choose(self.device)
 
     def with_values(self: S, **found: Any) -> S:
-        """A copy with derived values."""
+        """A copy of the settings with these derived values."""
         return self.model_copy(update=found)
 
     @property
@@ -298,7 +298,7 @@ class Settings(BaseModel):
 
     @property
     def ignores(self) -> tuple[Ignore, ...]:
-        """All entries that suppress findings."""
+        """All entries that suppress findings, in all modules or in some."""
         return (*self.ignore, *self.per_module_ignores)
 
 

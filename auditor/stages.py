@@ -13,7 +13,7 @@ QUIET = 1.0
 """Minimum seconds between two heartbeats."""
 
 _running: list[Stages] = []
-"""Running stages, the innermost last."""
+"""Trackers of the stages that are running, the innermost last."""
 
 
 @dataclass

@@ -119,7 +119,7 @@ def refuse_fixed_forward(path: str, module: nn.Module) -> None:
 def refuse_lost_weights(model: nn.Module, stored: dict[int, str], audited: dict[str, int]) -> None:
     """Raise ValueError if the plan needs FP32 weights that the model already stores rounded.
 
-    audited: {dtype: number of parameters that the audited model stored in that dtype}; these lose nothing.
+    audited: {dtype: number of parameters that the audited model stored in that dtype}; as many are accepted.
     """
     result = dict.fromkeys(LOW, 0)
     for parameter in parameters_of(model):

@@ -78,7 +78,7 @@ _EMULATED = """if not torch.cuda.is_available():  # the kernels for MX need a GP
 
 
 def torchao_code(layers: Mapping[str, str], kept: list[str]) -> str:
-    """A function `quantize(model)`."""
+    """Code that defines `quantize(model)` with torchao."""
     static = "int8_static" in layers.values()
     imports, configs = _configs(layers, "FqnToConfig", "quantize_")
     quantize = _QUANTIZE.format(
@@ -99,7 +99,7 @@ def _multiples(scheme: Scheme) -> tuple[int, int]:
 
 
 def _configs(layers: Mapping[str, str], *names: str) -> tuple[str, str]:
-    """Imports of torchao's configurations, and of `names`; assignments of LAYERS and CONFIGS."""
+    """Code that imports torchao's configurations and `names`, and assigns LAYERS and CONFIGS."""
     used = {scheme: SCHEMES[scheme].config or "" for scheme in dict.fromkeys(layers.values())}
     emulates = any(config.startswith("MX") for config in used.values())
     text = " ".join([*used.values(), *names, "KernelPreference" if emulates else ""])
@@ -121,7 +121,7 @@ _METHODS = {
 
 
 def transformers_code(layers: Mapping[str, str], kept: list[str]) -> str:
-    """QUANTIZATION_CONFIG for `from_pretrained`, and the same by another method if there is one."""
+    """Code that defines QUANTIZATION_CONFIG for `from_pretrained`, also by another method if there is one."""
     imports, configs = _configs(layers, "FqnToConfig")
     schemes = set(layers.values())
     other = _METHODS.get(*schemes) if len(schemes) == 1 else None
@@ -139,8 +139,8 @@ def transformers_code(layers: Mapping[str, str], kept: list[str]) -> str:
 
 
 def _only(path: str, layers: Mapping[str, str]) -> str:
-    """The path, which transformers searches as a pattern, at the start and the end of names; anchored if that would
-    match a quantized layer."""
+    """A path as an entry of KEPT: transformers searches it as a pattern at the start and end of names, so that it is
+    anchored if it would match a quantized layer."""
     plain = re.fullmatch(r"[\w.]+", path) is not None
     if plain and not any(re.match(rf"{path}(?=\.|$)", layer) or layer.endswith(path) for layer in layers):
         return path
@@ -170,7 +170,7 @@ def compressed_config(layers: Mapping[str, str], kept: list[str]) -> dict[str, A
 
 
 def _format(scheme: Scheme) -> str:
-    """How compressed-tensors stores the weights."""
+    """The name of the format in which compressed-tensors stores the weights."""
     family = scheme.name.split("_")[0]
     blocks = {"mxfp8": "mxfp8-", "mxfp4": "mxfp4-pack-", "nvfp4": "nvfp4-pack-", "int4": "pack-"}
     kind = "pack-" if scheme.activation is None else "float-" if scheme.weight.element.row else "int-"
@@ -178,7 +178,7 @@ def _format(scheme: Scheme) -> str:
 
 
 def _compressed(by: Quantizer, *, is_weight: bool) -> dict[str, Any]:
-    """A tensor's QuantizationArgs, without defaults."""
+    """The QuantizationArgs of compressed-tensors for a tensor, without defaults."""
     whole = {(0, 0): "tensor", (1, 0): "channel" if is_weight else "token", (128, 128): "block"}
     nested = by.rule.startswith("e4m3")
     args: dict[str, Any] = {
@@ -209,7 +209,7 @@ def modifier():
 
 
 def compressed_code(layers: Mapping[str, str], kept: list[str]) -> str:
-    """QUANTIZATION_CONFIG, and llm-compressor's modifier."""
+    """Code that defines QUANTIZATION_CONFIG and a modifier for llm-compressor."""
     return _assign("QUANTIZATION_CONFIG", compressed_config(layers, kept)) + _LLM_COMPRESSOR
 
 
@@ -236,7 +236,7 @@ def quantize(model, forward_loop):
 
 
 def modelopt_code(layers: Mapping[str, str], kept: list[str]) -> str:
-    """QUANT_CFG for `modelopt.torch.quantization.quantize`."""
+    """Code that defines QUANT_CFG for `modelopt.torch.quantization.quantize`."""
     formats = {}
     for name in dict.fromkeys(layers.values()):
         parts = {"weight": SCHEMES[name].weight, "input": SCHEMES[name].activation}
@@ -245,7 +245,7 @@ def modelopt_code(layers: Mapping[str, str], kept: list[str]) -> str:
 
 
 def _attributes(by: Quantizer, *, is_weight: bool) -> dict[str, Any]:
-    """A tensor's QuantizerAttributeConfig, without defaults."""
+    """ModelOpt's QuantizerAttributeConfig for a tensor, without defaults."""
     row, bits = by.element.row, by.element.bits
     dynamic = {} if is_weight or by.calibrated else {"type": "dynamic"}
     blocks: dict[Any, Any] = {-axis - 1: size or None for axis, size in enumerate(reversed(by.block)) if size != 1}

@@ -29,16 +29,16 @@ _HEADER = '''"""A PyTorch model in mixed precision: the original model, patched 
     import patched_model
     model = patched_model.build()             # the original model under the recommended plan
     model = patched_model.apply(model)        # or: patch an existing model
-    model = patched_model.build(plan="...")   # one of PLANS
+    model = patched_model.build(plan="...")   # one of PLANS or QUANTIZED
 
-Needs torch and the model's own source, and safetensors if its weights are in that format.
+Needs torch and the model's own source, safetensors if its weights are in that format, and torchao for QUANTIZED.
 
 Reading PLANS: a scope is a module; modules inside it have the same precision unless they are listed themselves.
-`because` has the codes of the rules that fired and the measured reasons; `cost` is the predicted time that low
-precision in this scope would save, as a share. `keep` names functions of torch that run in FP32 in a low-precision
-scope and the modules inside it, in any spelling ("pow": torch.pow, x.pow, x ** 2), except for in-place calls. Matrix
-products of their results run in low precision. `fp32_output` names functions whose matrix products have low-precision
-inputs and FP32 output. Errors are relative to FP32.
+`because` has the codes of the rules that fired and the measured reasons; `cost` is the share of the plan's time (or
+memory or flops) that low precision in this scope is predicted to save. `keep` names functions of torch that run in FP32
+in a low-precision scope and the modules inside it, in any spelling ("pow": torch.pow, x.pow, x ** 2), except for
+in-place calls. Matrix products of their results run in low precision. `fp32_output` names functions whose matrix
+products have low-precision inputs and FP32 output. Errors are relative to FP32.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _table(plan: Plan) -> dict[str, Any]:
         if reasons := plan.reasons_of(path):
             codes = dict.fromkeys(code for reason in reasons for code in reason.rules)
             entry["because"] = [*codes, *(reason.words for reason in reasons)]
-            entry["cost"] = f"{max(reason.saves or 0.0 for reason in reasons):.1%} of the predicted time"
+            entry["cost"] = f"{max(reason.saves or 0.0 for reason in reasons):.1%} of the predicted {plan.objective}"
     figures = {key: getattr(plan, key) for key in keys}
     numbers = {key: x for key, x in figures.items() if isinstance(x, float)}
     # four significant digits; None for Inf and NaN, which have no Python literal

@@ -22,7 +22,7 @@ KINDS = {
     "conv2d": "convolution",
     "conv3d": "3D convolution",
 }
-"""{operation: kind of its layer}; all others are transposed convolutions."""
+"""{operation: kind of its layer}; operations not listed are transposed convolutions."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Library:
 
     @property
     def file(self) -> str:
-        """Name of the file in an audit's directory."""
+        """Name of the file with this library's code for a plan."""
         return f"{self.title.lower().replace('-', '_')}_config.py"
 
 
@@ -94,7 +94,7 @@ def _expressible(
     audit: Audit, library: Library, plan: QuantizedPlan
 ) -> tuple[dict[str, str], list[str], dict[str, str]]:
     """Layers with schemes that the library quantizes; linear layers that stay in 16 bits; and layers that the library
-    leaves out, with the reason. Layers that must have one scheme, or are one weight, stay together."""
+    leaves out, with the reason. Layers with a common scheme or weight are all quantized or all left out."""
     ops = {layer.owner: layer.op.split(".")[1] for layer in audit.quantization}
     kinds = {
         path: KINDS.get(ops[path], "transposed convolution") if path in ops else "parameter" for path in plan.layers

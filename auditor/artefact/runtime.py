@@ -35,7 +35,7 @@ def convert(tree: Any, dtype: torch.dtype) -> Any:
 
 
 def call(module: nn.Module, inner: Any, args: Any, kwargs: Any) -> Any:
-    """Call the wrapped forward: the instance's, if it has one, or its class's."""
+    """Call a wrapped module's original forward: the instance's own, if it has one, else its class's."""
     if inner is not None:
         return inner(*args, **kwargs)
     if isinstance(module, torch.jit.ScriptModule):  # its class has no forward
@@ -44,7 +44,7 @@ def call(module: nn.Module, inner: Any, args: Any, kwargs: Any) -> Any:
 
 
 def in_region(region: Callable[[], AbstractContextManager[Any]], run: Callable[[], Any]) -> Any:
-    """Call `run` inside a region. A lazy result, such as a generator, is computed there too."""
+    """Call `run` inside a context such as autocast. A lazy result, such as a generator, is computed there too."""
     with region():
         result = run()
         return iter(list(result)) if isinstance(result, LAZY) else result
@@ -149,7 +149,7 @@ class Runtime:
     ) -> dict[str, Any] | None:
         """The precision and output of the wrapper for a module; None if its caller's precision is the same.
 
-        If the paths' precisions differ, FP32 wins; if the callers' differ, the result gets the dtype of the inputs.
+        If a module's paths differ in precision, FP32 wins; if its callers differ, the result gets the inputs' dtype.
         """
         precisions = {precision_of(path, scopes) for path in paths}
         own = [x for _, x in module._parameters.items() if x is not None]  # TorchScript's dict lacks values()
@@ -167,7 +167,7 @@ class Runtime:
     def kept_functions(cls, paths: list[str], precision: str, scopes: dict[str, Any]) -> dict[str, Any]:
         """Functions that a scope keeps in FP32 or gives FP32 output, and the precision of an extra autocast region.
 
-        That region casts FP32 results of kept functions for low-precision weights. FP32 scopes inside it disable it.
+        The extra region casts FP32 results of kept functions for low-precision weights; FP32 scopes inside disable it.
         """
         keep, low = dict[str, KeptFunctions](), DTYPES[precision]
         for key, dtype in (("keep", None), ("fp32_output", low)) if precision != "fp32" else ():

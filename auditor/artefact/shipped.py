@@ -75,7 +75,7 @@ class CastRuntime(Runtime):
 
     @staticmethod
     def storage_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
-        """Every parameter and buffer; a tied one is FP32 if any module that shares it is FP32."""
+        """{id of a parameter or buffer: its precision}; FP32 if any module that shares it is FP32."""
         return by_scope(named_tensors(model), scopes)
 
 

@@ -37,7 +37,7 @@ class AuditTarget(Verb):
 
     def run_watched(self, progress: Display) -> int:
         """Check the settings, import torch, and start the verification process, which imports torch while the user's
-        code loads. From then on the memory limit applies to this process.
+        code loads. Once that process has started, the memory limit applies to this one.
 
         No caller of `_ran` may reference the model. Libraries cache the exceptions of failed imports; their tracebacks
         reference the callers, and would keep the model alive.

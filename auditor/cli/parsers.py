@@ -25,7 +25,7 @@ exit code: 0 success; 1 a finding at or above --fail-on, or no plan within --max
   130 interrupted
 """
 PATHS = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
-"""{shell: the completion that shtab gives to paths}."""
+"""{shell: the completion that shtab uses for paths}."""
 
 VERBS: dict[str, type[Verb]] = {
     "audit": AuditTarget,

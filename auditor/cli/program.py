@@ -94,7 +94,7 @@ def exit_code_of(command: Callable[[], int], debug: bool) -> int:
 
 
 def _explain(error: Exception) -> tuple[str, str]:
-    """The message of an error, and the next step."""
+    """The message of an error, with a hint on what to do next."""
     said = describe(error, None)
     if out_of_memory(error):
         message = f"out of memory ({first_line(error)[:200]}): use a machine with more memory, or smaller inputs"

@@ -52,7 +52,7 @@ def to_document(audit: Audit) -> dict[str, Any]:
 
 
 def merge(plan: Any, measurements: Any) -> Any:
-    """Combine both files in one dict; plan.json wins if they disagree."""
+    """Combine the contents of plan.json and measurements.json; plan.json wins if they disagree."""
     if isinstance(plan, Mapping) and isinstance(measurements, Mapping):
         return {**measurements, **{key: merge(item, measurements.get(key)) for key, item in plan.items()}}
     if isinstance(plan, list) and isinstance(measurements, list) and len(plan) == len(measurements):

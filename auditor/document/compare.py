@@ -143,7 +143,7 @@ def contributions_of(audit: Audit) -> Contributions:
 
 
 def _covers(old: Finding, finding: Finding, steady: Callable[[Finding], bool]) -> bool:
-    """Whether an old finding covers this one: the old finding is as severe, or the model did not change there."""
+    """Whether an old finding covers this one: it is as severe, or this one is no error and measured unchanged."""
     if _level(old) >= _level(finding):
         return True
     borne_out = old.agrees is not None and old.agrees == finding.agrees

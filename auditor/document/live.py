@@ -126,7 +126,7 @@ def _runnable(plan: Plan) -> Plan:
 
 
 def check_fit(model: nn.Module, audit: Audit | None) -> None:
-    """Raises: PlanError(slug="plan-mismatch" | "lazy-weights") if the audit is of another model."""
+    """Check that the audit is of this model. Raises: PlanError(slug="plan-mismatch" | "lazy-weights") if not."""
     try:
         result = size_of(model)
     except ValueError as error:

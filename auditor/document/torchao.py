@@ -29,11 +29,11 @@ def quantized_files(audit: Audit, name: str) -> dict[str, str]:
 
 
 def quantize(model: nn.Module, audit: Audit, name: str, then: Callable[[], object] = lambda: None) -> nn.Module:
-    """Run a plan's code for torchao, in place. then: called after a trial, which is undone. Raises:
+    """Run a plan's code for torchao, in place. then: a check, called after a trial that is undone. Raises:
     PlanError(slug="no-arithmetic"); the model is then unchanged."""
     library, plan, names = LIBRARIES["torchao"], quantized_plan(audit, name), dict[str, Any]()
     if name not in applicable(audit):
-        raise PlanError(f"{name!r} needs more than a model: see quantized/{name}/{library.file}.", slug="no-arithmetic")
+        raise PlanError(f"{name!r} cannot be applied here: see quantized/{name}/{library.file}.", slug="no-arithmetic")
     try:
         with quietly():  # torchao logs which libraries for GPUs it does not find
             exec(code_of(audit, library, plan), names)

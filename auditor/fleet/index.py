@@ -59,7 +59,7 @@ def rows_of(
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """The results of the fleet in one sentence."""
+    """The number of audited models, and of those in each state that needs attention, in one sentence."""
     found = Counter(row.state for row in rows)
     said = [f"{found[state]:,} {words}" for state, words in STATES.items() if words and found[state]]
     return f"{count(len(rows), 'model')}: {', '.join(said) if said else 'all have a recommended plan'}."
@@ -80,7 +80,7 @@ def _row(target: FleetTarget, outcome: Outcome | None, directory: Path, baseline
     before = _record(baseline / target.name) if baseline is not None else None
     after = _record(directory / target.name) if outcome.has_audit else None
     if after is None:
-        lost = ["there was an audit before"] if before is not None else []
+        lost = ["audited before, not now"] if before is not None else []
         said = outcome.said or "its output files are missing or cannot be read"
         return Row(target.name, named, "failed", said, seconds=outcome.seconds, worse=lost)
     plan = after.plans.get(after.recommended or "")

@@ -165,7 +165,7 @@ def command_of(task: FleetTarget) -> list[str]:
 
 
 def _try(task: FleetTarget, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
-    """Run an audit once. Returns its exit code, its error line if it failed, and whether it crashed."""
+    """Run a target's audit once. Returns its exit code, its error line if it failed, and whether it crashed."""
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), HERE])
     environment = {"OMP_NUM_THREADS": str(task.threads), **os.environ, "PYTHONPATH": path}
     process = Process(command_of(task), cwd=task.folder, env=environment, stdin=subprocess.DEVNULL)

@@ -30,7 +30,7 @@ from ..trees import tensors_in
 _aten = torch.ops.aten
 
 SAME = 1e-3
-"""Largest difference between the outputs of program and model that counts as rounding, for two batch sizes."""
+"""Largest relative L2 difference between outputs of program and model that counts as rounding, at two batch sizes."""
 
 INNER = "model"
 """Attribute that holds the model inside the exported wrapper."""
@@ -38,8 +38,8 @@ INNER = "model"
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """graph_module: the exported graph, with outputs of user-defined classes as {name: tensor}; `meta["val"]` of its
-    nodes has the shapes and dtypes of their results for the audited batch.
+    """A model as a graph. graph_module: the exported graph, with outputs of user-defined classes as {name: tensor};
+    `meta["val"]` of its nodes has the shapes and dtypes of their results for the audited batch.
 
     audited: the batch it was exported for. fixed: why the batch size is fixed; "" if any size works.
     """

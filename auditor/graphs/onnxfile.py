@@ -22,13 +22,13 @@ from ..verify.loaders import AS_IT_IS, PROVIDER
 from .exported import quietly
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
-"""Packages that write, check and run these files."""
+"""Packages that write, check and run ONNX models."""
 
 TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 """ONNX names of the formats."""
 
 _FLOAT = 1
-"""ONNX's number of FP32."""
+"""ONNX's number for the type FP32."""
 
 _NO_ARITHMETIC = ("Cast", "Constant", "Identity", "Shape", "Size")
 
@@ -47,7 +47,7 @@ _TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = dict.fromkeys(
 
 
 def require() -> None:
-    """Raises: AuditorError(slug="missing-onnx") if a required package is not installed."""
+    """Require the packages for ONNX. Raises: AuditorError(slug="missing-onnx") if one is not installed."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise AuditorError(
@@ -107,7 +107,7 @@ def _export_onnx(audit: Audit, plan: Plan, ends: str) -> bytes:
 
 
 def _run_models(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) -> dict[str, float | str]:
-    """{model: its error in onnxruntime, or why it did not run}; the suffix AS_IT_IS marks models with GPU rounding."""
+    """{model: its error in onnxruntime, or why it did not run}, also for copies with GPU rounding (suffix AS_IT_IS)."""
     assert audit.live is not None
     held = any(plan.verification is not None and plan.verification.inputs == "held-out" for plan in plans.values())
     batches = audit.live.held_out if held else audit.live.batches
@@ -193,7 +193,7 @@ def tidy(model: Any) -> Any:
 
 
 def read(content: bytes) -> Any:
-    """Parse a model and infer the types of all values."""
+    """Parse an ONNX model from bytes, and infer the types of all values."""
     import onnx
     import onnx_ir
     from onnx_ir.passes import common
@@ -204,7 +204,7 @@ def read(content: bytes) -> Any:
 
 
 def as_bytes(model: Any) -> bytes:
-    """Serialize a model."""
+    """Serialize an ONNX model to bytes."""
     import onnx_ir
 
     return bytes(onnx_ir.to_proto(model).SerializeToString())

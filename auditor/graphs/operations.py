@@ -65,7 +65,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Table:
-    """All operations and values of a graph, by name, in order."""
+    """Operations of a graph with FP32 inputs, and its FP32 values, by name, in order."""
 
     format: str
     operations: Mapping[str, GraphOperation]
@@ -91,7 +91,7 @@ class Table:
         return result
 
     def whole(self, name: str) -> frozenset[str]:
-        """An operation, with the rounding of its output if it may have FP32 output."""
+        """The names of an operation and, if it may have FP32 output, of the rounding of its output."""
         return frozenset((name, f"{name}{FP32_OUTPUT}")) & self.operations.keys()
 
     def keeps_output(self, name: str, low: frozenset[str]) -> bool:
@@ -187,8 +187,8 @@ def _reason_to_keep(
 
 
 def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> str:
-    """Why an operation cannot run in low precision, tested on shapes only. "" if its
-    results are low-precision for low-precision inputs."""
+    """Return why an operation cannot run in low precision, tested on shapes only. ""
+    if low-precision inputs give low-precision results."""
     given = [x for source in node.all_input_nodes for x in tensors_in(source.meta.get("val"))]
     if {x.dtype for x in given if x.is_floating_point() or x.is_complex()} != {torch.float32}:
         return "some inputs are neither FP32 nor integers"
@@ -239,7 +239,7 @@ def owner_of(node: fx.Node) -> str:
 
 
 def _place(owner: str, op: str, shape: Iterable[int], capture: Capture) -> tuple[str, tuple[str, tuple[int, ...]]]:
-    """A key for matching; a shared module uses one of its paths, and names that differ between tracers are unified."""
+    """A key for matching nodes of two graphs: unifies paths of shared modules and names that tracers give."""
     first = next((path for path, others in capture.aliases.items() if owner in others), owner)
     name = table.packet(op).removesuffix("_copy")
     return first, (table.operation(op).traced_as or name, tuple(shape))

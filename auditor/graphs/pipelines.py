@@ -1,4 +1,4 @@
-"""What quantization pipelines with schemes of their own do to the model: dynamic INT8, PT2E INT8, Adam with an 8-bit state."""
+"""Runs pipelines with quantization schemes of their own: dynamic INT8, PT2E INT8, Adam with an 8-bit state."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _attempt(name: str, run: Callable[[], PipelineRun]) -> PipelineRun:
 
 
 def _outputs(bench: Workbench, name: str, make: Callable[[Workbench], tuple[nn.Module, str]]) -> PipelineRun:
-    """The error of the outputs on the calibration inputs, worst batch, of a model made by a pipeline for CPUs."""
+    """Run a pipeline for CPUs; return the output error of its model on the worst calibration batch."""
 
     def run() -> PipelineRun:
         if bench.options.native:
@@ -63,7 +63,7 @@ def _outputs(bench: Workbench, name: str, make: Callable[[Workbench], tuple[nn.M
 
 
 def _dynamic(bench: Workbench) -> tuple[nn.Module, str]:
-    """PyTorch's dynamic INT8 of linear layers and RNNs."""
+    """Run PyTorch's dynamic INT8 quantization of linear layers and RNNs."""
     from torch.ao.quantization import quantize_dynamic
     from torch.ao.quantization.quantization_mappings import get_default_dynamic_quant_module_mappings
 
@@ -74,7 +74,7 @@ def _dynamic(bench: Workbench) -> tuple[nn.Module, str]:
 
 
 def _pt2e(bench: Workbench) -> tuple[nn.Module, str]:
-    """torchao's static INT8 of an exported graph, calibrated on the calibration inputs."""
+    """Run torchao's static INT8 quantization of an exported graph, calibrated on the calibration inputs."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
@@ -91,7 +91,7 @@ def _pt2e(bench: Workbench) -> tuple[nn.Module, str]:
 
 
 def _adam(gradients: Mapping[str, torch.Tensor]) -> PipelineRun:
-    """The error of the weights' change that the 8-bit state of torchao's Adam causes; parts: by module."""
+    """Relative error that the 8-bit state of torchao's Adam causes in the change of the weights; parts: by module."""
     from torchao.optim import Adam8bit
 
     squares: dict[str, list[float]] = {}

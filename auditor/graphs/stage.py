@@ -64,8 +64,8 @@ class GraphPlans:
 
 
 def graphs_of(bench: Workbench, score: InFp32 | None = None) -> GraphPlans:
-    """Make a plan for every format in which torch can compute, verified on held-out inputs if there are any. score: the
-    FP32 model's score, if plans are scored.
+    """Make a plan of strategy `graph` for every format that torch computes in, verified on held-out inputs if any.
+    score: the FP32 model's score, if plans are scored.
 
     If the model cannot be exported, a warning says so, and plans of other strategies remain. Raises:
     PlanError(slug="cannot-export") if no other strategy was requested.
@@ -117,7 +117,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
 
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
-    """Return the table, with operations that raise when low marked `refused`, and the error with all others low."""
+    """Lower all operations. Return the table, with `refused` on those that raise, and the error with the others."""
     low = frozenset(name for name, operation in table.operations.items() if operation.kind != "refused")
     while True:
         try:
@@ -190,7 +190,7 @@ AGREES = 0.02
 
 
 class OperationRefused(Exception):
-    """An operation raised an exception during a run. name: the operation."""
+    """An operation raised an exception during a run of an exported graph. name: the operation."""
 
     def __init__(self, name: str, said: BaseException) -> None:
         super().__init__(str(said))
@@ -240,7 +240,7 @@ class Trial:
 
 
 class Operations(Space):
-    """The search space: sets of operations that run in low precision."""
+    """The search space of a program: sets of operations that run in low precision."""
 
     def __init__(self, table: Table, trial: Trial) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class Operations(Space):
         self._groups = sorted(groups, key=gain)
 
     def low(self, point: Candidate) -> frozenset[str]:
-        """The operations that run in low precision."""
+        """The operations of a choice that run in low precision."""
         return self.table.free - point.high
 
     def replay(self, point: Candidate) -> float:
@@ -304,7 +304,7 @@ def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str])
     source, dtype, graph = exported.graph_module.graph, dtype_of(table.format), fx.Graph()
 
     def kind_of(node: fx.Node) -> torch.dtype:
-        """The dtype of a node's FP32 result; a weight is low if all its readers are low."""
+        """The dtype of a node's formerly FP32 result; a weight is low if all operations that read it are low."""
         value = table.values.get(node.name)
         if value is not None and value.stored:
             is_low = bool(node.users) and all(user.name in low for user in node.users)

@@ -263,7 +263,7 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
         for shape in _shapes(layer):
             # in FP32, whatever default dtype the user's file has set
             tensor = torch.randint(rows, shape) if rows else torch.randn(shape, dtype=torch.float32)
-            yield ((tensor,), {}), f"synthesised for {name or 'the root'} ({type(layer).__name__})"
+            yield ((tensor,), {}), f"generated for {name or 'the root'} ({type(layer).__name__})"
 
 
 def _of_hugging_face(model: Any) -> dict[str, Tensor]:

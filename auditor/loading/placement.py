@@ -66,7 +66,7 @@ def beside(subject: Subject) -> Iterator[Subject]:
 
 
 def _placements(subject: Subject, device: str) -> Iterator[dict[str, Any]]:
-    """Placements of the inputs to try: all on the device; all but integers (lengths may need the CPU); none."""
+    """Placements of the inputs to try: all on the device; all but integers (lengths may need the CPU); none of them."""
     for wanted in (lambda x: True, Tensor.is_floating_point, lambda x: False):
         yield {name: _inputs(getattr(subject, name), device, wanted) for name in ("batches", "held_out")}
 

@@ -69,9 +69,9 @@ def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
 def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> Subject:
     """Decide which low-precision tensors of the subject become FP32 for the audit; `check` runs the subject.
 
-    First parameters, buffers and inputs; if the run then fails, plain tensor attributes of modules too. If it fails
-    again, the forward itself casts to a low dtype: all tensors then keep their dtypes, also in the reference. Raises:
-    LoadError(slug="low-precision-model"), and the errors of `check`.
+    First parameters, buffers and inputs become FP32; if the run then fails, plain tensor attributes of modules too. If
+    it fails again, the forward itself casts to a low dtype: all tensors then keep their dtypes, also in the reference.
+    Raises: LoadError(slug="low-precision-model"), and the errors of `check`.
     """
     refused: LoadError | None = None
     for candidate in _candidates(subject):
@@ -154,7 +154,7 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
         yield _widen(subject, "attributes", note)
     if low:
         note = (
-            f"the model itself casts to {dtypes}, so its {dtypes} weights stay low in the reference "
+            f"the model itself casts to {dtypes}, so its {dtypes} weights remain so in the reference "
             "and in every plan; only the rest is audited"
         )
         yield replace(subject, raised="kept", warnings=(*subject.warnings, note))

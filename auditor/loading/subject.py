@@ -59,7 +59,7 @@ def load(
     seed: int = 0,
     objective: Finder | None = None,
 ) -> Subject:
-    """Build the model that TARGET names, with inputs and weights, and run it once in FP32.
+    """Build the model that TARGET names, with inputs and weights, and run every batch in FP32.
 
     objective: adds a training step's loss and targets, before the run in FP32. Raises: LoadError, whose slug names the
     problem.

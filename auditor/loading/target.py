@@ -33,7 +33,7 @@ _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", r
 class Target:
     """A parsed TARGET: a file or a module name, and the symbol in it.
 
-    hub: "timm" or "hf" for a library's model; args then begin with the model's name.
+    hub: "timm", or "hf" for Hugging Face, if the model is from there; args then begin with its name.
     """
 
     text: str
@@ -236,7 +236,7 @@ def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs:
 
 
 def required_arguments(function: Callable[..., Any]) -> list[str]:
-    """Names of the arguments without a default."""
+    """Names of the function's arguments that have no default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

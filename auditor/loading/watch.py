@@ -56,7 +56,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Watch:
-    """What was observed while code below the function `outermost` ran.
+    """Observations from running code below the function `outermost`.
 
     seen: "restored" from a state dict, "read" from a file, "trained" by an optimizer. checkpoint: {tensor: the widest
     dtype that it was loaded from, and where}. rounded, converted, created: {tensor: the cast on loading, by
@@ -74,14 +74,14 @@ class Watch:
     converting: bool = False
 
     def here(self) -> Place | None:
-        """The author's line that is running; a library's line if the author's code calls none."""
+        """The author's line that is running or called the running library; without such a line, the library's."""
         written = written_at(self.outermost)
         within_library = written is not None and kind_of(written.place.file) == "library"
         return None if written is None else (within_library and written.caller) or written.place
 
     def compare(self, own: Mapping[str, Tensor], given: Mapping[str, Any], place: Place | None, now: bool) -> None:
-        """Compare tensors of the model with the entries of the checkpoint that they were loaded from. now: whether they
-        were just loaded, so that no conversion came after."""
+        """Compare tensors of the model with the entries of the checkpoint that they were loaded from. now: whether the
+        tensors were just loaded, before any conversion."""
         for name, x in own.items():
             y = given.get(name)
             if not isinstance(y, Tensor) or not _is_comparable(x) or not _is_comparable(y) or x.shape != y.shape:
@@ -102,7 +102,7 @@ class Watch:
                 self.compare({**also, **named}, statedicts.read_checkpoint(path), place, now=False)
 
     def on_read(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Called for a function that reads a file."""
+        """Runs in place of a function that reads a file: records the file, and calls the function."""
         self.seen.add("read")
         file = next(iter((*args, *kwargs.values())), None)
         if isinstance(file, str | PathLike):
@@ -110,14 +110,14 @@ class Watch:
         return original(*args, **kwargs)
 
     def on_restore(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Called for `load_state_dict`."""
+        """Runs in place of `load_state_dict`, and compares the loaded tensors with the state dict."""
         self.seen.add("restored")
         result = original(module, *args, **kwargs)
         self.compare(dict(named_tensors(module)), args[0] if args else kwargs["state_dict"], self.here(), now=True)
         return result
 
     def on_convert(self, original: Callable[..., Any], module: nn.Module, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        """Called for `Module._apply`, which `to`, `half` and `bfloat16` call."""
+        """Runs in place of `Module._apply` (called by `to`, `half`, `bfloat16`), and records casts to fewer bits."""
         if self.converting:
             return original(module, fn, *args, **kwargs)
         casts, place = dict[int, Event](), self.here()
@@ -136,7 +136,7 @@ class Watch:
         return result
 
     def on_create(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Called for `register_parameter` and `register_buffer`."""
+        """Runs in place of `register_parameter` and `register_buffer`, and records low-precision tensors."""
         name = str(kwargs.get("name", args[0] if args else ""))
         for x in (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x not in self.created):
             if _is_narrow(x.dtype) or "scale" in name:
@@ -145,7 +145,7 @@ class Watch:
         return original(module, *args, **kwargs)
 
     def on_default(self, original: Callable[..., Any], d: torch.dtype) -> Any:
-        """Called for `torch.set_default_dtype`; libraries set it for the models that they build."""
+        """Runs in place of `torch.set_default_dtype`, and records low-precision defaults that the author sets."""
         written = written_at(self.outermost)
         if _is_narrow(d) and written is not None and kind_of(written.place.file) == "own":
             self.default[d] = written.place
@@ -205,8 +205,8 @@ def _through(handler: Callable[..., Any], original: Callable[..., Any]) -> Calla
 
 
 def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tuple[SilentCast, ...]]:
-    """The model's parameters and buffers as loaded, and the casts to fewer bits that nobody asked for: those of one
-    line and kind are one, with the largest loss."""
+    """The model's parameters and buffers as loaded, and the casts to fewer bits that nobody asked for; casts of one
+    line and kind are merged, with the largest loss."""
     weights, rows, groups = _Weights(model, watch), list[LedgerRow](), dict[Any, list[tuple[str, Event]]]()
     for key, x in weights.tensors.items():
         name, kind = weights.names[key][0], "parameter" if isinstance(x, nn.Parameter) else "buffer"
@@ -227,8 +227,8 @@ def _together(kind: str, names: tuple[str, ...], events: tuple[Event, ...]) -> S
 class _Weights:
     """Parameters and buffers of a model, with who decided on their dtypes.
 
-    kept: those in the author's list of FP32 modules. uniform: the dtype of all other parameters, if they share one.
-    sources: the dtypes of parameters in the checkpoint.
+    kept: the tensors in the author's list of FP32 modules. uniform: the dtype of all other parameters, if they share
+    one. sources: the dtypes of parameters in the checkpoint.
     """
 
     def __init__(self, model: nn.Module, watch: Watch) -> None:
@@ -256,7 +256,7 @@ class _Weights:
     def silent_casts(self, key: int) -> Iterator[tuple[str, Event]]:
         """The casts of a tensor that nobody asked for, with their kinds.
 
-        A parameter may be rounded with all others, from a checkpoint of one dtype, or with its module.
+        Not yielded: casts of a parameter together with all others of a one-dtype checkpoint, or with its module.
         """
         watch, x, owners = self.watch, self.tensors[key], [n.rpartition(".")[0] for n in self.names[key]]
         whole = isinstance(x, nn.Parameter) and key not in self.kept

@@ -1,1 +1,1 @@
-"""Plans: chosen from measurements and costs, run as the artefact, compared with FP32, and explained."""
+"""Chooses plans from measurements and costs, runs the patched models, compares them with FP32, and explains plans."""

@@ -21,9 +21,9 @@ from ..resources import table
 def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolution, format: str) -> MemoryUse:
     """Memory of one forward: bytes of parameters and buffers, and peak bytes of inputs, activations and cast copies.
 
-    A value is freed after its last reader, as in inference. A view takes no memory; a low-precision copy that autocast
-    or a scope makes lives while its reader runs. Memory that kernels allocate internally is not counted. If the model
-    has several paths, each number is the largest of any path.
+    As in inference, a value is freed after the last operation that reads it. A view takes no memory. A low-precision
+    copy made by autocast or a scope is alive only while the operation that reads it runs. Memory that kernels allocate
+    internally is not counted. If the model has several paths, each number is the largest of any path.
     """
     if capture.paths:
         each = [memory_of(path.capture, costs, resolution, format) for path in capture.paths]
@@ -52,8 +52,8 @@ def most_alive(
 ) -> int:
     """Peak bytes of inputs, results and copies that are alive at the same time while nodes run in order.
 
-    size: bytes of each node's result. free: views, which use the storage of their first argument. copies: bytes of cast
-    copies that only one node reads.
+    size: {node: bytes of its result}. free: views, which use the storage of their first argument. copies: {node: bytes
+    of the cast copies that it alone reads}.
     """
     held = dict[str, str]()  # {node: the node whose storage contains its value}
     for node in nodes:
@@ -78,13 +78,13 @@ def elements_of(node: fx.Node) -> int:
 
 
 TIE = 1e-3
-"""Weight of a predicted second if the objective is not time: of plans with equal objectives, the faster one wins."""
+"""Weight of predicted time in the other objectives, so that the faster of two otherwise equal plans wins."""
 
 
 @dataclass(frozen=True)
 class Cost:
     """Cost of a node. flops: a multiply-add counts as two. elements: floating-point elements read and written. free:
-    whether it is a view."""
+    whether the node only returns a view."""
 
     flops: int
     elements: int
@@ -92,7 +92,7 @@ class Cost:
 
 
 def costs_of(graph: fx.Graph) -> dict[str, Cost]:
-    """{node: Cost}, from the recorded shapes."""
+    """{node: its Cost}, computed from the recorded shapes."""
     return {
         node.name: Cost(flops_of(node), sum(map(elements_of, (*node.all_input_nodes, node))), _is_free(node))
         for node in graph.nodes
@@ -101,7 +101,7 @@ def costs_of(graph: fx.Graph) -> dict[str, Cost]:
 
 
 def _is_free(node: fx.Node) -> bool:
-    """Whether the result is a view of the argument; for a reshape, whether the strides allow a view."""
+    """Whether a node's result is a view of its first argument; for a reshape, whether the strides allow a view."""
     how, values = row_of(node).view, [tensors_in(n.meta.get("val")) for n in (*node.all_input_nodes[:1], node)]
     if how == "if_strides_allow" and len(values) == 2 and all(values):
         try:
@@ -112,7 +112,7 @@ def _is_free(node: fx.Node) -> bool:
 
 
 def seconds(cost: Cost, precision: str, device: str) -> float:
-    """Roofline time of one node in seconds: the slower of arithmetic and memory traffic."""
+    """Roofline time of one node in seconds: its arithmetic's or its memory traffic's, whichever is longer."""
     if cost.free:
         return 0.0
     peaks, row = table("plan/devices")[device], FORMATS[precision]
@@ -121,14 +121,14 @@ def seconds(cost: Cost, precision: str, device: str) -> float:
 
 
 def half_of(device: str) -> str:
-    """The 16-bit format in which a device computes what is not quantized."""
+    """The 16-bit format in which a device computes unquantized layers: BF16, or FP16 if the device lacks BF16."""
     return "bf16" if "bf16" in table("plan/devices")[device] else "fp16"
 
 
 def quantized_seconds(cost: Cost, weights: int, scheme: Scheme, device: str) -> float:
-    """Roofline time of a layer under a scheme in seconds. weights: elements of its weight; activations have 16 bits.
+    """Roofline seconds of a layer under a quantization scheme. weights: elements of its weight; activations: 16 bits.
 
-    A device that lacks the scheme's products, or a scheme of weights alone, computes in 16 bits.
+    The layer computes in 16 bits if the device lacks the scheme's products, or if the scheme only quantizes weights.
     """
     peaks = table("plan/devices")[device]
     arithmetic = cost.flops / (peaks.get(scheme.products, peaks[half_of(device)]) * 1e12)

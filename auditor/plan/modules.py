@@ -17,13 +17,13 @@ from .problem import Problem, timed_in
 from .search import FORBIDDEN, MOST_OFF, Candidate, Space
 
 VISITS = 20_000
-"""Operations visited in one search, over all choices that it evaluates: this bounds the time on a large model."""
+"""Maximum number of operations visited in one search, over all its choices: bounds its time on a large model."""
 
 SHORTER = 0.05
-"""Share by which an all-low plan may be predicted slower than the fastest: a plan without FP32 parts is simpler."""
+"""Share by which a plan entirely in low precision, which is simpler, may exceed the best choice's time and cost."""
 
 REPLAYS = 4
-"""Maximum number of replays for improving and explaining one choice."""
+"""Maximum number of replays of the recorded graph for improving and explaining one choice of precisions."""
 
 
 class Modules(Space):
@@ -37,21 +37,21 @@ class Modules(Space):
         self.left = REPLAYS
 
     def replay(self, point: Candidate) -> float:
-        """Error of the recorded graph under a choice."""
+        """Error of the outputs when the recorded graph is replayed under a choice of precisions."""
         return self._replayed(self.problem.policy_for(choice_keeping(point.high, self.problem.format)))
 
     def before(self, point: Candidate) -> float:
-        """Error of a choice from which others start: of its replay, otherwise predicted."""
+        """Error of a choice of precisions: measured if its replay gave a finite error, otherwise predicted."""
         ran = self.log.get(point.high, math.inf)
         return ran if math.isfinite(ran) else point.predicted_error
 
     def after(self, before: Candidate, point: Candidate) -> float:
-        """Predicted error of `point`, which lowers more than `before`: the squares of errors add up."""
+        """Predicted error of `point`, which lowers more modules than `before`; assumes that squared errors add up."""
         return math.sqrt(max(self.before(before) ** 2 + point.predicted_error**2 - before.predicted_error**2, 0.0))
 
     def holds(self, before: Candidate, point: Candidate, limit: float) -> bool:
-        """Whether a replay of `point`, which lowers more than `before`, has an error within `limit`. No replay is run, and
-        False returned, if none is left, or if the predicted increase is too large by more than MOST_OFF."""
+        """Whether a replay of `point`, which has more in low precision than `before`, has an error within `limit`.
+        False without a replay if no replay is left, or if even 1 / MOST_OFF of the predicted increase is too much."""
         known = self.before(before)
         if not (point.feasible and known + (self.after(before, point) - known) / MOST_OFF <= limit):
             return False
@@ -62,11 +62,11 @@ class Modules(Space):
         return self.error(point) <= limit
 
     def within_budget(self) -> list[Candidate]:
-        """Everything in low precision, if its run meets the budget and if it lowers nothing unsafe."""
+        """[the choice with everything low], if it meets the budget and no unsafe operation is low; otherwise []."""
         return [self.low] if self.low.feasible and self.error(self.low) <= self.budget else []
 
     def reach(self) -> float | None:
-        """Smallest error above 0 of all runs, including one run of the module with the smallest predicted error."""
+        """Smallest error above 0 of all replays, including one that lowers only the module predicted to err least."""
         energy = self.problem.energy
         alone = (evaluate(self.problem, self.nothing.high.difference(energy.together(one))) for one in energy.scopes)
         gaining = [point for point in alone if point.cost < self.nothing.cost]
@@ -75,8 +75,8 @@ class Modules(Space):
         return min((error for error in self.log.values() if 0 < error < math.inf), default=None)
 
     def propose(self, allowed: float) -> Candidate:
-        """The cheapest choice with a predicted error of at most `allowed`; or everything in low precision, if that meets
-        the budget and is hardly slower."""
+        """The cheapest choice with a predicted error of at most `allowed`; or everything in low precision, if that
+        meets the budget and exceeds the choice's time and cost by at most SHORTER."""
         low, energy, holds = self.low, self.problem.energy, bool(self.within_budget())
 
         def wins(point: Candidate) -> bool:
@@ -89,17 +89,16 @@ class Modules(Space):
 
 
 def as_candidate(problem: Problem, chosen: PrecisionChoice) -> Candidate:
-    """The Candidate of a plan or of another strategy's choice, with all modules that share a weight with an FP32 one in
-    FP32."""
+    """Convert a plan's precisions to a Candidate; modules that share a weight with an FP32 module become FP32 too."""
     high = (owner for owner in problem.energy.scopes if chosen(owner) == "fp32")
     return evaluate(problem, outputs_of(chosen).union(each for x in high for each in problem.energy.together(x)))
 
 
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
-    """The plan of a choice, not run yet."""
+    """Build the plan of a choice of precisions, with predicted errors and times; it is not run yet."""
     fp32 = evaluate(problem, problem.energy.scopes).seconds
     resolution, row = problem.resolve(choice_keeping(chosen.high, problem.format)), FORMATS[problem.format]
-    unfit = f"the {problem.device} has no {row.label} arithmetic: its speed-up comes only from moving fewer bytes"
+    unfit = f"the {problem.device} has no {row.label} arithmetic: a speed-up only comes from moving fewer bytes"
     return Plan(
         name=problem.name,
         strategy=problem.strategy,
@@ -120,7 +119,7 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
 
 def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
     """The plan's table of scopes: the root, every module whose precision differs from that of the module above it, and
-    every low module with functions in FP32."""
+    every low-precision module with functions in FP32."""
     return {
         path: ScopeChoice(
             boundary.precision,
@@ -140,9 +139,9 @@ def cheapest(problem: Problem, allowed: float) -> Candidate:
 
 
 def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
-    """Predicted error, time and share of low-precision FLOPs of a choice, cached. high: the owners in FP32.
+    """Predict error, time and low-precision share of FLOPs of a choice; cached. high: modules and functions in FP32.
 
-    The error of the outputs; the largest error if batches take several paths through the model.
+    If batches take several paths through the model, the error is the largest of any path.
     """
     settled, known, costs = problem.energy.settle(high), problem.evaluated, problem.costs
     high = settled - without_effect(settled)

@@ -1,4 +1,4 @@
-"""The third precision of a product, low inputs and FP32 output: which products can have it, its price, and choices of it."""
+"""Matrix products with low-precision inputs and FP32 output: which products can have it, its cost, and choices."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def products_of(problem: Problem) -> Mapping[str, frozenset[str]]:
-    """{path of a function with FP32 output: its products}, all directly in one module: calls in submodules would have FP32
-    output too. Without author's autocast regions, shared modules, and products that no plan lowers."""
+    """{path of a function with FP32 output: its products}. Left out: functions that submodules also call, which would
+    get FP32 output too; products in shared modules or autocast regions of the code, or that no plan lowers."""
     able, unable = defaultdict[str, set[str]](set), set[str]()
     for name, node in problem.capture.nodes.items():
         if node.function is None or operation(node.op).packet not in FACTORS:
@@ -50,7 +50,7 @@ def outputs_of(choice: PrecisionChoice) -> set[str]:
 
 
 def without_effect(high: Collection[str]) -> set[str]:
-    """Functions with FP32 output in FP32 modules, or that their module or a module above keeps in FP32."""
+    """Paths with FP32 output in vain: the module is FP32, or it or a module above keeps the function in FP32."""
     found = ((path, *path.removesuffix(FP32_OUTPUT).rpartition("..")) for path in high if path.endswith(FP32_OUTPUT))
     return {
         path
@@ -60,22 +60,22 @@ def without_effect(high: Collection[str]) -> set[str]:
 
 
 def cost_of(problem: Problem, name: str, resolution: Resolution) -> Cost:
-    """Cost of one node, in elements of the format that `timed_in` returns; an FP32 output counts as several of these."""
+    """Cost of one node, in elements of its inputs' format; an element of FP32 output counts as several."""
     cost, factors = problem.costs[name], resolution.nodes[name].factors
     wider = FORMATS["fp32"].bytes // FORMATS[factors].bytes - 1 if factors else 0
     return replace(cost, elements=cost.elements + wider * problem.elements[name]) if wider else cost
 
 
 def fails_by_inputs(known: Contribution | None) -> bool:
-    """Whether a product is unsafe whatever its output: the outputs turn Inf or NaN by its inputs, or it was not run."""
+    """Whether a product is unsafe even with FP32 output: it was not run, or its rounded inputs cause Inf or NaN."""
     return known is None or math.isfinite(known.own) > math.isfinite(known.isolated)
 
 
 def with_fewest_outputs(
     problem: Problem, low: Candidate, evaluate: Callable[[Problem, Collection[str]], Candidate], limit: float
 ) -> Iterator[Candidate]:
-    """Everything in low precision, except outputs of products that are not safe: as few as keep the predicted error
-    within the limit, those that save most error for each number first. Nothing if all of them are too few."""
+    """Yield everything in low precision with FP32 outputs of some products that are not safe: the fewest within the
+    predicted limit, first those with the largest error per number. Yields nothing if all of them are too few."""
 
     def worth(path: str) -> float:
         known = (problem.contribution(name, problem.format) for name in problem.products[path])

@@ -1,4 +1,4 @@
-"""Searches for all plans of an audit, verifies each as the artefact that the user gets, improves and explains it."""
+"""Searches for all plans of an audit, improves and explains each, and verifies it as the user's patched model."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Planner:
         self._chosen: dict[str, Candidate] = {}
 
     def baselines(self) -> dict[str, Verification]:
-        """Run the model with everything in low precision, under plain autocast or a plain cast. The search also uses
-        the results."""
+        """Run the model with everything in low precision, under plain autocast or a plain cast. The search reuses these
+        errors."""
         result = dict[str, Verification]()
         for name, plan in self._run({name: space.low for name, space in self.spaces.items()}).items():
             ran, space = plan.verification, self.spaces[name]
@@ -60,8 +60,8 @@ class Planner:
         return {name: result[name] for name in self.spaces}
 
     def make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
-        """Return the cheapest choices found within `limits`: the search's improved result, or, if that costs less, another
-        strategy's choice in the same format, or everything in low precision, with some FP32 outputs."""
+        """Return the cheapest choices found within `limits`: the search's improved result, or, if that costs less,
+        another strategy's choice in the same format, or everything in low precision except some outputs of products."""
         quick = self.bench.options.quick
         for name, limit in limits.items():
             tick(name.replace("_", " "))
@@ -84,7 +84,7 @@ class Planner:
         return {name: self._chosen[name] for name in limits}
 
     def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
-        """The plans of these choices, verified."""
+        """Verify the plans of these choices of precisions; plans that already ran are not run again."""
         keys = {name: (name, point.high) for name, point in chosen.items()}
         new = {n: as_plan(self.spaces[n].problem, p) for n, p in chosen.items() if keys[n] not in self._ran}
         self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new).items()}

@@ -1,5 +1,5 @@
 """The optimization problem of one plan, and the minimum cut that approximates it: prices, errors and prohibitions of
-running owners low. An owner is a module, or a function in a module, with its own precision."""
+running each owner in low precision. An owner is a module, or a function in a module, with its own precision."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from .outputs import cost_of, fails_by_inputs, products_of
 from .search import FORBIDDEN, Candidate, Energy
 
 ISLAND_SHARE = 0.003
-"""Share of the FP32 price that one more scope must save: of plans with similar cost, fewer scopes are better."""
+"""Share of the FP32 price that one more scope must save: of two plans with similar cost, the simpler one wins."""
 
 
 @dataclass(frozen=True)
 class Lowest:
-    """The lowest choice without dtype conflicts. raised: modules and functions that are FP32 to avoid a conflict."""
+    """Everything in low precision, except for dtype conflicts. raised: modules and functions in FP32 to avoid these."""
 
     resolution: Resolution
     raised: frozenset[str]
 
 
 def find_lowest(problem: Problem) -> Lowest:
-    """The lowest choice without dtype conflicts: operations that would get two dtypes raise an error."""
+    """Lower as much as possible without dtype conflicts: operations that get two dtypes raise an error."""
     raised = set[str]()
     while True:
         resolution = problem.resolve(choice_keeping(raised, problem.format))
@@ -48,11 +48,11 @@ def find_lowest(problem: Problem) -> Lowest:
 
 
 def _ways_out(problem: Problem, resolution: Resolution, raised: set[str], conflict: str) -> Iterator[set[str]]:
-    """Yield what may be FP32 to avoid a conflict, the best first: the module where its last FP32 input originates, if it
-    has no products of its own; one function that makes these inputs, in the innermost module call around the conflict
-    with one; that module in any case; the conflict's own module.
+    """Yield sets of owners whose change to FP32 may avoid a dtype conflict, best first: the module where the last FP32
+    input originates, if it has no products; a function that makes such inputs, in the innermost possible module; the
+    first module even if it has products; the conflict's own module.
 
-    A scope that keeps a function in FP32 casts the inputs of its products to low precision; others do not.
+    Functions are tried only for strategies that run scopes without autocast regions, such as `cast`.
     """
     nodes, functions, makers = problem.capture.nodes, dict[str, str](), set[str]()
 
@@ -76,9 +76,9 @@ def _ways_out(problem: Problem, resolution: Resolution, raised: set[str], confli
 
 
 def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
-    """{module: functions that it may keep in FP32}, if products directly in its forward are worth running low.
+    """{module: functions that it may keep in FP32}, for modules whose own products are worth running in low precision.
 
-    A module needs a product that is safe. A sensitive product is enough if another function is unsafe or untested.
+    Such a module needs a safe product; or a sensitive one, if one of its other functions is unsafe or untested.
     """
     result = dict[str, frozenset[str]]()
     for owner, nodes in problem.operations_of.items():
@@ -101,12 +101,12 @@ def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
 
 
 def timed_in(resolution: Resolution, name: str) -> str:
-    """Format for predicting a node's time; FP32 for other dtypes, whose bytes never change."""
+    """Format for predicting a node's time; FP32 for dtypes that no plan changes, such as integers."""
     return resolution.nodes[name].factors or resolution.computed_format(name) or "fp32"
 
 
 def energy_of(problem: Problem) -> Energy:
-    """The energy of a problem, from prices and errors of all FP32 and of all low (except where dtypes conflict)."""
+    """Build a problem's energy, from prices and errors with all in FP32 and with as much as possible low."""
     resolution, raised = problem.lowest.resolution, problem.resolve(plain("fp32"))
     nodes, graph = problem.capture.nodes, problem.capture.graph_module.graph
     users = {n.name: [user.name for user in n.users if user.name in nodes] for n in graph.nodes}
@@ -171,10 +171,9 @@ class Problem:
     """The recorded graph with its costs and errors, under one strategy and format.
 
     contributions: {format: {node or placeholder: Contribution}} of all measured formats. verdicts: per node, in the
-    format that the node computes in if everything is in low precision. device: a row of devices.toml. raised,
-    stored_low: see Subject.
-    objective: what the plan minimizes: `time`, `memory`, or `flops` in FP32. All prices are in seconds: bytes and FLOPs
-    count as the time that they take at the device's peak rates.
+    format that the node computes in if everything is in low precision. device: name of a GPU in devices.toml. raised,
+    stored_low: see Subject. objective: what the plan minimizes: `time`, `memory`, or `flops` in FP32. All prices are in
+    seconds: bytes and FLOPs count as the time that they take at the device's peak rates.
     """
 
     capture: Capture
@@ -197,7 +196,7 @@ class Problem:
 
     @property
     def how(self) -> Strategy:
-        """Definition of the strategy."""
+        """The Strategy under which the plan runs the model."""
         return strategy_of(self.strategy)
 
     @cached_property
@@ -207,7 +206,7 @@ class Problem:
 
     @cached_property
     def operations_of(self) -> Mapping[str, Sequence[Node]]:
-        """{owner: operations directly in it}."""
+        """{module path: operations directly in this module}."""
         result: dict[str, list[Node]] = {}
         for node in self.capture.nodes.values():
             result.setdefault(node.owner, []).append(node)
@@ -215,7 +214,7 @@ class Problem:
 
     @property
     def stored(self) -> list[Placeholder]:
-        """Weights, buffers and constants that the strategy stores in a precision."""
+        """Weights, buffers and constants that the strategy stores in their scope's precision."""
         return [place for place in self.capture.placeholders if place.kind in self.how.stores - {"input"}]
 
     @cached_property
@@ -230,7 +229,7 @@ class Problem:
     products = cached_property(products_of)
 
     def variable(self, name: str) -> str:
-        """Name of what decides a node's precision: its module, or a function in it (see paths.function_in)."""
+        """Path of the owner that sets a node's precision: a module, or a function in it (see paths.function_in)."""
         node = self.capture.nodes[name]
         if node.function is None or node.function.path not in self.exceptions.get(node.owner, ()):
             return node.owner
@@ -252,12 +251,12 @@ class Problem:
         return price(self.objective, cost, self.elements[name], fmt, self.device)
 
     def stored_price(self, name: str, precision: str) -> float:
-        """Price of one weight that is stored in a precision; 0 for strategies that only count time."""
+        """Price of storing one weight in a precision; 0 if neither objective nor strategy charges for stored bytes."""
         of_byte = traffic_seconds(1, self.device) if self.objective == "memory" else self.how.seconds_per_byte
         return of_byte * self.elements[name] * FORMATS[precision].bytes
 
     def price(self, resolution: Resolution, elapsed: float) -> float:
-        """Price of a choice, without that of its scopes. elapsed: seconds of one forward."""
+        """Price of a choice without the price of changes of precision. elapsed: predicted seconds of one forward."""
         if self.objective == "memory":
             needed = self.memory(resolution)
             return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
@@ -266,12 +265,12 @@ class Problem:
         return kernels + sum(self.stored_price(name, fmt) for name, fmt in formats.items())
 
     def squares(self, resolution: Resolution) -> dict[str, float]:
-        """{node or placeholder: the squared error that it adds to a choice}, including that of rounding its result."""
+        """{node or placeholder: squared error that it adds to a choice}, including the rounding of its result."""
         result = {name: self.cast_square(resolution, name) for name in self.rounded_values(resolution)}
         return result | {n: result.get(n, 0.0) + self.node_square(resolution, n) for n in self.capture.nodes}
 
     def memory(self, resolution: Resolution) -> MemoryUse:
-        """Memory that one forward needs."""
+        """Predicted memory of one forward, see costs.memory_of."""
         return memory_of(self.capture, self.costs, resolution, self.format)
 
     def resolve(self, precision: Callable[[str], str]) -> Resolution:
@@ -284,12 +283,12 @@ class Problem:
 
     @cached_property
     def layout(self) -> Layout:
-        """The part that all policies of this problem share."""
+        """The part that is equal in all policies (precisions of all owners) of this problem."""
         return Layout(self.capture, self.how)
 
     @cached_property
     def kept_formats(self) -> Mapping[str, str]:
-        """{node: the format in which the author runs it, whatever the plan}."""
+        """{node: the format that the model's code prescribes for it under every plan}."""
         return kept_low(self.capture, (self.strategy,), self.format)
 
     def contribution(self, name: str, format: str) -> Contribution | None:
@@ -297,7 +296,7 @@ class Problem:
         return self.contributions.get(format, {}).get(name)
 
     def is_forbidden(self, resolution: Resolution, name: str) -> bool:
-        """Whether the plan gives low values to an unsafe or untested node, or two dtypes to another node."""
+        """Whether a plan runs an unsafe or untested node on low-precision values, or gives another node two dtypes."""
         verdict = self.verdicts.get(name)
         if name in self.kept_formats or verdict is None or verdict.verdict not in ("unsafe", "untested"):
             return resolution.nodes[name].conflict
@@ -314,19 +313,19 @@ class Problem:
         return min(contribution.own**2, FORBIDDEN) if contribution is not None and low else 0.0
 
     def computed_in(self, resolution: Resolution, name: str) -> str:
-        """The low format that a node computes in, if measured, else the plan's. A recurrent layer runs in FP16 even
-        under BF16 autocast."""
+        """The low-precision format that a node computes in, if measured, else the plan's format. A recurrent layer runs
+        in FP16 even under BF16 autocast."""
         own = self.kept_formats.get(name) or (resolution.nodes[name].dtype if resolution.low(name) else self.format)
         return own if own in self.contributions else self.format
 
     def cast_square(self, resolution: Resolution, name: str) -> float:
-        """Squared error of rounding an FP32 value to its readers' formats; the largest if these differ."""
+        """Squared error of rounding an FP32 value for the operations that read it: the largest over their formats."""
         readers = resolution.lowered.get(name, ())
         formats = {self.computed_in(resolution, reader) for reader in readers} or {self.format}
         result = [contribution for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
         return min(max((contribution.cast**2 for contribution in result), default=0.0), FORBIDDEN)
 
     def rounded_values(self, resolution: Resolution) -> list[str]:
-        """Names of FP32 values that are rounded once: cast at a reader, or weights and inputs that are stored low."""
+        """Names of FP32 values that are rounded once: those cast for an operation, or weights and inputs stored low."""
         stored = [p.name for p in self.capture.placeholders if resolution.low(p.name)]
         return [name for name in (*resolution.lowered, *stored) if self.contribution(name, self.format)]

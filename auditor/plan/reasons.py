@@ -25,8 +25,8 @@ GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 
 
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
-    """Lower further modules one after the other, or all but the output of their products, if each saves enough and the
-    replay's error is at most `limit`."""
+    """Lower further FP32 modules one by one, entirely or except the outputs of their products, if that saves enough and
+    the replayed error is at most `limit`."""
     problem = space.problem
     for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
         low = _lower(problem, chosen, [owner])
@@ -85,7 +85,7 @@ def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, mo
 
 
 def _fp32_owners(problem: Problem, point: Candidate) -> list[str]:
-    """FP32 modules, and the functions that low modules keep in FP32."""
+    """FP32 modules, and functions that low-precision modules keep in FP32."""
     kept = [owner for owner in problem.energy.scopes if owner in point.high]
     return [owner for owner in kept if owner == module_of(owner) or module_of(owner) not in point.high]
 
@@ -109,16 +109,16 @@ def _operations(problem: Problem, owner: str) -> list[Node]:
 
 
 def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
-    """Owners that change to low precision with a module: the module, owners of a shared weight, functions that could
-    stay FP32."""
+    """Owners that change to low precision with a module: itself, owners of a shared weight, functions that could be
+    FP32."""
     group = {*problem.energy.together(owner)}
     functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
     return tuple(sorted(group | (functions - problem.lowest.raised)))
 
 
 def _lower(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
-    """The choice with `owners` low, and with all that `lowered_with` adds. Functions in FP32 to avoid a dtype conflict
-    stay FP32 unless `owners` lists them."""
+    """The choice with `owners` and all that `lowered_with` adds in low precision. Functions in FP32 to avoid a dtype
+    conflict remain FP32 unless `owners` lists them."""
     kept = {path for path in problem.lowest.raised if path != module_of(path)}
     return evaluate(problem, (chosen.high | kept).difference(*(lowered_with(problem, owner) for owner in owners)))
 
@@ -159,7 +159,7 @@ def explain_gain(saves: float, objective: str) -> str:
 
 
 def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
-    """Words for why a module stays in FP32 though low precision there would save something: the error would exceed MARGIN of the budget."""
+    """Words for why low precision in a module is rejected though it would save something: too large an error."""
     if not math.isfinite(after):
         return "low precision there makes the model fail, or the outputs non-finite"
     return (
@@ -169,7 +169,7 @@ def explain_budget(before: float, after: float, budget: float, saves: float, obj
 
 
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
-    """A reason for every operation that is not low although its module is, and for discrete ones without low inputs."""
+    """A reason for every operation not low although its module is, and for discrete ones without low inputs."""
     precision, nodes = choice_keeping(chosen.high, problem.format), problem.capture.nodes
     how, resolution = problem.policy_for(precision), problem.resolve(precision)
     result, known = list[Reason](), dict[str, Reason]()
@@ -230,7 +230,7 @@ def _explain_operation(
     if inside.precision != setting.precision or any(isinstance(x, torch.dtype) for x in (*n.args, *n.kwargs.values())):
         return Reason("author", f"the model's code requests {given}")
     if how.casts(node).autocast in ("fp32", "fp32_unless_dtype"):
-        runner = problem.strategy if problem.how.regional else "the autocast region around it"
+        runner = problem.strategy if problem.how.regional else "the surrounding autocast region"
         return Reason("strategy", f"{runner} always runs {operation(node.op).packet or node.op} in FP32")
     source = next((source for source in node.inputs if resolution.dtypes.get(source) == kernel), None)
     if source is None:

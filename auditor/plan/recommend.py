@@ -26,15 +26,15 @@ def gains(plan: Plan) -> bool:
 
 
 def is_worth_it(plan: Plan) -> bool:
-    """Whether a plan improves on FP32. With objective `time`, a plan measured to be slower does not, nor a plan with
-    FP32 parts that is predicted to be slower."""
+    """Whether a plan improves on FP32. With objective `time`, a plan that is measured to be slower than FP32 does not
+    improve on it, nor a plan with FP32 parts that is predicted to be slower."""
     times = measured_times(plan)
     slower = plan.has_fp32 and plan.predicted_speedup < 1 if times is None else (times.speedup_high or 1.0) < 1
     return strategy_of(plan.strategy).gains(plan) and not (plan.objective == "time" and slower)
 
 
 def measured_times(plan: Plan) -> Times | None:
-    """Eager times on a GPU, which replace the prediction; None if not measured."""
+    """Measured times of eager execution on a GPU, which replace the predicted times; None if not measured."""
     times = plan.timed.eager if plan.timed and plan.timed.decides else None
     return times if times and times.speedup else None
 
@@ -46,7 +46,7 @@ def speedup(plan: Plan) -> float:
 
 
 def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> Plan | None:
-    """Choose the plan with the best objective for a use, among plans within all limits that improve on FP32, or None.
+    """Choose the plan with the best objective for a use, among plans within all limits that improve on FP32.
 
     A program is chosen only if no plan for the live model qualifies. stepped: names of the plans under which the
     audited training step holds; None if no step was audited. Among equal plans the higher-ranked strategy is chosen,
@@ -71,7 +71,7 @@ def recommend(
 ) -> tuple[str | None, str]:
     """The name of the plan to use, or None for FP32; and the reason in words. stepped: see `best_for`.
 
-    Raises: PlanError(slug="no-verdict") without such a plan, if one could not be run for reasons other than precision.
+    Raises: PlanError(slug="no-verdict") if no plan qualifies and one could not be run for reasons other than precision.
     """
     best = {each: best_for(plans, each, stepped) for each in MODES}
     if (chosen := best[use]) is not None:
@@ -146,9 +146,9 @@ def _require_runs(plans: Plans) -> None:
 
 
 def kept_apart(plan: Plan) -> str:
-    """Number of modules and functions that a plan keeps in FP32: `3 modules and 2 functions`; "" for none.
+    """Numbers of modules, functions, product outputs that a plan keeps in FP32: `3 modules and 2 functions`, or "".
 
-    For a program, the number of operations.
+    For a program, the numbers of operations and product outputs.
     """
     outputs = sum(len(choice.fp32_output) for choice in plan.scopes.values())
     kept = {"module": len(plan.kept_modules), "function": len(plan.exceptions) - outputs, "product output": outputs}
@@ -159,7 +159,7 @@ def kept_apart(plan: Plan) -> str:
 
 
 def outcome(plans: Plans, use: str = "inference") -> str:
-    """`plan` if there is a plan for the use; otherwise the reason.
+    """`plan` if a plan can be recommended for the use; otherwise the reason why not.
 
     `not asked for`; `loses`: a verified plan that would improve on FP32 fails the user's score; `saves nothing`: low
     precision is within the limits but saves nothing; `lowers nothing`: every plan within the limits has low-precision
@@ -182,8 +182,8 @@ def _is_for(plan: Plan, use: str) -> bool:
 
 
 def _runs_low(plan: Plan) -> bool:
-    """Whether a plan runs any operation in low precision, or could within the budget but would save nothing. A module whose operations
-    all stay in FP32 anyway adds no error."""
+    """Whether a plan runs any operation in low precision, or could within the budget but would save nothing. Modules
+    whose operations compute in FP32 anyway do not count."""
     if plan.has_low:
         return plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)
     spared = set(plan.kept_modules).difference(plan.kept_modules if plan.least is None else plan.least)

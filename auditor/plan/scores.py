@@ -27,7 +27,7 @@ class InFp32:
     evaluation: Evaluation
 
     def score_of(self, model: nn.Module, around: Around, options: Settings) -> Score:
-        """The score of a model in the context manager `around()`, compared with FP32's."""
+        """Score a model in the context manager that `around()` returns, and compare the score with FP32's."""
         given: ScoreResult | str
         most, limit = len(self.given.values), options.timeout or TIMEOUT
         try:
@@ -75,6 +75,6 @@ def in_fp32(subject: Subject, options: Settings, scoring: ScoreFunction) -> InFp
 
 
 def _question(scoring: ScoreFunction, most: int | None, timeout: float | None) -> Question:
-    """The call of the scoring function as a Question; another process imports it. most: number of scores expected."""
+    """A Question that calls the scoring function; another process can import it. most: number of scores expected."""
     found = scoring if scoring.place is None else scoring.place.text
     return partial(Runs.score, scoring=found, most=most, limit=timeout or TIMEOUT)

@@ -33,10 +33,10 @@ MOST_OFF = 4.0
 """Largest factor by which errors are assumed to differ from predictions."""
 
 FAR = 1.2
-"""A choice is run even if its expected error is up to this many times the limit, since predictions may be too large."""
+"""A choice is replayed if its expected error is up to this many times the limit: predictions may be too large."""
 
 STRICTER = 0.95
-"""If a choice misses the limit, the next one's predicted error is at most this share of the missed one's."""
+"""After a choice exceeds the limit, the next one's predicted error is at most this share of that choice's."""
 
 RUNS = 8
 """Maximum number of replays in one search."""
@@ -82,16 +82,16 @@ class Candidate:
 
     @property
     def feasible(self) -> bool:
-        """Whether no unsafe or untested operation runs in low precision and none gets two dtypes. A single run within
-        the budget does not make such an operation safe."""
+        """Whether no unsafe or untested operation runs in low precision and none gets two dtypes. An unsafe operation
+        does not become safe by one run within the budget."""
         return self.predicted_error < math.sqrt(FORBIDDEN)
 
 
 class Cuts:
-    """Choices that minimize price + multiplier * squared error, each a minimum cut.
+    """Computes choices of precisions that minimize price + multiplier * squared error, each as a minimum cut.
 
-    A cut expresses this sum because every term of two owners only penalizes different precisions.
-    Source: Kolmogorov and Zabih, What energy functions can be minimized via graph cuts? (2004).
+    A cut can express this sum because every term of two owners only penalizes that their precisions differ. Source:
+    Kolmogorov and Zabih, What energy functions can be minimized via graph cuts? (2004).
     """
 
     def __init__(self, arcs: Sequence[Arc], unit: float) -> None:
@@ -100,7 +100,7 @@ class Cuts:
         self._nothing = frozenset(end for arc in arcs for end in arc[:2]) - {LOW}
 
     def best(self, multiplier: float) -> Choice:
-        """The FP32 set at the minimum for a multiplier; of equal minima, the smallest set.
+        """The set of owners in FP32 that minimizes price + multiplier * squared error; of equal minima, the smallest.
 
         Capacities are integers, in units of 1e-18, so that the cut is exact and unique. Prohibitions have large, not
         infinite, capacities, so that a cut always exists.
@@ -114,15 +114,15 @@ class Cuts:
         return frozenset(nx.minimum_cut(network, LOW, HIGH, flow_func=boykov_kolmogorov)[1][1])
 
     def value(self, high: Choice) -> tuple[float, float]:
-        """The price and the squared error of a choice."""
+        """The price and the squared error of a choice of precisions."""
         paid = [arc for arc in self._arcs if arc.head in high and arc.tail not in high]
         return sum(arc.price for arc in paid), sum(arc.square for arc in paid)
 
     def towards(self, holds: Callable[[Choice], bool]) -> list[Choice]:
-        """All low, all FP32, and cuts between them that approach the limit from both sides.
+        """The choices all low, all FP32, and cuts between them whose errors approach the limit from both sides.
 
-        holds: whether a choice is within the limit; all FP32 always is. For the next multiplier the two choices next to
-        the limit have equal value, so that each new cut lies between them.
+        holds: whether a choice is within the limit; all FP32 always is. The next multiplier gives the two choices next
+        to the limit equal value, so that each new cut lies between them.
         """
         over, within = self.best(0.0), self._nothing
         result = [over, within, frozenset({HIGH})]
@@ -212,8 +212,8 @@ class Energy:
 
     @cached_property
     def groups(self) -> list[frozenset[str]]:
-        """Sets to lower together: an owner, or an owner and all below it, plus tied owners. Best saving per error
-        first."""
+        """Sets to lower together: an owner, or an owner and all below it, plus tied owners. The largest saving per
+        squared error comes first."""
 
         def worth(group: frozenset[str]) -> float:
             square = sum(self.scopes[owner][2] for owner in group)
@@ -242,7 +242,7 @@ class Energy:
 
 
 class Space(ABC):
-    """All choices for one plan, and the results of their replays. nothing: everything in FP32, which always holds.
+    """All choices for one plan, and the results of their replays. nothing: everything in FP32, which meets every limit.
     log: {FP32 part of a choice: error}, inf if the replay raises, or if the artefact misses the budget."""
 
     nothing: Candidate
@@ -277,7 +277,7 @@ def choose(space: Space, limit: float) -> Candidate:
     """The cheapest choice found whose replay has an error of at most `limit`.
 
     Each replay corrects the predictions for the next proposal, so that few are needed. If no choice is predicted to
-    meet the limit, one replay checks that.
+    meet the limit, one replay tests this prediction.
     """
     best = min((*space.within_budget(), space.nothing), key=lambda point: point.price)
     correction, ceiling = 1.0, math.inf
@@ -304,11 +304,11 @@ def find_verified(
     make: Callable[[Mapping[str, float]], Mapping[str, Candidate]],
     verify: Callable[[Mapping[str, Candidate]], Mapping[str, Plan]],
 ) -> dict[str, Plan]:
-    """Return for every space a plan whose artefact meets the budget, or that torch cannot run; otherwise the last plan
+    """Return for every search space a plan that meets the budget when run, or that torch cannot run; else the last one
     tried.
 
-    make: returns choices with errors within the limits. A choice that misses is rejected and made again with a smaller
-    limit: divided by the artefact's excess over the budget, and at least halved.
+    make: returns choices with errors within the limits. If a choice's plan misses the budget, a new choice is made with
+    a smaller limit: divided by the excess over the budget, and at least halved.
     """
     limits, plans = dict.fromkeys(spaces, MARGIN * max_error), dict[str, Plan]()
     for _ in range(ROUNDS):

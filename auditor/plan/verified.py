@@ -34,7 +34,7 @@ from ..verify import FP32, TODAY, Answers, Runs, failure_of, in_hand, said_no_me
 from .workbench import Workbench, worst_of
 
 Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
-"""Outputs of the model in FP32, and of the patched model."""
+"""Outputs of the model in FP32, and of the patched model, on one batch."""
 
 
 def verify(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, bytes] | None = None) -> dict[str, Plan]:
@@ -54,7 +54,7 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, byte
 
 
 def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
-    """The plan, unverified; its failure states the error of a replay of the recorded graph."""
+    """The unverified plan in a format that torch lacks; its failure text states the error of a replay."""
     batches = bench.usable(bench.checks) or bench.usable(bench.subject.batches)
     try:
         error = f"gives an error of {bench.replay(batches, policy_of(bench.capture, plan)):.2g}"
@@ -126,15 +126,15 @@ def finite_or_none(error: float) -> float | None:
 
 
 def judge_replay(bench: Workbench, error: float, policy: Policy) -> Verification:
-    """Verification of a model that torch cannot run, from the error of a replay of the recorded graph."""
+    """Verification of a model in a format that torch lacks, from the error of a replay of the recorded graph."""
     if math.isfinite(error):
         return Verification(error, error <= bench.max_error)
     return Verification(None, nonfinite=locate_nonfinite(bench, policy))
 
 
 def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
-    """Find the operation at which the recorded graph turns non-finite under a policy, on the first such batch. The
-    result names the rules with findings at this operation or at the cause."""
+    """Find the operation at which the recorded graph turns non-finite under a policy, on the first batch where it does.
+    The result names the rules with findings at this operation or at the cause."""
     batches, twins = bench.checks if bench.usable(bench.checks) else bench.subject.batches, bench.capture.twins
     for number, batch in enumerate(batches, start=1):
         path = path_of(bench.capture, bench.subject, batch)
@@ -149,8 +149,8 @@ def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
 
 
 def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Judgement:
-    """Mark operations unsafe at which a baseline's outputs turn non-finite; returns the same Judgement if there are no
-    such operations."""
+    """Mark operations unsafe that first return Inf or NaN when everything is in low precision; without such operations,
+    return the same Judgement."""
     found = dict[tuple[str, str], Verdict]()
     for name, base in baselines.items():
         first, (strategy, _, fmt) = base.nonfinite, name.partition("_")
@@ -160,7 +160,7 @@ def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Jud
                 "" if first.begins == first.node else f" at {first.begins} ({first.begins_source or first.begins_op})"
             )
             cause = f"{first.cause}{where}{f' (batch {first.batch})' if first.batch > 1 else ''}"
-            why = f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though finite by itself: {cause}"
+            why = f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though finite if run alone: {cause}"
             found.setdefault((first.node, fmt), Verdict("unsafe", why, limit, first.batch))
     return judged.with_unsafe(found)
 
@@ -183,10 +183,10 @@ def today_of(bench: Workbench) -> Today | None:
 
 
 def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
-    """Yield for each format the error of the model with everything low, and of a replay with FP32's choices.
+    """Yield for each format the error with everything in low precision, and of a replay with the FP32 run's choices.
 
     The choices set shapes, such as which rows an expert gets. The recorded graph fixes these choices, so only the
-    model's runs show the error of changed choices. Only the last strategy is run.
+    model's runs show the error of changed choices. Only the last requested strategy is run.
     """
     subject, options, batch = bench.subject, bench.options, bench.subject.batches[0]
     path, reference = bench.capture.first, bench.reference(batch)

@@ -46,7 +46,7 @@ from .costs import Cost, costs_of
 from .problem import Problem
 
 LARGEST_BUDGET = 100.0
-"""Above this budget contributions are not converted: in the metric's unit they could reach FORBIDDEN."""
+"""Above this error budget, contributions are not converted to the metric's unit, where they could reach FORBIDDEN."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Workbench:
 
     @cached_property
     def costs(self) -> Mapping[str, Cost]:
-        """{node: Cost}."""
+        """{node: its Cost}."""
         return costs_of(self.capture.graph_module.graph)
 
     @cached_property
@@ -116,7 +116,7 @@ class Workbench:
 
     @cached_property
     def verifier(self) -> Verifier:
-        """The process that runs emitted files; it ends when `held` is closed."""
+        """The process that runs emitted files of plans; it ends when the ExitStack `held` is closed."""
         begun = Verifier.start(
             self.checks,
             seed=self.options.seed,
@@ -142,8 +142,8 @@ class Workbench:
         """Results of asking `question` about each artefact, by name.
 
         The emitted file answers in a fresh process. The model patched in this process answers instead if it was passed
-        as an object, cannot be built in a fresh process, or not `fresh`. files: contents of plans that are programs, by
-        file name. names: names to ask about, by default all plans. later: see Verifier.ask.
+        as an object, cannot be built in a fresh process, or `fresh` is False. files: contents of plans that are
+        programs, by file name. names: names to ask about, by default all plans. later: see Verifier.ask.
         """
         names = list(names or plans)
         load: Load = partial(in_hand, self.subject.model, plans)
@@ -234,7 +234,7 @@ def yardstick_of(subject: Subject, options: Settings, capture: Capture) -> Yards
 def _of_the_cpu(metric: Distance) -> Distance:
     """The user's metric, called with all outputs on the CPU.
 
-    That function raises CallbackError(slug="bad-callback") if the metric raises on finite outputs or returns no number.
+    The result raises CallbackError(slug="bad-callback") if the metric raises on finite outputs or returns no number.
     """
     name = name_of(metric)
 

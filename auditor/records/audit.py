@@ -166,7 +166,7 @@ class Audit:
     plan_errors: Annotated[Mapping[str, float], MeasurementField("by node: error under the recommended plan")] = empty()
 
     def __repr__(self) -> str:
-        """A summary in a few lines."""
+        """A summary of the audit in a few lines."""
         from ..report.reporters import summary
 
         return summary(self)
@@ -224,7 +224,7 @@ class Audit:
         return write(folder, self.texts(folder), (*programs_in(folder), *quantized))
 
     def _repr_html_(self) -> str:
-        """The summary as HTML, which a notebook shows."""
+        """The audit's summary as HTML, which a notebook shows."""
         from ..report.blocks import html
         from ..report.reporters import overview
 

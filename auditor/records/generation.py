@@ -71,5 +71,5 @@ class Generation:
     temperature: Annotated[float, FileField("sampling temperature; 0: always the likeliest token", least=0)] = 0.0
     caches: Annotated[tuple[StoredCache, ...], FileField("the FP32 model with its key-value cache in fewer bits")] = ()
     recommended_cache: Annotated[
-        str | None, FileField("smallest of `caches` that meets the limits beside the recommended plan; `null`: none")
+        str | None, FileField("smallest of `caches` that meets the limits under the recommended plan; `null`: none")
     ] = None

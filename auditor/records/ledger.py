@@ -14,7 +14,7 @@ class LedgerRow:
     """The dtypes of one parameter, buffer or operation, by torch's names."""
 
     name: Annotated[str, FileField("name in the state dict, or of the operation in the captured graph")]
-    kind: Annotated[str, FileField("what it is", choices=("parameter", "buffer", "operation"))]
+    kind: Annotated[str, FileField("kind of this row", choices=("parameter", "buffer", "operation"))]
     loaded: Annotated[str, FileField("dtype as loaded; of an operation: of its result in the recorded run")]
     checkpoint: Annotated[str | None, FileField("dtype in the checkpoint; `null`: in none that was read")] = None
     author: Annotated[str | None, FileField("dtype that the author's code or lists ask for; `null`: none")] = None

@@ -119,9 +119,9 @@ class Verdict:
     verdict: Annotated[
         str,
         FileField(
-            "`safe`; `sensitive`: uses more than a quarter of the error budget by itself; `unsafe`: "
-            "exceeds the error budget, turns outputs Inf or NaN, or flips discrete results by "
-            "itself, or is not supported in the format; `untested`",
+            "`safe`; `sensitive`: alone in low precision, uses more than a quarter of the error budget; `unsafe`: "
+            "alone in low precision, exceeds the error budget, turns outputs Inf or NaN, or flips discrete results; "
+            "or is not supported in the format; `untested`",
             choices=("safe", "sensitive", "unsafe", "untested"),
         ),
     ]
@@ -144,7 +144,7 @@ class Magnitudes:
 
     @property
     def nonzero(self) -> int:
-        """Number of finite, non-zero entries."""
+        """Number of finite, non-zero entries of the tensor."""
         return sum(self.exponents.values())
 
 

@@ -160,8 +160,8 @@ class Reason:
         FileField(
             "`unsafe`: contains an operation that must not run in low precision; `untested`: "
             "behavior in low precision is unknown; `conflict`: would get inputs of two dtypes in "
-            "low precision; `budget`: would exceed the error budget by itself; `margin`: would use "
-            "the safety margin of the error budget; `no-gain`: low precision saves nothing; `tied`: "
+            "low precision; `budget`: if it were in low precision too, the plan would exceed the error budget; "
+            "`margin`: the plan would use the budget's safety margin; `no-gain`: low precision saves nothing; `tied`: "
             "shares a weight; `inherited`: inputs or results must be FP32; `author`: the model's "
             "code requires FP32; `strategy`: the strategy always uses FP32; `not-floating`: has no "
             "floating-point operation",
@@ -231,8 +231,8 @@ class KeptOperation:
         str,
         FileField(
             "`unsafe`: must not run in low precision; `untested`: behavior in low precision is "
-            "unknown; `refused`: cannot run in low precision; `budget`: its error outweighs the "
-            "time that low precision saves; `no-gain`: low precision saves nothing",
+            "unknown; `refused`: cannot run in low precision; `budget`: no tested plan that lowers it "
+            "met the error budget, or none is predicted to; `no-gain`: low precision saves nothing",
             choices=("unsafe", "untested", "refused", "budget", "no-gain"),
         ),
     ]
@@ -352,7 +352,7 @@ class Plan:
 
     @property
     def islands(self) -> int:
-        """Number of scopes whose precision differs from the root's."""
+        """Number of scopes whose precision differs from the precision of the root."""
         return sum(choice.precision != self.scopes[""].precision for choice in self.scopes.values())
 
     @property

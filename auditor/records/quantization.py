@@ -83,7 +83,7 @@ class QuantizedPlan:
     weights_bytes: Annotated[
         float, FileField("bytes of all parameters and buffers; 16 bits where not quantized", least=0)
     ]
-    weights_share: Annotated[float, FileField("`weights_bytes` divided by that of a model in 16 bits", least=0)]
+    weights_share: Annotated[float, FileField("`weights_bytes` divided by the bytes of a model in 16 bits", least=0)]
     time_share: Annotated[
         float | None, FileField("predicted time of one forward on `--gpu`, divided by BF16's; `null`: not predicted")
     ]

@@ -156,7 +156,7 @@ def to_terminal(blocks: Iterable[Block], width: int | None = None, color: bool |
 
 
 def _parts(block: Block) -> Iterator[RenderableType]:
-    """A block as objects that the library rich renders. A Text is never broken."""
+    """A block as objects that the library rich renders. A rich Text never wraps."""
     match block:
         case Prose(label, texts, "title"):
             yield from (Padding(_text(label, "bold"), 0), *(Padding(_text(text, "muted"), 0) for text in texts))

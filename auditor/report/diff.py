@@ -20,7 +20,7 @@ def overview(both: Comparison, files: tuple[str, str], shown: int = SHOWN) -> li
     return [
         Prose(f"{files[0]} ({both.before.subject.name}) -> {files[1]} ({both.after.subject.name})", (), "title"),
         Prose("Verdict", (headline(both),), "error" if both.new else "good"),
-        Prose("", (f"{now or 'No plan'} is recommended in both." if was == now else chosen,)),
+        Prose("", (f"{now or 'No plan'} is recommended in both audits." if was == now else chosen,)),
         Prose("Caution", differ, "warning"),
         *_plans(both),
         *_findings("New", both.new, shown),
@@ -30,14 +30,14 @@ def overview(both: Comparison, files: tuple[str, str], shown: int = SHOWN) -> li
 
 
 def render(both: Comparison, files: tuple[str, str]) -> str:
-    """The comparison as one HTML document."""
+    """Render the comparison of two audits as one HTML document."""
     title = f"{both.after.subject.name}: two audits compared"
     page = overview(both, files, ROWS)
     return environment().get_template("diff.html.jinja").render(title=title, headline=headline(both), page=page)
 
 
 def headline(both: Comparison) -> str:
-    """The comparison in one sentence."""
+    """Summarize the comparison of two audits in one sentence."""
     changed = any(figures(before) != figures(after) for _, before, after in both.plans)
     same = not changed and both.before.recommended == both.after.recommended
     if same and not both.new and not both.gone and not both.verdicts:
@@ -82,7 +82,7 @@ def _plans(both: Comparison) -> list[Block]:
     ]
     bold = next((i for i, row in enumerate(rows) if row[0] == both.after.recommended), None)
     kept = tuple(f"{name}: {words}" for name, old, new in both.plans if (words := exceptions(old, new)))
-    heads = ("Plan", "Measured error", "Speed-up", "Modules in FP32", "")
+    heads = ("Plan", "Measured error", "Speed-up", "Precision changes", "")
     return [Grid(heads, tuple(rows), bold), Prose("", kept, "muted")]
 
 
@@ -99,7 +99,7 @@ def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> list[Blo
 
 
 def _verdicts(both: Comparison, shown: int) -> list[Block]:
-    """A list of changed verdicts, those that got worse first."""
+    """A list of changed verdicts; verdicts that got worse come first."""
     ranks = {"safe": 0, "unsafe": 2}
     groups = fold(both.verdicts, lambda c: c.node.owner, lambda c: (c.node.op, c.format, c.before, c.after))
     groups.sort(key=lambda same: ranks.get(same[0].before or "", 1) - ranks.get(same[0].after or "", 1))

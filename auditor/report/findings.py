@@ -121,12 +121,12 @@ class Causes:
 
     @property
     def all(self) -> tuple[Cause, ...]:
-        """Every cause, the worst first."""
+        """Every cause of findings, the worst first."""
         return self.wanting + self.notes
 
     @property
     def headline(self) -> str:
-        """The number of causes, by severity, and of notes."""
+        """The numbers of problems, by severity, and of notes, in words."""
         said = count(len(self.notes), "note")
         if not self.wanting:
             return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule matched"

@@ -106,7 +106,7 @@ def _cache_words(audit: Audit) -> Iterator[str]:
     made, plan = audit.generation, audit.plans.get(audit.recommended or "")
     for best in (one for one in made.caches if one.stored == made.recommended_cache) if made is not None else ():
         yield (
-            f"Key-value cache: {label(best.stored)} is the smallest within the limits beside "
+            f"Key-value cache: {label(best.stored)} is the smallest within the limits if the model runs in "
             f"{'FP32' if plan is None else plan_title(plan)}. It adds {best.generated.flips or 0:.3g} flips per 1,000 "
             f"tokens; {LENGTHS[1]:,} tokens take {_size(best, LENGTHS[1])}."
         )

@@ -16,7 +16,7 @@ from .words import count, fold, fold_paths, line, op, ratio, remedy, sentence
 
 HEADS = ("Name", "Checkpoint", "As loaded", "Author", "Planned", "Executed")
 SHOWN = 60
-"""Number of lines of a table in the report; measurements.json and `auditor ledger` have all."""
+"""Maximum lines of a table of dtypes in the report; measurements.json and `auditor ledger` have all lines."""
 ABOUT = (
     "Checkpoint: in the file that was read. Author: the dtype that a cast, a region of autocast, or a list such as "
     "`_keep_in_fp32_modules` asks for. Planned: of its module under the plan. Executed: the dtype in which operations "

@@ -38,7 +38,7 @@ def files(audit: Audit) -> dict[str, str]:
         top = max(logs.values(), default=0.0) + 1
         logs |= {name: top for name, value in effects.items() if not math.isfinite(value)}
         ranked = {name: {"value": round(value, 3)} for name, value in logs.items()}
-        moves = _overlay(f"{label(fmt)} moves output", ranked, {"gradient": stops})
+        moves = _overlay(f"{label(fmt)}: change of the outputs", ranked, {"gradient": stops})
         verdicts = {r.node.name: r.verdicts[fmt].verdict for r in audit.nodes if fmt in r.verdicts}
         documents[f"{fmt}_effect.json"] = moves
         documents[f"{fmt}_verdict.json"] = _overlay(f"{label(fmt)} verdict", _colors(verdicts, VERDICT_COLORS))

@@ -176,7 +176,7 @@ def program_line(plan: Plan) -> str:
     program = plan.program
     if program is None:
         return ""
-    low = f"{program.low:,} of {count(program.operations, 'operation')} low, {count(program.casts, 'cast')}"
+    low = f"{program.low:,} of {count(program.operations, 'operation')} in {label(plan.format)}, {count(program.casts, 'cast')}"
     batch = "any batch size" if program.fixed is None else f"only the audited batch size: {program.fixed}"
     return f"{program.file}: {low}, {batch}{_onnx(plan, program.onnx) if program.onnx else ''}"
 

@@ -15,14 +15,14 @@ from .words import VERDICTS, label, line
 LONGEST = 200
 """Maximum characters of a reason or a source line in the table; the JSON files have the full text."""
 VISIBLE = 1e-4
-"""Smallest share of values that underflow to zero that the table shows."""
+"""The table shows the share of values that underflow to zero only if it is at least this large."""
 FOLD_FROM = 3
 """Minimum number of consecutive sibling modules with the same operations that the table folds."""
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def table(audit: Audit) -> dict[str, Any]:
-    """Columns of the layer table as JSON types, with Inf and NaN as the strings `inf` and `nan`."""
+    """Build the columns of the layer table as JSON types; Inf and NaN become the strings `inf` and `nan`."""
     strings: dict[str, int] = {"": 0}
 
     def add(text: str | None, most: int | None = None) -> int:

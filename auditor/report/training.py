@@ -30,7 +30,7 @@ def training_section(audit: Audit) -> list[Block]:
     noise = f"FP32 gradients differ by {ratio(training.noise)} between batches; over many steps this averages out."
     about = (
         f"{step} A gradient counts as low precision if it is FP16 or BF16 {under}.",
-        *(f"{one} {label(fmt)} step differ by {ratio(error)}." for fmt, error in training.errors.items()),
+        *(f"{one} {label(fmt)} step differ from FP32's by {ratio(error)}." for fmt, error in training.errors.items()),
         *([] if training.noise is None else [noise]),
         f"Each error is the largest over {count(training.batches, 'batch', 'batches')}.",
     )
@@ -62,7 +62,7 @@ def _details(audit: Audit, training: Training) -> Iterator[Block]:
 def _window(window: LossScale) -> str:
     most, least = f"{window.maximum:,.10g}", f"{window.minimum:,.10g}"
     if window.closed_by is not None:
-        return f"The window is empty: gradients of `{scope(window.closed_by)}` overflow above {most}, but underflow requires at least {least}."
+        return f"The window is empty: gradients of `{scope(window.closed_by)}` overflow above {most}, but avoiding underflow requires at least {least}."
     if window.init is None:
         return "The window is empty: no tested loss scale gives finite gradients on every batch."
     return (

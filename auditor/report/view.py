@@ -59,7 +59,7 @@ def _tally(audit: Audit, fmt: str) -> Tally:
         said = f"{label(fmt)} was not tested on any operation."
     elif not unsafe and not sensitive:
         tested = f"{count(len(judged) - untested, 'operation')}{' tested' if untested else ''}"
-        alone = " by itself" if runs else ""  # the whole model in low precision becomes non-finite
+        alone = " if run alone" if runs else ""  # the whole model in low precision becomes non-finite
         said = f"{label(fmt)}: none of the {tested} is unsafe or sensitive{alone}{left}."
     else:  # autocast runs some operations in FP32: these are unsafe only with cast weights
         cast = sum(node.verdicts[fmt].verdict == "unsafe" and node.exposed.get(fmt) == ("cast",) for node in judged)

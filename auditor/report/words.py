@@ -57,7 +57,7 @@ def ratio(value: float | None) -> str:
 
 
 def or_blank(value: float | None, how: Callable[[float], str] = "{:.3g}".format) -> str:
-    """A formatted number; "" for None."""
+    """A number, formatted by `how`; "" for None."""
     return "" if value is None else how(value)
 
 
@@ -120,7 +120,7 @@ def power(base: int, exponent: int) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage; 100% only if nothing is missing."""
+    """A share as a percentage; `>99%` and `<1%` where rounding would give 100% or 0%."""
     if 0.995 <= share < 1:
         return ">99%"
     if 0 < share < 0.005:

@@ -72,7 +72,7 @@ def evaluate(condition: Condition, facts: NodeFacts) -> bool | None:
 
 
 def facts_used(condition: Condition) -> Iterator[str]:
-    """Addresses of the facts that a condition reads, in the order written."""
+    """Names of the facts that a condition reads, in the order written."""
     if condition.kind == "fact":
         yield condition.fact
     for part in condition.parts:
@@ -80,7 +80,7 @@ def facts_used(condition: Condition) -> Iterator[str]:
 
 
 def describe(condition: Condition) -> str:
-    """The condition in words."""
+    """Describe a rule's condition in words."""
     if condition.kind == "fact":
         return " and ".join(_words(condition.fact, name, value) for name, value in condition.comparisons.items())
     if condition.kind == "not":

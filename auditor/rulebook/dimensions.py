@@ -16,7 +16,7 @@ Arguments = dict[str, Any]
 Gemm = tuple[int, int, int]
 
 LARGEST_TILE = 64
-"""Largest alignment that is distinguished."""
+"""Largest alignment of a matrix dimension that the facts distinguish."""
 
 _NOT_APPLICABLE = (ValueError, KeyError, IndexError, TypeError, ZeroDivisionError)
 """Exceptions of a formula for an unsupported overload, rank or size; the fact is then unknown."""

@@ -57,7 +57,7 @@ def eps(node: fx.Node, literals: tuple[float, ...]) -> float | None:
 
 
 def squares(node: fx.Node) -> bool:
-    """Whether the node is x ** 2, x.square() or x * x."""
+    """Whether the node computes a square: x ** 2, x.square() or x * x."""
     name, args = row_of(node).packet, arguments(node)
     if name == "pow":
         return args.get("exponent") == 2 and isinstance(args.get("self"), fx.Node)
@@ -77,7 +77,7 @@ def _uncast(node: Any) -> Any:
 
 
 def centres(node: fx.Node) -> bool:
-    """Whether the node is x minus its own mean; a scaled sum counts as a mean."""
+    """Whether the node computes x minus the mean of x; a scaled sum counts as a mean."""
     taken = _subtrahend(node)
     if taken is not None and row_of(taken).scales and len(taken.all_input_nodes) == 1:
         taken = source(taken.all_input_nodes[0])
@@ -86,7 +86,7 @@ def centres(node: fx.Node) -> bool:
 
 
 def shifts_by_max(node: fx.Node) -> bool:
-    """Whether the node is x minus its own maximum, or minus a smooth maximum."""
+    """Whether the node computes x minus the maximum of x, or minus its smooth maximum (logsumexp)."""
     taken = _subtrahend(node)
     return taken is not None and row_of(taken).maximum and _reads_minuend(node, taken)
 
@@ -120,7 +120,7 @@ def headroom_bits(max_abs: float | None, row: Format) -> float | None:
 
 
 def spacing_at(max_abs: float | None, row: Format) -> float | None:
-    """Spacing of the format's numbers at this magnitude, including subnormal ones."""
+    """Spacing of the format's numbers (subnormal ones too) at this magnitude."""
     if not max_abs:
         return None
     return math.ldexp(1.0, max(math.frexp(max_abs)[1] - 1, row.min_exponent) - row.mantissa)
@@ -144,7 +144,7 @@ def beyond(literal: float, name: str) -> bool:
 
 @cache
 def round_literal(literal: float, name: str) -> float:
-    """The literal in a format."""
+    """Round a literal to a format."""
     return float(round_to(torch.tensor(literal, dtype=torch.float32), name))
 
 
@@ -153,7 +153,7 @@ LEAST = 1e3
 EXACT = 1e-6
 """Relative tolerance for recognizing a literal in FP32 values."""
 NEAR = 0.1
-"""Relative tolerance for a mask's literal to which scores were added."""
+"""Relative tolerance for recognizing a mask's literal after scores were added to it."""
 
 
 def literal_results(capture: Capture, ranges: Mapping[str, Magnitudes]) -> frozenset[str]:

@@ -32,7 +32,7 @@ QUIET = Noise()
 """Noise of a reproducible model."""
 
 UNKNOWN = NodeError()
-"""The error of an operation of which only the effect on the outputs is known."""
+"""The local error of an operation if only its effect on the outputs is known."""
 
 
 def verdict_of(
@@ -45,7 +45,7 @@ def verdict_of(
     max_error: float,
     noise: Noise = QUIET,
 ) -> Verdict:
-    """Verdict of one node in one format. unsafe: by itself it exceeds the budget, makes outputs non-finite, or raises.
+    """Verdict of one node in one format. unsafe: alone in low precision, it exceeds the budget or raises.
 
     A node that no strategy runs in low precision is safe, and the reason says so. NaN fails every threshold.
     Differences within the noise of FP32 are ignored.
@@ -59,7 +59,7 @@ def verdict_of(
     if not exposed and not node.floating:
         return Verdict("safe", "not a floating-point operation")
     if not exposed:
-        return Verdict("safe", "the model's code keeps the operation in FP32 under both strategies")
+        return Verdict("safe", "the model's code keeps the operation in FP32 under every strategy")
     if error.unsupported:
         return Verdict("unsafe", error.unsupported, "range" if "does not fit" in error.unsupported else None)
     return _weigh(contribution, max_error, noise, error, span, fmt)
@@ -73,7 +73,7 @@ def _weigh(
     span: Magnitudes | None = None,
     fmt: str = "",
 ) -> Verdict:
-    """The verdict that an effect on the outputs gives; error, span, fmt: about the operation, for the reason."""
+    """The verdict for an effect on the outputs. error, span, fmt describe the operation, for the text of the reason."""
     if contribution.decided_by == "not-run":
         broken = error.overflow or error.nan
         what = "the result turns non-finite" if broken else "only a run can measure the effect on the outputs"
@@ -132,7 +132,7 @@ def _part(share: float) -> str:
 
 
 def _company(contribution: Contribution) -> str:
-    """Clause that says whether the operation ran in low precision by itself."""
+    """Clause that says whether the operation ran in low precision alone or together with others."""
     if contribution.decided_by != "group":
         return "run alone in low precision,"
     return f"run in low precision with {'1 other' if contribution.together == 2 else f'{contribution.together - 1:,} others'},"
@@ -149,7 +149,7 @@ def _unsafe_reason(
     if error.overflow and span is not None:
         largest = FORMATS[fmt].largest
         magnitude = (
-            f"{span.max_abs:.4g} is beyond {largest:.4g}" if span.max_abs > largest else "an intermediate overflows"
+            f"{span.max_abs:.4g} is beyond {largest:.4g}" if span.max_abs > largest else "an inner value overflows"
         )
         return f"overflow: {magnitude}; {effect}"
     if error.disagreement:
@@ -182,14 +182,14 @@ def _limit(error: NodeError) -> str | None:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Verdicts of all nodes. verdicts: {node: {format: Verdict}}; exposed: {node: {format: strategies that would run it
-    low}}."""
+    """Verdicts of all nodes. verdicts: {node: {format: Verdict}}; exposed: {node: {format: strategies that would lower
+    it}}."""
 
     verdicts: Mapping[str, Mapping[str, Verdict]]
     exposed: Mapping[str, Mapping[str, tuple[str, ...]]]
 
     def with_unsafe(self, found: Mapping[tuple[str, str], Verdict]) -> Judgement:
-        """The Judgement with these verdicts, by node and format, on nodes that are not unsafe yet; itself if all are."""
+        """A Judgement with these verdicts (by node and format) for nodes that are not unsafe yet; self if all are."""
         new = {at: verdict for at, verdict in found.items() if self.verdicts[at[0]][at[1]].verdict != "unsafe"}
         changed = {n: {fmt: new.get((n, fmt), one) for fmt, one in each.items()} for n, each in self.verdicts.items()}
         return Judgement(changed, self.exposed) if new else self

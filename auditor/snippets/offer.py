@@ -27,7 +27,7 @@ class Tool:
 
 
 def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[Plan, str] | None:
-    """A plan and a remark on the choice: the plan called `name`, else the recommended plan or a verified replacement.
+    """Choose a plan, and explain the choice: the plan called `name`, else the recommended plan or a verified one.
 
     None if no such plan meets the error budget. Raises: PlanError(slug="no-such-plan" | "no-arithmetic").
     """

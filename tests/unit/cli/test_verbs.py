@@ -211,7 +211,7 @@ def test_text_fits_and_says_what_changed(run):
     code, out = run("before", "after")
     assert code == 0
     assert "1 new finding, 1 gone" in out.out
-    assert "autocast_fp16 is recommended in both" in out.out
+    assert "autocast_fp16 is recommended in both audits" in out.out
     assert "NEW001" in out.out
     assert "Budget: 0.01 relative L2" in " ".join(out.out.split())
     assert [line for line in out.out.splitlines() if len(line) > 100 and not line.startswith("model.py:")] == []

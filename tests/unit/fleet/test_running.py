@@ -130,7 +130,7 @@ def test_rows_link_to_reports_and_say_why_there_is_none(tmp_path, audit):
     assert 'href="good%20one/report.html"' in page
     assert "no such &lt;file&gt;" in page
     (row,) = rows_of([target("good one", tmp_path)], {"good one": ends["broken"]}, tmp_path / "new", tmp_path)
-    assert (row.state, row.worse) == ("failed", ["there was an audit before"])
+    assert (row.state, row.worse) == ("failed", ["audited before, not now"])
     assert headline([*rows.values()]) == "4 models: 2 failed, 1 not audited yet."
     assert not re.search(r"""(src|href)=["'](https?:)?//""", page)
 

@@ -83,7 +83,7 @@ def test_its_plan_is_predicted_and_simulated_and_not_run(audit: Audit) -> None:
         "rounded gives an error of"
     )
     assert float(error) == pytest.approx(plan.predicted_error, rel=1.0)
-    assert plan.note == "the A100 has no E6M9 arithmetic: its speed-up comes only from moving fewer bytes"
+    assert plan.note == "the A100 has no E6M9 arithmetic: a speed-up only comes from moving fewer bytes"
     # rsqrt(inf) = 0: of x^2 + 2 / x, which is 3 at x = 1, a third is missing.
     assert baseline.measured_error == pytest.approx(1 / 3, abs=0.01)
     assert (baseline.finite, baseline.failure) == (True, None)
