@@ -145,7 +145,7 @@ class Settings(BaseModel):
     kwargs: Annotated[dict[str, Any] | None, Option("a dict of keyword arguments", flag="")] = None
     """keyword arguments for every call of the model"""
     formats: Annotated[Names, Option(TAKEN, choices=lambda: (*auditable(), *SCHEMES))] = DEFAULT
-    """number formats to audit: `fp16`, `bf16`, `fp8_e4m3` or `fp8_e5m2`; formats in which torch cannot compute,
+    """number formats to audit: `fp16`, `bf16`, `fp8_e4m3` or `fp8_e5m2`; formats in which torch has few operations,
     [such as FP8](api.md#other-formats), are emulated by rounding. A [quantization scheme](quantization.md), such as
     `fp8`, `int8` or `nvfp4`, audits every layer with a weight under that scheme; if only schemes are given, BF16 is
     audited too"""

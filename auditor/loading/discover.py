@@ -171,7 +171,7 @@ def require(target: Target) -> None:
 def from_hub(target: Target, seed: int) -> BuiltModel:
     """Build the model of a hub target in FP32, with its origin.
 
-    Raises: LoadError(slug="missing-target" | "no-symbol" | "bad-target" | "model-raises" | "quantized-model" |
+    Raises: LoadError(slug="missing-target" | "no-symbol" | "model-raises" | "quantized-model" |
     "remote-code" | "missing-weights" | "bad-weights" | "weights-mismatch").
     """
     with swap_attribute(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True):
@@ -245,7 +245,7 @@ def _folder(target: Target) -> Path:
         return Path(hub.snapshot_download(repository, revision=revision or None, local_files_only=True))
     except Exception as error:  # a name may be malformed, unknown or not cached: the advice is the same
         hint = f"download it first (`hf download {repository}`), or give a directory"
-        raise LoadError(f"{name!r} is no directory and not in the local cache: {hint}", "missing-target") from error
+        raise LoadError(f"{name!r} is neither a directory nor in the local cache: {hint}", "missing-target") from error
 
 
 def _config(transformers: Any, folder: Path) -> Any:

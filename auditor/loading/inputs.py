@@ -233,7 +233,9 @@ def _values(match: re.Match[str], model: nn.Module) -> Tensor:
     """Generated values: normal floats; integers below the limit or the embedding's size; ones for bools and masks."""
     dtype: Any = getattr(torch, match["dtype"], None)
     if not isinstance(dtype, torch.dtype):
-        raise LoadError(f"{match['dtype']!r} is no dtype of torch: write float32, int64, bool ...", slug="bad-inputs")
+        raise LoadError(
+            f"{match['dtype']!r} is not a dtype of torch: write float32, int64, bool ...", slug="bad-inputs"
+        )
     shape = tuple(int(size) for size in match["shape"].split(",") if size)
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(shape, dtype=torch.float32 if dtype.is_floating_point else dtype).to(dtype)

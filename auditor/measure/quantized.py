@@ -95,7 +95,7 @@ def layers_of(capture: Capture) -> dict[str, Layer]:
 
 
 def key_layers(capture: Capture) -> set[str]:
-    """Layers from which attention's keys are computed by no other layer: of fused attention, or of a product of two
+    """Layers from whose results alone attention's keys are computed: of fused attention, or of a product of two
     activations whose result a softmax reads."""
     layers, result, seen = layers_of(capture), set[str](), set[fx.Node]()
     waiting = list[fx.Node]()
@@ -131,7 +131,7 @@ def require_layers(captures: Sequence[Capture], schemes: Iterable[str]) -> None:
         elif not any(fits(layer, scheme) for layer in layers):
             height, width = SCHEMES[scheme].weight.block
             divide = f" the blocks of {height}x{width} do not divide its linear layers, and" if width else ""
-            why = f"{divide} no kernel takes its other layers".removeprefix(" ")
+            why = f"{divide} no kernel supports its other layers".removeprefix(" ")
         else:
             continue
         raise PlanError(f"no layer can be quantized as `{scheme}`: {why}. Remove it from --formats", "no-layer")

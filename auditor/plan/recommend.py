@@ -146,16 +146,17 @@ def _require_runs(plans: Plans) -> None:
 
 
 def kept_apart(plan: Plan) -> str:
-    """Numbers of modules, functions, product outputs that a plan keeps in FP32: `3 modules and 2 functions`, or "".
+    """What a plan keeps in FP32: `3 modules and 2 functions`, `the output of 1 matrix product`; "" for nothing.
 
-    For a program, the numbers of operations and product outputs.
+    Of a program, operations instead of modules and functions.
     """
     outputs = sum(len(choice.fp32_output) for choice in plan.scopes.values())
-    kept = {"module": len(plan.kept_modules), "function": len(plan.exceptions) - outputs, "product output": outputs}
+    kept = {"module": len(plan.kept_modules), "function": len(plan.exceptions) - outputs}
     if plan.program is not None:
         outputs = sum(each.only_output for each in plan.program.kept)
-        kept = {"operation": len(plan.program.kept) - outputs, "product output": outputs}
-    return " and ".join(f"{many:,} {what}{'s' * (many != 1)}" for what, many in kept.items() if many)
+        kept = {"operation": len(plan.program.kept) - outputs}
+    said, s = [f"{many:,} {what}{'s' * (many != 1)}" for what, many in kept.items() if many], "s" * (outputs != 1)
+    return " and ".join([*said, *[f"the output{s} of {outputs:,} matrix product{s}"][:outputs]])
 
 
 def outcome(plans: Plans, use: str = "inference") -> str:

@@ -162,12 +162,12 @@ class Cuts:
         changes = [(group, Choice.difference) for group in groups]
         changes += [(group, Choice.union) for group in reversed(groups)]
         cuts, left = self.towards(lambda high: made(high).predicted_error <= allowed), iter(range(tries))
-        cuts.sort(key=rank)
-        within, over = cuts[0], next((cut for cut in cuts if rank(cut)[0]), frozenset())
+        within = min(cuts, key=rank)
+        over = min((cut for cut in cuts if rank(cut)[0]), key=rank, default=frozenset())
         pending = [group for group in groups if group <= within - over]
         count = bisect(range(1, len(pending) + 1), 0.0, key=lambda count: rank(within.difference(*pending[:count]))[0])
-        cuts.insert(0, within.difference(*pending[:count]))
-        return made(min(map(downhill, dict.fromkeys(cuts)), key=rank))
+        cuts.append(within.difference(*pending[:count]))
+        return made(min(map(downhill, sorted(dict.fromkeys(cuts), key=rank)), key=rank))
 
 
 @dataclass

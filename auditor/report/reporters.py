@@ -95,18 +95,9 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
         yield Item(head, (note,), cause.severity)
     more = [f"{count(left, 'more problem')} in the report"] if (left := len(todo.wanting) - most) > 0 else []
     if todo.all:
-        yield Prose(
-            "",
-            (
-                "; ".join(
-                    [
-                        *more,
-                        f"to read about {todo.all[0].worst.rule}: python -m auditor explain {todo.all[0].worst.rule}",
-                    ]
-                ),
-            ),
-            "muted",
-        )
+        first, lead = todo.all[0].worst, "to read about" if todo.wanting else "the first note is"
+        command = f"{lead} {first.rule}: python -m auditor explain {first.rule}"
+        yield Prose("", ("; ".join([*more, command]),), "muted")
 
 
 def _more(audit: Audit, seen: ReportView) -> list[Block]:

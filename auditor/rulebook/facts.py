@@ -101,7 +101,9 @@ class NodeFacts:
     verdict: Mapping[str, str] = _fact("", "measured verdict in a format: safe, sensitive, unsafe, untested")
     reason: Mapping[str, str] = _fact("", "reason for the verdict in a format, in one clause")
 
-    makes_keys: bool = _fact("", "whether attention's keys are computed from this layer's result, by no other layer")
+    makes_keys: bool = _fact(
+        "", "whether attention's keys are computed from this layer's result, and no other layer computes them"
+    )
     weight_bits: Mapping[str, float] = _fact("bits", "of a layer under a [scheme](quantization.md): bits per weight")
     cause: Mapping[str, str] = _fact("", "of a layer under a scheme: cause of its error, such as `outlier channel`")
     part: Mapping[str, str] = _fact("", "of a layer under a scheme: weight, activation or both, by their effects")

@@ -103,7 +103,7 @@ BUDGET = {
     "quantization": (2360, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1140, "rehearsal"),
-    "report": (2840, "report"),
+    "report": (2830, "report"),
     "rulebook": (2440, "rules"),
     "score": (280, "criteria"),
     "snippets": (450, "snippets"),
@@ -112,7 +112,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30170, 220, 24
+LINES, FILES, ROOMS = 30160, 220, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

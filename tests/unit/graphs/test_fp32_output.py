@@ -45,7 +45,7 @@ def test_a_product_that_only_overflows_in_its_output_reads_fp16(found: Audit) ->
     (output,) = [kept for kept in plan.program.kept if kept.only_output]
     assert (output.name, output.node, output.kind) == (f"linear{FP32_OUTPUT}", "linear", "unsafe")
     assert plan.low_precision_flops == 1.0
-    assert kept_apart(plan) == "1 operation and 1 product output"
+    assert kept_apart(plan) == "1 operation and the output of 1 matrix product"
     (row,) = [row for row in found.ledger if row.op == "aten.linear.default"]
     assert row.planned == "float16"
 

@@ -132,7 +132,7 @@ def test_a_cached_repository_is_found_by_its_name(bert, tmp_path, monkeypatch):
         ("timm:test_resnet(width=torch.pi)", "bad-target", "plain numbers"),
         ("timm:test_resnet(absent_argument=1)", "model-raises", "absent_argument"),
         ("hf:nobody/nothing-of-the-kind", "missing-target", "hf download nobody/nothing-of-the-kind"),
-        ("hf:a name!/with/too/much", "missing-target", "not in the local cache"),
+        ("hf:a name!/with/too/much", "missing-target", "is neither a directory nor in the local cache"),
         ("hf:.", "missing-target", "config.json"),
     ],
 )

@@ -152,7 +152,7 @@ SOURCES = (
     ("example_inputs", "example_inputs = torch.ones(2, 3)\n"),
     ("example_input_array", "model.example_input_array = torch.ones(2, 3)\n"),
     ("dummy_inputs", "model.dummy_inputs = {'input': torch.ones(2, 3)}\n"),
-    ("synthesised", ""),
+    ("generated for the root", ""),
 )
 
 
