@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def products_of(problem: Problem) -> Mapping[str, frozenset[str]]:
-    """{path of a function with FP32 output: its products}. Left out: functions that submodules also call, which would
-    get FP32 output too; products in shared modules or autocast regions of the code, or that no plan lowers."""
+    """{path of a function that can have FP32 output: its matrix products}. Left out: functions that submodules also
+    call, which would get FP32 output too; products in shared modules, in autocast regions, or that no plan lowers."""
     able, unable = defaultdict[str, set[str]](set), set[str]()
     for name, node in problem.capture.nodes.items():
         if node.function is None or operation(node.op).packet not in FACTORS:

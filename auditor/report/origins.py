@@ -54,7 +54,7 @@ def _products(audit: Audit, fmt: str) -> Grid:
     split = [(r, r.errors[fmt].product) for r in audit.nodes if fmt in r.errors]
     known = sorted(((r, p) for r, p in split if p is not None), key=lambda pair: -pair[1].whole)
     rows = [(where(r.node), *map(ratio, (p.whole, p.inputs, p.accumulation, p.output))) for r, p in known[:SHOWN]]
-    caption = f"Matrix products and convolutions with the largest local error in {label(fmt)}: the squares of its three parts nearly add up to its square"
+    caption = f"Matrix products and convolutions with the largest local error in {label(fmt)}, and its parts: rounding of the inputs, accumulation, rounding of the output"
     return Grid(("Product", "Error", "Inputs", "Accumulation", "Output"), tuple(rows), caption=caption)
 
 

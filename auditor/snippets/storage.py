@@ -128,7 +128,7 @@ _KEPT_NOTE = (
     "most layers fail with FP16 or BF16 inputs and FP32 weights. patched_model.py, in the "
     "directory of plan.json, converts the inputs. The file also rejects the "
     "model if one of these weights was loaded in low precision.",
-    "model_class is the audited class, not an Auto class: names of weights are relative to it.",
+    "model_class is the audited class, not an Auto class: its weights have these names.",
 )
 
 _LOAD = '''
