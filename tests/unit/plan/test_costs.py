@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from auditor.plan.costs import Cost, cast_seconds, costs_of, memory_of, seconds
 from auditor.plan.problem import Problem
-from auditor.plan.search import FORBIDDEN, HIGH, LOW, Arc, Cuts, Energy
+from auditor.plan.search import FORBIDDEN, HIGH, LOW, Arc, Candidate, Choice, Cuts, Energy
 from auditor.records import Capture, Contribution, MemoryUse, Verdict
 from tests.support.capturing import Function
 from tests.support.problems import captured, problem_of
@@ -190,3 +190,15 @@ def test_arcs_between_the_same_nodes_add_up_and_no_arc_is_no_flow() -> None:
     assert sink_side([Arc(LOW, "a", 1), Arc(LOW, "a", 1), Arc("a", HIGH, 2), Arc("a", HIGH, 1)]) == {"a", HIGH}
     assert sink_side([]) == {HIGH}
     assert sink_side([Arc("a", HIGH, 3), Arc("b", "a", 0)]) == {"a", HIGH}
+
+
+def test_between_two_cuts_as_many_groups_are_lowered_as_the_limit_allows() -> None:
+    worth = {"a": 4.0, "b": 3.0, "c": 2.0}  # the same saving per squared error, so that cuts lower all or nothing
+    cuts = Cuts([arc for x, n in worth.items() for arc in (Arc(LOW, x, n), Arc(x, HIGH, 0.0, n))], 1.0)
+
+    def made(high: Choice) -> Candidate:
+        price = sum(n for x, n in worth.items() if x in high)
+        return Candidate(high & worth.keys(), (sum(worth.values()) - price) ** 0.5, price)
+
+    found = cuts.cheapest(made, 7.5**0.5, [frozenset(x) for x in worth], tries=0)
+    assert (found.high, found.price) == ({"c"}, 2.0)
