@@ -23,6 +23,9 @@ SINGLES = 256
 MOVES = 3
 """Number of random options that are taken before a choice is improved, to leave a local optimum."""
 
+CHANGES = 1_000
+"""Maximum number of changes that improve one choice: where predictions are rounded, they could go round in circles."""
+
 NEAR = 8
 """Number of choices whose errors are nearest to the limit, from which further choices are searched."""
 
@@ -169,7 +172,7 @@ class Search:
         at = torch.tensor([self._options.index((i, s)) for i, s in enumerate(start)])
         products, change, rest = self._products, self.known[start].change.double(), 0.0
         diagonal = products.diagonal(dim1=1, dim2=2)
-        while True:
+        for _ in range(CHANGES):
             for place in moves:
                 old = int(at[groups[place]])
                 change = change + self._changes[:, place] - self._changes[:, old]
@@ -193,6 +196,7 @@ class Search:
                 found = tuple(self._options[place][1] for place in at.tolist())
                 return found if before.amax() <= limit**2 else start
             moves = [one for one in divmod(int(value.argmax()), len(now)) if one != now[one]]
+        return start
 
     def _run(self, choice: Choice) -> None:
         if choice not in self.known:

@@ -100,7 +100,7 @@ BUDGET = {
     "offload": (350, "offload"),
     "plan": (2160, "plan"),
     "progress": (300, "telling"),
-    "quantization": (2360, "quantization"),
+    "quantization": (2370, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1140, "rehearsal"),
     "report": (2830, "report"),
