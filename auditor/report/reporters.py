@@ -95,7 +95,7 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
         yield Item(head, (note,), cause.severity)
     more = [f"{count(left, 'more problem')} in the report"] if (left := len(todo.wanting) - most) > 0 else []
     if todo.all:
-        first, lead = todo.all[0].worst, "to read about" if todo.wanting else "the first note is"
+        first, lead = todo.all[0].worst, "to read about" if todo.wanting else "The first note is"
         command = f"{lead} {first.rule}: python -m auditor explain {first.rule}"
         yield Prose("", ("; ".join([*more, command]),), "muted")
 

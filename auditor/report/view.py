@@ -118,7 +118,10 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     who = "The patched model" if plan.program is None else f"The saved program, {plan.program.file},"
     error, times = f"error {ratio(plan.measured_error)} against FP32, budget {budget}", ""
     if audit.criteria:
-        error, times = f"all limits hold; the tightest uses {percent(plan.measured_error)}", " times the limit"
+        error, times = (
+            f"all limits hold; the error nearest to its limit is {percent(plan.measured_error)} of it",
+            " times the limit",
+        )
     proof = f"{who} was run{inputs}: {error}{itself}."
     before = f"{chosen.before}{times if chosen.before[0].isdigit() else ''}"
     return said, proof if chosen.same else f"{proof} Without the plan: {before}."

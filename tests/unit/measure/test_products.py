@@ -137,3 +137,14 @@ def test_the_causes_add_up_within_a_tenth_for_every_product_of_a_model(name: str
     assert len(parts) >= 20
     for one in parts:
         assert math.hypot(one.inputs, one.accumulation, one.output) == pytest.approx(one.whole, rel=0.1)
+
+
+def test_the_rounding_of_the_result_is_that_of_the_sum_as_accumulated() -> None:
+    large = torch.full((8, 128), 2.0**14)  # cancels, so that the FP32 sum is about as wrong as its rounding to FP16
+    x = torch.cat([large, normal(8, 256).half().float(), -large], 1)
+    weight = torch.ones(1, x.shape[1])
+    summed, exact = F.linear(x, weight).double(), x.double().sum(1, keepdim=True)
+    parts = split(aten.linear.default, x, weight, fmt="fp16")
+    rounding, wrong = ((summed.half().double() - other).norm() / exact.norm() for other in (summed, exact))
+    assert not math.isclose(rounding, wrong, rel_tol=0.01)
+    assert math.isclose(parts.output, rounding, rel_tol=1e-6)

@@ -303,7 +303,7 @@ def test_a_region_that_turns_non_finite_says_so() -> None:
 RAISED: list[Exception] = []
 
 
-@torch.library.custom_op("test_rerun::refuses", mutates_args=())
+@torch.library.custom_op("refusing::refuses", mutates_args=())
 def refuses(x: Tensor) -> Tensor:
     if RAISED:
         raise RAISED.pop()

@@ -100,7 +100,7 @@ def test_the_recommendation_and_the_proof_speak_of_the_criteria() -> None:
     most = max(plan.verification.criteria, key=lambda one: one.share)
     assert f"measured error {most.share:.2g} within the limit of every criterion" in audit.recommendation
     proof = ReportView(audit).proof
-    assert f"all limits hold; the tightest uses {percent(most.share)}" in proof
+    assert f"all limits hold; the error nearest to its limit is {percent(most.share)} of it" in proof
 
 
 def test_where_no_plan_holds_the_next_step_is_a_criterion() -> None:
