@@ -13,13 +13,13 @@ import torch
 
 from ..errors import AuditorError, MeasureError, first_line, let_through, origin_of
 from ..isolation.answer import answer
+from ..isolation.process import quietly
 from ..numerics.formats import label
 from ..numerics.metrics import output_error
 from ..plan.workbench import worst_of
 from ..records import Audit, Onnx, Plan
 from ..verify import ONNX, Answers, NotHandedOver, Verifier
 from ..verify.loaders import AS_IT_IS, PROVIDER
-from .exported import quietly
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 """Packages that write, check and run ONNX models."""

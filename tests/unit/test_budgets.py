@@ -59,7 +59,6 @@ PARTS = {
     "graphs/pipelines.py": "quantization",
     "loading/watch.py": "dtypes",
     "measure/decisions.py": "generation",
-    "measure/joint.py": "quantization",
     "measure/layers.py": "quantization",
     "measure/products.py": "dtypes",
     "measure/quantized.py": "quantization",
@@ -91,16 +90,16 @@ BUDGET = {
     "execution": (1200, "execution"),
     "fleet": (400, "fleet"),
     "generation": (1500, "generation"),
-    "graphs": (1170, "graphs"),
+    "graphs": (1160, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1870, "loading"),
     "loose files": (1020, "flow"),
-    "measure": (2320, "measure"),
+    "measure": (2310, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2160, "plan"),
+    "plan": (2150, "plan"),
     "progress": (300, "telling"),
-    "quantization": (2370, "quantization"),
+    "quantization": (2280, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1140, "rehearsal"),
     "report": (2830, "report"),
@@ -112,7 +111,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30170, 220, 24
+LINES, FILES, ROOMS = 30150, 219, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
