@@ -156,9 +156,9 @@ class Search:
         return min(self._allowed(limit), key=lambda choice: (self.bits(choice), self.known[choice].error))
 
     def _allowed(self, limit: float) -> list[Choice]:
-        schemes = {"", *self.schemes}
-        errors = ((choice, run.error) for choice, run in self.known.items() if choice not in self.refused)
-        return [choice for choice, error in errors if error <= limit and schemes.issuperset(choice)]
+        allowed, known = {"", *self.schemes}, self.known.items()
+        choices = (choice for choice, run in known if run.error <= limit and choice not in self.refused)
+        return [choice for choice in choices if allowed.issuperset(choice)]
 
     def _improve(self, start: Choice, limit: float, moves: Sequence[int]) -> Choice:
         """Take some options, then change one or two groups at a time: until the predicted error is within the limit, and
