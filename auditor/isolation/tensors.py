@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from ..trees import tensors_in
 
 AT_ONCE = 4 << 20
-"""Bytes in total up to which all tensors are copied at the start. Above it, a tensor is copied before its first write,
-and watching for writes slows down every operation."""
+"""Bytes in total up to which all tensors are copied at the start. Above this size, a tensor is copied before its first
+write, and watching for writes slows down every operation."""
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
