@@ -27,7 +27,7 @@ def is_fused_cell(target: Callable[..., Any]) -> bool:
 
 
 def run_cell(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """Run one step on half-precision tensors on a CPU. Shapes: like `aten.gru_cell` and `aten.lstm_cell`."""
+    """Run one step of a GRU or LSTM on half-precision tensors on a CPU, with the arguments of its ATen operation."""
     given = widen(arguments_of(target, args, kwargs))
     states = _several(given["hx"])
     from_input = _product(given["input"], given["w_ih"], given.get("b_ih"), row)

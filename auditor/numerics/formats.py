@@ -233,7 +233,7 @@ def _storage_problem(row: Format) -> str | None:
     if not isinstance(dtype, torch.dtype):
         return f"torch has no type {row.storage!r}"
     if not _holds(dtype, row):
-        return f"{row.storage} represents other numbers: leave storage out, and values are rounded by the row"
+        return f"{row.storage} represents other numbers: leave storage out, and the audit rounds to the format itself"
     if not row.native:
         return None
     taken = format_of(dtype)

@@ -105,7 +105,7 @@ def _in_order(rows: Tensor, combine: _Combine) -> Tensor:
 
 
 def _in_tiles(rows: Tensor, combine: _Combine, neutral: float) -> Tensor:
-    """Sklansky's network, tile by tile; the running total joins each tile's first entry. Shape: [rows, length]."""
+    """Sklansky's network, tile by tile; each tile's first entry includes the total so far. Shape: [rows, length]."""
     count, length = rows.shape
     # log2 of the threads per row: `get_log_num_threads_x_inner_scan`, whose unsigned difference wraps around
     wanted = _THREADS_LOG + (length - 1).bit_length() - (count - 1).bit_length()
