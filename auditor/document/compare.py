@@ -15,7 +15,7 @@ from ..records.measure import MEASURED
 from ..rulebook.rule import SEVERITIES
 
 BAND = 2.0
-"""A contribution counts as changed if it grew by more than this factor."""
+"""An operation's effect on the outputs counts as changed if it grew by more than this factor."""
 
 
 @dataclass(frozen=True)

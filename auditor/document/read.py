@@ -129,7 +129,7 @@ def audit_in(plan: Any) -> Audit:
         return applicable(read_json(Path(plan)), str(plan))
     if isinstance(plan, Mapping) and "plans" in plan:
         return applicable(plan, "the plan")
-    raise PlanError("A plan is an Audit, its plans, a dict as in plan.json, or a path to the file.", slug="bad-plan")
+    raise PlanError("Pass an Audit, its plans, a dict as in plan.json, or the path of the file.", slug="bad-plan")
 
 
 def plan_called(plans: Mapping[str, Plan], name: object, others: Iterable[str] = ()) -> Plan:
