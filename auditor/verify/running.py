@@ -243,7 +243,7 @@ def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, 
     """
     forward = Forward(model, batch, device, seed)
     ways: dict[str, Callable[[], Any]] = {"eager": lambda: forward.time_eager(model), "memory": forward.measure_memory}
-    missing = {"compiled": "the model was given as an object: compiling it would change its process"}
+    missing = {"compiled": "the model was given as an object, and compiling it would change the caller's process"}
     if apart:
         ways, missing = {**ways, "compiled": forward.time_compiled}, {}
         if device.startswith("cuda"):
