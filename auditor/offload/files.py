@@ -144,7 +144,7 @@ def laid_as(x: Tensor, storage: torch.UntypedStorage) -> Tensor:
 
 @cache
 def _is_looked_into(func: Any) -> bool:
-    """Whether autograd records the parts of an operation: a user-defined one without a registered derivative."""
+    """Whether autograd records an operation's parts: if it is user-defined and has no registered derivative."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     own = isinstance(func, torch._ops.OpOverload) and not is_torchs_own(func)
     return own and not any(has(func.name(), key) for key in ("Autograd", "AutogradCPU"))
