@@ -73,7 +73,7 @@ def _target(file: Path, number: int, entry: Mapping[str, Any], shared: Mapping[s
 
 def _options(file: Path, what: str, given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise _bad(file, f"{what} is no table")
+        raise _bad(file, f"{what} must be a table")
     return by_option(given, f"{file}: {what} has an unknown option:", "bad-fleet", NOT_HERE)
 
 
