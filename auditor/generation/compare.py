@@ -1,4 +1,4 @@
-"""Compares decoding under plans, and in FP32 with a rounded cache, with FP32's; summarizes the differences."""
+"""Compares decoding under a plan, or in FP32 with a rounded cache, with decoding in FP32; summarizes differences."""
 
 from __future__ import annotations
 
@@ -202,7 +202,8 @@ def stored_caches(
 def recommend_cache(caches: Sequence[StoredCache], limits: Sequence[Criterion], *plan: TokenComparison) -> str | None:
     """The smallest cache that, with the plan if given, meets the limits on KL and top tokens; None without limits.
 
-    Losses of cache and plan are added: exact to leading order for KL if independent, an overestimate for flips.
+    The errors of cache and plan are added. For KL this is exact to leading order if they are independent; for top
+    tokens it overestimates the change.
     """
     for one in sorted(caches, key=lambda one: (one.fixed_bytes + one.bytes_per_token, one.generated.kl)):
         both = (one.generated, *plan)
