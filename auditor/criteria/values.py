@@ -169,7 +169,7 @@ def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | Non
             return f"{criterion.measure_text} needs more entries than dimension {dim} of {name} has: {shape}"
     own = value(criterion, reference, reference)
     if math.isnan(own) and criterion.function is None:
-        return f"{criterion.measure_text} cannot be computed for {name}: its FP32 values are not finite there"
+        return f"{criterion.measure_text} cannot be computed for {name}, whose FP32 values are not finite"
     if not criterion.holds(own):
         return f"{criterion.measure_text} of {name} is {own:g} for equal outputs, which violates {criterion.limit:g}"
     return None
