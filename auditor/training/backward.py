@@ -65,7 +65,7 @@ class BackwardTest:
 
 
 def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[BackwardNode, ...], str | None]:
-    """Test every operation's backward pass and effect on the gradients; also return why effects are missing."""
+    """Test every operation's backward pass and effect on the gradients; also return the reason if effects lack."""
     tested = backward_errors(first, formats)
     lost = {fmt: broken_gradients(first, fmt) for fmt in formats}
     # the operations with the largest weights get a separate step

@@ -247,7 +247,7 @@ def module_gradients(
 
 
 def _by_module(captured: Capture, names: Iterable[str]) -> dict[str, list[str]]:
-    """{module: its nodes and placeholders of its parameters}, of those in `names`."""
+    """{module: the members of `names` that are its nodes, or placeholders of its parameters}."""
     parameters, groups = {place.name: place.fqn or "" for place in captured.placeholders}, dict[str, list[str]]()
     for name in names:
         node = captured.nodes.get(name)

@@ -80,7 +80,7 @@ def step_batches(subject: Subject) -> tuple[Batch, ...]:
 
 
 def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> Capture:
-    """The graph of model and loss in training mode; modules have their paths in the model, the loss has `LOSS`.
+    """The graph of model and loss in training mode; modules have their paths in the model, the loss the path LOSS.
 
     The caller has set training mode. Raises: CaptureError(slug="capture-failed").
     """
@@ -202,7 +202,7 @@ def own_step(step: Step, low: StepPrecision, scale: float = 1.0) -> LowStep:
 def settle(step: Step) -> Step:
     """Replace the parameters' gradients of a recorded step by the gradients of the model's own step.
 
-    Both differ if the model has an autograd.Function, or hooks that change gradients. Raises:
+    These differ if the model has an autograd.Function, or hooks that change gradients. Raises:
     LoadError(slug="bad-loss") if the backward pass raises.
     """
     own = own_step(step, FP32)
