@@ -165,7 +165,7 @@ class Criterion:
         return name == wanted or name.startswith(f"{wanted}.") or ("*" in wanted and fnmatchcase(name, wanted))
 
     def holds(self, value: float) -> bool:
-        """Whether a value meets the limit; NaN does not."""
+        """Whether a value meets the limit; False for NaN."""
         return value <= self.limit if self.how.sign == AT_MOST else value >= self.limit
 
     def share(self, value: float) -> float:

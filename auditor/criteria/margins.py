@@ -205,9 +205,9 @@ def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -
     error.
 
     inside: [rows, a], the smallest chosen entries, in falling order; outside: [rows, b], the largest other entries.
-    Errors are independent. An entry with error e remains chosen if fewer than `a` others end above it. The number of
-    entries above it is a sum of independent trials, whose distribution is built up trial by trial. The mean over e is a
-    Gauss-Hermite quadrature. change: the standard deviation of margins.
+    Errors of entries are assumed independent. An entry with error e remains chosen if fewer than `a` others exceed it.
+    The number of entries above it is a sum of independent trials, whose distribution is built up trial by trial. The
+    mean over e is a Gauss-Hermite quadrature. change: the standard deviation of margins.
     """
     result = torch.zeros_like(inside[:, 0])
     if not change > 0:

@@ -39,7 +39,7 @@ class CriterionResult:
 
 @dataclass(frozen=True)
 class Criteria:
-    """A distance between outputs: the largest used share of a limit, over all criteria, and `max_error` for the other
+    """A distance between outputs: the largest share of its limit that any criterion uses; `max_error` limits the other
     outputs.
 
     names: the outputs' names, if a reference has none. joint: the error measure of all outputs without a criterion.

@@ -196,8 +196,8 @@ class _NonFiniteTrace:
         return "underflow" if kind == "vanished" and largest < self._row.smallest_normal else "rounding"
 
     def _upstream(self, n: fx.Node, expected: torch.Tensor, turned: torch.Tensor) -> _Beginning:
-        """Name of the operation that caused Inf or NaN in `n`, and the cause. It is upstream of `n` if inputs became
-        zero or negative, else `n` itself."""
+        """Name of the operation that caused Inf or NaN in `n`, and the cause. This operation is upstream if inputs of
+        `n` became zero or negative, else `n` itself."""
         if float(expected[turned].abs().max()) > self._row.largest:
             return n.name, "overflow"
         place = row_of(n).singular

@@ -73,7 +73,7 @@ def forward_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
 
 
 def _casts(capture: Capture, n: fx.Node) -> Iterator[_Cast]:
-    """The cast that an operation makes, unless it returns to a dtype in which the value was computed before."""
+    """The cast that an operation makes, unless the cast returns to a dtype in which the value was computed before."""
     node, own = capture.nodes[n.name], dtype(n)
     if row_of(n).cast and n.all_input_nodes and own is not None:
         source = n.all_input_nodes[0]

@@ -77,8 +77,8 @@ class Decoding:
     def compare(
         self, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around, store: Store | None = None
     ) -> dict[str, Any]:
-        """Feed FP32's tokens to a model, one by one ("cached") and all at once ("one_pass"). Returns, by these keys,
-        [4, steps, prompts] for each batch, see `_row`.
+        """Feed FP32's tokens to a model, one by one ("cached") and all at once ("one_pass"). Returns, under each key, a
+        tensor [4, steps, prompts] for each batch, see `_row`.
 
         store: rounds the cache after each step; with `store`, the pass over all tokens, which has no cache, is omitted.
         """
@@ -105,8 +105,8 @@ class Decoding:
         return torch.stack(each, 1)
 
     def _scores(self, step: int, logits: torch.Tensor) -> torch.Tensor:
-        """Scores of which the largest is chosen: logits, with Gumbel noise at a temperature above 0. The noise depends
-        only on seed and step, so it is the same for every model. Scores have the unit of the logits."""
+        """Scores of the tokens, the largest of which is chosen: logits, plus Gumbel noise at a temperature above 0. The
+        noise depends only on seed and step, so it is the same for every model. Scores have the unit of the logits."""
         if not self.temperature:
             return logits
         generator = torch.Generator().manual_seed(self.seed + step)

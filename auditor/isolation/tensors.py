@@ -152,7 +152,7 @@ _Frames.set_code_exec_strategy(_SaveBeforeWrite.__torch_dispatch__.__code__, _al
 
 @cache
 def written_by(func: Any) -> tuple[tuple[int, str], ...] | None:
-    """Position and name of every argument to which `func` may write; None: to any of them.
+    """Position and name of every argument to which `func` may write; None if it may write to any argument.
 
     Includes writes that schemas omit: running statistics of older batch norms, collectives of c10d, and operations
     whose name ends in an underscore.

@@ -18,7 +18,7 @@ _SINGLE = 23
 def round_to(x: torch.Tensor, name: str) -> torch.Tensor:
     """Round `x` to nearest even in the format `name`; the result is float32.
 
-    Shapes: [*] -> [*]. Beyond the format's range: inf, or the largest value if the format has no inf. NaN stays NaN.
+    Shapes: [*] -> [*]. Larger numbers than the format has become inf, or its largest if it has no inf. NaN stays NaN.
     """
     return round_in(x, FORMATS[name])
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 NAME = re.compile(r"[a-z]+[0-9][a-z0-9_]*")
-"""Pattern of format names. The digit distinguishes them from other keys in JSON documents."""
+"""Pattern of format names. The digit in a format's name distinguishes it from other keys in JSON documents."""
 
 _WIDEST_MANTISSA, _LEAST_EXPONENT, _LARGEST = 22, -126, 3.4028234663852886e38
 _WIDE = 4

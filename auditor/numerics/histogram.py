@@ -126,8 +126,8 @@ def largest_scale(histogram: Magnitudes, fmt: Format) -> float:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Difference between a candidate and a reference. error: relative L2. max_ulp: the largest |c - r| in units of the
-    spacing at r.
+    """Difference between a candidate and a reference. error: relative L2. max_ulp: the largest difference of an entry,
+    in units of the format's spacing at the reference.
 
     overflow, nan: number of finite entries that became Inf and NaN. underflow, subnormal: shares of the non-zero
     entries that became zero, or smaller than the smallest normal number.

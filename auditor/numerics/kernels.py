@@ -151,7 +151,7 @@ def is_product(target: Callable[..., Any]) -> bool:
 
 
 def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
-    """The format of torch's type promotion. given: (format, whether it is a scalar) of each tensor, at least one.
+    """The format that torch's type promotion gives. given: (format, whether a scalar) of each tensor, at least one.
 
     Scalars count only if all are scalars. Two different low-precision formats promote to float32.
     """
@@ -161,7 +161,7 @@ def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
 
 
 def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute `target(*args, **kwargs)` in float32, and round to the format of type promotion."""
+    """Compute `target(*args, **kwargs)` in float32, and round the result to the format that type promotion gives."""
     row = _result(operation_of(target), args, kwargs)
     wide = wait_for_result(target, target(*_wide(args), **_wide(kwargs)))
     if row is None or not row.low:

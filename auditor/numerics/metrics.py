@@ -103,7 +103,7 @@ def loss_of(before: torch.Tensor, after: torch.Tensor) -> Loss | None:
 
 
 def disagreement(reference: torch.Tensor, candidate: torch.Tensor) -> float:
-    """Share of entries of a discrete tensor (indices, masks) that differ. Empty -> 0.0."""
+    """Share of entries of a discrete tensor (indices, masks) that differ; 0.0 for an empty tensor."""
     if reference.numel() == 0:
         return 0.0
     return float((reference != candidate).double().mean())

@@ -25,7 +25,7 @@ LARGE = 1 << 20
 
 MADV_PAGEOUT = 21
 _files: dict[int, StorageWeakRef] = {}
-"""Storages in files by address; a freed storage's address may be reused."""
+"""{address: weak reference to the storage in a file}; a freed storage's address may be reused."""
 
 _FIXED = "resize storage that is not resizable"
 """torch's message when an operation enlarges a tensor beyond its file."""

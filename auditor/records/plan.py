@@ -223,7 +223,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class KeptOperation:
-    """An operation kept in FP32 in an exported program, or a product of which only the output is, with the reason."""
+    """An operation of an exported program that is kept in FP32, or a product with FP32 output, with the reason."""
 
     name: Annotated[str, FileField(f"name in the exported graph; then `{FP32_OUTPUT}`, if only the output is FP32")]
     op: Annotated[str, FileField("ATen overload")]

@@ -89,8 +89,8 @@ def check_training(subject: Subject) -> Subject:
 
 @contextmanager
 def in_training(model: nn.Module) -> Iterator[None]:
-    """In the `with` block, the model is in training mode. Afterwards its mode is restored; `isolate` restores other
-    state."""
+    """In the `with` block, the model is in training mode. Afterwards the model's mode is restored, but no other state:
+    `isolate` restores that."""
     with in_eval(model):
         switch(model, training=True)
         yield

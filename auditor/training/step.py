@@ -1,5 +1,5 @@
-"""A training step as a module. It is recorded with the model's own paths, and runs like a training loop: forward, loss
-and `backward()`, in FP32 or in low precision."""
+"""A training step as a module. The recording has the model's own paths, and the step runs like a training loop:
+forward, loss and `backward()`, in FP32 or in low precision."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, 
 
 
 def _wide(outputs: Any) -> Any:
-    """Convert outputs to FP32, also inside a dataclass, which torch treats as a leaf, as the report's loop does."""
+    """Convert outputs to FP32 as the report's training loop does, also inside dataclasses, which torch leaves alone."""
 
     def wide(leaf: Any) -> Any:
         if not is_dataclass(leaf) or isinstance(leaf, type):

@@ -56,7 +56,8 @@ sys.path[:] = json.loads(sys.argv.pop())
 from auditor.verify.worker import main
 main()
 """
-"""Code of this process: `python -m` would put the working directory in sys.path and run the package as `__main__`."""
+"""Code that the verification process runs: `python -m` would put the working directory in sys.path, and run the package
+as `__main__`."""
 
 _standby: Process | None = None
 
