@@ -39,7 +39,7 @@ NOISE = 8.0
 """A replay may differ from the recorded run by this many times the difference between two replays, which is not 0 if
 operations are non-deterministic."""
 
-_PATH = "The model's Python or a shape depends on values in tensors; the audit covers only the path these inputs take."
+_PATH = "Python code or a shape depends on the values of tensors; only operations that these inputs run are audited."
 _THREADS = (
     "The model calls modules in other threads. Operations in these threads are not audited, and autocast does not "
     "reach them. To have the modules audited, call them in the thread that runs the model."

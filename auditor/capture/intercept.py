@@ -68,7 +68,7 @@ def intercept(
     """
     if not _RUNNING.acquire(blocking=False):
         raise MeasureError(
-            "another run is being recorded or emulated, and torch allows only one at a time in a process: "
+            "another run is being recorded or emulated, and a process can have only one such run at a time: "
             "start this run after the other has ended.",
             slug="emulation-busy",
         )

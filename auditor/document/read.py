@@ -141,7 +141,7 @@ def plan_called(plans: Mapping[str, Plan], name: object, others: Iterable[str] =
         raise PlanError(f"{wanted}; choose one of {', '.join([*running, *others])}.", slug="no-such-plan")
     lacking = " and ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
     raise PlanError(
-        f"{wanted}, and none can be run: torch cannot compute in {lacking}. Audit a format that it can compute in.",
+        f"{wanted}, and none can be run: torch cannot compute in {lacking}. Audit a format in which torch computes.",
         slug="no-arithmetic",
     )
 

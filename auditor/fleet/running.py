@@ -120,7 +120,7 @@ def run_on_cluster(tasks: Sequence[FleetTarget], address: str, done: Callable[[F
 
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
     except ImportError as error:
-        raise AuditorError(f"--address needs ray ({error}): pip install ray, or leave it out", slug="no-ray") from error
+        raise AuditorError(f"--address needs ray ({error}): pip install ray, or omit --address", "no-ray") from error
     except (ConnectionError, ValueError, RuntimeError) as error:
         how = "start a cluster with `ray start --head`"
         raise AuditorError(f"there is no Ray cluster at {address}: {how}", slug="no-ray") from error

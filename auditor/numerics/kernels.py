@@ -120,7 +120,7 @@ def _refuse_mixed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 def _reason(name: str, row: Format, error: BaseException) -> str:
     text = first_line(error)
     if _TOO_WIDE in text:
-        return f"{name} has a literal that does not fit {row.storage}"
+        return f"{name} has a constant outside the range of {row.storage}"
     if _NO_KERNEL.search(text):
         return f"{name} has no {row.storage} kernel here ({text[:120]})"
     return f"{name}: {text[:160]}"

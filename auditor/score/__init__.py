@@ -59,7 +59,7 @@ def find_function(
     own = ":" not in text and not text.endswith(".py")
     of_target = parse(target) if own else None
     if of_target is not None and of_target.hub:
-        raise LoadError(f"{target} has no file that could define it: write --evaluate file.py:name", "missing-score")
+        raise LoadError(f"{target} has no file to define {text}: write --evaluate file.py:name", slug="missing-score")
     parsed = parse(f"{of_target.script}:{text}" if of_target is not None else text)
     if parsed.symbol is None or parsed.hub:
         raise LoadError(f"{text!r} does not name a function: write --evaluate file.py:name", slug="missing-score")

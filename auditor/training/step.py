@@ -207,7 +207,7 @@ def settle(step: Step) -> Step:
     """
     own = own_step(step, FP32)
     if own.failure is not None:
-        raise LoadError(f"the training step already raised in FP32: {own.failure}; fix it first", slug="bad-loss")
+        raise LoadError(f"the training step raised in FP32: {own.failure}; fix the step first", slug="bad-loss")
     result = {}
     for name, gradient in step.by_parameter.items():
         theirs = own.gradients.get(name)
