@@ -200,7 +200,8 @@ def stored_caches(
 
 
 def recommend_cache(caches: Sequence[StoredCache], limits: Sequence[Criterion], *plan: TokenComparison) -> str | None:
-    """The smallest cache that, with the plan if given, meets the limits on KL and top tokens; None without limits.
+    """The smallest cache that, with the plan if given, meets the limits on KL and top tokens; None if none does, or
+    without limits.
 
     The errors of cache and plan are added. For KL this is exact to leading order if they are independent; for top
     tokens it overestimates the change.
