@@ -201,8 +201,7 @@ def find_margins(criterion: Criterion, reference: torch.Tensor) -> Margins | Non
 
 
 def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -> torch.Tensor:
-    """[rows]: expected number of chosen entries that are replaced if the margin of any two entries changes by a normal
-    error.
+    """[rows]: expected number of chosen entries that are replaced if the margins of entries change by normal errors.
 
     inside: [rows, a], the smallest chosen entries, in falling order; outside: [rows, b], the largest other entries.
     Errors of entries are assumed independent. An entry with error e remains chosen if fewer than `a` others exceed it.

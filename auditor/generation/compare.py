@@ -51,8 +51,7 @@ class ReferenceTokens:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How tokens are chosen. seed: the seed of the sampling noise and of the model's random
-    numbers."""
+    """How tokens are chosen. seed: the seed of the sampling noise and of the model's random numbers."""
 
     steps: int
     temperature: float

@@ -159,8 +159,7 @@ def _pairs(held: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _dict_of(owner: Any) -> dict[str, Any]:
-    """The real `__dict__`, even if the class overrides attribute access; {} if it is not a dict, and so
-    cannot be restored."""
+    """The real `__dict__`, even if the class overrides attribute access; {} if the real one is not a dict."""
     own = object.__getattribute__(owner, "__dict__")
     return own if isinstance(own, dict) else {}
 

@@ -82,8 +82,7 @@ class StorageCopies:
         self._known.update((storage._cdata, (storage, storage.nbytes())) for storage in memory(tensor))
 
     def saved_before_written(self) -> AbstractContextManager[object]:
-        """A context manager for code that may write: it copies storages at once or, above `AT_ONCE`
-        bytes in total, just before a write."""
+        """A context manager that copies storages at once or, above `AT_ONCE` bytes in total, before their first write."""
         pending = {key: known for key, known in self._known.items() if key not in self._copies}
         if sum(size for _, size in pending.values()) > AT_ONCE:
             return _SaveBeforeWrite(self._before_written)

@@ -72,7 +72,7 @@ def _run_ways(
     given: dict[str, Any],
     row: Format,
 ) -> tuple[Tensor, _States]:
-    """Outputs of all steps and final states of one layer. rows: [directions, rows of all steps, features]; sizes: number
+    """Outputs of all steps, and final states of a layer. rows: [directions, rows of all steps, features]; sizes: number
     of rows in each step; states: [directions, batch, features]."""
     of_input, of_state, *others = (x.mT.contiguous() if x.dim() == 3 else x.unsqueeze(1) for x in weights)
     biases: Sequence[Tensor | None] = others[:2] if given["has_biases"] else (None, None)

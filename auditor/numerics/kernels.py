@@ -43,8 +43,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     zero-dimensional tensor is rounded first if the others are in low precision. Other operations run natively in half
     precision, so that intermediate rounding is included. On a GPU everything runs natively. In a format without native
     arithmetic, the operation computes in float32 and its result is rounded. Raises: UnsupportedInFormat if CUDA has no
-    half kernel, a literal does not fit, dtypes are mixed, or the operation raises in half
-    precision.
+    half kernel, a constant is out of range, dtypes are mixed, or the operation raises in half precision.
     """
     tensors = tensors_in((args, kwargs))
     asked = any(isinstance(value, Format) for value in (*args, *kwargs.values()))
