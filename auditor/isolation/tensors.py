@@ -82,7 +82,7 @@ class StorageCopies:
         self._known.update((storage._cdata, (storage, storage.nbytes())) for storage in memory(tensor))
 
     def saved_before_written(self) -> AbstractContextManager[object]:
-        """Return a context manager that copies storages at once; if large (see `AT_ONCE`), before their first write."""
+        """A context manager that copies storages at once or, above `AT_ONCE` bytes, before their first write."""
         pending = {key: known for key, known in self._known.items() if key not in self._copies}
         if sum(size for _, size in pending.values()) > AT_ONCE:
             return _SaveBeforeWrite(self._before_written)
