@@ -119,7 +119,7 @@ class Margins:
         return float(result)
 
     def size_by_step(self, reference: torch.Tensor, candidate: torch.Tensor, steps: int) -> torch.Tensor:
-        """The mean absolute change of the margins at each of the last steps of a text, divided by that of a normal error
+        """The mean absolute change of the margins at each of the last steps of a text, divided by that of normal errors
         with the root mean square change of all decisions. reference, candidate: [texts, tokens, vocabulary].
 
         An error that is independent of the margin flips as many decisions as a normal error of the same mean absolute

@@ -151,7 +151,7 @@ def came_to() -> str | None:
     if limit is None:
         return None
     of = "more than" if limit.peak > limit.size else "of"
-    return f"at most {limit.peak / 1e9:.2f} GB in memory, {of} the {words(limit.size)} allowed"
+    return f"{limit.peak / 1e9:.2f} GB in memory at most, {of} the {words(limit.size)} allowed"
 
 
 def limit_for(weights: int) -> int | None:

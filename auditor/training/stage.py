@@ -95,7 +95,7 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
 
 
 def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None) -> Training:
-    """Find the loss-scale window under the FP16 plan, updates lost in BF16, errors of steps in low precision, and advice."""
+    """Find the FP16 plan's window of loss scales, updates lost in BF16, errors of low-precision steps, and advice."""
     trainable = {name: plan for name, plan in plans.items() if plan.holds and plan.has_low}
     lowerings = {fmt: StepPrecision(fmt, trainable.get(f"autocast_{fmt}")) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
