@@ -97,7 +97,7 @@ BUDGET = {
     "measure": (2310, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2150, "plan"),
+    "plan": (2180, "plan"),
     "progress": (300, "telling"),
     "quantization": (2280, "quantization"),
     "records": (1500, "records"),
@@ -111,7 +111,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30150, 219, 24
+LINES, FILES, ROOMS = 30190, 219, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
