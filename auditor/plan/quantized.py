@@ -85,6 +85,8 @@ class QuantizedPlans:
             choice = search.best(target)
             if search.bits(choice) >= search.bits(accepted):
                 choice = search.safest(limit, accepted)
+            if choice == accepted and high <= CLOSE * low:
+                break
             one = found if choice == accepted else self._verify(self._schemes(choice))
             worst = worst_of([one.measured, one.held_out])
             if worst <= limit and (one.score is None or one.score.holds):
@@ -93,8 +95,6 @@ class QuantizedPlans:
                 search.refused.add(choice)
                 high = min(high, known[choice].error)
                 share = math.sqrt(limit / worst) if limit < worst < math.inf else MUCH_CLOSER
-            if high <= CLOSE * low:
-                break
             target, search.left = (low + high) / 2 if low else share * high, MORE_RUNS
         layers = self._schemes(accepted)
         return QuantizedPlan(
