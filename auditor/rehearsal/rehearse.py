@@ -9,7 +9,7 @@ from typing import Any
 
 from ..artefact.base import plan_table
 from ..devices import NATIVE
-from ..errors import LoadError
+from ..errors import AuditorError, let_through
 from ..loading.target import guard_progress
 from ..numerics.formats import dtype_of
 from ..records import Plan, Progress
@@ -57,11 +57,19 @@ def rehearse(
     tell, session = guard_progress(progress or (lambda *_: None)), Session(step)
 
     def run(recipe: Recipe, steps: int = steps) -> tuple[RecipeRun, set[int], bool]:
-        work = partial(session.run, recipe, _number_batches(batches), steps, seed)
-        done = call_forked(work, lambda done: tell("rehearse", recipe.title, int(done), steps))
-        if isinstance(done, LoadError) and recipe == FP32:
-            raise bad_step(f"the step fails in FP32: {done}")
-        return (RecipeRun(recipe, failure=str(done)), set(), False) if isinstance(done, LoadError) else done
+        losses: list[float] = []
+
+        def hear(said: str) -> None:
+            losses.append(float(said.split()[-1]))
+            tell("rehearse", recipe.title, len(losses), steps)
+
+        try:
+            return call_forked(partial(session.run, recipe, _number_batches(batches), steps, seed), hear)
+        except AuditorError as error:
+            let_through(error)
+            if recipe == FP32:
+                raise bad_step(f"the step fails in FP32: {error}") from error
+            return RecipeRun(recipe, losses, failure=str(error)), set(), False
 
     look, used, own_regions = run(FP32, 1)
     if not look.batches:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from mmap import mmap
 from typing import Any
 
 import torch
@@ -24,40 +23,33 @@ STUCK = 0.01
 """Relative distance to the squared gradient below which a second moment need not change."""
 
 
-def shared_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-    """A flat FP32 tensor for the gradient of each parameter, in memory that forked processes share."""
-    sizes = [p.numel() for p in parameters.values()]
-    memory = torch.frombuffer(mmap(-1, 4 * sum(sizes) + 4), dtype=torch.float32).fill_(math.nan)
-    return dict(zip(parameters, memory.split_with_sizes([*sizes, 1]), strict=False))
+Gradients = dict[str, Any]
+"""{name of a parameter: its gradient in FP32, flat, as a tensor or an array}."""
 
 
 class Updates:
-    """Measures the first update of every parameter in one step. fp32: FP32's gradients of this step; in an FP32 run,
-    the gradients of the last sampled step."""
+    """Measures the first update of every parameter in one step. fp32: FP32's gradients of this step, as far as known; in
+    an FP32 run, those of the last sampled step. gradients: the step's own."""
 
-    def __init__(
-        self, parameters: Mapping[str, nn.Parameter], result: RecipeRun, fp32: Mapping[str, torch.Tensor]
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], result: RecipeRun, fp32: Gradients) -> None:
+        self.gradients = Gradients()
         self._result, self._fp32 = result, fp32
         self._names = {p: name for name, p in parameters.items()}
         self._squares: list[tuple[float, float]] = []
 
     @contextmanager
-    def measure(self, optimizer: Optimizer, group: Mapping[str, Any], p: nn.Parameter, shadow: bool) -> Iterator[None]:
+    def measure(self, optimizer: Optimizer, group: Mapping[str, Any], p: nn.Parameter) -> Iterator[None]:
         """Compare a parameter's gradient with FP32's, and the parameter before and after the `with` block, in which the
-        optimizer updates it. shadow: only write the gradient to `fp32`."""
+        optimizer updates it."""
         name, grad = self._names.pop(p, None), dense(p.grad.detach())  # type: ignore[union-attr]
-        if name is None or shadow:
-            if name is not None:
-                self._fp32[name].copy_(grad.flatten())
+        if name is None:
             yield
             return
-        fp32, row, recipe = self._fp32[name], self._result.parameters[name], self._result.recipe
-        error = grad.float().flatten() - fp32
-        square, apart = float(fp32.dot(fp32)), float(error.dot(error))
-        if recipe.format == "fp32":
-            apart /= 2
-            fp32.copy_(grad.flatten())
+        own = self.gradients[name] = grad.to(torch.float32, copy=True).flatten()
+        row, recipe = self._result.parameters[name], self._result.recipe
+        fp32 = torch.as_tensor(self._fp32.get(name, own * math.nan))
+        error = own - fp32
+        square, apart = float(fp32.dot(fp32)), float(error.dot(error)) / (2 if recipe.format == "fp32" else 1)
         self._squares.append((square, apart) if math.isfinite(square) else (0.0, 0.0))
         row.error.append(_relative(*self._squares[-1:]))
         wide = bool({*recipe.remedies} - {"fp32_accumulation"})
@@ -73,11 +65,13 @@ class Updates:
             row.second_moment_stuck.append(None if moment is None or now is None else _share(now == moment, moving))
             row.second_moment_zero.append(None if now is None else _share(now == 0, moved))
 
-    def finish(self, step: int) -> None:
-        """Record the error of all gradients of the step together, unless its gradients were not finite."""
+    def finish(self, step: int) -> Gradients:
+        """Record the error of all gradients of the step together, unless its gradients were not finite. Returns the last
+        known gradient of every parameter."""
         if self._squares:
             self._result.steps.append(step)
             self._result.errors.append(_relative(*self._squares))
+        return self._fp32 | self.gradients
 
 
 def _relative(*squares: tuple[float, float]) -> float | None:
