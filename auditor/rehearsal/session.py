@@ -32,17 +32,16 @@ from ..numerics.formats import dtype_of
 from ..processes import supervise
 from ..training.step import LOSS
 from ..trees import over_tensors, tensors_in
-from .blame import Trail, first_to_blame
+from .observe import Gradients, Trail, Updates, first_to_blame
 from .remedies import repair
 from .result import FP32, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
-from .updates import Gradients, Updates
 
 LOOKS = 24
 """Maximum number of sampled steps: in these, gradients are compared with FP32's and updates measured."""
 BLAMED = 4
 """Maximum number of non-finite steps that are run again to locate the operation to blame."""
-GROWTH, INTERVAL = 2.0, 2000
-"""GradScaler's defaults: the scale is halved after a non-finite step, and doubled after this many finite ones."""
+SCALING = (2.0, 0.5, 2000)
+"""GradScaler's defaults: factors on the scale after so many finite steps, and after a non-finite one; and this number."""
 _Autocast = torch.amp.autocast_mode.autocast
 
 
@@ -114,7 +113,7 @@ class Session:
         self.recipe, self.result = recipe, RecipeRun(recipe, scale=recipe.scale)
         self._prepare()
         result, samples = self.result, {i * (steps - 1) // (LOOKS - 1) for i in range(LOOKS)}
-        fp32, finite = Gradients(), 0
+        fp32, scale, finite = Gradients(), torch.tensor(recipe.scale or 1.0), torch.zeros((), dtype=torch.int32)
         for step in range(steps):
             number, batch = call(next, f"before step {step}, the batches", "bad-step", batches, (-1, None))
             if number < 0:
@@ -130,19 +129,18 @@ class Session:
             result.losses.append(call(self._call_step, where, "bad-step", batch))
             if self._updates is not None:
                 fp32 = self._updates.finish(step)
-            finite += 1
             if self._broken is not None:
                 blamed = self._broken, None
                 if not self._broken and len(result.skipped) < BLAMED:
                     with suppress(AuditorError):
                         blamed = call_forked(partial(self._search, batch, restart))
                 result.skipped.append(NonFiniteStep(step, number, result.scale, *blamed))
-                finite = 0
             tell(f"step {step}, loss {result.losses[-1]}")
             if result.scale is None and result.skipped:
                 break
-            if result.scale is not None and finite % INTERVAL == 0:
-                result.scale *= GROWTH if finite else 1 / GROWTH
+            if result.scale is not None:
+                torch._amp_update_scale_(scale, finite, torch.tensor(float(self._broken is not None)), *SCALING)
+                result.scale = float(scale)
         return result, self.used, self.own_regions
 
     def _call_step(self, batch: Any, handler: Trail | None = None) -> float:
@@ -230,9 +228,9 @@ class Session:
     @contextmanager
     def _around(self, handler: Trail | None) -> Iterator[None]:
         """Context for one step: FP32, or emulated CUDA; autocast regions of the step get the recipe's dtype."""
-        low, dtype = self.recipe.format != "fp32", dtype_of(self.recipe.format)
-        regional = low and not self.recipe.stored and not self.recipe.loss_in_fp32
-        emulated = emulate("cuda") if low else written_as_meant()
+        recipe, dtype = self.recipe, dtype_of(self.recipe.format)
+        regional = recipe.format != "fp32" and not recipe.stored and not recipe.loss_in_fp32
+        emulated = written_as_meant() if recipe.format == "fp32" else emulate("cuda")
         with ieee(), disable_compilers(), emulated if handler is None else intercept(handler):
             enter = vars(_Autocast)["__enter__"]
 

@@ -1,18 +1,25 @@
-"""Measures lost parts of optimizer updates, and compares gradients with FP32's."""
+"""Observes single steps: what is lost of optimizer updates, gradient errors, and the first operation that breaks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..capture.emulation import Emulation
+from ..capture.regions import Region
+from ..capture.source import line_of, written_at
 from ..isolation.tensors import plain_torch
-from ..numerics.entries import dense
+from ..numerics.entries import all_finite, dense
+from ..training.step import LOSS
+from ..trees import tensors_in
 from .result import RecipeRun
 
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
@@ -21,10 +28,60 @@ DECOUPLED = ("Adafactor", "Muon")
 `decoupled_weight_decay`."""
 STUCK = 0.01
 """Relative distance to the squared gradient below which a second moment need not change."""
-
+FORWARD, BACKWARD, WEIGHT = "", "the backward pass of ", "the weight's gradient in "
 
 Gradients = dict[str, Any]
 """{name of a parameter: its gradient in FP32, flat, as a tensor or an array}."""
+
+
+class Trail(Emulation):
+    """Records where Inf or NaN appear. modules: names of the modules being called, innermost last. outermost: the code
+    object that calls the user's code. operations: each in words, and its module. broken: (FORWARD, BACKWARD or WEIGHT;
+    number of an operation), in order of detection."""
+
+    def __init__(self, modules: list[str], outermost: CodeType) -> None:
+        super().__init__()
+        self._modules, self._outermost = modules, outermost
+        self.operations: list[tuple[str, str]] = []
+        self.broken: list[tuple[str, int]] = []
+
+    def enter(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        for x in tensors_in((args, kwargs)) if not _in_backward() else ():
+            if x.requires_grad:
+                hear = partial(self._hear, WEIGHT if x.is_leaf else BACKWARD, len(self.operations))
+                x.register_hook(hear)  # type: ignore[no-untyped-call]
+        return super().enter(op, args, kwargs, region)
+
+    def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        result = super().part(op, args, kwargs, region)
+        if not _in_backward():
+            for x in filter(torch.is_floating_point, tensors_in(result)):
+                self._hear(FORWARD, len(self.operations), x.detach())
+            name, module = getattr(op, "_opname", None) or getattr(op, "__name__", op), (self._modules or [LOSS])[-1]
+            place = f" ({line_of(written.place)})" if (written := written_at(self._outermost)) else ""
+            self.operations.append((f"{name}{f' in {module}' if module not in ('', LOSS) else ''}{place}", module))
+        return result
+
+    def _hear(self, stage: str, number: int, value: torch.Tensor) -> None:
+        with plain_torch():
+            if not all_finite(value):
+                self.broken.append((stage, number))
+
+
+def _in_backward() -> bool:
+    """Whether a backward pass runs, in which hooks observe gradients."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str | None]:
+    """The operation to blame, as a phrase, and its module; "" and None if FP32's result is not finite either."""
+    for stage, number in low.broken:
+        if (stage, number) not in fp32.broken:
+            words, module = low.operations[number]
+            return f"{stage}{words}", module
+    return "", None
 
 
 class Updates:
