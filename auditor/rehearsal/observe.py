@@ -18,6 +18,7 @@ from ..capture.regions import Region
 from ..capture.source import line_of, written_at
 from ..isolation.tensors import plain_torch
 from ..numerics.entries import all_finite, dense
+from ..numerics.metrics import output_error
 from ..training.step import LOSS
 from ..trees import tensors_in
 from .result import RecipeRun
@@ -29,6 +30,8 @@ DECOUPLED = ("Adafactor", "Muon")
 STUCK = 0.01
 """Relative distance to the squared gradient below which a second moment need not change."""
 FORWARD, BACKWARD, WEIGHT = "", "the backward pass of ", "the weight's gradient in "
+NO_PASS = -1
+"""Torch's id of the current backward pass if none runs. The operations of a pass are not recorded: hooks see gradients."""
 
 Gradients = dict[str, Any]
 """{name of a parameter: its gradient in FP32, flat, as a tensor or an array}."""
@@ -48,15 +51,15 @@ class Trail(Emulation):
     def enter(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        for x in tensors_in((args, kwargs)) if not _in_backward() else ():
-            if x.requires_grad:
+        for x in tensors_in((args, kwargs)):
+            if x.requires_grad and torch._C._current_graph_task_id() == NO_PASS:
                 hear = partial(self._hear, WEIGHT if x.is_leaf else BACKWARD, len(self.operations))
                 x.register_hook(hear)  # type: ignore[no-untyped-call]
         return super().enter(op, args, kwargs, region)
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         result = super().part(op, args, kwargs, region)
-        if not _in_backward():
+        if torch._C._current_graph_task_id() == NO_PASS:
             for x in filter(torch.is_floating_point, tensors_in(result)):
                 self._hear(FORWARD, len(self.operations), x.detach())
             name, module = getattr(op, "_opname", None) or getattr(op, "__name__", op), (self._modules or [LOSS])[-1]
@@ -68,11 +71,6 @@ class Trail(Emulation):
         with plain_torch():
             if not all_finite(value):
                 self.broken.append((stage, number))
-
-
-def _in_backward() -> bool:
-    """Whether a backward pass runs, in which hooks observe gradients."""
-    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str | None]:
@@ -92,24 +90,16 @@ class Updates:
         self.gradients = Gradients()
         self._result, self._fp32 = result, fp32
         self._names = {p: name for name, p in parameters.items()}
-        self._squares: list[tuple[float, float]] = []
 
     @contextmanager
     def measure(self, optimizer: Optimizer, group: Mapping[str, Any], p: nn.Parameter) -> Iterator[None]:
-        """Compare a parameter's gradient with FP32's, and the parameter before and after the `with` block, in which the
-        optimizer updates it."""
+        """Compare a parameter before and after the `with` block, in which the optimizer updates it."""
         name, grad = self._names.pop(p, None), dense(p.grad.detach())  # type: ignore[union-attr]
         if name is None:
             yield
             return
-        own = self.gradients[name] = grad.to(torch.float32, copy=True).flatten()
-        row, recipe = self._result.parameters[name], self._result.recipe
-        fp32 = torch.as_tensor(self._fp32.get(name, own * math.nan))
-        error = own - fp32
-        square, apart = float(fp32.dot(fp32)), float(error.dot(error)) / (2 if recipe.format == "fp32" else 1)
-        self._squares.append((square, apart) if math.isfinite(square) else (0.0, 0.0))
-        row.error.append(_relative(*self._squares[-1:]))
-        wide = bool({*recipe.remedies} - {"fp32_accumulation"})
+        self.gradients[name] = grad.to(torch.float32, copy=True).flatten()
+        row, wide = self._result.parameters[name], bool({*self._result.recipe.remedies} - {"fp32_accumulation"})
         before, moved, moment, moving = p.detach().clone(), grad != 0, _second_moment(optimizer, p), grad
         row.zero_gradient.append(1 - int(moved.count_nonzero()) / p.numel())
         row.decay_lost.append(_decay_lost(before.float() if wide else before, grad, group, type(optimizer)))
@@ -125,16 +115,20 @@ class Updates:
     def finish(self, step: int) -> Gradients:
         """Record the error of all gradients of the step together, unless its gradients were not finite. Returns the last
         known gradient of every parameter."""
-        if self._squares:
+        if self.gradients:
             self._result.steps.append(step)
-            self._result.errors.append(_relative(*self._squares))
+            self._result.errors.append(self._error([*self.gradients]))
+        for name in self.gradients:
+            self._result.parameters[name].error.append(self._error([name]))
         return self._fp32 | self.gradients
 
-
-def _relative(*squares: tuple[float, float]) -> float | None:
-    """The relative L2 error of parts with (squared norm, squared error); None if the norm is zero or unknown."""
-    size, apart = map(sum, zip(*squares, strict=True))
-    return math.sqrt(apart / size) if size else None
+    def _error(self, names: list[str]) -> float | None:
+        """The relative L2 error of some parameters' gradients together; None if FP32's are unknown or zero."""
+        known = [name for name in names if name in self._fp32]
+        fp32 = [torch.as_tensor(self._fp32[name]) for name in known]
+        error = output_error(fp32, [self.gradients[name] for name in known])
+        of_two = math.sqrt(2) if self._result.recipe.format == "fp32" else 1.0  # both batches' gradients scatter
+        return error / of_two if any(bool(x.any()) for x in fp32) else None
 
 
 def _second_moment(optimizer: Optimizer, p: nn.Parameter) -> torch.Tensor | None:

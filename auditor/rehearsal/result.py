@@ -42,10 +42,10 @@ FP32 = Recipe("fp32", "FP32")
 
 @dataclass(frozen=True)
 class NonFiniteStep:
-    """A step with non-finite gradients, whose update is skipped, or with a non-finite update. step, batch: from 0; a repeated batch keeps its number.
+    """A step with non-finite gradients, whose update is skipped, or with a non-finite update.
 
-    scale: the loss scale. where: the first operation with Inf or NaN, its module and line; "" if it was not searched
-    for, or if FP32 is not finite there either.
+    step, batch: from 0; a repeated batch keeps its number. scale: the loss scale. where: the first operation with Inf or
+    NaN, its module and line; "" if it was not searched for, or if FP32 is not finite there either.
     """
 
     step: int
