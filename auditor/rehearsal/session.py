@@ -19,7 +19,7 @@ from torch.optim import optimizer as every_optimizer
 from ..artefact.applying import apply_plan
 from ..capture.emulation import emulate
 from ..capture.intercept import intercept
-from ..capture.regions import written_as_meant
+from ..capture.regions import clear_weight_casts, written_as_meant
 from ..errors import AuditorError, LoadError
 from ..isolation.answer import lowered_batch
 from ..isolation.members import without_wrappers
@@ -275,6 +275,8 @@ class Session:
             result = original(over_tensors(lambda x: x * scale, roots), *rest, **kwargs)
             self._multiply_gradients(1 / scale)
         self._in_pass = False
+        if not self.own_regions:  # a user would leave the region around the forward pass
+            clear_weight_casts()
         return over_tensors(lambda x: x / scale, result)
 
     def _multiply_gradients(self, factor: torch.Tensor) -> None:
