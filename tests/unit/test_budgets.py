@@ -98,11 +98,11 @@ BUDGET = {
     "measure": (2320, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2160, "plan"),
+    "plan": (2190, "plan"),
     "progress": (300, "telling"),
     "quantization": (2370, "quantization"),
     "records": (1500, "records"),
-    "rehearsal": (1140, "rehearsal"),
+    "rehearsal": (1110, "rehearsal"),
     "report": (2830, "report"),
     "rulebook": (2440, "rules"),
     "score": (280, "criteria"),
@@ -112,7 +112,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30170, 220, 24
+LINES, FILES, ROOMS = 30210, 219, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
