@@ -137,7 +137,8 @@ def planned(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator
     asked: dict[str, Any] = {"criteria": f"output: kl <= {limit:.3g}", "formats": "bf16", "strategies": "autocast"}
     with patch.object(flow, "Planner", Both):
         audit = auditor.audit(model, inputs, device="cpu", **asked)
-    two["also FP32 output"] = audit.plans["autocast_bf16"]
+    assert audit.recommended == "autocast_bf16"
+    two["also FP32 output"] = audit.plans[audit.recommended]
     best = best_for(two, "inference")
     for precisions, plan in two.items():
         assert plan.is_verified
