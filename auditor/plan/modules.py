@@ -148,12 +148,13 @@ def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
     if high in known:
         return known[high]
     resolution = problem.resolve(choice_keeping(high, problem.format))
-    squares, (_, took, low_flops, _) = problem.squares(resolution), problem.figures(resolution)
+    own, took, low_flops, stored = problem.figures(resolution)
+    squares = problem.squares(resolution, own)
     # Autocast caches cast weights, so only casts of activations take time.
     cast = costs.keys() & {source for typed in resolution.nodes.values() for source in typed.cast}
     elapsed = cast_seconds(sum(problem.elements[name] for name in cast), problem.format, problem.device)
     elapsed += float(took.sum())
-    cost = problem.price(resolution, elapsed)
+    cost = problem.price(resolution, elapsed, float(stored.sum()))
     # changes of precision: scopes that differ from the scope above, and products with FP32 output
     changes = sum((owner in high) != (above in high) for owner, above in problem.energy.tree.items())
     changes += sum(path.endswith(FP32_OUTPUT) for path in high)

@@ -266,13 +266,14 @@ class Problem:
         of_byte = traffic_seconds(1, self.device) if self.objective == "memory" else self.how.seconds_per_byte
         return of_byte * self.elements[name] * FORMATS[precision].bytes
 
-    def price(self, resolution: Resolution, elapsed: float) -> float:
-        """Price of a choice without the price of changes of precision. elapsed: predicted seconds of one forward."""
+    def price(self, resolution: Resolution, elapsed: float, stored: float) -> float:
+        """Price of a choice without the price of changes of precision. elapsed: predicted seconds of one forward.
+        stored: price of storing its weights."""
         if self.objective == "memory":
             needed = self.memory(resolution)
             return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
         kernels = elapsed if self.objective == "time" else sum(self.node_price(name, resolution) for name in self.costs)
-        return kernels + float(self.figures(resolution)[3].sum())
+        return kernels + stored
 
     def figures(self, resolution: Resolution) -> NDArray[np.float64]:
         """[4, nodes and stored tensors]: squared error, predicted seconds, low-precision FLOPs, price of storage.
@@ -291,12 +292,11 @@ class Problem:
         low_flops = cost.flops if FORMATS[fmt].low else 0
         return self.node_square(resolution, name), seconds(cost, fmt, self.device), low_flops, 0.0
 
-    def squares(self, resolution: Resolution) -> dict[str, float]:
-        """{node, placeholder or stored tensor: squared error that it adds to a choice}, including the rounding of its
-        result. Values that add nothing may be missing."""
+    def squares(self, resolution: Resolution, own: NDArray[np.float64]) -> dict[str, float]:
+        """{node or placeholder: squared error that it adds to a choice}, including the rounding of its result; values
+        that add nothing may be missing. own: squared errors from `figures`."""
         result = self.cast_squares(resolution)
-        own = zip(self._typed, self.figures(resolution)[0].tolist(), strict=True)
-        return result | {name: result.get(name, 0.0) + square for name, square in own if square}
+        return result | {n: result.get(n, 0.0) + x for n, x in zip(self._typed, own.tolist(), strict=True) if x}
 
     def cast_squares(self, resolution: Resolution) -> dict[str, float]:
         """{value that is rounded once: squared error of its rounding}: FP32 values cast for an operation, weights and

@@ -98,7 +98,7 @@ BUDGET = {
     "measure": (2320, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2190, "plan"),
+    "plan": (2200, "plan"),
     "progress": (300, "telling"),
     "quantization": (2370, "quantization"),
     "records": (1500, "records"),
