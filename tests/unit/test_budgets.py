@@ -101,7 +101,7 @@ BUDGET = {
     "progress": (300, "telling"),
     "quantization": (2280, "quantization"),
     "records": (1500, "records"),
-    "rehearsal": (1140, "rehearsal"),
+    "rehearsal": (1110, "rehearsal"),
     "report": (2830, "report"),
     "rulebook": (2440, "rules"),
     "score": (280, "criteria"),
@@ -111,7 +111,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30190, 219, 24
+LINES, FILES, ROOMS = 30200, 218, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
