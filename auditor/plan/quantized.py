@@ -31,11 +31,12 @@ MORE_RUNS = 8
 VERIFICATIONS = 20
 """Limit of choices for one plan that are verified; if none is accepted, all layers keep 16 bits."""
 
-CLOSE = 1.02
-"""Ratio of the errors on calibration inputs of a refused and of an accepted choice between which no further choice is tried."""
+CLOSER = 0.99
+"""Until a choice is accepted, the error on calibration inputs must be this share of a value between the refused choice's and
+what would have been accepted, since another choice may have less error on the held-out inputs."""
 
 MUCH_CLOSER = 0.7
-"""Until a choice is accepted, the error must be this share of the refused one's, if the user's score or a failure refused it."""
+"""After a refusal by the user's score, or a failure, the error must be this share of the refused plan's."""
 
 _EXPERTS = re.compile(r"(.*?[^.]*expert[^.]*)\.\d+\.")
 """The list of a layer's experts, in the path of a layer of one expert."""
@@ -78,37 +79,37 @@ class QuantizedPlans:
         """The plan with the fewest bits that the verification accepts. known: runs for all plans."""
         subject, limit, groups = self.bench.subject, self.bench.max_error, self.groups
         search = Search(groups, schemes, lambda choice: self.run(self._schemes(choice), subject.batches), known)
-        accepted, found = ("",) * len(groups), _Verified("emulation", 0.0, 0.0)
-        known.setdefault(accepted, self.run({}, subject.batches))
-        low, high, target = 0.0, limit, limit
-        for _ in range(VERIFICATIONS):
-            choice = search.best(target)
-            if search.bits(choice) >= search.bits(accepted):
+        kept = accepted = ("",) * len(groups)
+        known.setdefault(kept, self.run({}, subject.batches))
+        verified, target = {kept: _Verified("emulation", 0.0, 0.0)}, limit
+        while len(verified) <= VERIFICATIONS:
+            if accepted != kept or (choice := search.best(target)) == kept:
+                search.best(limit)  # runs further choices
                 choice = search.safest(limit, accepted)
-            if choice == accepted and high <= CLOSE * low:
+            if choice in verified:
                 break
-            one = found if choice == accepted else self._verify(self._schemes(choice))
+            verified[choice] = one = self._verify(self._schemes(choice))
             worst = worst_of([one.measured, one.held_out])
             if worst <= limit and (one.score is None or one.score.holds):
-                accepted, found, low = choice, one, max(target, known[choice].error)
-            else:
-                search.refused.add(choice)
-                high = min(high, known[choice].error)
-                share = math.sqrt(limit / worst) if limit < worst < math.inf else MUCH_CLOSER
-            target, search.left = (low + high) / 2 if low else share * high, MORE_RUNS
-        layers = self._schemes(accepted)
+                accepted = choice
+                continue
+            search.refused.add(choice)
+            share = math.sqrt(limit / worst) if limit < worst < math.inf else MUCH_CLOSER
+            target = CLOSER * min(target, share * known[choice].error)
+            search.left = MORE_RUNS
+        choice, layers, one = accepted, self._schemes(accepted), verified[accepted]
         return QuantizedPlan(
             name=name,
             schemes=schemes,
             layers=layers,
             groups=tuple(group.keys for group in groups if len(group.keys) > 1),
-            effective_bits=search.bits(accepted) / sum(group.elements for group in groups),
-            predicted_error=search.predicted(accepted),
-            single_errors=search.summed(accepted),
-            calibration_error=found.measured,
-            held_out_error=found.held_out if subject.held_out else None,
-            verified_by=found.by,
-            score=found.score,
+            effective_bits=search.bits(choice) / sum(group.elements for group in groups),
+            predicted_error=search.predicted(choice),
+            single_errors=search.summed(choice),
+            calibration_error=one.measured,
+            held_out_error=one.held_out if subject.held_out else None,
+            verified_by=one.by,
+            score=one.score,
             runs=search.spent,
             time_share=self._time(layers),
             weights_bytes=self._bytes(layers),
