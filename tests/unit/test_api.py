@@ -165,19 +165,6 @@ def test_an_audit_that_fails_leaves_everything_too() -> None:
     assert process_state() == around
 
 
-def test_a_metric_of_the_users_own_decides() -> None:
-    def strict(reference: list[Tensor], candidate: list[Tensor]) -> float:
-        same = all(torch.equal(r, c.float()) for r, c in zip(reference, candidate, strict=True))
-        return 0.0 if same else 1.0
-
-    found = auditor.audit(
-        nn.Linear(6, 2), normal(4, 6), formats=("bf16",), strategies=("autocast",), metric=strict, max_error=0.5
-    )
-    assert found.metric == "strict"
-    assert found.plans["autocast_bf16"].low_precision_flops == 0.0
-    assert found.recommended is None
-
-
 # The names that `import auditor` offers, in whatever order they are first used.
 
 ORDERS = """

@@ -85,12 +85,6 @@ def test_an_artefact_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(made) == len(set(made))
 
 
-def test_the_smallest_error_within_reach_is_that_of_a_run_with_anything_low() -> None:
-    plan = auditor.audit(seeded(Deep), normal(64, 256), formats="bf16", max_error=1e-9).plans["cast_bf16"]
-    assert {choice.precision for choice in plan.scopes.values()} == {"fp32"}
-    assert plan.reach is not None and plan.reach > 1e-9
-
-
 def test_quick_is_one_format_one_strategy_and_no_search(replays: list[Policy]) -> None:
     audit = auditor.audit(mlp(), normal(4, 16), quick=True)
     assert (audit.formats, set(audit.plans)) == (("fp16",), {"autocast_fp16"})
