@@ -17,7 +17,7 @@ from ..measure.causes import breaks
 from ..numerics.formats import runs
 from ..numerics.operations import operation
 from ..numerics.schemes import SCHEMES
-from ..paths import place
+from ..paths import place_of
 from ..records import Capture, Finding, Node, Plan, Verdict
 from ..records.ledger import SilentCast
 from ..records.measure import Ignore
@@ -140,11 +140,6 @@ def _place(
         return f"{place_of(graph.nodes[finding.node])}: {finding.rule}"
     origins = (begins[fmt].get(finding.node) for fmt in finding.formats)
     return place_of(graph.nodes[next(filter(None, origins), finding.node)])
-
-
-def place_of(node: Node) -> str:
-    """The source line and operation of a node: see `paths.place`."""
-    return place(node.source, node.owner, node.op)
 
 
 def _causes_of_measurement(

@@ -146,7 +146,7 @@ def call_scoring(
             disable_compilers(),
             torch.no_grad(),
             around(),
-            as_script(place.script, place.folders) if place else nullcontext(),  # for imports inside the function
+            as_script(place.argv, place.folders) if place else nullcontext(),  # for imports inside the function
             register_module_forward_pre_hook(call_model),
         ):
             before = _made_of(model)
