@@ -117,7 +117,7 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
         "Criteria": [plans.SHARES, *limits] if audit.criteria else [],
         "Score": [plans.score_headline(audit), *(f"{p.title}: {p.score}" for p in seen.plans if p.score)],
         "Times": plans.times(audit),
-        "Formats": seen.tallies,
+        "Formats": [tally.sentence for tally in seen.tallies],
         "Kept": plans.island_lines(seen.chosen.islands, ISLANDS_SHOWN) if seen.chosen else (),
         "Outputs": shorten([*map(plans.proposal_words, audit.proposals)], PROPOSALS_SHOWN),
         "Memory": [sentence(audit.environment.held or "")],

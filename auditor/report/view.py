@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,11 +22,21 @@ from .findings import causes
 from .origins import at, nonfinite_runs
 from .plans import PlanView, advice, inputs_of, proposal_words
 from .training import training_headline
-from .words import compact, count, label, op, percent, ratio, sentence, shorten, terms
+from .words import VERDICTS, compact, count, label, op, percent, ratio, sentence, shorten, terms
 
 
-def _tally(audit: Audit, fmt: str) -> str:
-    """The numbers of sensitive and unsafe operations in a format, and their causes, in words."""
+@dataclass(frozen=True)
+class Tally:
+    """The number of operations with each verdict in one format. limit: causes of sensitive and unsafe verdicts, such as
+    `overflow and precision`; sentence: counts and causes in words."""
+
+    label: str
+    counts: dict[str, int]
+    limit: str
+    sentence: str
+
+
+def _tally(audit: Audit, fmt: str) -> Tally:
     runs = [run for run in nonfinite_runs(audit) if run.format == fmt]
     vanished = {run.first.node for run in runs if run.first is not None and run.first.cause == "underflow"}
     judged = [node for node in audit.nodes if fmt in node.verdicts]
@@ -45,17 +56,18 @@ def _tally(audit: Audit, fmt: str) -> str:
     unsafe, sensitive, untested = (kinds[name] for name in ("unsafe", "sensitive", "untested"))
     left = f"; {untested:,} {'was' if untested == 1 else 'were'} not tested" if untested else ""
     if untested == len(judged):
-        return f"{label(fmt)} was not tested on any operation."
-    if not unsafe and not sensitive:
+        said = f"{label(fmt)} was not tested on any operation."
+    elif not unsafe and not sensitive:
         tested = f"{count(len(judged) - untested, 'operation')}{' tested' if untested else ''}"
         alone = " if run alone" if runs else ""  # the whole model in low precision becomes non-finite
-        return f"{label(fmt)}: none of the {tested} is unsafe or sensitive{alone}{left}."
-    # autocast runs some operations in FP32: these are unsafe only with cast weights
-    cast = sum(node.verdicts[fmt].verdict == "unsafe" and node.exposed.get(fmt) == ("cast",) for node in judged)
-    where = f" ({'' if cast == unsafe else f'{cast:,} '}only with cast weights)" if cast else ""
-    cause = f"; causes: {limit}" if limit else ""
-    total = count(len(judged), "operation")
-    return f"{label(fmt)}: {unsafe:,} unsafe{where} and {sensitive:,} sensitive of {total}{cause}{left}."
+        said = f"{label(fmt)}: none of the {tested} is unsafe or sensitive{alone}{left}."
+    else:  # autocast runs some operations in FP32: these are unsafe only with cast weights
+        cast = sum(node.verdicts[fmt].verdict == "unsafe" and node.exposed.get(fmt) == ("cast",) for node in judged)
+        where = f" ({'' if cast == unsafe else f'{cast:,} '}only with cast weights)" if cast else ""
+        cause = f"; causes: {limit}" if limit else ""
+        total = count(len(judged), "operation")
+        said = f"{label(fmt)}: {unsafe:,} unsafe{where} and {sensitive:,} sensitive of {total}{cause}{left}."
+    return Tally(label(fmt), {name: kinds[name] for name in VERDICTS}, limit, said)
 
 
 class ReportView:
@@ -78,7 +90,7 @@ class ReportView:
         self.headline, self.proof = _verdict(audit, self.chosen)
         self.tallies = [_tally(audit, fmt) for fmt in audit.formats]
         self.broken = tuple(run.said for run in nonfinite_runs(audit))
-        self.limits = tuple(_limits(audit))
+        self.limits = tuple(_limits(audit, self.tallies))
 
 
 def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
@@ -115,7 +127,7 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     return said, proof if chosen.same else f"{proof} Without the plan: {before}."
 
 
-def _limits(audit: Audit) -> Iterator[str]:
+def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
     subject = audit.subject
     if subject.random_weights:
         yield "The weights are random: value ranges, and verdicts based on them, may differ for a trained model."
@@ -125,9 +137,8 @@ def _limits(audit: Audit) -> Iterator[str]:
         yield "The audit ran without a GPU: formats were emulated on a CPU, and speed-ups are predictions."
     if simulated := " or ".join(label(name) for name in audit.formats if not runs(name)):
         yield f"torch cannot compute in {simulated}: results were rounded to the format, and plans in the format were not run."
-    untested = Counter(f for node in audit.nodes for f, one in node.verdicts.items() if one.verdict == "untested")
-    if listed := [f"{count(untested[f], 'operation')} in {label(f)}" for f in audit.formats if untested[f]]:
-        yield f"Not tested: {', '.join(listed)}; the layer table gives the reasons."
+    if untested := [f"{count(n, 'operation')} in {t.label}" for t in tallies if (n := t.counts["untested"])]:
+        yield f"Not tested: {', '.join(untested)}; the layer table gives the reasons."
     yield from map(sentence, audit.warnings)
 
 

@@ -132,7 +132,7 @@ def test_an_eps_that_vanishes_under_a_logarithm(logarithm: Audit) -> None:
 
 
 def test_the_reader_is_sent_to_bf16(logarithm: Audit) -> None:
-    fp16, bf16 = ReportView(logarithm).tallies
+    fp16, bf16 = (tally.sentence for tally in ReportView(logarithm).tallies)
     assert fp16.endswith("causes: underflow (BF16 has FP32's range).")
     assert "underflow" not in bf16
     assert "overflow" not in " ".join((fp16, bf16))
