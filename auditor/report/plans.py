@@ -3,7 +3,7 @@ islands; and shows code that applies a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ..artefact.strategies import plan_title, strategy_of
 from ..criteria.criterion import FLOOR
@@ -78,8 +78,8 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
         return "failed" if runs(plan.format) else "not run", ran.failure
     if ran.measured_error is None:
         return "non-finite", "an output is Inf or NaN where FP32 is finite"
-    if broken := missed_criteria(ran.criteria):
-        return "over budget", broken
+    if broken := [_limit_line(one) for one in ran.criteria if not one.holds]:
+        return "over budget", "; ".join(broken)
     allowed = max(budget, ran.floor)
     if not ran.measured_error <= allowed:
         return "over budget", f"error {ratio(ran.measured_error)} measured, {budget:g} allowed"
@@ -211,11 +211,6 @@ def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]
         without = f"; without the plan {shown_value(was)}" if was.value != one.value else ""
         lines.append(f"{_limit_line(one)}{nearest}{without}")
     return tuple(lines)
-
-
-def missed_criteria(values: Sequence[CriterionValue]) -> str:
-    """The criteria whose limit is exceeded, with their values."""
-    return "; ".join(_limit_line(one) for one in values if not one.holds)
 
 
 def _limit_line(one: CriterionValue) -> str:
