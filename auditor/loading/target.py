@@ -87,7 +87,10 @@ def parse(text: str) -> Target:
     """
     if " -- " in text:
         where, _, words = text.partition(" -- ")
-        return replace(parse(where), text=text, words=tuple(shlex.split(words)))
+        try:
+            return replace(parse(where), text=text, words=tuple(shlex.split(words)))
+        except ValueError as error:
+            raise LoadError(f"cannot read the arguments in {text!r}: {error}", slug="bad-target") from error
     hub, colon, name = text.partition(":")
     args, kwargs = tuple[Any, ...](), dict[str, Any]()
     if colon and hub in ("timm", "hf"):

@@ -68,6 +68,8 @@ def test_a_script_gets_the_arguments_that_it_parses_on_import_also_in_a_fresh_pr
     code = "import patched_model; print(patched_model.original().head.out_features)"
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ran.stdout == "7\n"
+    with refused(LoadError, "bad-target", match="No closing quotation"):
+        load(f"{file} -- --width '7")
 
 
 PART = "class Part(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"
