@@ -24,11 +24,10 @@ from .words import count, label, line, op, printable, scope, sentence, summary
 def place_of(audit: Audit, cause: Cause) -> Place:
     """The source line to report for a cause (a group of findings). If this line is in an installed package: the user's
     line that called the package, else line 1 of the audited file."""
-    source = cause.worst.source
-    name, line = written_at(source)
+    name, line = written_at(cause.worst.source)
     written = Place(name, line, 1) if line else None
     node = cause.report.node if cause.report else None
-    own = (_own(source, node.source_path, node.column) or _caller(node)) if node is not None else written
+    own = (_own(cause.worst.source, node.source_path, node.column) or _caller(node)) if node is not None else written
     if own is None and audit.subject.file:
         return Place(from_repository(Path(audit.subject.file)), 1, 1)
     return own or written or Place(re.sub(r":[A-Za-z_][^/\\]*$", "", audit.subject.target), 1, 1)

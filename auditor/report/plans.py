@@ -265,8 +265,7 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
         return ""
     if score.failure is not None:
         return f"no score: {score.failure}"
-    assert score.value is not None
-    assert score.difference is not None
+    assert score.value is not None and score.difference is not None
     drop = -score.difference if base.better == "higher" else score.difference
     drop += 0.0  # no negative zero
     error = "" if score.standard_error is None else f" (standard error {score.standard_error:.2g})"
