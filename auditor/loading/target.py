@@ -65,11 +65,6 @@ class Target:
         return str(self.path or self.module)
 
     @property
-    def argv(self) -> list[str]:
-        """`sys.argv` while the user's code runs."""
-        return [self.script, *self.words]
-
-    @property
     def folders(self) -> tuple[str, ...]:
         """Folders for `sys.path`, see `as_script`: the parent of the file's outermost package, the working directory,
         and the file's folder; for a module the working directory only."""
@@ -149,7 +144,7 @@ def user_code(target: Target, seed: int) -> Iterator[None]:
         ieee(),
         isolate(seed=seed),
         written_as_meant(),
-        as_script(target.argv, target.folders),
+        as_script([target.script, *target.words], target.folders),
     ):
         yield
 
