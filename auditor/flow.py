@@ -246,18 +246,7 @@ def _assemble(
         classes={path: type(module).__name__ for path, module in named_modules(subject.model) if path in around},
         tied_parameters=under_several_names(named_parameters(subject.model)),
         shared_modules=under_several_names(named_modules(subject.model)),
-        environment=Environment(
-            auditor=__version__,
-            torch=torch.__version__,
-            device=name_of(options.where),
-            execution="native" if options.native else "emulated",
-            seed=options.seed,
-            libraries=libraries(options.where),
-            flags=bench.flags,
-            seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
-            memory=within(),
-            held=came_to(),
-        ),
+        environment=_environment(bench, seconds),
         formats=options.formats,
         max_error=bench.yardstick.budget,
         flags=flag_costs(
@@ -312,6 +301,22 @@ def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | Non
         "criteria": tuple(map(str, criteria.all())) if criteria else (),
         "proposals": tuple(proposals),
     }
+
+
+def _environment(bench: Workbench, seconds: Mapping[str, float]) -> Environment:
+    options = bench.options
+    return Environment(
+        auditor=__version__,
+        torch=torch.__version__,
+        device=name_of(options.where),
+        execution="native" if options.native else "emulated",
+        seed=options.seed,
+        libraries=libraries(options.where),
+        flags=bench.flags,
+        seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
+        memory=within(),
+        held=came_to(),
+    )
 
 
 def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
