@@ -28,7 +28,7 @@ def is_fused_cell(target: Callable[..., Any]) -> bool:
 
 
 def run_cell(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """Run one step on half-precision tensors on a CPU. Shapes: like `aten.gru_cell` and `aten.lstm_cell`."""
+    """Run one step of a GRU or LSTM on half-precision tensors on a CPU, with the arguments of its ATen operation."""
     given = widen(arguments_of(target, args, kwargs))
     states = _several(given["hx"])
     from_input = _product(given["input"], given["w_ih"].mT, given.get("b_ih"), row)
@@ -72,8 +72,8 @@ def _run_ways(
     given: dict[str, Any],
     row: Format,
 ) -> tuple[Tensor, _States]:
-    """Outputs of all steps and final states of one layer. rows: [directions, rows of all steps, features]; sizes: rows
-    of each step; states: [directions, batch, features]."""
+    """Outputs of all steps, and final states of a layer. rows: [directions, rows of all steps, features]; sizes: number
+    of rows in each step; states: [directions, batch, features]."""
     of_input, of_state, *others = (x.mT.contiguous() if x.dim() == 3 else x.unsqueeze(1) for x in weights)
     biases: Sequence[Tensor | None] = others[:2] if given["has_biases"] else (None, None)
     outputs = []
@@ -93,7 +93,7 @@ def _run_ways(
 
 
 def _backwards(sizes: Sequence[int]) -> Tensor:
-    """Index of the row that takes each row's place if every sequence is read from its end; sizes: rows of each step."""
+    """Permutation of the rows that reverses the steps of every sequence. sizes: number of rows in each step."""
     starts, length = [0, *accumulate(sizes)], [sum(size > i for size in sizes) for i in range(sizes[0])]
     return torch.tensor([starts[length[i] - 1 - t] + i for t, size in enumerate(sizes) for i in range(size)])
 

@@ -99,7 +99,8 @@ def _check_loss(loss: Any, objective: Objective) -> None:
             f"{objective.source} returned {what}: a loss must be one floating-point number", slug="bad-loss"
         )
     if not bool(torch.isfinite(loss)):
-        raise LoadError(f"{objective.source} is already {float(loss)} in FP32: fix the step first", slug="bad-loss")
+        said = f"the loss ({objective.source}) is already {float(loss)} in FP32: fix the training step first"
+        raise LoadError(said, slug="bad-loss")
     if not loss.requires_grad:
         raise LoadError(
             f"{objective.source} depends on no parameter that requires a gradient: unfreeze a parameter, or audit in mode "

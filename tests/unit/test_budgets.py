@@ -94,11 +94,11 @@ BUDGET = {
     "graphs": (1150, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1890, "loading"),
-    "loose files": (1020, "flow"),
+    "loose files": (1030, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2170, "plan"),
+    "plan": (2200, "plan"),
     "progress": (300, "telling"),
     "quantization": (2370, "quantization"),
     "records": (1500, "records"),
@@ -112,7 +112,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30050, 220, 24
+LINES, FILES, ROOMS = 30080, 220, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
