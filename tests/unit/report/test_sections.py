@@ -1,6 +1,7 @@
 """Looks of a terminal, charts, comparisons, noise and scores: each section says what its records hold."""
 
 import math
+import re
 import sys
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import pytest
 
 from auditor.records import Noise, Plan, ScopeChoice, Score, TimeAndMemory, Times, Timing, Today, Verification
 from auditor.report import words
-from auditor.report.blocks import WIDEST, WIDTH, looks
+from auditor.report.blocks import WIDEST, WIDTH, Prose, to_terminal
 from auditor.report.charts import BINS, HEIGHT, depth_chart
 from auditor.report.diff import error, exceptions
 from auditor.report.plans import advice, score_headline, times
@@ -30,6 +31,13 @@ def environment(monkeypatch):
         monkeypatch.setattr(sys.stdout, "isatty", lambda: tty, raising=False)
 
     return become
+
+
+def looks() -> tuple[int, bool]:
+    """The width of a page on the terminal, and whether it has colors."""
+    page = to_terminal([Prose("Label", ("x" * 1000,))])
+    plain = re.sub("\x1b\\[[0-9;]*m", "", page)
+    return max(map(len, plain.splitlines())), plain != page
 
 
 @pytest.mark.parametrize(
