@@ -37,7 +37,7 @@ def text(name: str) -> str:
     return (DOCS / name).read_text(encoding="utf-8")
 
 
-POSITION = {"call": 2, "tables": 1, "by_option": 2}  # target.call(function, what, slug), ...
+POSITION = {"PydanticCustomError": 0, "call": 2, "tables": 1, "by_option": 2}  # target.call(function, what, slug), ...
 
 
 def slug_of(call: ast.Call) -> ast.expr | None:
@@ -46,7 +46,7 @@ def slug_of(call: ast.Call) -> ast.expr | None:
         if keyword.arg == "slug":
             return keyword.value
     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-    position = 1 if name.endswith("Error") else POSITION.get(name)
+    position = POSITION.get(name, 1 if name.endswith("Error") else None)
     return call.args[position] if position is not None and len(call.args) > position else None
 
 

@@ -13,7 +13,7 @@ from auditor.execution.policy import Policy
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.records import Batch, Capture, Plan, ScopeChoice
-from auditor.verify import run_patched
+from auditor.verify.running import run_patched
 from tests.support.problems import owners_of, tied_owners
 
 Labels = dict[str, str]

@@ -84,27 +84,27 @@ PARTS = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1370, "settings"),
+    "cli": (1360, "settings"),
     "criteria": (810, "criteria"),
     "document": (900, "document"),
     "dtypes": (900, "dtypes"),
     "execution": (1200, "execution"),
     "fleet": (400, "fleet"),
     "generation": (1500, "generation"),
-    "graphs": (1170, "graphs"),
+    "graphs": (1150, "graphs"),
     "isolation": (1200, "isolation"),
-    "loading": (1870, "loading"),
-    "loose files": (1020, "flow"),
-    "measure": (2320, "measure"),
+    "loading": (1890, "loading"),
+    "loose files": (1030, "flow"),
+    "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
     "plan": (2200, "plan"),
     "progress": (300, "telling"),
     "quantization": (2370, "quantization"),
     "records": (1500, "records"),
-    "rehearsal": (1140, "rehearsal"),
-    "report": (2830, "report"),
-    "rulebook": (2440, "rules"),
+    "rehearsal": (1110, "rehearsal"),
+    "report": (2800, "report"),
+    "rulebook": (2400, "rules"),
     "score": (280, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
@@ -112,7 +112,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30200, 220, 24
+LINES, FILES, ROOMS = 30090, 219, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

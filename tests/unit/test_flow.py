@@ -4,6 +4,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from auditor.errors import (
 from auditor.flow import run
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.metrics import output_error
-from auditor.paths import nearest, place, within
+from auditor.paths import nearest, place_of, within
 from auditor.records import Audit
 from auditor.records.measure import Ignore
 from auditor.resources import resource_dir
@@ -281,5 +282,7 @@ def test_a_prefix_of_a_name_is_no_scope() -> None:
 
 
 def test_a_place_is_the_line_and_the_operation_or_the_modules_that_repeat_it() -> None:
-    assert place("model.py:3", "blocks.3.mlp", "aten.mul.Tensor") == "model.py:3 mul"
-    assert place(None, "blocks.3.mlp", "getitem") == "blocks.*.mlp getitem"
+    assert (
+        place_of(SimpleNamespace(source="model.py:3", owner="blocks.3.mlp", op="aten.mul.Tensor")) == "model.py:3 mul"
+    )
+    assert place_of(SimpleNamespace(source=None, owner="blocks.3.mlp", op="getitem")) == "blocks.*.mlp getitem"

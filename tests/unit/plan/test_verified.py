@@ -20,7 +20,8 @@ from auditor.plan.plans import Planner
 from auditor.plan.verified import compare_times, judge_answers, today_of
 from auditor.plan.workbench import Workbench, unit_of
 from auditor.records import Noise, Plan, ScopeChoice, TimeAndMemory, Times, Verification
-from auditor.verify import Answers, running
+from auditor.verify import running
+from auditor.verify.running import Answers
 from tests.support import planning
 from tests.support.capturing import Function
 from tests.support.planning import bench_of

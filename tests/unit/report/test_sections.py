@@ -1,6 +1,7 @@
 """Looks of a terminal, charts, comparisons, noise and scores: each section says what its records hold."""
 
 import math
+import re
 import sys
 from dataclasses import replace
 
@@ -19,13 +20,11 @@ from auditor.records import (
     Verdict,
     Verification,
 )
-from auditor.rehearsal.result import Recipe, RecipeProblem, RecipeRun, Rehearsal
 from auditor.report import words
-from auditor.report.blocks import WIDEST, WIDTH, Item, looks
+from auditor.report.blocks import WIDEST, WIDTH, Prose, to_terminal
 from auditor.report.charts import BINS, HEIGHT, depth_chart
 from auditor.report.diff import error, exceptions
 from auditor.report.plans import advice, score_headline, times
-from auditor.report.rehearsal import overview
 from auditor.report.reporters import REPORTERS, html
 from auditor.report.reporters import html as render
 from auditor.report.view import NAMED, ReportView, noise
@@ -45,6 +44,13 @@ def environment(monkeypatch):
         monkeypatch.setattr(sys.stdout, "isatty", lambda: tty, raising=False)
 
     return become
+
+
+def looks() -> tuple[int, bool]:
+    """The width of a page on the terminal, and whether it has colors."""
+    page = to_terminal([Prose("Label", ("x" * 1000,))])
+    plain = re.sub("\x1b\\[[0-9;]*m", "", page)
+    return max(map(len, plain.splitlines())), plain != page
 
 
 @pytest.mark.parametrize(
@@ -299,36 +305,3 @@ def test_a_run_of_no_plan_is_passed_over():
     for name in ("text", "md", "github", "sarif"):
         assert REPORTERS[name](stray) == REPORTERS[name](made), name
     assert html(stray)
-
-
-# A rehearsal in words: what each remedy does is said where it matters, and once.
-
-
-def notes(*problems: RecipeProblem) -> list[list[str]]:
-    recipes = (
-        Recipe("fp32", "FP32"),
-        Recipe("bf16", "BF16", "bf16", stored=True),
-        Recipe("bf16_master", "BF16 with a master copy", "bf16", repairs="bf16"),
-        Recipe("bf16_kahan", "BF16 with Kahan sums", "bf16", repairs="bf16"),
-    )
-    runs = {recipe.name: RecipeRun(recipe, [2.0, 1.0], steps=[0, 1]) for recipe in recipes}
-    result = Rehearsal("train.py:step", 2, 2, runs, problems, "fp32", "")
-    return [list(block.notes) for block in overview(result) if isinstance(block, Item)]
-
-
-def test_a_remedy_of_every_problem_is_named_at_the_first():
-    lost, decay = RecipeProblem("bf16", "updates", "96% lost"), RecipeProblem("bf16", "decay", "all lost")
-    still = RecipeProblem("bf16_kahan", "decay", "half lost")
-    assert notes(lost, decay, still) == [
-        [
-            "BF16 with a master copy: repairs these 2 problems; last loss 1.",
-            "BF16 with Kahan sums: repairs this problem; last loss 1.",
-        ],
-        ["BF16 with Kahan sums: still: half lost."],
-    ]
-    assert notes(lost) == [
-        [
-            "BF16 with a master copy: repairs this problem; last loss 1.",
-            "BF16 with Kahan sums: repairs this problem; last loss 1.",
-        ]
-    ]
