@@ -27,8 +27,8 @@ from .execution.beside import UnderPlan, policy_of, under_plan, under_policy
 from .execution.ledger import forward_casts, rows_of
 from .execution.policy import Policy
 from .generation.stage import GenerationReference, generate_reference
-from .graphs import GraphPlans, graphs_of
 from .graphs.pipelines import run_pipelines
+from .graphs.stage import GraphPlans, graphs_of
 from .isolation import isolate
 from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .isolation.process import flags, ieee

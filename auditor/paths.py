@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container
+from typing import Any
 
 
 def nearest(path: str, known: Container[str]) -> str | None:
@@ -55,6 +56,7 @@ def pattern(path: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
 
 
-def place(source: str | None, owner: str, op: str) -> str:
-    """A node in words: its source line and operation; without a source line, its module with `*` for block numbers."""
-    return f"{source or pattern(owner)} {op.split('.')[1] if '.' in op else op}"
+def place_of(at: Any) -> str:
+    """A node or a finding in words: source line and operation; without a source line, its module with `*` for block
+    numbers."""
+    return f"{at.source or pattern(at.owner)} {at.op.split('.')[1] if '.' in at.op else at.op}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
+
+T = TypeVar("T")
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -16,6 +18,6 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def over_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+def over_tensors(function: Callable[[torch.Tensor], Any], tree: T) -> T:
     """Apply `function` to every tensor in `tree`."""
-    return function(tree) if isinstance(tree, torch.Tensor) else pytree.tree_map_only(torch.Tensor, function, tree)
+    return function(tree) if isinstance(tree, torch.Tensor) else pytree.tree_map_only(torch.Tensor, function, tree)  # type: ignore[no-any-return]

@@ -15,10 +15,10 @@ from torch import nn
 import auditor
 from auditor.artefact.base import plan_table
 from auditor.execution.policy import Policy, plain
+from auditor.loading.state import in_training
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import magnitudes_of, merge_magnitudes, significant, underflow_share
 from auditor.records.training import LossScale, ParameterGradients
-from auditor.training.objective import in_training
 from auditor.training.recommend import loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 from auditor.training.replay import Step, bind_step, hear_gradients, run_step
 from auditor.training.stage import low_by_module, low_names

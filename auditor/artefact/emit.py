@@ -200,6 +200,7 @@ def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
     if origin is None:
         return None
     folder = {} if origin.folder is None else {"folder": _place(origin.folder, directory)}
+    words = {"words": origin.words} if origin.words else {}
     return {
         "path": _place(origin.path, directory),
         "digest": origin.digest,
@@ -211,6 +212,7 @@ def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
         "init_kwargs": dict(origin.init_kwargs),
         "weights": _place(origin.weights, directory),
         **folder,
+        **words,
     }
 
 

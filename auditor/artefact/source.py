@@ -50,5 +50,5 @@ def user_module(source: dict[str, Any], file: str) -> Iterator[Any]:
     if source["path"]:
         path = locate(source["path"], file, source["digest"])
         folders = [Path(root_of(name, path)), *folders, path.parent]
-    with as_script(str(path or name), [str(folder.resolve()) for folder in folders]):
+    with as_script([str(path or name), *source.get("words", ())], [str(folder.resolve()) for folder in folders]):
         yield import_source(name, path)

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_map_only
 
 from ..errors import AuditorError, CaptureError, MeasureError, describe, let_through
 from ..isolation import isolate
@@ -21,6 +20,7 @@ from ..numerics.formats import dtype_name
 from ..numerics.metrics import output_error
 from ..numerics.nodes import row_of, tensors_in
 from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Placeholder, Subject
+from ..trees import over_tensors
 from .builder import Binder, RecordedModule, Recording, tensor_at
 from .calls import paths_of
 from .literals import compare_literals
@@ -167,7 +167,7 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
         return x.detach().roll(1, -1) if moved else x
 
     try:
-        call_model(tree_map_only(torch.Tensor, roll, batch))
+        call_model(over_tensors(roll, batch))
     except Exception as problem:  # the model may not accept these values
         let_through(problem)
     try:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from ..isolation.draws import Draw
 from ..numerics.formats import format_of
 from ..numerics.nodes import arguments_of, operation_of, overload_of
+from ..trees import over_tensors
 
 _aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
@@ -112,11 +113,11 @@ class WritesOnCopies:
             holder: Any = given if isinstance(place, int) else own
             if isinstance(place, int) and place >= len(given):
                 continue
-            holder[place] = pytree.tree_map_only(torch.Tensor, torch.clone, holder[place])
+            holder[place] = over_tensors(torch.clone, holder[place])
             copies += [x for x in pytree.tree_leaves(holder[place]) if isinstance(x, torch.Tensor)]
         result = self.op(*given, **own)
         known = {id(x) for x in copies}
-        fresh = pytree.tree_map_only(torch.Tensor, lambda x: _aten.alias(x) if id(x) in known else x, result)
+        fresh = over_tensors(lambda x: _aten.alias(x) if id(x) in known else x, result)
         return fresh, copies
 
 

@@ -104,7 +104,7 @@ class _Recorder(Handler):
                 self.values.bind(copies[id(x)], self.builder.input(names[id(x)], copies[id(x)]))
             return copies[id(x)]
 
-        result: Batch = pytree.tree_map_only(torch.Tensor, copy_once, batch)
+        result = over_tensors(copy_once, batch)
         self.kept = list(copies.values())
         return result
 

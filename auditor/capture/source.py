@@ -39,6 +39,9 @@ class Place(NamedTuple):
     line: int
     column: int | None = None
 
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column or 1}"
+
 
 @dataclass(frozen=True)
 class SourceLine:

@@ -36,7 +36,7 @@ class Verb(Command):
         """Run the command (in a forked process if `alone`) and return its exit code. Raises: AuditorError."""
         shown = reporter(self.quiet or self.dry_run)
 
-        def run_command(tell: Callable[[str], None]) -> int:
+        def run_command(tell: Callable[[str], object]) -> int:
             shown.tell = tell
             with refresh_display(shown):
                 return self.run_watched(shown)
@@ -98,7 +98,7 @@ def _explain(error: Exception) -> tuple[str, str]:
     said = describe(error, None)
     if out_of_memory(error):
         message = f"out of memory ({first_line(error)[:200]}): use a machine with more memory, or smaller inputs"
-        error = error if isinstance(error, AuditorError) else AuditorError(message, slug="out-of-memory")
+        error = AuditorError(message, slug="out-of-memory")
     if isinstance(error, AuditorError):
         if error.slug == "bad-option":
             return str(error), f"`{PROGRAM} --help` lists the options"

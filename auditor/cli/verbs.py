@@ -19,7 +19,7 @@ from .. import folder
 from ..artefact.libraries import LIBRARIES
 from ..asked import LEVELS, rules_of, with_rules
 from ..document.places import portable_path
-from ..errors import AuditorError, LoadError, suggest
+from ..errors import AuditorError, suggest
 from ..progress.shown import Display
 from ..report.words import count, printable
 from ..settings import Directory, Flag, Location, Option, Seconds, bad
@@ -151,8 +151,6 @@ class Ledger(Verb):
 
     def run_watched(self, progress: Display) -> int:
         progress("ledger", self.target, 0, 0)
-        from pydantic import TypeAdapter
-
         from ..document.live import check_fit, select
         from ..flow import ledger
         from ..loading import load
@@ -335,20 +333,16 @@ class Rehearse(Verb):
 
     def _batches(self, target: Any) -> Any:
         """The batches for the step; None if neither an option nor a conventional name in the file gives them."""
-        from ..loading.target import call, named_in, parse
+        from ..loading.target import call, import_target, named_in, parse
 
-        names = (self.batches,) if self.batches else BATCHES
-        for name in names:
-            where = parse(name) if ":" in name else replace(target, symbol=name)
-            try:
-                value = named_in(where, "give --batches file.py:name", "missing-inputs", self.seed)
-            except LoadError as error:
-                if self.batches or error.slug != "missing-inputs":
-                    raise
-                continue
-            made = call(value, f"{name}()", "bad-inputs") if callable(value) else value
-            return value if isinstance(made, Iterator) else made  # a function is called again for the next pass
-        return None
+        module = import_target(target)
+        name = self.batches or next((name for name in BATCHES if hasattr(module, name)), None)
+        if name is None:
+            return None
+        where = parse(name) if ":" in name else replace(target, symbol=name)
+        value = named_in(where, "give --batches file.py:name", "missing-inputs", self.seed)
+        made = call(value, f"{name}()", "bad-inputs") if callable(value) else value
+        return value if isinstance(made, Iterator) else made  # a function is called again for the next pass
 
 
 def severe(findings: Iterable[Finding], level: str) -> int:

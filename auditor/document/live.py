@@ -22,7 +22,7 @@ from ..isolation.members import size_of, structure_of, unwrap_model
 from ..numerics.formats import label, runs
 from ..plan.workbench import emit_plans
 from ..records import Audit, Plan, Subject
-from ..verify import NotHandedOver, Verifier
+from ..verify.artefact import NotHandedOver, Verifier
 from .read import audit_in, plan_called, plan_of
 from .torchao import quantize, quantized_audit
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ..numerics.casting import carried_in, widen
 from ..numerics.entries import entries, is_number, is_plain
 from ..numerics.kernels import run_op
 from ..numerics.nodes import arguments_with_defaults, target_of, tensors_in, wait_for_result
 from ..records import Capture, Literals, Node
+from ..trees import over_tensors
 
 Observe = Callable[[fx.Node, Any], None]
 ValueOf = Callable[[fx.Node], Any]
@@ -207,7 +207,7 @@ def separate_tensors(result: Any, inputs: Sequence[Any]) -> Any:
             return x
         return torch.ops.aten.alias.default(x) if is_plain(x) else x.clone()  # sparse and nested tensors have no views
 
-    return pytree.tree_map_only(torch.Tensor, another, result)
+    return over_tensors(another, result)
 
 
 def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:

@@ -35,7 +35,7 @@ from ..records.generation import Generation, PartShare, StoredCache
 from ..records.quantization import QuantizedPlan
 from ..settings import Settings
 from ..stages import Stages
-from ..verify import Runs, failure_of
+from ..verify.running import Runs, failure_of
 from .compare import Decoding, ReferenceTokens, expected_flips, figures, recommend_cache, stored_caches
 from .decode import cannot_generate, prompts_of
 

@@ -22,7 +22,7 @@ from ..isolation.process import disable_fused_path, quietly
 from ..numerics.metrics import output_error
 from ..numerics.nodes import mutates, row_of
 from ..records import Batch
-from ..trees import tensors_in
+from ..trees import over_tensors, tensors_in
 
 _aten = torch.ops.aten
 
@@ -136,8 +136,7 @@ def _trace(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram
 
 def _twice(batch: Batch) -> Batch:
     """Concatenate every tensor of a batch with itself."""
-    result: Batch = pytree.tree_map_only(torch.Tensor, lambda x: torch.cat([x, x]), batch)
-    return result
+    return over_tensors(lambda x: torch.cat([x, x]), batch)
 
 
 def outlines(value: Any, fp32: torch.dtype = torch.float32) -> Any:
@@ -146,7 +145,7 @@ def outlines(value: Any, fp32: torch.dtype = torch.float32) -> Any:
     def outline(x: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(x, dtype=fp32 if x.dtype is torch.float32 else x.dtype, device="meta")
 
-    return pytree.tree_map_only(torch.Tensor, outline, value)
+    return over_tensors(outline, value)
 
 
 class _Plain(nn.Module):

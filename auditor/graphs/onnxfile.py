@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -18,8 +19,23 @@ from ..numerics.formats import label
 from ..numerics.metrics import output_error
 from ..plan.workbench import worst_of
 from ..records import Audit, Onnx, Plan
+<<<<<<< HEAD
 from ..verify import ONNX, Answers, NotHandedOver, Verifier
 from ..verify.loaders import AS_IT_IS, PROVIDER
+=======
+from ..verify.artefact import NotHandedOver, Verifier
+from ..verify.loaders import AS_IT_IS, ONNX, PROVIDER
+from ..verify.running import Answers
+from .exported import quietly
+>>>>>>> main
+
+with suppress(ImportError):  # `require` reports what is not installed
+    import onnx
+    import onnx_ir
+    import onnxruntime
+    from onnx_ir.passes import common
+    from onnxscript import opset18
+    from onnxscript.optimizer import fold_constants
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 """Packages that write, check and run ONNX models."""
@@ -27,18 +43,13 @@ NEEDED = ("onnx", "onnxscript", "onnxruntime")
 TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 """ONNX names of the formats."""
 
-_FLOAT = 1
-"""ONNX's number for the type FP32."""
-
 _NO_ARITHMETIC = ("Cast", "Constant", "Identity", "Shape", "Size")
 
 
 def _multiply(x: Any, y: Any, out_dtype: Any) -> Any:
     """A product of low-precision inputs with FP32 output, which ONNX does not have: the inputs are cast to FP32."""
-    from onnxscript import opset18
-
     operators: Any = opset18
-    return operators.MatMul(operators.Cast(x, to=_FLOAT), operators.Cast(y, to=_FLOAT))
+    return operators.MatMul(*(operators.Cast(each, to=onnx.TensorProto.FLOAT) for each in (x, y)))
 
 
 _TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = dict.fromkeys(
@@ -90,8 +101,6 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
 
 def _export_onnx(audit: Audit, plan: Plan, ends: str) -> bytes:
     """Export one program to ONNX bytes. Raises: errors of torch's exporter and of the checker."""
-    import onnx
-
     assert plan.program is not None
     with quietly():
         program = torch.export.load(io.BytesIO(audit.programs[plan.program.file]))
@@ -144,8 +153,6 @@ def _onnx_record(
     plan: Plan, ends: str, content: bytes | None, ran: float | str, as_rounded: float | str | None
 ) -> Onnx:
     """Build the record of one exported ONNX model. content: the file's bytes, or None if no file was written."""
-    import onnxruntime
-
     failure = ran if isinstance(ran, str) else None
     if failure and "NOT_IMPLEMENTED" in failure:
         lacking = failure.partition("Could not find an implementation for ")[2].partition(" ")[0]
@@ -171,9 +178,6 @@ def tidy(model: Any) -> Any:
 
     The exporter's own optimizer replaces constants within 1e-8 of zero by zero, which removes an epsilon even in FP32.
     """
-    from onnx_ir.passes import common
-    from onnxscript.optimizer import fold_constants
-
     common.InlinePass()(model)
     fold_constants(model)
     common.ShapeInferencePass()(model)
@@ -194,10 +198,6 @@ def tidy(model: Any) -> Any:
 
 def read(content: bytes) -> Any:
     """Parse an ONNX model from bytes, and infer the types of all values."""
-    import onnx
-    import onnx_ir
-    from onnx_ir.passes import common
-
     model = onnx_ir.from_proto(onnx.load_from_string(content))
     common.ShapeInferencePass()(model)
     return model
@@ -205,8 +205,6 @@ def read(content: bytes) -> Any:
 
 def as_bytes(model: Any) -> bytes:
     """Serialize an ONNX model to bytes."""
-    import onnx_ir
-
     return bytes(onnx_ir.to_proto(model).SerializeToString())
 
 
@@ -216,8 +214,6 @@ def count_operations(model: Any) -> tuple[int, int, int]:
     Casts, constants and shape operations do not count. An operation has the dtype of its first input and output: Resize
     takes its scales in FP32 regardless of its own dtype.
     """
-    import onnx_ir
-
     types = onnx_ir.DataType
     floating = {types.FLOAT, types.DOUBLE, types.FLOAT16, types.BFLOAT16}
     computing = [node for node in model.graph if node.op_type not in _NO_ARITHMETIC]
@@ -228,9 +224,6 @@ def count_operations(model: Any) -> tuple[int, int, int]:
 
 def lower_ends(model: Any, format: str) -> None:
     """Change floating-point inputs and outputs to a format, in place, and remove casts that become redundant."""
-    import onnx_ir
-    from onnx_ir.passes import common
-
     graph, low, wide = model.graph, onnx_ir.DataType[TYPES[format]], onnx_ir.DataType.FLOAT
     for given in filter(lambda value: value.dtype == wide, graph.inputs):
         given.dtype, uses = low, given.uses()
@@ -269,8 +262,6 @@ def insert_rounding(model: Any, format: str) -> None:
     If onnxruntime's CPU provider has no low-precision kernel, it computes in FP32 and does not round between
     operations. Raises: ValueError for a node with subgraphs.
     """
-    import onnx_ir
-
     graph, low, wide = model.graph, onnx_ir.DataType[TYPES[format]], onnx_ir.DataType.FLOAT
     for node in graph:
         for name, attribute in node.attributes.items():
@@ -303,6 +294,4 @@ def insert_rounding(model: Any, format: str) -> None:
 
 
 def _widen_tensor(tensor: Any) -> Any:
-    import onnx_ir
-
     return onnx_ir.tensor(tensor.numpy().astype("float32"), name=tensor.name)

@@ -22,7 +22,7 @@ from ..plan.costs import TIE, cast_seconds, costs_of, elements_of, price
 from ..plan.outputs import fails_by_inputs
 from ..plan.search import FORBIDDEN
 from ..plan.workbench import Workbench
-from ..records import Capture, Contribution, Literals
+from ..records import Capture, Literals
 from .exported import INNER, outlines
 
 FUSED = 0.1
@@ -141,7 +141,8 @@ def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
             why = _reason_to_keep(node, its, format, bench)
             whole = GraphOperation(name, op_name(node.target), reads, low, high, own, cost.flops, its, *why)
             output = f"{name}{FP32_OUTPUT}"
-            if _may_keep_output(node, whole.kind, contribution):
+            able = row_of(node).packet in FACTORS and not node.kwargs  # a product that may have FP32 output
+            if able and (not whole.kind or (whole.kind == "unsafe" and not fails_by_inputs(contribution))):
                 times = FORMATS["fp32"].bytes // FORMATS[format].bytes
                 cost = replace(cost, elements=cost.elements + (times - 1) * elements)
                 more = price(asked.objective, cost, times * elements, format, figures) - low
@@ -153,12 +154,6 @@ def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
             cast = share * cast_seconds(elements, format, asked.figures)
             values[name] = Value(name, maker, cast, rounding, node.op == "get_attr", node in returned)
     return Table(format, operations, values)
-
-
-def _may_keep_output(node: fx.Node, kind: str, known: Contribution | None) -> bool:
-    """Whether a node is a product that may have low inputs and FP32 output."""
-    able = row_of(node).packet in FACTORS and not node.kwargs
-    return able and (not kind or (kind == "unsafe" and not fails_by_inputs(known)))
 
 
 def _is_fp32(node: fx.Node) -> bool:

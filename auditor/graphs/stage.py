@@ -36,7 +36,7 @@ from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoic
 from ..records.decisions import Decisions
 from ..records.quantization import PipelineRun, QuantizedPlan
 from ..stages import tick
-from ..verify import PROGRAM
+from ..verify.loaders import PROGRAM
 from .exported import ExportedModel, SavedProgram, cannot, export_model, outlines, save_program
 from .operations import Table, low_arguments, table_of
 

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ..records import Batch
 from ..stages import beat
+from ..trees import over_tensors
 from .isolated import isolate
 from .outputs import NamedTensors, tensor_outputs
 from .process import disable_compilers, disable_fused_path
@@ -85,10 +85,7 @@ def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: i
 
 def copy_batch(batch: Batch) -> Batch:
     """The batch with copies of its tensors."""
-    result: Batch = pytree.tree_map_only(
-        torch.Tensor, lambda x: x.detach().clone().requires_grad_(x.requires_grad), batch
-    )
-    return result
+    return over_tensors(lambda x: x.detach().clone().requires_grad_(x.requires_grad), batch)
 
 
 @contextmanager
@@ -103,5 +100,4 @@ def stored_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 def lowered_batch(batch: Batch, dtype: torch.dtype) -> Batch:
     """The batch with its floating-point tensors converted to `dtype`."""
-    result: Batch = pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
-    return result
+    return over_tensors(lambda x: x.to(dtype) if x.is_floating_point() else x, batch)

@@ -95,8 +95,8 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
     # an installed module is imported by its name: its path differs between machines
     path = file if file.suffix == ".py" and not is_installed(str(file)) else None
     where, digest = (str(path), digest_of(path)) if path else (None, None)
-    here = str(Path.cwd())
-    origin = Origin(where, module.__name__, symbol, kind, args, kwargs, digest=digest, working_directory=here)
+    how: dict[str, Any] = {"digest": digest, "working_directory": str(Path.cwd()), "words": target.words}
+    origin = Origin(where, module.__name__, symbol, kind, args, kwargs, **how)
     return BuiltModel(made, origin, spec)
 
 

@@ -16,18 +16,18 @@ _digests: dict[str, str] = {}  # {module: digest of its file}, for files that we
 
 
 @contextlib.contextmanager
-def as_script(script: str, folders: Sequence[str]) -> Iterator[None]:
+def as_script(argv: Sequence[str], folders: Sequence[str]) -> Iterator[None]:
     """Run the body with the `sys.argv` and `sys.path` of the user's own script.
 
     folders: the first precedes `sys.path`, as a script's folder does; the others follow it. Afterwards all are at the
     end of `sys.path`, since a forward may import modules.
     """
-    arguments, sys.argv = sys.argv, [script]
+    before, sys.argv = sys.argv, [*argv]
     sys.path[:] = [folders[0], *sys.path, *folders[1:]] if folders else sys.path
     try:
         yield
     finally:
-        sys.argv = arguments
+        sys.argv = before
         if folders and folders[0] in sys.path:
             sys.path.remove(folders[0])
         sys.path.extend(folder for folder in dict.fromkeys(folders) if folder not in sys.path)

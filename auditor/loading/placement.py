@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from ..devices import CPU, NATIVE, is_native, is_spread
 from ..errors import AuditorError, describe, device_failed, let_through
 from ..isolation.answer import answer
 from ..records import Subject
+from ..trees import over_tensors
 
 T = TypeVar("T")
 
@@ -142,4 +142,4 @@ def _inputs(batches: Any, device: str, wanted: Callable[[Tensor], bool] = lambda
     def move(x: Tensor) -> Tensor:
         return x.detach().to(device).requires_grad_(x.requires_grad) if wanted(x) else x
 
-    return pytree.tree_map_only(Tensor, move, batches)
+    return over_tensors(move, batches)

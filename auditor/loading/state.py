@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,25 @@ from ..numerics.casting import widen
 from ..numerics.entries import entries
 from ..numerics.formats import dtype_name, is_low
 from ..records import Batch, Subject
+from ..trees import over_tensors
 from . import statedicts
 from .statedicts import few
 
 
 @contextmanager
-def in_eval(model: nn.Module) -> Iterator[None]:
-    """In the body, the model is in eval mode; then every module's flag is restored. `isolate` restores other
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """In the body, the model is in training or eval mode; then every module's flag is restored. `isolate` restores other
     changes."""
     flags = [(module, flag) for module in modules_of(model) if (flag := getattr(module, "training", None)) is not None]
-    switch(model, training=False)
+    switch(model, training)
     try:
         yield
     finally:
         for module, flag in flags:
             _set(module, flag)
+
+
+in_eval, in_training = partial(in_mode, training=False), partial(in_mode, training=True)
 
 
 def switch(model: nn.Module, training: bool) -> None:
@@ -61,7 +66,7 @@ def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
     """Initialize lazy layers by a first call, with the same shapes and weights in every process."""
     if any(is_lazy(x) for _, x in named_tensors(model)):
         reseed(seed)
-        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, batch)
+        args, kwargs = over_tensors(torch.clone, batch)
         with torch.no_grad():
             model(*args, **kwargs)
 
@@ -183,11 +188,11 @@ def present(model: nn.Module) -> Iterator[None]:
 
     Raises: LoadError(slug="meta-weights") if a hook cannot load its weights.
     """
-    hooked = [module for module in modules_of(model) if _hooks(module)] if held_outside(model) else []
+    modules = modules_of(model) if held_outside(model) else []
+    hooked = [module for module in modules if _hooks(module)]
     with ExitStack() as stack:
-        for module in modules_of(model) if hooked else ():
-            for store in (module._parameters, module._buffers):
-                stack.callback(_put_back, store, dict(store))
+        for store in (store for module in modules for store in (module._parameters, module._buffers, vars(module))):
+            stack.callback(_put_back, store, dict(store))
         for module in hooked:
             for hook in _hooks(module):
                 if hook.offload:
@@ -205,7 +210,6 @@ def present(model: nn.Module) -> Iterator[None]:
                     offload.onto(module)
         for module in hooked:
             own = vars(module)
-            stack.callback(_put_back, own, dict(own))
             del own["_hf_hook"], own["forward"]
             forward = own.pop("_old_forward")
             if getattr(forward, "__func__", None) is not type(module).forward:

@@ -6,11 +6,12 @@ import ast
 import importlib.util
 import inspect
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +34,8 @@ _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", r
 class Target:
     """A parsed TARGET: a file or a module name, and the symbol in it.
 
-    hub: "timm", or "hf" for Hugging Face, if the model is from there; args then begin with its name.
+    hub: "timm", or "hf" for Hugging Face, if the model is from there; args then begin with its name. words: arguments
+    on the command line of the user's script.
     """
 
     text: str
@@ -43,6 +45,7 @@ class Target:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     hub: str = ""
+    words: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -74,9 +77,15 @@ class Target:
 def parse(text: str) -> Target:
     """Parse `path/to/model.py[:symbol]`, `package.module[:symbol]`, `timm:NAME` or `hf:NAME_OR_PATH`.
 
-    A symbol or a timm name may have literal arguments. Raises: LoadError(slug="missing-target" | "bad-target" |
-    "directory-target").
+    A symbol or a timm name may have literal arguments. After ` -- ` follow the arguments of a script that parses its
+    command line on import. Raises: LoadError(slug="missing-target" | "bad-target" | "directory-target").
     """
+    if " -- " in text:
+        where, _, words = text.partition(" -- ")
+        try:
+            return replace(parse(where), text=text, words=tuple(shlex.split(words)))
+        except ValueError as error:
+            raise LoadError(f"cannot read the arguments in {text!r}: {error}", slug="bad-target") from error
     hub, colon, name = text.partition(":")
     args, kwargs = tuple[Any, ...](), dict[str, Any]()
     if colon and hub in ("timm", "hf"):
@@ -135,7 +144,7 @@ def user_code(target: Target, seed: int) -> Iterator[None]:
         ieee(),
         isolate(seed=seed),
         written_as_meant(),
-        as_script(target.script, target.folders),
+        as_script([target.script, *target.words], target.folders),
     ):
         yield
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ..errors import MeasureError, first_line, let_through
 from ..execution.execute import low_literals, with_literals
@@ -22,6 +21,7 @@ from ..numerics.kernels import UnsupportedInFormat, adds_bias_apart, is_tensor_c
 from ..numerics.metrics import disagreement, output_error, runs, sqnr_db
 from ..numerics.nodes import op_of, operation_of, row_of, target_of, tensors_in, view_source, wait_for_result
 from ..records import Capture, NodeError
+from ..trees import over_tensors
 from .causes import cause_of, deciding_nodes, divisors, guarding_nodes
 from .products import Sample
 
@@ -52,7 +52,7 @@ def rounder(capture: Capture, fmt: str) -> Callable[[Any], Any]:
             result = in_format(torch.where(x == ours, torch.full_like(result, theirs), result), row)
         return result
 
-    return lambda tree: pytree.tree_map_only(torch.Tensor, convert, tree)
+    return lambda tree: over_tensors(convert, tree)
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,12 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     at_once = max(1, min(count, LIGHT // max(elements, 1))) if light else 1
     estimates = Estimates(measurement, norm, at_once, target.tied if target is not None else frozenset())
     views = lone_views(measurement)
-    hooks = _hooks(estimates, batch, views)
+    sampled = _values_by_sample(measurement, batch)
+    hooks = {
+        place: _Hook(estimates, place, shape, batch if place.source in sampled else None)
+        for place, shape in measurement.places.items()
+        if place.name not in views
+    }
     measurement.listeners.update(hooks)
     try:
         drawn = probes(outputs, count, seed, forms)
@@ -140,15 +145,6 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
                 same = estimates.sums[source, fmt, "cast"]
                 estimates.sums |= {(name, fmt, "cast"): same, (name, fmt, "isolated"): same}
     return estimates
-
-
-def _hooks(estimates: Estimates, batch: int | None, views: Mapping[str, str]) -> dict[Place, _Hook]:
-    sampled = _values_by_sample(estimates.measurement, batch)
-    return {
-        place: _Hook(estimates, place, shape, batch if place.source in sampled else None)
-        for place, shape in estimates.measurement.places.items()
-        if place.name not in views
-    }
 
 
 def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:

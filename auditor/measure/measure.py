@@ -6,12 +6,11 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from ..capture.paths import reach
 from ..execution.execute import Executor
@@ -21,6 +20,7 @@ from ..numerics.histogram import Profile
 from ..numerics.nodes import tensors_in, view_source
 from ..records import Batch, Capture, Magnitudes, NodeError
 from ..stages import tick
+from ..trees import over_tensors
 from .alone import InFormat, Leaves, Trace
 from .products import sample_product
 from .quantized import QuantizedLayers
@@ -81,7 +81,7 @@ class Measurement:
             self.discrete.add(n.name)
         for index, leaf in enumerate(leaves):
             self.listen(Place(n.name, n.name, index), leaf)
-        detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, reference)
+        detached = over_tensors(torch.Tensor.detach, reference)
         self.values.keep(n, detached)
         real = next((entries(leaf) for leaf in tensors_in(detached) if is_number(leaf)), None)
         if real is not None:
@@ -93,8 +93,8 @@ class Measurement:
     def listen(self, place: Place, leaf: torch.Tensor) -> None:
         """Pass a value's gradients on to `listeners`; the hook lives as long as the autograd graph, without the value."""
         if format_of(leaf.dtype) is not None and leaf.requires_grad and is_plain(leaf):
-            self.places[place] = leaf.shape
-            leaf.register_hook(partial(_pass_on, self.listeners, place))  # type: ignore[no-untyped-call]
+            self.places[place], listeners = leaf.shape, self.listeners
+            leaf.register_hook(lambda gradient: listeners[place](gradient) if place in listeners else None)  # type: ignore[no-untyped-call]
 
     @property
     def outputs(self) -> Leaves:
@@ -160,11 +160,6 @@ def measure(
     found.pure = frozenset(name for name, run in found.alone.items() if run.pure)
     found.blind = frozenset(n.name for n in reach(reference.lost, lambda n: n.all_input_nodes))
     return found
-
-
-def _pass_on(listeners: Mapping[Place, Listener], place: Place, gradient: torch.Tensor | None) -> None:
-    if place in listeners:
-        listeners[place](gradient)
 
 
 def _trim() -> None:

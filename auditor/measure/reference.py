@@ -17,7 +17,7 @@ from ..execution.execute import RECORDED, SeparateResults, ValueOf, separate_ten
 from ..numerics.entries import entries, is_plain
 from ..numerics.kernels import is_product
 from ..numerics.nodes import arguments_of, is_torchs_own, operation_of, row_of, target_of, view_source, wait_for_result
-from ..trees import tensors_in
+from ..trees import over_tensors, tensors_in
 
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 
@@ -49,7 +49,7 @@ def run_with_gradients(
             found = arguments_of(target, args, kwargs).get(refused[1]) if refused is not None else None
             if not isinstance(found, torch.Tensor) or not found.requires_grad:  # it raises with gradients enabled
                 lost += [x for x in tensors_in((args, kwargs)) if x.requires_grad]
-                args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+                args, kwargs = over_tensors(torch.Tensor.detach, (args, kwargs))
                 with torch.no_grad():
                     return wait_for_result(target, target(*args, **kwargs)), lost
             lost.append(found)
@@ -59,7 +59,7 @@ def run_with_gradients(
     if tracked and not refuses and (not tried or _leads_back(result, args, kwargs)):
         return result, lost
     rest = [x for x in tensors_in((args, kwargs)) if x.requires_grad]
-    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result), lost + rest
+    return over_tensors(torch.Tensor.detach, result), lost + rest
 
 
 def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -208,4 +208,4 @@ class Reference(SeparateResults):
             self.anchors.append(as_leaf(x))
             return x.clone()
 
-        return pytree.tree_map_only(torch.Tensor, connect, reference)
+        return over_tensors(connect, reference)

@@ -46,10 +46,6 @@ class Values(Mapping[str, Any]):
         """Store the result of a node."""
         self._held[n.name] = value
 
-    def stored(self, name: str) -> Any:
-        """The stored result of a node, by name; None if the result was released."""
-        return self._held.get(name)
-
     def release(self, n: fx.Node, saved: Collection[int]) -> None:
         """Free a result if at most IN_A_ROW cheap operations compute it again from stored results. saved: addresses of
         the storages that autograd keeps."""

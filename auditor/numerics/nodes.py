@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from ..trees import over_tensors
 from ..trees import tensors_in as tensors_in  # re-exported for code that reads nodes
 from .operations import Operation, operation
 
@@ -88,8 +88,8 @@ def wait_for_result(target: object, value: Any) -> Any:
     if not isinstance(target, torch._ops.OpOverload):
         return value
     if target.namespace == "_c10d_functional":
-        return pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor.default, value)
-    return pytree.tree_map_only(torch.Tensor, torch.zeros_like, value) if operation_of(target).uninitialized else value
+        return over_tensors(torch.ops._c10d_functional.wait_tensor.default, value)
+    return over_tensors(torch.zeros_like, value) if operation_of(target).uninitialized else value
 
 
 def view_source(n: fx.Node) -> fx.Node | None:

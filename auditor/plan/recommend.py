@@ -11,7 +11,7 @@ from ..errors import PlanError
 from ..numerics.formats import label, runs
 from ..records import Plan, Times
 from ..settings import MODES
-from ..verify import says_nothing
+from ..verify.running import says_nothing
 from .reasons import GAINS
 
 NOISE = 0.03

@@ -14,7 +14,9 @@ from ..isolation.answer import Around, answer
 from ..records import Evaluation, Plan, Score, Subject
 from ..score import NoScore, ScoreFunction, ScoreResult, call_scoring, compare_scores, fp32_score
 from ..settings import Settings
-from ..verify import FP32, LATER, TIMEOUT, NotHandedOver, Question, Runs, Verifier, in_hand
+from ..verify.artefact import LATER, TIMEOUT, NotHandedOver, Verifier
+from ..verify.loaders import in_hand
+from ..verify.running import FP32, Question, Runs
 from .workbench import Workbench, emit_plans, plan_of_fp32
 
 

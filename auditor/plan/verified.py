@@ -30,7 +30,8 @@ from ..records.measure import MEASURED
 from ..rulebook.verdicts import Judgement
 from ..stages import tick
 from ..trees import tensors_in
-from ..verify import FP32, TODAY, Answers, Runs, failure_of, in_hand, said_no_memory
+from ..verify.loaders import in_hand
+from ..verify.running import FP32, TODAY, Answers, Runs, failure_of, said_no_memory
 from .workbench import Workbench, worst_of
 
 Pair = tuple[list[torch.Tensor], list[torch.Tensor]]

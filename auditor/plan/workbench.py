@@ -40,8 +40,9 @@ from ..records import Batch, Capture, Contribution, Distance, Finding, Plan, Sco
 from ..rulebook.verdicts import Judgement
 from ..settings import Settings
 from ..stages import beat
-from ..verify import FP32, PROGRAM, NotHandedOver, Question, Runs, Verifier, in_hand, load_program
-from ..verify.running import Load
+from ..verify.artefact import NotHandedOver, Verifier
+from ..verify.loaders import PROGRAM, in_hand, load_program
+from ..verify.running import FP32, Load, Question, Runs
 from .costs import Cost, costs_of
 from .problem import Problem
 

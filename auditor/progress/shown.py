@@ -34,9 +34,8 @@ class Display:
 
     def __init__(self) -> None:
         self.stage, self.detail = "", ""
-        self.tell: Callable[[str], None] = lambda stage: (
-            None
-        )  # called with the stage of every report, and with "" for every tick
+        # called with the stage of every report, and with "" for every tick
+        self.tell: Callable[[str], object] = str
         self._stages, self._began, self._at = list(STAGES), 0.0, 0.0
         self.share = 0.0  # completed share: every stage counts equally; an added stage does not lower the share
 

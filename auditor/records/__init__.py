@@ -1,12 +1,10 @@
 """The frozen data classes that the stages of an audit pass on."""
 
-from .audit import FORMAT_VERSION as FORMAT_VERSION
 from .audit import Audit as Audit
 from .audit import Dtypes as Dtypes
 from .audit import Environment as Environment
 from .audit import NodeReport as NodeReport
 from .audit import Proposal as Proposal
-from .audit import Provenance as Provenance
 from .graph import AutocastRegion as AutocastRegion
 from .graph import Batch as Batch
 from .graph import Call as Call

@@ -26,7 +26,7 @@ class Origin:
     """How to build the model, as `patched_model.py` does. kind: factory | instance | class | spec.
 
     path: the model's file; None for an installed module or a hub model. module: `__module__` of its classes. folder: a
-    directory that is passed to the symbol before `init_args`. digest: SHA-256 of the file.
+    directory that is passed to the symbol before `init_args`. digest: SHA-256 of the file. words: see loading.target.
     """
 
     path: str | None
@@ -39,6 +39,7 @@ class Origin:
     folder: str | None = None
     digest: str | None = None
     working_directory: str | None = None
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..capture.source import is_installed
+from ..capture.source import Place, is_installed
 from ..document.places import from_repository
 from ..paths import pattern
 from ..records import Finding, Node
@@ -22,40 +21,27 @@ from .view import ReportView
 from .words import count, label, line, op, printable, scope, sentence, summary
 
 
-@dataclass(frozen=True)
-class Anchor:
-    """A position in a source file. file: path in its repository, with forward slashes; line, column: from 1."""
-
-    file: str
-    line: int
-    column: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
-
-
-def place_of(audit: Audit, cause: Cause) -> Anchor:
+def place_of(audit: Audit, cause: Cause) -> Place:
     """The source line to report for a cause (a group of findings). If this line is in an installed package: the user's
     line that called the package, else line 1 of the audited file."""
-    source = cause.worst.source
-    name, line = written_at(source)
-    written = Anchor(name, line) if line else None
+    name, line = written_at(cause.worst.source)
+    written = Place(name, line, 1) if line else None
     node = cause.report.node if cause.report else None
-    own = (_own(source, node.source_path, node.column) or _caller(node)) if node is not None else written
+    own = (_own(cause.worst.source, node.source_path, node.column) or _caller(node)) if node is not None else written
     if own is None and audit.subject.file:
-        return Anchor(from_repository(Path(audit.subject.file)), 1)
-    return own or written or Anchor(re.sub(r":[A-Za-z_][^/\\]*$", "", audit.subject.target), 1)
+        return Place(from_repository(Path(audit.subject.file)), 1, 1)
+    return own or written or Place(re.sub(r":[A-Za-z_][^/\\]*$", "", audit.subject.target), 1, 1)
 
 
-def _caller(node: Node) -> Anchor | None:
-    """The Anchor of the user's call that led to a node; None if unknown."""
+def _caller(node: Node) -> Place | None:
+    """The Place of the user's call that led to a node; None if unknown."""
     return _own((node.called_from or "").partition(" in ")[0], node.caller_path, node.caller_column)
 
 
-def _own(source: str | None, path: str | None, column: int | None) -> Anchor | None:
-    """The Anchor of a line such as `model.py:42` of the file `path`; None if unknown or in an installed package."""
+def _own(source: str | None, path: str | None, column: int | None) -> Place | None:
+    """The Place of a line such as `model.py:42` of the file `path`; None if unknown or in an installed package."""
     _, line = written_at(source)
-    return Anchor(from_repository(Path(path)), line, column or 1) if line and path and not is_installed(path) else None
+    return Place(from_repository(Path(path)), line, column or 1) if line and path and not is_installed(path) else None
 
 
 def written_at(source: str | None) -> tuple[str, int]:
@@ -172,13 +158,13 @@ def _related_call(cause: Cause) -> dict[str, Any]:
     return {"relatedLocations": [{"id": 1, "physicalLocation": _physical(caller), "message": {"text": text}}]}
 
 
-def _physical(place: Anchor, code: str | None = None) -> dict[str, Any]:
+def _physical(place: Place, code: str | None = None) -> dict[str, Any]:
     snippet = {"snippet": {"text": code}} if code else {}
     region = {"startLine": place.line, "startColumn": place.column, "endLine": place.line, **snippet}
     return {"artifactLocation": {"uri": quote(place.file), "uriBaseId": "%SRCROOT%"}, "region": region}
 
 
-def _location(cause: Cause, place: Anchor) -> dict[str, Any]:
+def _location(cause: Cause, place: Place) -> dict[str, Any]:
     owners = dict.fromkeys(scope(finding.owner) for finding in (cause.worst, *cause.members))
     there = written_at(cause.worst.source)[1] == place.line  # false if the cause is reported at another line
     code = cause.report.node.code if cause.report and there else None

@@ -118,24 +118,18 @@ def rule_text(title: str, text: str) -> list[Block]:
     ]
 
 
-def looks() -> tuple[int, bool]:
-    """The width of stdout in characters, and whether to use colors; without a terminal, 100 and no colors.
-
-    FORCE_COLOR turns colors on and NO_COLOR turns them off, if not empty.
-    """
-    width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else 100
-    colored = bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
-    return width, colored and not os.environ.get("NO_COLOR")
-
-
 def to_terminal(blocks: Iterable[Block], width: int | None = None, color: bool | None = None) -> str:
     """Render blocks as lines of at most `width` characters. Only the head of an Item is never broken, so that grep
     finds it.
 
-    Width and color follow stdout by default.
+    Width and color follow stdout by default: without a terminal, 100 characters and no colors. FORCE_COLOR turns colors
+    on and NO_COLOR turns them off, if not empty.
     """
-    usual, colored = looks()
-    width, color, stream = width or usual, colored if color is None else color, io.StringIO()
+    seen, stream = sys.stdout.isatty(), io.StringIO()
+    width = width or (min(shutil.get_terminal_size().columns, WIDEST) if seen else 100)
+    if color is None:
+        color = bool(os.environ.get("FORCE_COLOR")) or (seen and os.environ.get("TERM") != "dumb")
+        color = color and not os.environ.get("NO_COLOR")
     console = Console(
         file=stream,
         width=max(width, 40),

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ..artefact.strategies import plan_title, strategy_of
-from ..paths import pattern, place, within
+from ..paths import pattern, place_of, within
 from ..records import Finding, NodeReport, Plan
 from ..records.audit import Audit
 from ..records.measure import MEASURED
@@ -35,7 +35,7 @@ class Cause:
 
         def weight(f: Finding) -> tuple[Any, ...]:
             """Sort key: findings that the measurement contradicts last; then severity; rules before measurements."""
-            where = place(f.source, f.owner, f.op)
+            where = place_of(f)
             elsewhere = f.cause not in (where, f"{where}: precision")  # not at the operation of the cause
             severities = SEVERITIES.index(f.severity), f.rule in MEASURED, SEVERITIES.index(f.declared or f.severity)
             return f.agrees is False, *severities, elsewhere, -effects[id(f)]

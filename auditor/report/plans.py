@@ -3,7 +3,7 @@ islands; and shows code that applies a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ..artefact.strategies import plan_title, strategy_of
 from ..criteria.criterion import FLOOR
@@ -78,8 +78,8 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
         return "failed" if runs(plan.format) else "not run", ran.failure
     if ran.measured_error is None:
         return "non-finite", "an output is Inf or NaN where FP32 is finite"
-    if broken := missed_criteria(ran.criteria):
-        return "over budget", broken
+    if broken := [_limit_line(one) for one in ran.criteria if not one.holds]:
+        return "over budget", "; ".join(broken)
     allowed = max(budget, ran.floor)
     if not ran.measured_error <= allowed:
         return "over budget", f"error {ratio(ran.measured_error)} measured, {budget:g} allowed"
@@ -213,11 +213,6 @@ def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]
     return tuple(lines)
 
 
-def missed_criteria(values: Sequence[CriterionValue]) -> str:
-    """The criteria whose limit is exceeded, with their values."""
-    return "; ".join(_limit_line(one) for one in values if not one.holds)
-
-
 def _limit_line(one: CriterionValue) -> str:
     allowed = "at most" if one.sign == "<=" else "at least"
     broken = "" if one.holds else ": limit exceeded"
@@ -270,8 +265,7 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
         return ""
     if score.failure is not None:
         return f"no score: {score.failure}"
-    assert score.value is not None
-    assert score.difference is not None
+    assert score.value is not None and score.difference is not None
     drop = -score.difference if base.better == "higher" else score.difference
     drop += 0.0  # no negative zero
     error = "" if score.standard_error is None else f" (standard error {score.standard_error:.2g})"

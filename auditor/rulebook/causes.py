@@ -17,8 +17,8 @@ from ..measure.causes import breaks
 from ..numerics.formats import runs
 from ..numerics.operations import operation
 from ..numerics.schemes import SCHEMES
-from ..paths import place
-from ..records import Capture, Finding, Node, Plan, Verdict
+from ..paths import place_of
+from ..records import Capture, Contribution, Finding, Node, Plan, Verdict
 from ..records.ledger import SilentCast
 from ..records.measure import Ignore
 from ..records.quantization import QuantizedLayer
@@ -31,7 +31,7 @@ APART = ("hardware", "collectives", "settings", "casts", "quantization")
 """Rule families about speed, devices, dtypes or schemes, which do not explain errors on the same line."""
 AMPLIFIED = 8.0
 """An operation amplifies errors if its inputs' errors change the outputs this many times as much as its result's
-errors."""
+errors, for example a softmax of large entries."""
 
 WEIGHTY = 0.25
 """An amplifying operation decides a group's cause if its effect is at least this share of the group's largest."""
@@ -55,18 +55,9 @@ class FlowGraph:
         verdicts = self.verdicts.get(name, {})
         return any(fmt in verdicts and verdicts[fmt].verdict in kinds for fmt in formats)
 
-    def effect(self, name: str, fmt: str) -> float:
-        """Effect of the node by itself on the outputs."""
-        contribution = self.measured.contributions.get(name, {}).get(fmt)
-        return contribution.isolated if contribution is not None else 0.0
-
-    def amplifies(self, name: str, fmt: str) -> bool:
-        """Whether errors of the node's inputs do far more harm than an error of its result, for example at a softmax of
-        large entries."""
-        contribution = self.measured.contributions.get(name, {}).get(fmt)
-        return contribution is not None and (
-            0 < AMPLIFIED * max(contribution.own, contribution.cast) < contribution.isolated < math.inf
-        )
+    def contribution(self, name: str, fmt: str) -> Contribution:
+        """Effect of the node by itself on the outputs; 0 if it was not measured."""
+        return self.measured.contributions.get(name, {}).get(fmt, Contribution(0.0, 0.0, 0.0))
 
 
 def findings_of(
@@ -142,11 +133,6 @@ def _place(
     return place_of(graph.nodes[next(filter(None, origins), finding.node)])
 
 
-def place_of(node: Node) -> str:
-    """The source line and operation of a node: see `paths.place`."""
-    return place(node.source, node.owner, node.op)
-
-
 def _causes_of_measurement(
     graph: FlowGraph,
     findings: Sequence[Finding],
@@ -190,9 +176,10 @@ def _head(graph: FlowGraph, findings: Sequence[Finding]) -> str:
     All operations before an amplifying one change the outputs about equally, so their effects do not show which of them
     causes the error. Without an amplifying operation, it is the operation that changes the outputs most.
     """
-    effects = {f.node: max(graph.effect(f.node, fmt) for fmt in f.formats) for f in findings}
+    each = {(f.node, fmt): graph.contribution(f.node, fmt) for f in findings for fmt in f.formats}
+    effects = {f.node: max(each[f.node, fmt].isolated for fmt in f.formats) for f in findings}
     strongest = max(effects, key=effects.__getitem__)
-    amplifiers = [(f.node, fmt) for f in findings for fmt in f.formats if graph.amplifies(f.node, fmt)]
+    amplifiers = [at for at, c in each.items() if 0 < AMPLIFIED * max(c.own, c.cast) < c.isolated < math.inf]
     amplifier, fmt = max(amplifiers, key=lambda pair: effects[pair[0]], default=(strongest, ""))
     if not fmt or effects[amplifier] < WEIGHTY * effects[strongest]:
         return strongest
@@ -241,24 +228,18 @@ class _Uses:
         return cls(frozenset(computing), frozenset(n for n, node in nodes if computing.intersection(node.inputs)))
 
 
-def reference_plan(plans: Mapping[str, Plan], recommended: str | None) -> Plan | None:
-    """The plan that severities refer to: the recommended plan, else the fastest low plan within the error budget, or
-    None."""
-    held = [plan for plan in plans.values() if plan.holds and plan.has_low]
-    held = [plan for plan in held if plan.program is None] or held
-    return plans[recommended] if recommended else max(held, key=lambda plan: plan.predicted_speedup, default=None)
-
-
 def about(
     findings: Sequence[Finding], plans: Mapping[str, Plan], recommended: str | None, capture: Capture, graph: FlowGraph
 ) -> tuple[Finding, ...]:
-    """Set the severity of each finding with respect to `reference_plan`.
+    """Set the severity of each finding for the recommended plan, else the fastest low plan within the error budget.
 
     If there is such a plan, findings on operations that it keeps in FP32, or that fail only under other plans, are at
     most warnings. Others become one level less severe, except untestable findings on operations that the plan runs in low precision.
     """
     findings = _with_strategies(findings, capture, graph)
-    plan = reference_plan(plans, recommended)
+    held = [plan for plan in plans.values() if plan.holds and plan.has_low]
+    held = [plan for plan in held if plan.program is None] or held
+    plan = plans[recommended] if recommended else max(held, key=lambda plan: plan.predicted_speedup, default=None)
     if plan is None:
         stopped = any(runs(fmt) for fmt in {plan.format for plan in plans.values()})
         stops = {id(f) for f in findings if stopped and graph.is_judged(f.node, f.formats, ("unsafe",))}

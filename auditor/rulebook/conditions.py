@@ -111,7 +111,6 @@ def _leaf_holds(condition: Condition, facts: NodeFacts) -> bool | None:
 
 
 Place = tuple[str | int, ...]
-_SAID: LiteralString = "{problem}"
 
 
 def _conditions(given: Any, at: Place) -> tuple[Condition, ...]:
@@ -159,4 +158,4 @@ def _allow(given: Mapping[str, Any], at: Place, names: Collection[str]) -> None:
 
 def refusal(problem: str, slug: LiteralString = "rule-bad-value", at: Place = ()) -> PydanticCustomError:
     """The error for an invalid value in a rule file. at: location of the value, relative to pydantic's location."""
-    return PydanticCustomError(slug, _SAID, {"problem": problem, "at": at})
+    return PydanticCustomError(slug, "{problem}", {"problem": problem, "at": at})

@@ -11,7 +11,7 @@ import torch
 
 from ..numerics.formats import auditable, significant_bits
 from ..numerics.schemes import SCHEMES
-from ..records import Capture, Finding, Verdict
+from ..records import Capture, Finding, Node, Verdict
 from ..records.ledger import SilentCast
 from ..records.measure import MEASURED, Ignore
 from .conditions import evaluate, facts_used
@@ -74,20 +74,15 @@ def _most_specific(findings: Sequence[Finding], rules: Mapping[str, Rule]) -> li
 def _make_finding(
     rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats: tuple[str, ...], why: str
 ) -> Finding:
-    node, message = capture.nodes[name], without(set(rule.formats).difference(formats), rule.message)
-    used = [*facts_used(rule.when), *facts_shown(message, formats)]
-    return _of(
-        rule,
-        node=name,
-        owner=node.owner,
-        op=node.op,
-        source=node.source,
-        called_from=node.called_from,
-        formats=formats,
-        message=fill_message(message, vars(facts), formats).removesuffix("."),
-        why=why,
-        evidence={fact: value_at(facts, fact) for fact in used},
-    )
+    message = without(set(rule.formats).difference(formats), rule.message)
+    evidence = {fact: value_at(facts, fact) for fact in (*facts_used(rule.when), *facts_shown(message, formats))}
+    said = fill_message(message, vars(facts), formats).removesuffix(".")
+    return _of(rule, **_at(capture.nodes[name]), formats=formats, message=said, why=why, evidence=evidence)
+
+
+def _at(node: Node) -> dict[str, Any]:
+    """The fields of a finding that are the node's."""
+    return {"node": node.name, **{key: getattr(node, key) for key in ("owner", "op", "source", "called_from")}}
 
 
 def _of(rule: Rule, **about: Any) -> Finding:
@@ -182,21 +177,18 @@ def silent_findings(
     found = []
     for cast in casts:
         if (rule := known.get(SILENT[cast.kind])) is not None:
-            node = capture.nodes.get(cast.node)
             written = f"{cast.file}:{cast.line}" if cast.file else None
+            place = {
+                "node": cast.node,
+                "owner": cast.names[0].rpartition(".")[0],
+                "op": "auditor.cast",
+                "source": written,
+            }
+            place = _at(capture.nodes[cast.node]) if cast.node in capture.nodes else place
             lost = vars(cast.loss) if cast.loss else {}
-            one = _of(
-                rule,
-                node=cast.node,
-                owner=node.owner if node else cast.names[0].rpartition(".")[0],
-                op=node.op if node else "auditor.cast",
-                source=node.source if node else written,
-                called_from=node.called_from if node else None,
-                formats=tuple(formats),
-                message=f"{rule.message}: {_said(cast)}",
-                evidence={"names": cast.names, "before": cast.before, "after": cast.after, **lost},
-            )
-            found.append(one)
+            evidence = {"names": cast.names, "before": cast.before, "after": cast.after, **lost}
+            message = f"{rule.message}: {_said(cast)}"
+            found.append(_of(rule, **place, formats=tuple(formats), message=message, evidence=evidence))
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from ..execution.policy import Policy, plain
-from ..execution.resolve import Resolution, is_low, resolve
+from ..execution.resolve import is_low, resolve
 from ..measure.quantized import key_layers
 from ..numerics.formats import FORMATS, dtype_name, narrower
 from ..numerics.nodes import dtype, op_of, readers, row_of, shape, source
@@ -57,12 +57,9 @@ def gather(
         read = node.all_input_nodes[0] if node.all_input_nodes else None
         by_itself: dict[str, Any] = {fact: name in names for fact, names in stands.items()}
         by_itself |= {fact.__name__: fact(node) for fact in OF_NODE}
+        by_itself |= {fact: getattr(record, fact) for fact in ("op", "owner", "owner_type", "dtype")}
         return NodeFacts(
-            op=record.op,
             operation=row.name,
-            owner=record.owner,
-            owner_type=record.owner_type,
-            dtype=record.dtype,
             input_dtype=dtype_name(result) if read and (result := dtype(read)) else None,
             consumers=tuple(sorted({op_of(reader) for reader in readers(node)})),
             producers=tuple(sorted({op_of(source(item)) for item in node.all_input_nodes})),
@@ -181,7 +178,8 @@ class Uses:
     def __init__(self, capture: Capture) -> None:
         formats = (fmt for node in capture.nodes.values() for fmt in (*node.literals, *node.autocast_literals))
         fmt = next(formats, "bf16")
-        self._under, self._cast = (plainly(capture, strategy, fmt) for strategy in ("autocast", "cast"))
+        policies = (Policy(capture, strategy, plain(fmt), fmt) for strategy in ("autocast", "cast"))
+        self._under, self._cast = map(resolve, policies)
         self.upcasts = frozenset(
             node.name
             for node in capture.graph_module.graph.nodes
@@ -224,11 +222,6 @@ class Uses:
         beside_low = any(self._cast.low(item.name) for item in reader.all_input_nodes)
         made = _is_made(source(node, _casts)) and beside_low and not (row.promotes or row.transparent)
         return self._is_high(node) and not made
-
-
-def plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
-    """The dtypes of a model with everything in low precision."""
-    return resolve(Policy(capture, strategy, plain(fmt), fmt))
 
 
 def _casts(node: fx.Node) -> bool:

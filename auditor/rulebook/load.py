@@ -107,8 +107,7 @@ def _validate(path: Path, form: TypeAdapter[Any], table: Mapping[str, Any]) -> A
 
 
 def _check_codes(rules: Sequence[Rule]) -> None:
-    codes: dict[str, Rule] = {}
-    prefixes: dict[str, Rule] = {}
+    codes, prefixes = dict[str, Rule](), dict[str, Rule]()
     for rule in rules:
         other = codes.setdefault(rule.code, rule)
         if other is not rule:

@@ -12,7 +12,8 @@ from typing import TypeVar
 from ..artefact.strategies import names
 from ..capture.paths import same_operations
 from ..criteria.criterion import FLOOR, strict
-from ..execution.resolve import kept_low
+from ..execution.policy import Policy, plain
+from ..execution.resolve import kept_low, resolve
 from ..measure.calibrate import Calibration, larger_effect, worse
 from ..measure.rerun import SENSITIVE_SHARE, Yardstick
 from ..numerics.formats import FORMATS, label
@@ -20,7 +21,6 @@ from ..numerics.histogram import merge_magnitudes
 from ..records import Capture, Contribution, Dtypes, Finding, Magnitudes, Node, NodeError, NodeReport, Noise, Verdict
 from ..records.quantization import QuantizedLayer
 from ..records.training import BackwardNode
-from .gather import plainly
 from .values import literal_results
 
 T = TypeVar("T")
@@ -207,7 +207,7 @@ def judge(
         return verdict_of(node, error, contribution, known.ranges.get(name), used, fmt, max_error, noise)
 
     for fmt in formats:
-        used = {strategy: plainly(capture, strategy, fmt) for strategy in names()}
+        used = {strategy: resolve(Policy(capture, strategy, plain(fmt), fmt)) for strategy in names()}
         own = kept_low(capture, names(), fmt)
         for name, node in capture.nodes.items():
             strategies = tuple(strategy for strategy, dtypes in used.items() if dtypes.touches_low(name))
@@ -252,12 +252,8 @@ def judge_layers(
         if (key := (scheme, known.node)) not in result or not effect <= result[key].effect:
             result[key] = known
     schemes = list(dict.fromkeys(scheme for scheme, _ in result))
-    return tuple(
-        sorted(
-            result.values(),
-            key=lambda one: (schemes.index(one.scheme), -(one.effect if one.effect <= math.inf else math.inf)),
-        )
-    )
+    worst_first = sorted(result.values(), key=lambda one: -one.effect if one.effect <= math.inf else -math.inf)
+    return tuple(sorted(worst_first, key=lambda one: schemes.index(one.scheme)))
 
 
 def reports_of(

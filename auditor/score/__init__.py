@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
@@ -60,13 +61,14 @@ def find_function(
     of_target = parse(target) if own else None
     if of_target is not None and of_target.hub:
         raise LoadError(f"{target} has no file to define {text}: write --evaluate file.py:name", slug="missing-score")
-    parsed = parse(f"{of_target.script}:{text}" if of_target is not None else text)
+    parsed = parse(text) if of_target is None else replace(parse(f"{of_target.script}:{text}"), words=of_target.words)
     if parsed.symbol is None or parsed.hub:
         raise LoadError(f"{text!r} does not name a function: write --evaluate file.py:name", slug="missing-score")
     result = named_in(parsed, "give --evaluate file.py:name of a function that takes the model", "missing-score", seed)
     given = [*map(repr, parsed.args), *(f"{name}={value!r}" for name, value in parsed.kwargs.items())]
     called = f"{parsed.symbol}({', '.join(given)})" if given else parsed.symbol
-    place = replace(parsed, text=f"{parsed.script}:{called}")
+    words = f" -- {shlex.join(parsed.words)}" if parsed.words else ""
+    place = replace(parsed, text=f"{parsed.script}:{called}{words}")
     scoring = in_hand(result, better=better, max_drop=max_drop, what=f"{parsed.symbol} in {parsed.label}")
     function = (lambda model: result(model, *parsed.args, **parsed.kwargs)) if given else result
     return replace(scoring, function=function, name=text, place=place)
@@ -146,7 +148,7 @@ def call_scoring(
             disable_compilers(),
             torch.no_grad(),
             around(),
-            as_script(place.script, place.folders) if place else nullcontext(),  # for imports inside the function
+            as_script([place.script, *place.words], place.folders) if place else nullcontext(),  # for its own imports
             register_module_forward_pre_hook(call_model),
         ):
             before = _made_of(model)

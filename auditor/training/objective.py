@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -12,17 +11,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ..criteria.criterion import name_of
 from ..errors import LoadError, let_through
 from ..isolation import isolate
 from ..loading import load
 from ..loading.inputs import as_batches, named_inputs
-from ..loading.state import in_eval, switch, upcast_model
+from ..loading.state import in_training, upcast_model
 from ..loading.subject import from_object
 from ..loading.target import Target, blame, call, named_in, parse
 from ..records import Batch, Objective, Subject
+from ..trees import over_tensors
 from .step import TrainingStep, step_batches
 
 LOSS_NAMES = ("loss_fn", "get_loss", "criterion")
@@ -74,7 +73,7 @@ def check_training(subject: Subject) -> Subject:
     for batch in step_batches(subject):
         with upcast_model(subject), isolate(step, batch), in_training(subject.model), torch.enable_grad():
             try:
-                loss = step(*pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch[0]))
+                loss = step(*over_tensors(torch.Tensor.clone, batch[0]))
             except Exception as error:
                 let_through(error, memory=False)
                 _, _, targets, named = batch[0]
@@ -85,15 +84,6 @@ def check_training(subject: Subject) -> Subject:
                 raise LoadError(f"{objective.source} {said}", slug="bad-loss") from error
         _check_loss(loss, objective)
     return subject
-
-
-@contextmanager
-def in_training(model: nn.Module) -> Iterator[None]:
-    """In the `with` block, the model is in training mode. Afterwards the model's mode is restored, but no other state:
-    `isolate` restores that."""
-    with in_eval(model):
-        switch(model, training=True)
-        yield
 
 
 def _check_loss(loss: Any, objective: Objective) -> None:

@@ -13,6 +13,7 @@ from ..capture.paths import usable
 from ..errors import LoadError
 from ..execution.policy import Policy
 from ..execution.resolve import resolve
+from ..loading.state import in_training
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import largest_scale, magnitudes_of, merge_magnitudes, significant, underflow_share
 from ..records import Capture, Magnitudes, Objective, Plan, Subject
@@ -29,7 +30,6 @@ from ..stages import tick
 from ..trees import over_tensors, tensors_in
 from .advice import advice_of
 from .backward import backward_nodes
-from .objective import in_training
 from .recommend import HEADROOM, RATES, format_to_train_in, loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 from .replay import Step, bind_step, gradient_error, run_step
 from .step import FP32, LOSS, StepPrecision, capture_step, own_step, settle, step_batches

@@ -232,12 +232,10 @@ class _Region(TrainingStep):
 
     def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
         """The loss, which is also stored in `kept`."""
-        without = self.low.format == "fp32" or self.low.plan is not None
-        with (
-            nullcontext()
-            if without
-            else torch.autocast(autocast_type(self.model, (args, kwargs)), dtype=dtype_of(self.low.format))
-        ):
+        around: Any = nullcontext()
+        if self.low.format != "fp32" and self.low.plan is None:
+            around = torch.autocast(autocast_type(self.model, (args, kwargs)), dtype=dtype_of(self.low.format))
+        with around:
             loss = super().forward(args, kwargs, targets, named)
         self.kept.append(loss)
         return loss

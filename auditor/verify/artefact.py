@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .. import offload
 from ..devices import let_go
@@ -25,7 +24,7 @@ from ..processes import HERE, Process, how_ended, wait_until
 from ..records import Batch, TimeAndMemory, Times
 from ..score import ScoreResult
 from ..stages import beat
-from ..trees import tensors_in
+from ..trees import over_tensors, tensors_in
 from .running import NOT_RUN, Answers, Question, Runs, said_no_memory
 
 TIMEOUT = 1800.0
@@ -142,7 +141,7 @@ class Verifier:
         self._process: Process | None = None
         self._jobs = 0
         try:
-            torch.save(pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(batches)), self._settings["batches"])
+            torch.save(over_tensors(torch.Tensor.cpu, list(batches)), self._settings["batches"])
         except Exception as error:
             said = f"the inputs cannot be pickled ({describe(error)})"
             self._settings["unread"] = said

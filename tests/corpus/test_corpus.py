@@ -16,7 +16,7 @@ from auditor.numerics.metrics import output_error
 from auditor.records import Node
 from auditor.records.audit import Audit
 from auditor.rulebook.verdicts import judge
-from auditor.verify import run_patched
+from auditor.verify.running import run_patched
 from tests.corpus.case import Build, Case, Trap
 from tests.corpus.catalogue import CASES, INFERENCE, plainly
 from tests.corpus.conftest import Audited

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.records import FORMAT_VERSION
+from auditor.records.audit import FORMAT_VERSION
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the process is watched where it can be copied")
 

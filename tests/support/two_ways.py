@@ -2,7 +2,6 @@
 
 import copy
 import random
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from auditor.execution.policy import Policy
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.records import Batch, Capture, Plan, ScopeChoice
-from auditor.verify import run_patched
+from auditor.verify.running import run_patched
 from tests.support.problems import owners_of, tied_owners
 
 Labels = dict[str, str]
@@ -79,11 +78,6 @@ def difference(one: Answer, other: Answer) -> float:
     if [x.shape for x in one] != [x.shape for x in other]:
         return float("inf")
     return max((_distance(a.double(), b.double()) for a, b in zip(one, other, strict=True)), default=0.0)
-
-
-def dtypes_of(answer: Answer) -> Sequence[torch.dtype]:
-    """Dtypes of what was answered."""
-    return [] if isinstance(answer, str) else [x.dtype for x in answer]
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

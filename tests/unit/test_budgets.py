@@ -83,27 +83,27 @@ PARTS = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1370, "settings"),
+    "cli": (1360, "settings"),
     "criteria": (810, "criteria"),
     "document": (900, "document"),
     "dtypes": (900, "dtypes"),
     "execution": (1200, "execution"),
     "fleet": (400, "fleet"),
     "generation": (1500, "generation"),
-    "graphs": (1160, "graphs"),
+    "graphs": (1140, "graphs"),
     "isolation": (1200, "isolation"),
-    "loading": (1870, "loading"),
-    "loose files": (1020, "flow"),
-    "measure": (2310, "measure"),
+    "loading": (1890, "loading"),
+    "loose files": (1030, "flow"),
+    "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2180, "plan"),
+    "plan": (2190, "plan"),
     "progress": (300, "telling"),
     "quantization": (2280, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1110, "rehearsal"),
-    "report": (2830, "report"),
-    "rulebook": (2440, "rules"),
+    "report": (2800, "report"),
+    "rulebook": (2400, "rules"),
     "score": (280, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
@@ -111,7 +111,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30200, 218, 24
+LINES, FILES, ROOMS = 30080, 218, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

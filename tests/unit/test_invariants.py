@@ -21,6 +21,7 @@ from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy
 from auditor.execution.resolve import resolve
 from auditor.loading import placement
+from auditor.loading.state import in_training
 from auditor.measure.attribute import estimate
 from auditor.measure.measure import measure
 from auditor.measure.probes import inner_products
@@ -35,7 +36,7 @@ from auditor.plan.problem import timed_in
 from auditor.plan.workbench import Workbench
 from auditor.records import Audit, Capture, Contribution, Plan
 from auditor.training.backward import backward_errors
-from auditor.training.objective import in_training, training_subject
+from auditor.training.objective import training_subject
 from auditor.training.replay import bind_step, run_step
 from auditor.training.step import capture_step, step_batches
 from tests.support.fake_cuda import NAMES

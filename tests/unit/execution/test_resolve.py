@@ -26,7 +26,7 @@ from auditor.numerics.operations import operation
 from auditor.paths import function_in
 from auditor.plan.modules import evaluate, scopes_of
 from auditor.records import Capture, Plan, ScopeChoice
-from auditor.verify import run_patched
+from auditor.verify.running import run_patched
 from tests.support.capturing import Function
 from tests.support.fake_cuda import NAMES, recorded_dtypes
 from tests.support.flat_models import LARGE, FlatBlock, Stack

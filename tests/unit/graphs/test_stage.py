@@ -24,7 +24,7 @@ from auditor.plan.verified import judge_answers
 from auditor.records import Batch, Plan, Verification
 from auditor.records.audit import Audit
 from auditor.report.kept import explain_layer
-from auditor.verify import run_patched
+from auditor.verify.running import run_patched
 from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.support.replaying import Model

@@ -1,11 +1,14 @@
 """Which model a TARGET means, by symbol and by each convention in turn."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from auditor.artefact.emit import emit
 from auditor.errors import LoadError
 from auditor.loading import load
 from tests.support.refusing import refused
@@ -52,6 +55,21 @@ def test_class_model_with_init_inputs(write, init, args, kwargs):
     assert width(subject) == 6
     assert (subject.origin.init_args, dict(subject.origin.init_kwargs)) == (args, kwargs)
     assert subject.origin.kind == "class"
+
+
+def test_a_script_gets_the_arguments_that_it_parses_on_import_also_in_a_fresh_process(write, tmp_path):
+    parses = (
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--width', type=int, required=True)\n"
+    )
+    file = write(f"{parses}ARGS = parser.parse_args()\n" + NET.replace("width=4", "width=ARGS.width"))
+    subject = load(f"{file} -- --width 7")
+    assert width(subject) == 7
+    (tmp_path / "patched_model.py").write_text(emit(subject.origin, 28, {}, None, tmp_path))
+    code = "import patched_model; print(patched_model.original().head.out_features)"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout == "7\n"
+    with refused(LoadError, "bad-target", match="No closing quotation"):
+        load(f"{file} -- --width '7")
 
 
 PART = "class Part(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"

@@ -14,7 +14,7 @@ from auditor.artefact.applying import apply_plan
 from auditor.plan.costs import Cost
 from auditor.plan.problem import Problem, find_lowest
 from auditor.records import Audit, Contribution
-from auditor.verify import run_patched
+from auditor.verify.running import run_patched
 from tests.support.capturing import Function
 from tests.support.flat_models import LARGE, FlatBlock
 from tests.support.patching import plan as planned

@@ -213,13 +213,12 @@ def test_the_mixed_plan_has_the_fewest_bits(decoder: tuple[nn.Module, Audit]) ->
     assert bits["mixed"] == pytest.approx(total)
 
 
-def test_predictions_are_within_half_again_of_measurements() -> None:
-    ratios = []
-    for seed in range(3):
-        found = audited(seeded(Decoder, seed), ids(seed), formats="fp8,int8,int4,mxfp4,nvfp4", max_error=0.1)
-        ratios += [one.predicted_error / one.calibration_error for one in found.quantized_plans if one.single_errors]
-    assert len(ratios) >= 15
-    assert sum(1 / 1.5 <= ratio <= 1.5 for ratio in ratios) >= 0.9 * len(ratios), sorted(ratios)
+def test_predictions_are_within_half_again_of_measurements(decoder: tuple[nn.Module, Audit]) -> None:
+    other = audited(seeded(Decoder, 1), ids(1), formats="int8,mxfp4", max_error=0.1)
+    plans = [one for found in (decoder[1], other) for one in found.quantized_plans if one.single_errors]
+    ratios = sorted(one.predicted_error / one.calibration_error for one in plans)
+    assert len(ratios) >= 6
+    assert all(1 / 1.5 <= ratio <= 1.5 for ratio in ratios), ratios
 
 
 def test_torchao_runs_the_plan_where_it_has_kernels() -> None:

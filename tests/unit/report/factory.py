@@ -19,14 +19,13 @@ from auditor.records import (
     NodeReport,
     Origin,
     Plan,
-    Provenance,
     Reason,
     ScopeChoice,
     Subject,
     Verdict,
     Verification,
 )
-from auditor.records.audit import Audit, Environment
+from auditor.records.audit import Audit, Environment, Provenance
 
 HOSTILE = "</script><script>alert(1)</script>\"'`|\n::error::pwned%<img src=x onerror=alert(2)>\x1b[31m"
 ADVICE = """

@@ -10,7 +10,7 @@ from torch import nn
 
 from auditor.measure.calibrate import Calibration
 from auditor.records import Contribution, Finding, Node, NodeError, Plan, ScopeChoice, Verdict, Verification
-from auditor.rulebook.causes import FlowGraph, about, reference_plan, with_causes
+from auditor.rulebook.causes import FlowGraph, about, with_causes
 from auditor.rulebook.load import load_rules
 from tests.support.capturing import captured
 from tests.support.findings import finding as found
@@ -243,7 +243,12 @@ def test_the_plan_is_the_recommended_one_or_the_fastest_that_holds_with_anything
     slow, fast, failed = plan("cast", "fp16"), plan("cast", "bf16", speedup=2.0), plan("autocast", "bf16", False, 3.0)
     nothing = replace(plan("autocast", "fp16", speedup=4.0), scopes={"": ScopeChoice("fp32")})
     plans = {p.name: p for p in (slow, fast, failed, nothing)}
-    assert reference_plan(plans, "cast_fp16") is slow
-    assert reference_plan(plans, None) is fast
-    assert reference_plan({p.name: p for p in (failed, nothing)}, None) is None
-    assert reference_plan({}, None) is None
+
+    def named(plans: dict[str, Plan], recommended: str | None) -> str | None:
+        (spoken,) = about([severity_finding(TWICE, "error")], plans, recommended, TOY.capture, severity_graph())
+        return spoken.plan
+
+    assert named(plans, "cast_fp16") == "cast_fp16"
+    assert named(plans, None) == "cast_bf16"
+    assert named({p.name: p for p in (failed, nothing)}, None) is None
+    assert named({}, None) is None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import AuditorError
+from auditor.loading.target import parse
 from auditor.score import NoScore, ScoreFunction, ScoreResult, call_scoring, compare_scores, find_function, fp32_score
 from tests.support.refusing import refused
 
@@ -219,6 +220,8 @@ def test_the_function_says_how_it_is_meant_and_the_option_wins(file: Path) -> No
 
 def test_a_name_alone_is_one_of_the_targets_file(file: Path) -> None:
     assert find_function("perplexity", f"{file}:Net(width=3)").function(nn.Identity()) == 3.0
+    place = find_function("perplexity", f"{file}:Net(width=3) -- --width 'a b'").place
+    assert place is not None and place == parse(place.text) and place.words == ("--width", "a b")
     assert find_function("Scores.one", str(file)).function(nn.Identity()) == 1.0
 
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.capture.emulation import emulate
+from auditor.loading.state import in_training
 from auditor.records import Plan, ScopeChoice
 from auditor.records.audit import Audit
-from auditor.training.objective import in_training, training_subject
+from auditor.training.objective import training_subject
 from auditor.training.replay import Step, bind_step, gradient_error, run_step
 from auditor.training.stage import low_names
 from auditor.training.step import FP32, StepPrecision, capture_step, own_step, settle, step_batches

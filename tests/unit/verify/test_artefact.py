@@ -15,7 +15,9 @@ from auditor.artefact.emit import emit
 from auditor.errors import LoadError
 from auditor.isolation.process import reseed
 from auditor.records import Origin, Plan, ScopeChoice
-from auditor.verify import Answers, NotHandedOver, Verifier, artefact
+from auditor.verify import artefact
+from auditor.verify.artefact import NotHandedOver, Verifier
+from auditor.verify.running import Answers
 from tests.support.refusing import refused
 from tests.support.thinned import thinned
 
@@ -196,7 +198,7 @@ def test_inputs_that_no_other_process_has(said: str, tmp_path: Path, monkeypatch
 PARENT = """
 import signal, sys, tempfile
 from pathlib import Path
-from auditor.verify import Verifier
+from auditor.verify.artefact import Verifier
 import torch
 
 with (

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from auditor.artefact.applying import apply_plan
 from auditor.records import TimeAndMemory
-from auditor.verify import Answers, Runs, run_patched, running
-from auditor.verify.running import FEWEST, WARM_UP, clock, peak, time_forward
+from auditor.verify import running
+from auditor.verify.running import FEWEST, WARM_UP, Answers, Runs, clock, peak, run_patched, time_forward
 from tests.support import small_models
 from tests.support.replaying import Model
 from tests.support.small_models import moody

@@ -22,9 +22,9 @@ from auditor.loading.importer import import_source
 from auditor.records import Origin, Plan, ScopeChoice, TimeAndMemory, Times
 from auditor.score import ScoreResult
 from auditor.stages import Stages
-from auditor.verify import FP32, Answers, Runs, Verifier, in_hand, load_program
-from auditor.verify.artefact import hand, read
-from auditor.verify.loaders import ProgramModule, patch_model
+from auditor.verify.artefact import Verifier, hand, read
+from auditor.verify.loaders import ProgramModule, in_hand, load_program, patch_model
+from auditor.verify.running import FP32, Answers, Runs
 from auditor.verify.worker import build_model, write
 from tests.support.replaying import Model
 
