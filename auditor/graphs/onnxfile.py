@@ -19,15 +19,9 @@ from ..numerics.formats import label
 from ..numerics.metrics import output_error
 from ..plan.workbench import worst_of
 from ..records import Audit, Onnx, Plan
-<<<<<<< HEAD
-from ..verify import ONNX, Answers, NotHandedOver, Verifier
-from ..verify.loaders import AS_IT_IS, PROVIDER
-=======
 from ..verify.artefact import NotHandedOver, Verifier
 from ..verify.loaders import AS_IT_IS, ONNX, PROVIDER
 from ..verify.running import Answers
-from .exported import quietly
->>>>>>> main
 
 with suppress(ImportError):  # `require` reports what is not installed
     import onnx
