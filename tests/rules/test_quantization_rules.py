@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor import audit
-from auditor.measure.joint import QuantizedModel
+from auditor.measure.layers import QuantizedModel
 from auditor.records import Finding
 from auditor.records.audit import Audit
 from auditor.report.reporters import html, text
