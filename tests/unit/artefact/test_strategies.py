@@ -33,12 +33,6 @@ class Mine(Strategy):
     runtime = Runtime
 
 
-def test_by_default_nothing_is_converted_stored_or_wrapped() -> None:
-    mine = Mine()
-    assert (mine.computes_in("fp16"), mine.boundary("fp16", "fp32", False)) == ("fp16", (None, None))
-    assert (mine.stores, mine.regional, mine.seconds_per_byte) == (frozenset(), False, 0.0)
-
-
 @pytest.mark.parametrize(("share", "expected"), [(0.0, False), (0.1, True)])
 def test_a_plan_gains_where_some_of_it_is_low(share: float, expected: bool) -> None:
     plan = Plan("mine_fp16", "mine", "fp16", {}, 0.0, 1.0, 0.0)
@@ -84,26 +78,6 @@ def test_a_runtime_without_a_source_is_refused() -> None:
 # A scope's call under the strategy cast.
 
 LOW, WIDE = torch.bfloat16, torch.float32
-
-
-@pytest.mark.parametrize(
-    ("above", "keeps", "expected"),
-    [("fp16", False, ("fp32", "fp16")), ("fp16", True, ("fp32", None)), ("input", False, ("fp32", "input"))],
-)
-def test_an_island_lowers_its_result_unless_it_keeps_it(
-    above: str, keeps: bool, expected: tuple[str | None, str | None]
-) -> None:
-    assert STRATEGIES["cast"].boundary("fp32", above, keeps) == expected
-
-
-@pytest.mark.parametrize(
-    ("given", "output", "expected"),
-    [(WIDE, None, LOW), (WIDE, "fp32", WIDE), (WIDE, "input", WIDE), (LOW, "input", LOW), (LOW, "fp32", WIDE)],
-)
-def test_a_low_scope(given: torch.dtype, output: str | None, expected: torch.dtype) -> None:
-    layer = nn.Linear(2, 2).to(LOW)
-    result = CastRuntime.run(layer, None, "bf16", output, (torch.ones(1, 2, dtype=given),), {})
-    assert result.dtype is expected
 
 
 # The original model as a patched_model.py makes it: with the weights that the audit read, and one line otherwise.

@@ -1,6 +1,7 @@
 """Plans that are programs: verified in a fresh process, and what is said of them true of the files."""
 
 import io
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,10 +26,11 @@ from auditor.records import Batch, Plan, Verification
 from auditor.records.audit import Audit
 from auditor.report.kept import explain_layer
 from auditor.verify import run_patched
+from auditor.verify.loaders import ProgramModule
 from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.support.replaying import Model
-from tests.unit.graphs.conftest import flat
+from tests.unit.graphs.conftest import close_answers, flat
 
 
 def program(audit: Audit, name: str) -> nn.Module:
@@ -59,6 +61,15 @@ def test_what_is_said_of_the_program_is_true_of_it(audit: Audit) -> None:
     assert {p.dtype for p in found.parameters()} == {half}
     assert said.fixed is None
     assert {x.shape[0] for x in found(torch.randn(9, 16)).values()} == {9}
+
+
+def test_the_users_score_is_what_a_run_of_the_file_by_hand_gives(audit: Audit) -> None:
+    for name, passed in (("graph_fp16", True), ("graph_bf16", False)):
+        plan = audit.plans[name]
+        with auditor.emulate("cuda"):
+            values = [float(x) for batch in close_answers(ProgramModule(program(audit, name))) for x in batch]
+        assert plan.score.failure is None
+        assert (plan.score.value, plan.score.passed, plan.holds) == (statistics.fmean(values), passed, passed)
 
 
 @pytest.mark.slow
