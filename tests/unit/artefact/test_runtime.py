@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from auditor.artefact.applying import apply_plan, is_wrapped
 from auditor.artefact.runtime import DTYPES, call, convert, device_type, floating_dtype, in_region
-from tests.support.patching import AUTOCAST, CAST, Net, patched, plan, scope
+from tests.support.patching import AUTOCAST, Net, patched, plan, scope
 from tests.support.replaying import Model
 from tests.support.small_models import tied
 from tests.support.subjects import normal, seeded
@@ -50,6 +50,13 @@ def test_what_is_computed_while_it_is_read_is_computed_in_the_region() -> None:
 
 
 # What a patched model computes in: weights, what enters and leaves a scope, and what training moves.
+
+
+def test_an_island_computes_in_fp32_on_raised_inputs() -> None:
+    model, x = patched("autocast"), normal(2, 8).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        result = model.head[2](x)
+    assert torch.equal(result, nn.functional.linear(x.float(), model.head[2].weight, model.head[2].bias))
 
 
 def test_cast_stores_weights_by_scope() -> None:
@@ -120,6 +127,14 @@ def test_another_plan_takes_the_wrapper_of_a_shared_module_off() -> None:
     assert is_wrapped(model.two)
     apply_plan(model, plan("autocast", {"": scope("fp32")}))
     assert not is_wrapped(model.two)
+
+
+@both
+def test_a_low_scope_in_an_fp32_root_hands_back_fp32(strategy: str) -> None:
+    model, seen = apply_plan(seeded(Net), plan(strategy, {"": scope("fp32"), "first": scope("bf16")})), []
+    model.first.register_forward_hook(lambda module, args, result: seen.append(result.dtype))
+    model(normal(2, 4))
+    assert seen == [WIDE]
 
 
 @both

@@ -11,7 +11,6 @@ from torch import nn
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import Strategy
 from auditor.artefact.runtime import Runtime
-from auditor.artefact.shipped import STRATEGIES, CastRuntime
 from auditor.artefact.source import make_original
 from auditor.artefact.strategies import (
     GRAPHS,

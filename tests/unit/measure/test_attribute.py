@@ -22,10 +22,18 @@ def contribution(measured: Measurement, packet: str, fmt: str = "fp16") -> Contr
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("batch", [1, 5, 64])
-def test_first_order_is_exact_on_a_linear_chain(fmt: str, batch: int) -> None:
+@pytest.mark.parametrize(
+    ("function", "batch"),
+    [
+        (lambda x: ((x * 3.0) / 7.0 + 1.1) * -0.3, 1),
+        (lambda x: ((x * 3.0) / 7.0 + 1.1) * -0.3, 64),
+        (lambda x: (x * 2.1).detach() * 3.3, 5),  # the gradient ends there, the error does not
+        (lambda x: (y := x * 1.1, y.float() * 5.1 + y * 7.3)[1], 5),  # the cast hands on what it is given
+    ],
+)
+def test_first_order_is_exact_where_all_is_linear(fmt: str, function: Any, batch: int) -> None:
     """One number per sample: the first-order answer is the answer."""
-    measured = measurement_of(Function(lambda x: ((x * 3.0) / 7.0 + 1.1) * -0.3), normal(batch, 1) / 7)
+    measured = measurement_of(Function(function), normal(batch, 1) / 7)
     found = effects_of(measured)
     for name in measured.capture.nodes:
         # errors are carried as bfloat16, so a relative 2^-8 is as exact as it gets

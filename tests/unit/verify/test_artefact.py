@@ -84,6 +84,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return entries
 
 
+@pytest.mark.usefixtures("started")
 def test_one_process_builds_one_model_for_all_files_and_ends_by_itself(tmp_path: Path, processes: list[str]) -> None:
     note = f"def note(what): open({str(tmp_path / 'notes')!r}, 'a').write(what)\n"
     with verifier_of(
@@ -102,6 +103,7 @@ def test_one_process_builds_one_model_for_all_files_and_ends_by_itself(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("started")
 def test_a_process_that_dies_costs_the_plan_it_was_at(tmp_path: Path, processes: list[str]) -> None:
     deaths = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
     deaths += """
@@ -136,6 +138,7 @@ def test_a_plan_that_hangs_is_given_up(tmp_path: Path) -> None:
     assert found == {"cast_bf16": "not run, the process that ran the plan did not respond within 0.5 seconds"}
 
 
+@pytest.mark.usefixtures("started")
 def test_neither_noise_nor_threads_nor_arguments_nor_numbers_drawn_at_import_matter(tmp_path: Path) -> None:
     source = r"""
 import argparse

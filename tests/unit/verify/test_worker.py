@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -23,7 +22,7 @@ from auditor.records import Origin, Plan, ScopeChoice, TimeAndMemory, Times
 from auditor.score import ScoreResult
 from auditor.stages import Stages
 from auditor.verify import FP32, Answers, Runs, Verifier, in_hand, load_program
-from auditor.verify.artefact import hand, read
+from auditor.verify.artefact import read
 from auditor.verify.loaders import ProgramModule, patch_model
 from auditor.verify.worker import build_model, write
 from tests.support.replaying import Model
@@ -151,33 +150,6 @@ def test_what_goes_wrong_is_one_line(function: str) -> None:
     assert asked.score(FP32, function, most=1) == more
 
 
-FOLLOWING = """
-import sys, time
-from auditor.verify.worker import jobs
-handed = jobs()
-next(handed)
-print(repr(sys.stdin.read()), flush=True)
-print(list(handed), flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_process_ends_with_whoever_holds_its_standard_input(tmp_path: Path, root: Path) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    process: Any = subprocess.Popen(
-        [sys.executable, "-c", FOLLOWING], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    for job in ({"scratch": scratch}, "one", "tw\no", None):
-        hand(process, job)
-    assert process.stdout.readline() == b"''\n"  # its own standard input is empty
-    assert process.stdout.readline() == b"['one', 'tw\\no']\n"
-    assert scratch.exists()
-    process.stdin.close()
-    assert process.wait(timeout=60) == 1
-    assert not scratch.exists()
-
-
 # The user's function in a process of its own: where it fails or prints, that is a line, and the next plan has its
 # turn.
 
@@ -212,6 +184,7 @@ def by_dtype(model):
 LAYERS = 4 * 4 + 4
 
 
+@pytest.mark.usefixtures("started")
 def test_a_fresh_process_gives_what_a_run_by_hand_does_and_raising_costs_the_plan_alone(
     here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
