@@ -133,18 +133,6 @@ def test_a_tensor_without_dimensions_gives_way_and_a_truth_does_not_compute() ->
     assert found["gt"] == Dtypes(("float16", "float32"), "float16", "bool")
 
 
-def test_an_audit_holds_them_for_the_recommended_plan() -> None:
-    model, (tokens,) = seeded(MODELS["transformer"][0]), MODELS["transformer"][1]
-    found = auditor.audit(model, tokens, formats=("bf16",), strategies=("cast",), max_error=0.2, device="cpu")
-    assert found.recommended == "cast_bf16"
-    plan = found.plans["cast_bf16"]
-    seen = run_under(Calls(), model, ((tokens,), {}), plan, on_a_gpu)
-    rows = ((r.node.op.removeprefix("aten.").split(".")[0], r.planned) for r in found.nodes)
-    assert computing([(op.strip("_"), tuple(sorted(d.inputs)), d.output) for op, d in rows if d is not None]) == seen
-    written = found.to_measurements()["nodes"]
-    assert all(set(node["planned"]) == {"inputs", "computed", "output"} for node in written)
-
-
 # A run that begins from another one gives what it gives from the start, to the bit, and runs what differs alone.
 
 

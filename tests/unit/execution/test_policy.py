@@ -13,7 +13,7 @@ from auditor.records import Capture
 from tests.support.capturing import Function
 from tests.support.problems import captured
 from tests.support.replaying import Model
-from tests.support.subjects import capture_of, normal, only
+from tests.support.subjects import capture_of, normal
 
 
 def outer() -> nn.Module:
@@ -54,32 +54,6 @@ def test_an_island_that_nothing_low_reads_keeps_its_result(net: Capture) -> None
     wide = Policy(net, "cast", choice(root="fp32", outer="fp32", outer_inner="fp16"), "fp16").wrapped
     assert wide[""].keeps
     assert not Policy(net, "cast", choice(root="fp16", outer="fp32", outer_inner="fp32"), "fp16").wrapped["outer"].keeps
-
-
-def test_values_leave_the_innermost_first_and_enter_the_outermost_first(net: Capture) -> None:
-    passage = Policy(net, "cast", choice(root="fp32", outer="fp16", outer_inner="fp32"), "fp16")
-    (x,) = (place.name for place in net.placeholders)
-    assert passage.conversions_between(x, "sin") == ("fp32", "fp16")  # into the root, into outer
-    assert passage.conversions_between("sin", "exp") == ("fp32",)
-    assert passage.conversions_between("exp", "cos") == ("fp16",)
-    assert passage.conversions_between("cos", "tanh") == ("fp32",)
-    assert [call.path for call in passage.enclosing_calls("exp")] == ["", "outer", "outer.inner"]
-
-
-def test_under_autocast_values_are_raised_alone(net: Capture) -> None:
-    passage = Policy(net, "autocast", choice(root="fp16", outer="fp16", outer_inner="fp32"), "fp16")
-    assert passage.conversions_between("sin", "exp") == ("fp32",)
-    assert passage.conversions_between("exp", "cos") == ()
-    inside = Policy(net, "autocast", choice(root="fp32", outer="fp16", outer_inner="fp16"), "fp16")
-    assert inside.conversions_between("sin", "exp") == ()
-    assert inside.conversions_between("cos", "tanh") == ("fp32",)
-
-
-def test_weights_pass_no_boundary() -> None:
-    captured = capture_of(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), torch.ones(1, 2))
-    passage = Policy(captured, "cast", lambda path: "fp16", "fp16")
-    weight = next(place.name for place in captured.placeholders if place.kind == "parameter")
-    assert passage.conversions_between(weight, only(captured, "linear").name) == ()
 
 
 # What a strategy means for weights, inputs and scopes.

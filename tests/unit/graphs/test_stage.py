@@ -233,8 +233,3 @@ def test_classes_of_the_users_own_become_names() -> None:
     found = export_model(Classed(), ((x,), {"scale": 2.0})).graph_module(x, scale=2.0)
     assert list(found) == ["left", "right"]
     torch.testing.assert_close(found["right"], 2 * x.sin())
-
-
-def test_what_torch_does_not_export_is_one_line() -> None:
-    with refused(PlanError, "cannot-export", match="cannot be exported as a graph"):
-        export_model(Function(lambda x: x.exp() if x.sum() > 0 else x.sin()), ((torch.randn(3),), {}))

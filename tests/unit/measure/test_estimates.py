@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from auditor.measure import attribute
 from auditor.measure.attribute import estimate
 from auditor.measure.measure import AT_ONCE, working_set
-from auditor.measure.probes import Sums, by_level, chance, probes, signs
+from auditor.measure.probes import Sums, by_level, signs
 from auditor.measure.reference import run_with_gradients
 from tests.support.brute_force import true_isolated
 from tests.support.capturing import Function
@@ -112,37 +112,7 @@ def test_signs_are_the_seeds_and_zero_where_nothing_can_move() -> None:
     assert set(found[~torch.isfinite(x)].tolist()) == {0.0}
 
 
-def test_a_probe_sums_every_tensor_under_its_signs() -> None:
-    a, b = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([[3.0]])
-    for probe in probes([a, b], 3, seed=0):
-        expected = (probe.signs[0] * torch.tensor([1.0, 2.0])).sum() + probe.signs[1].item() * 3
-        assert float(probe.total) == float(expected)
-        (gradient,) = torch.autograd.grad(probe.total, [a])
-        assert torch.equal(gradient, probe.signs[0])
-
-
-def test_a_diagonal_map_is_known_from_one_pass() -> None:
-    """y = 2 x, d = (3, 4, 0): <v, J d>^2 differs from pass to pass, its mean is ||J d||^2 = 100."""
-    x, error = torch.ones(3, requires_grad=True), torch.tensor([3.0, 4.0, 0.0])
-    sums = Sums()
-    for probe in probes([2 * x], 512, seed=1):
-        (gradient,) = torch.autograd.grad(probe.total, [x], retain_graph=True)
-        sums.add([[float(gradient @ error) ** 2]] * 4, [1] * 4)
-    assert sums.square() / 512 == pytest.approx(100, rel=0.1)  # (6 +- 8)^2: 196 or 4
-    assert sums.scatter() == pytest.approx(96 / 100 / math.sqrt(512) / 2, rel=0.05)
-
-
 # Squares of parts scatter less than squares of the whole, and stand in for them where errors are independent.
-
-
-@pytest.mark.parametrize(
-    ("count", "low", "high"),
-    # Quantiles of chi-squared, as scipy.stats gives them, at 1 in 2069 (3.3 standard deviations) and its complement.
-    [(8, 0.704, 27.952), (16, 3.517, 41.407), (64, 33.097, 108.026), (512, 412.945, 624.234)],
-)
-def test_whatchance_explains(count: int, low: float, high: float) -> None:
-    assert chance(count)[0] * count == pytest.approx(low, rel=0.15)
-    assert chance(count)[1] * count == pytest.approx(high, rel=0.01)
 
 
 def summed(inner: Tensor) -> Sums:

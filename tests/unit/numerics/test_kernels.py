@@ -199,12 +199,6 @@ def test_a_sum_is_formed_in_float32() -> None:
     assert found.item() == 10.0
 
 
-def test_beside_float32_and_beside_another_format_it_is_float32() -> None:
-    for other in (torch.tensor([1.3]), low(1.25, row=E4M3)):
-        found = rounding(aten.mul.Tensor, (low(1.25), other), {})
-        assert format_in(found) is FORMATS["fp32"]
-
-
 def test_a_format_in_the_place_of_a_dtype_is_what_comes_out() -> None:
     found = rounding(aten.to.dtype, (torch.tensor([1.3]), E5M2), {})
     assert (found.tolist(), format_in(found)) == ([1.25], E5M2)

@@ -184,7 +184,7 @@ import sys, torch
 from auditor.offload import files
 files.LARGE = 1
 x = torch.randn(1, 2, 16, 8)
-with files.Offloading():
+with files.OffloadMode():
     assert "torch._dynamo" not in sys.modules
     from torch.nn.attention.flex_attention import flex_attention
     found = flex_attention(x, x, x)

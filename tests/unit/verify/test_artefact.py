@@ -130,6 +130,7 @@ def act(*seen):
     assert len(processes) == 4
 
 
+@pytest.mark.usefixtures("started")
 def test_a_plan_that_hangs_is_given_up(tmp_path: Path) -> None:
     with verifier_of(tmp_path, "def act(y, w):\n    if y == 'torch.bfloat16': time.sleep(1000)\n") as verifier:
         verifier.ask(emitted(tmp_path, *PLANS), ["cast_fp16"])

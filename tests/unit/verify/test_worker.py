@@ -17,26 +17,16 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.artefact.emit import emit
-from auditor.loading.importer import import_source
 from auditor.records import Origin, Plan, ScopeChoice, TimeAndMemory, Times
 from auditor.score import ScoreResult
 from auditor.stages import Stages
 from auditor.verify import FP32, Answers, Runs, Verifier, in_hand, load_program
 from auditor.verify.artefact import read
 from auditor.verify.loaders import ProgramModule, patch_model
-from auditor.verify.worker import build_model, write
+from auditor.verify.worker import write
 from tests.support.replaying import Model
 
 BATCH = ((torch.ones(1, 2),), {})
-
-
-@pytest.fixture(autouse=True)
-def module_comes_back() -> Iterator[None]:
-    before = sys.modules.get("patched_model")
-    yield
-    sys.modules.pop("patched_model", None)
-    if before is not None:
-        sys.modules["patched_model"] = before
 
 
 def doubling(model: nn.Linear, plan: str) -> None:
@@ -82,33 +72,6 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert failure == "it failed"
     assert timed == TimeAndMemory(eager=Times(0.2, 0.1, 0.3, 9), memory=5, missing={"compiled": "no compiler"})
     assert given == ScoreResult((1.0, 2.0), False, 2)
-
-
-SOURCE = """
-import contextlib, torch
-SOURCE = "model.py"
-calls = []
-@contextlib.contextmanager
-def user_module(source, file):
-    calls.append((source, torch.rand(1).item()))
-    yield
-def original():
-    calls.append(("original", torch.rand(1).item()))
-    return torch.nn.Dropout()
-"""
-
-
-def test_the_model_is_made_with_the_random_numbers_of_the_audit(tmp_path: Path) -> None:
-    file = tmp_path / "anywhere.py"
-    file.write_text(SOURCE)
-    with torch.random.fork_rng(devices=[]):
-        patched = import_source("patched_model", file)
-        model = build_model(patched, {"seed": 3, "device": "cpu"})
-        torch.manual_seed(3)
-        first = torch.rand(1).item()
-    assert patched.calls == [("model.py", first), ("original", first)]  # both begin with the seed
-    assert not model.training
-    assert sys.modules[patched.__name__] is patched  # so that what is pickled there is found again
 
 
 SCORES = """
