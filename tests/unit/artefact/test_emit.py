@@ -172,13 +172,6 @@ def test_every_kind_of_origin(symbol: str, kind: str, source: Path, tmp_path: Pa
 # The text of patched_model.py: names stay names, whatever they hold, and what it says is checked.
 
 
-TEXT_SCOPES = {"": ScopeChoice("bf16"), "norm": ScopeChoice("fp32")}
-TEXT_PLANS = {
-    f"{strategy}_bf16": Plan(f"{strategy}_bf16", strategy, "bf16", TEXT_SCOPES, 0.001, 0.5, 1.5)
-    for strategy in ("autocast", "cast")
-}
-
-
 def namespace_of(text: str, file: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"__file__": str(file), "__name__": "patched_model"}
     exec(compile(text, str(file), "exec"), found)
@@ -270,7 +263,7 @@ def test_an_island_is_shown_with_rule_evidence_and_cost(tmp_path: Path) -> None:
 
 
 def test_the_file_imports_torch_and_the_standard_library_alone(tmp_path: Path) -> None:
-    text = emit(None, 1, TEXT_PLANS, None, tmp_path)
+    text = emit(None, 1, PLANS, None, tmp_path)
 
     def imported(nodes: Iterable[ast.AST]) -> set[str]:
         return {
@@ -287,13 +280,13 @@ def test_the_file_imports_torch_and_the_standard_library_alone(tmp_path: Path) -
 
 
 def test_without_a_source_there_is_apply_alone(tmp_path: Path) -> None:
-    found = namespace_of(emit(None, 6, TEXT_PLANS, "autocast_bf16", tmp_path), tmp_path / "patched_model.py")
+    found = namespace_of(emit(None, 6, PLANS, "autocast_bf16", tmp_path), tmp_path / "patched_model.py")
     with pytest.raises(ValueError, match=r"use apply\(model\)"):
         found["build"]()
 
 
 def test_apply_checks_the_plan_and_the_model(tmp_path: Path) -> None:
-    found = namespace_of(emit(None, 6, TEXT_PLANS, None, tmp_path), tmp_path / "patched_model.py")
+    found = namespace_of(emit(None, 6, PLANS, None, tmp_path), tmp_path / "patched_model.py")
     with pytest.raises(ValueError, match="choose one of autocast_bf16, cast_bf16"):
         found["apply"](torch.nn.Linear(2, 2))  # nothing is recommended
     with pytest.raises(ValueError, match="6 parameters, this model has 8"):

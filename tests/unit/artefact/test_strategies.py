@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from auditor.artefact.applying import apply_plan
@@ -72,11 +71,6 @@ def test_a_runtime_without_a_source_is_refused() -> None:
     with pytest.raises(AuditorError, match="define the class in a file"):
         register(other)
     assert "other" not in names()
-
-
-# A scope's call under the strategy cast.
-
-LOW, WIDE = torch.bfloat16, torch.float32
 
 
 # The original model as a patched_model.py makes it: with the weights that the audit read, and one line otherwise.

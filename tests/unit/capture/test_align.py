@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from auditor.capture.builder import named_inputs
 from auditor.capture.paths import align, same_operations
 from auditor.capture.record import record
 from tests.support.capturing import Function
-from tests.support.replaying import kinds, replayed
+from tests.support.replaying import Model, kinds, replayed
 from tests.support.subjects import capture_of, nodes_by_op, only, seeded
 
 
@@ -107,48 +108,34 @@ def test_autocast_lowers_the_products_inside(name: str) -> None:
 # Owners and source lines of toy models whose structure is written beside them.
 
 
-class Inner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lin(x).sigmoid()
-
-
-class Nested(nn.Module):
-    """Containers of every kind, and one module under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = Inner()
-        self.again = self.first
-        self.blocks = nn.ModuleList([Inner(), nn.Sequential(Inner(), nn.Tanh())])
-        self.heads = nn.ModuleDict({"a": nn.Linear(3, 2)})
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x) + self.again(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.heads["a"](x).exp()
+def inner() -> nn.Module:
+    return Model(lambda m, x: m.lin(x).sigmoid(), lin=nn.Linear(3, 3))
 
 
 def test_owners_through_containers_and_shared_modules() -> None:
-    found = capture_of(Nested(), torch.ones(2, 3))
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = m.first(x) + m.again(x)
+        for block in m.blocks:
+            x = block(x)
+        return m.heads["a"](x).exp()
+
+    first, blocks = inner(), nn.ModuleList([inner(), nn.Sequential(inner(), nn.Tanh())])
+    model = Model(forward, first=first, again=first, blocks=blocks, heads=nn.ModuleDict({"a": nn.Linear(3, 2)}))
+    found = capture_of(model, torch.ones(2, 3))
     owners = [(node.op.split(".")[1], node.owner, node.owner_type) for node in found.nodes.values()]
     assert owners == [
         ("linear", "first.lin", "Linear"),
-        ("sigmoid", "first", "Inner"),
+        ("sigmoid", "first", "Model"),
         ("linear", "first.lin", "Linear"),  # `again` is `first`: one module, one name
-        ("sigmoid", "first", "Inner"),
-        ("add", "", "Nested"),
+        ("sigmoid", "first", "Model"),
+        ("add", "", "Model"),
         ("linear", "blocks.0.lin", "Linear"),
-        ("sigmoid", "blocks.0", "Inner"),
+        ("sigmoid", "blocks.0", "Model"),
         ("linear", "blocks.1.0.lin", "Linear"),
-        ("sigmoid", "blocks.1.0", "Inner"),
+        ("sigmoid", "blocks.1.0", "Model"),
         ("tanh", "blocks.1.1", "Tanh"),
         ("linear", "heads.a", "Linear"),
-        ("exp", "", "Nested"),
+        ("exp", "", "Model"),
     ]
 
 

@@ -11,6 +11,7 @@ from auditor.capture.views import View
 from auditor.errors import CaptureError
 from auditor.isolation.outputs import tensor_outputs
 from auditor.records import Batch, Capture
+from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.support.replaying import Model, assert_same, kinds, linear, replay, replayed
 from tests.support.subjects import capture_of, nodes_by_op, normal, only, seeded
@@ -72,20 +73,11 @@ def test_placeholders_know_what_they_are() -> None:
 X = normal(2, 4)
 
 
-class Tree(nn.Module):
-    """Calls itself."""
-
-    def __init__(self, depth: int = 2) -> None:
-        super().__init__()
-        self.layer, self.depth = linear(4, 4), depth
-
-    def forward(self, x: Tensor, depth: int | None = None) -> Tensor:
-        depth = self.depth if depth is None else depth
+def test_recursion() -> None:
+    def forward(self: Any, x: Tensor, depth: int = 2) -> Tensor:
         return self(self.layer(x), depth - 1) if depth else x.tanh()
 
-
-def test_recursion() -> None:
-    found = replayed(Model(lambda self, x: self.tree(x), tree=Tree()), X)
+    found = replayed(Model(lambda self, x: self.tree(x), tree=Model(forward, layer=linear(4, 4))), X)
     calls = only(found, "tanh").calls
     assert [call.path for call in calls] == ["", "tree", "tree", "tree"]
     assert len({call.key for call in calls}) == 4
@@ -98,16 +90,10 @@ def test_two_calls_of_one_module_are_told_apart() -> None:
     assert first.key != second.key
 
 
-def failing() -> nn.Module:
-    return Model(lambda m, x: m.inner(x), inner=Raising())
-
-
-class Raising(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+def test_exceptions_close_every_call_that_they_leave() -> None:
+    def raising(x: Tensor) -> Tensor:
         raise LookupError
 
-
-def test_exceptions_close_every_call_that_they_leave() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         for _ in range(3):
             try:
@@ -116,7 +102,8 @@ def test_exceptions_close_every_call_that_they_leave() -> None:
                 x = self.layer(x)
         return x.exp()
 
-    found = replayed(Model(forward, failing=failing(), layer=linear(4, 4)), X)
+    failing = Model(lambda self, x: self.inner(x), inner=Function(raising))
+    found = replayed(Model(forward, failing=failing, layer=linear(4, 4)), X)
     assert [node.owner for node in nodes_by_op(found, "linear")] == ["layer"] * 3
     assert [call.path for call in only(found, "exp").calls] == [""]
 

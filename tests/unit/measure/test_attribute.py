@@ -14,6 +14,7 @@ from auditor.records import Contribution
 from tests.support.brute_force import spearman, true_isolated
 from tests.support.capturing import Function
 from tests.support.replaying import Model
+from tests.support.small_models import ConvNet, Deep
 from tests.support.subjects import FORMATS, effects_of, measurement_of, nodes_by_op, normal, only, seeded
 
 
@@ -71,31 +72,6 @@ def test_what_no_output_reads_contributes_nothing() -> None:
     assert contribution(measured, "exp").isolated == 0.0
 
 
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
-        self.norms = nn.ModuleList([nn.LayerNorm(16) for _ in range(4)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = x + F.gelu(layer(norm(x)))
-        return x.softmax(-1)
-
-
-class Cnn(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList([nn.Conv2d(a, b, 3, padding=1) for a, b in ((3, 8), (8, 8), (8, 16))])
-        self.norms = nn.ModuleList([nn.BatchNorm2d(c) for c in (8, 8, 16)])
-        self.head = nn.Linear(16, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = F.max_pool2d(norm(conv(x)).relu(), 2)
-        return self.head(x.mean((2, 3)))
-
-
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -107,14 +83,18 @@ class Attention(nn.Module):
         return self.norm(x + self.out(weights @ v))
 
 
-MODELS = {"mlp": (Mlp, (16, 16)), "cnn": (Cnn, (16, 3, 16, 16)), "attention": (Attention, (16, 6, 16))}
+MODELS = {
+    "deep": (lambda: Deep(5, 16), (16, 16)),
+    "convnet": (ConvNet, (16, 3, 8, 8)),
+    "attention": (Attention, (16, 6, 16)),
+}
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("name", MODELS)
 def test_against_brute_force(name: str, fmt: str) -> None:
-    model_class, shape = MODELS[name]
-    measured = measurement_of(seeded(model_class), normal(*shape))
+    make, shape = MODELS[name]
+    measured = measurement_of(seeded(make), normal(*shape))
     found = effects_of(measured)
     first_order = {node: c[fmt].isolated for node, c in found.items() if node in measured.capture.nodes}
     truth = {node: true_isolated(measured, node, fmt) for node in first_order}
