@@ -18,7 +18,7 @@ from auditor.numerics.nodes import tensors_in
 from auditor.records import Capture, Literals
 from tests.support.capturing import Function
 from tests.support.replaying import Model
-from tests.support.subjects import capture_of, normal, only
+from tests.support.subjects import capture_of, normal, only, seeded
 
 FLOAT = torch.ones(2)
 
@@ -141,13 +141,11 @@ INDEX = torch.tensor([0, 1, 1, 2])
 
 def low(function: Binary) -> nn.Module:
     """A function of a product, which autocast makes low, and of the FP32 input."""
-    return Model(lambda m, x: function(m.product(x), x), product=nn.Linear(4, 4))
+    return seeded(lambda: Model(lambda m, x: function(m.product(x), x), product=nn.Linear(4, 4)))
 
 
 def captured(function: Binary) -> Capture:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return capture_of(low(function), normal(4, 4))
+    return capture_of(low(function), normal(4, 4))
 
 
 def dtypes(capture: Capture) -> dict[str, torch.dtype]:
@@ -159,12 +157,9 @@ def dtypes(capture: Capture) -> dict[str, torch.dtype]:
             found[node.name] = tensor.dtype
 
     how = Policy(capture, "autocast", plain("fp16"), "fp16")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = low(lambda y, _: y).eval()
     interpreter = Executor(capture.graph_module, how, observe)
     with torch.no_grad():
-        interpreter.run(*capture.bind(model, ((normal(4, 4),), {})))
+        interpreter.run(*capture.bind(low(lambda y, _: y), ((normal(4, 4),), {})))
     return found
 
 

@@ -22,7 +22,7 @@ from auditor.numerics.nodes import mutates
 from auditor.plan import verified
 from auditor.plan.search import choose
 from auditor.plan.verified import judge_answers
-from auditor.records import Batch, Plan, Verification
+from auditor.records import Plan, Verification
 from auditor.records.audit import Audit
 from auditor.report.kept import explain_layer
 from auditor.verify import run_patched
@@ -155,10 +155,6 @@ class Written(nn.Module):
         return self.drop(y).to(x.dtype)
 
 
-def fixed() -> nn.Module:
-    return Function(lambda x: x.softmax(1) * torch.arange(4.0)[:, None])
-
-
 @dataclass
 class Pair:
     left: Tensor
@@ -201,10 +197,10 @@ def test_nothing_is_written_in_place_and_no_cast_changes_nothing() -> None:
 
 
 def test_a_size_that_the_model_fixes_is_said() -> None:
-    batch: Batch = ((torch.randn(4, 6),), {})
-    found = export_model(fixed(), batch)
+    model, x = Function(lambda x: x.softmax(1) * torch.arange(4.0)[:, None]), torch.randn(4, 6)
+    found = export_model(model, ((x,), {}))
     assert found.fixed
-    torch.testing.assert_close(found.graph_module(batch[0][0]), fixed()(batch[0][0]))
+    torch.testing.assert_close(found.graph_module(x), model(x))
 
 
 def test_inputs_of_several_sizes_keep_them() -> None:

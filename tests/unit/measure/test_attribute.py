@@ -72,21 +72,19 @@ def test_what_no_output_reads_contributes_nothing() -> None:
     assert contribution(measured, "exp").isolated == 0.0
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out, self.norm = nn.Linear(16, 48), nn.Linear(16, 16), nn.LayerNorm(16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
+def attention() -> nn.Module:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        q, k, v = m.qkv(m.norm(x)).chunk(3, dim=-1)
         weights = (q @ k.transpose(-1, -2) / 4).softmax(-1)
-        return self.norm(x + self.out(weights @ v))
+        return m.norm(x + m.out(weights @ v))
+
+    return Model(forward, qkv=nn.Linear(16, 48), out=nn.Linear(16, 16), norm=nn.LayerNorm(16))
 
 
 MODELS = {
     "deep": (lambda: Deep(5, 16), (16, 16)),
     "convnet": (ConvNet, (16, 3, 8, 8)),
-    "attention": (Attention, (16, 6, 16)),
+    "attention": (attention, (16, 6, 16)),
 }
 
 
@@ -145,17 +143,15 @@ def test_an_infinity_that_reaches_the_output_is_not() -> None:
 
 
 def test_a_silent_all_zero_rms_norm_is_not_harmless() -> None:
-    def rms_norm(x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-
-    measured = measurement_of(Function(rms_norm), torch.tensor([[300.0, -400.0]]))
+    rms_norm = Function(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+    measured = measurement_of(rms_norm, torch.tensor([[300.0, -400.0]]))
     power = contribution(measured, "pow")
     assert power.decided_by == "re-run"
     assert power.isolated == 1.0  # every output is zero: finite, and all of the answer is gone
 
 
 def test_the_same_seed_gives_the_same_numbers_and_leaves_the_generator_alone() -> None:
-    measured = [measurement_of(seeded(Attention), normal(2, 6, 16)) for _ in range(2)]
+    measured = [measurement_of(seeded(attention), normal(2, 6, 16)) for _ in range(2)]
     state = torch.get_rng_state()
     assert effects_of(measured[0], seed=3) == effects_of(measured[1], seed=3)
     assert torch.equal(torch.get_rng_state(), state)
