@@ -113,6 +113,18 @@ def test_gradients(shape: tuple[int, ...], affine: bool, packet: str) -> None:
             torch.testing.assert_close(mine.grad, other.grad)
 
 
+@pytest.mark.parametrize("packet", ["_native_batch_norm_legit_functional", "batch_norm"])
+def test_a_norm_by_its_batch_leaves_running_statistics_alone(packet: str) -> None:
+    x, mean, variance = (tensor.requires_grad_() for tensor in (normal(6, 3) + 5, torch.zeros(3), torch.ones(3)))
+    target, rest = getattr(torch.ops.aten, packet).default, REST[packet]
+    result = batch_norm(target, x, None, None, mean, variance, True, *rest[1:])
+    result = result[0] if isinstance(result, tuple) else result
+    assert float(result.detach().mean()) == pytest.approx(0, abs=1e-6)
+    result.square().sum().backward()
+    assert x.grad is not None
+    assert (mean.tolist(), variance.tolist(), mean.grad) == ([0.0] * 3, [1.0] * 3, None)
+
+
 # What is said of weights that were stored low: every number in it is counted here by another way.
 
 X = torch.ones(2, 8)

@@ -17,6 +17,7 @@ from auditor.measure.probes import Sums, by_level, signs
 from auditor.measure.reference import run_with_gradients
 from tests.support.brute_force import true_isolated
 from tests.support.capturing import Function
+from tests.support.replaying import Model
 from tests.support.subjects import FORMATS, capture_of, effects_of, measurement_of, normal, only, seeded
 
 
@@ -29,16 +30,13 @@ def test_a_common_shift_of_all_parts_is_not_taken_for_noise() -> None:
     assert found == pytest.approx(true_isolated(measured, mul, "bf16"), rel=0.05)
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(32, 96)
-        self.layers = nn.Sequential(nn.Linear(96, 192), nn.GELU(), nn.LayerNorm(192), nn.Linear(192, 40))
-
-    def forward(self, tokens: Tensor) -> Tensor:
+def net() -> nn.Module:
+    def forward(m: Any, tokens: Tensor) -> Tensor:
         positions = torch.arange(tokens.shape[1], dtype=torch.float32)[:, None] / 7
-        result: Tensor = self.layers(self.embed(tokens) + positions)
-        return result.softmax(-1)
+        return m.layers(m.embed(tokens) + positions).softmax(-1)
+
+    layers = nn.Sequential(nn.Linear(96, 192), nn.GELU(), nn.LayerNorm(192), nn.Linear(192, 40))
+    return Model(forward, embed=nn.Embedding(32, 96), layers=layers)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +48,9 @@ def tokens() -> Tensor:
 def test_the_few_passes_of_a_large_model_tell_what_eight_tell(
     enough: float, passes: int, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = measurement_of(seeded(Net), tokens)
+    measured = measurement_of(seeded(net), tokens)
     nodes = [node for node in measured.values if node not in measured.discrete]
-    reference = estimate(measurement_of(seeded(Net), tokens), 0)
+    reference = estimate(measurement_of(seeded(net), tokens), 0)
     monkeypatch.setattr(attribute, "LIGHT", 0)
     monkeypatch.setattr(attribute, "ENOUGH", enough)
     few = estimate(measured, 1)
