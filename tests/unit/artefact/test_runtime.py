@@ -27,6 +27,7 @@ def test_any_tree_is_converted_and_nothing_else_in_it() -> None:
     assert isinstance(found["named"], Pair)
     assert (found["named"].a.dtype, found["named"].b, found["text"]) == (HALF, None, "x")
     assert x.dtype is WIDE
+    assert convert(x, WIDE) is x
 
 
 def test_dtype_and_device_of_what_comes_in() -> None:

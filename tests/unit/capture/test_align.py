@@ -58,8 +58,9 @@ def test_what_one_run_does_beside_is_left_out() -> None:
 
 
 def test_one_tensor_in_two_places_is_one_input() -> None:
-    x = torch.ones(2)
-    assert kinds(replayed(Function(lambda first, second: first + second[0]), x, [x])) == ["input"]
+    x, y = torch.ones(2), torch.zeros(2)
+    function = Function(lambda first, second, third: (first + second[0]) * third)
+    assert kinds(replayed(function, x, [x], y)) == ["input", "input"]
 
 
 def test_names_where_the_call_does_not_fit() -> None:

@@ -17,6 +17,16 @@ from tests.support.subjects import capture_of, normal
 X = normal(4, 8)
 
 
+def transposed(x: Tensor) -> Any:
+    y = x.clone()
+    y.t()[2:5].mul_(2)
+    y.transpose(0, 1)[3].fill_(7.0)
+    y.view(2, 2, 8).permute(2, 0, 1)[0].add_(1)
+    y.mT[1].neg_()
+    y.movedim(0, 1)[0] = 5
+    return y
+
+
 def turned(x: Tensor) -> Any:
     y = x.clone()
     part = y[1:]
@@ -123,8 +133,8 @@ def normalized_in_place(x: Tensor) -> Any:
 
 
 WRITES = [
-    turned, complexes, bits, truths, integers, other_dtypes, with_out, by_index, lists, from_lists, elsewhere,
-    normalized_in_place,
+    transposed, turned, complexes, bits, truths, integers, other_dtypes, with_out, by_index, lists, from_lists,
+    elsewhere, normalized_in_place,
 ]  # fmt: skip
 
 
