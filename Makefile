@@ -5,6 +5,9 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EXAMPLE := examples/01_digits_attention.py
 PACKAGING := pyproject.toml constraints.txt
 
+# Hundreds of processes that tests start import the package: each one would compile it again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help install demo docs samples golden lint format test test-slow gpu package clean
 
 help: ## List the targets

@@ -43,7 +43,7 @@ class Strategy:
         """The precisions of a wrapped scope's inputs and of its result; None means no conversion.
 
         above: precision around the scope; "input" if it differs between calls, None for the root. keeps: whether no
-        low-precision operation reads the result of an FP32 scope. The result must agree with the runtime.
+        low-precision operation reads the result of an FP32 scope. The runtime must make the same conversions.
         """
         return None, None
 

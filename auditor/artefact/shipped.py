@@ -48,7 +48,7 @@ class Autocast(Strategy):
     regional = True
 
     def boundary(self, precision: str, above: str | None, keeps: bool) -> tuple[str | None, str | None]:
-        """Convert the inputs of an FP32 scope to FP32, and the results of low-precision scopes inside it."""
+        """Convert to FP32 the inputs of an FP32 scope, and the results of low-precision scopes inside it."""
         if precision == "fp32":
             return "fp32", None
         return None, "fp32" if above == "fp32" else None

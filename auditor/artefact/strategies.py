@@ -79,7 +79,7 @@ def _problem(strategy: Strategy) -> str | None:
 
 @contextmanager
 def temporary_strategy(strategy: Strategy) -> Iterator[None]:
-    """Register a strategy within the body only."""
+    """Register a strategy within the `with` block only."""
     register(strategy)
     try:
         yield

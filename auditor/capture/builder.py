@@ -28,7 +28,7 @@ requires gradients."""
 class Mark:
     """Facts about an operation that its fx node lacks. calls: the enclosing module calls, outermost first. depth:
     number of module calls that were running when the operation's autocast region was entered, at least 1. in_place:
-    name of the in-place operation that the node replaces. function: the enclosing call of a torch function."""
+    name of the in-place operation that the node replaces. function: the torch function call that ran the operation."""
 
     calls: tuple[Call, ...]
     written: SourceLine | None
@@ -60,7 +60,7 @@ class Recording:
 
 
 class Builder:
-    """Adds nodes to a recording, each with the current `mark`. exact: nodes computed without floating-point values, so
+    """Adds nodes to a recording, and stores `mark` for each. exact: nodes computed without floating-point values, so
     that rounding cannot change them. fed: nodes that depend on a tensor of the batch."""
 
     def __init__(self, recording: Recording, mark: Mark) -> None:
@@ -90,8 +90,7 @@ class Builder:
         return node
 
     def constant(self, x: torch.Tensor, kind: str = "constant") -> fx.Node:
-        """Add a placeholder for a tensor that no recorded operation made, with a copy of its entries as its
-        constant."""
+        """Add a placeholder for a tensor that has the same entries in every replay, and store a copy of them."""
         node = self._placeholder(f"{kind}_{len(self.recording.constants)}", kind, x)
         self.recording.constants[node.name] = x.detach().clone()
         return node
@@ -161,7 +160,7 @@ def _outline(x: torch.Tensor) -> torch.Tensor:
 
 
 def ends(node: fx.Node, x: torch.Tensor) -> bool:
-    """Whether a tensor requires no gradient, although in a replay the result of its node would require one.
+    """Whether `x` requires no gradient, although the result of `node` would require one in a replay.
 
     False inside `no_grad`: an autograd.Function runs its forward there, but the Function's result requires a gradient.
     """
@@ -187,7 +186,7 @@ class RecordedModule(fx.GraphModule):
 @dataclass(frozen=True)
 class Binder:
     """Collects the values of a graph's placeholders from a model and a batch, in order. names: {placeholder: name of
-    the parameter or buffer}. constants: {placeholder: value}. keywords: keyword arguments of the recorded batch."""
+    the parameter or buffer}. constants: {placeholder: value}. keywords: names of the batch's keyword arguments."""
 
     order: tuple[str, ...]
     names: Mapping[str, str]
@@ -221,8 +220,7 @@ def tensor_at(model: nn.Module, path: str) -> torch.Tensor:
 
 
 def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
-    """{id of an input tensor: name of its argument of `forward`}; a tensor in a container has an index, such as
-    `x_0`."""
+    """{id of an input tensor: name of its argument of `forward`}; `x_0` is the first tensor in the container `x`."""
     args, kwargs = batch
     try:
         bound: dict[str, Any] = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)

@@ -75,7 +75,7 @@ class Calls:
 
     @contextmanager
     def watch(self, returned: Callable[[Call, Any], None]) -> Iterator[None]:
-        """In the `with` block, running calls are tracked, and `returned(call, result)` is called when a call ends."""
+        """In the `with` block, module calls are tracked; `returned(call, result)` is called when a call ends."""
         self._returned = returned
         handles = [
             register_module_forward_pre_hook(self._enter),
@@ -112,7 +112,7 @@ class Functions(TorchFunctionMode):
 
     @property
     def open(self) -> Call | None:
-        """The running torch function call; None inside a module that the function calls, or if it writes in place."""
+        """The running torch function call; None if the call writes in place, or inside a module that it calls."""
         return self._open if self._open is not None and self._open.depth == self._calls.depth() else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

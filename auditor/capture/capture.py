@@ -39,7 +39,7 @@ NOISE = 8.0
 """A replay may differ from the recorded run by this many times the difference between two replays, which is not 0 if
 operations are non-deterministic."""
 
-_PATH = "The model's Python or a shape depends on values in tensors; the audit covers only the path these inputs take."
+_PATH = "Python code or a shape depends on the values of tensors; only operations that these inputs run are audited."
 _THREADS = (
     "The model calls modules in other threads. Operations in these threads are not audited, and autocast does not "
     "reach them. To have the modules audited, call them in the thread that runs the model."
@@ -51,14 +51,14 @@ _HANDLING = (
 
 
 def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Capture:
-    """Record the model's run on its first batch as a Capture (a graph); `record_path` also returns matching batches."""
+    """Record the model's run on its first batch as a Capture: a graph with a description of every operation."""
     return record_path(subject, formats, seed).capture
 
 
 def record_path(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> ModelPath:
     """Record the model's run on its first batch, replay the graph, and compare the outputs.
 
-    formats: in each, also find the numbers in the graph that Python derives from a dtype, such as
+    formats: for each, also find the numbers in the graph that Python derives from a dtype, such as
     `torch.finfo(x.dtype).min`. The result lists all batches for which the graph is known to be valid. Raises:
     CaptureError(slug="capture-failed") if the model does not run, or if the replay fails or has other outputs;
     CaptureError(slug="nothing-to-audit") if no operation could run in another precision.
@@ -152,8 +152,8 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
     """A warning if the model keeps state between calls that changes the outputs of a later call; None otherwise.
 
     The caller has just run the model, and restores the model's state later. answer: the outputs of that run. The model
-    is first called on changed inputs, since some state has an effect only then. A cache that is filled once changes no
-    output; growing caches, counters and statistics do.
+    is first called on changed inputs, since some state affects only a call that follows other inputs. A cache that is
+    filled once changes no output; growing caches, counters and statistics do.
     """
 
     def call_model(given: Batch) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Finds functional forms of operations: without writes, with fixed random numbers and one form of cast."""
+"""Replaces operations by functional ones: without writes, with fixed random numbers, and with one form of cast."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class PinnedDraw:
 
 
 def as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """Convert any form of cast to `aten.to.dtype` with its arguments; other operations are returned as they are.
+    """Convert any form of cast to `aten.to.dtype` with its arguments; other operations are returned unchanged.
 
     The caller moves the result to another device if the recorded operation did.
     """
@@ -152,8 +152,8 @@ def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
 
 
 def is_no_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> bool:
-    """For an operation that returned its input's dtype: whether the user's code requested no cast. `x.to(device)` does
-    not, although torch adds x's dtype to its arguments."""
+    """For an operation that returned its input's dtype: whether the user's code requested no cast. `x.to(device)`
+    requests none, although torch adds x's dtype to its arguments."""
     dtype = cast_to(op, given, args, kwargs)
     return dtype is None or (op is _aten.to.dtype_layout and dtype is given[0].dtype)
 

@@ -29,8 +29,8 @@ _KEY = torch._C.DispatchKey.PreDispatch
 _AUTOCAST_KEYS = map(torch._C._dispatch_key_parse, ("AutocastCPU", "AutocastCUDA", "AutocastPrivateUse1"))
 _AUTOCAST = reduce(or_, map(torch._C.DispatchKeySet, _AUTOCAST_KEYS))
 _KEY_BELOW = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
-"""An autocast key that torch does not use. Kernels registered under it run where CUDA's autocast acts: below functorch,
-above autograd."""
+"""An autocast key that torch does not use. A kernel registered under this key runs where CUDA's autocast acts: below
+functorch, above autograd."""
 _BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")
 """A dispatch key that is active in `torch.autograd.grad(..., is_grads_batched=True)`, which uses no functorch vmap."""
 
@@ -47,8 +47,8 @@ class Handler:
     def enter(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments (for example after casts) of an operation on CUDA's autocast lists, below functorch's
-        transforms; `part` runs the operation."""
+        """Return the arguments, possibly cast, of an operation on CUDA's autocast lists, below functorch's transforms.
+        `part` then runs the operation."""
         return args, kwargs
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
@@ -68,7 +68,7 @@ def intercept(
     """
     if not _RUNNING.acquire(blocking=False):
         raise MeasureError(
-            "another run is being recorded or emulated, and torch allows only one at a time in a process: "
+            "another run is being recorded or emulated, and a process can have only one such run at a time: "
             "start this run after the other has ended.",
             slug="emulation-busy",
         )
@@ -85,7 +85,7 @@ def intercept(
 
 
 class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that sees operations before autograd and autocast; torch requires this base class for it."""
+    """A dispatch mode that sees operations before autograd and autocast; such a mode needs this base class of torch."""
 
     def __init__(self, handler: Handler) -> None:
         TorchDispatchMode.__init__(self, _KEY)  # type: ignore[no-untyped-call]
@@ -156,7 +156,7 @@ _below: list[_Parts] = []
 
 @contextmanager
 def _cast_below(parts: _Parts) -> Iterator[None]:
-    """In the `with` block, operations on CUDA's lists are seen where autocast acts: below functorch, above autograd."""
+    """In the `with` block, operations on CUDA's lists are cast where autocast acts: below functorch, above autograd."""
     if not parts.region.enabled:
         yield
         return
@@ -171,7 +171,7 @@ def _cast_below(parts: _Parts) -> Iterator[None]:
 
 @cache
 def _listen() -> tuple[torch.library.Library, ...]:
-    """Register kernels for operations on CUDA's lists, under a key that only `_cast_below` includes."""
+    """Register kernels for operations on CUDA's autocast lists, under a key that only `_cast_below` enables."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     others = torch.library.Library("_", "IMPL", _KEY_BELOW.name)  # type: ignore[no-untyped-call]
     others.fallback(torch.library.fallthrough_kernel)  # type: ignore[no-untyped-call]
@@ -218,7 +218,7 @@ _BODIES: dict[str, Callable[..., Any]] = {
     "cond": lambda pred, true_fn, false_fn, operands=(): (true_fn if pred else false_fn)(*operands),
     "while_loop": _while_loop,
 }
-"""Replacements for operators whose own kernels refuse to run while a mode is active."""
+"""Replacements for operators whose own kernels refuse to run while a dispatch mode is active."""
 
 
 def _is_transformed(tensors: list[torch.Tensor]) -> bool:

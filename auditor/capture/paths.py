@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def key_of(batch: Batch) -> tuple[int, ...]:
-    """Identifies a batch: the ids of its tensors."""
+    """A key that identifies a batch: the ids of its tensors."""
     return tuple(id(x) for x in tensors_in(batch))
 
 
@@ -48,7 +48,7 @@ def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[
 
 
 def usable(capture: Capture, subject: Subject, batches: Sequence[Batch] | None = None) -> list[Batch]:
-    """The batches, by default the calibration inputs, with the shapes and path of a batch that was recorded."""
+    """The batches whose path through the model was recorded. batches: by default the calibration inputs."""
     chosen = subject.batches if batches is None else batches
     return [batch for batch in chosen if path_of(capture, subject, batch) is not None]
 
@@ -94,8 +94,8 @@ def reach(starts: Iterable[H], following: Callable[[H], Iterable[H]]) -> list[H]
 
 
 def align(ours: Iterable[tuple[str, Hashable, S]], theirs: Iterable[tuple[str, Hashable, T]]) -> Iterator[tuple[S, T]]:
-    """Yield pairs of matching items of two runs, given as (module, key, item): within a module, items with equal keys
-    in the same order."""
+    """Yield pairs of items of two runs that match: items of one module with equal keys, in the same order. ours,
+    theirs: (module, key, item)."""
     others = _by_module(theirs)
     for module, (keys, items) in _by_module(ours).items():
         their_keys, their_items = others.get(module, ([], []))
@@ -107,7 +107,7 @@ def align(ours: Iterable[tuple[str, Hashable, S]], theirs: Iterable[tuple[str, H
 
 
 def same_operations(ours: Capture, theirs: Capture) -> dict[str, str]:
-    """{operation of one graph: the same operation in the other}, matched by module, name and line."""
+    """{operation of one graph: the same operation in the other}, matched by module, name and source line."""
     return dict(align(_operations(ours), _operations(theirs)))
 
 

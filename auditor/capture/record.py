@@ -52,7 +52,7 @@ def record(
 
     handler: runs the operations, by default as torch does. around: the autocast region of the run. A float32 region
     casts nothing, but shows which regions the user's code disables. The batch's tensors are copied; the caller must
-    restore the model's.
+    restore the model's tensors.
     """
     recording, calls = Recording(), Calls(model)
     recorder = _Recorder(recording, calls, handler or Handler(), around)
@@ -333,6 +333,6 @@ def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the generator from the arguments: the recorded Draw has its state. `generator=None` is kept: some
-    overloads require it."""
+    """Remove the generator from the arguments: the recorded Draw stores its state. `generator=None` is kept: some
+    overloads require this argument."""
     return {key: value for key, value in kwargs.items() if key != "generator" or value is None}

@@ -30,7 +30,7 @@ class Region(NamedTuple):
 
 
 class _OpenRegion(NamedTuple):
-    """An open autocast region, and torch's autocast state before. depth: number of running module calls on entry."""
+    """An open autocast region, and the autocast state before it. depth: number of running module calls on entry."""
 
     region: Any
     flags: _Flags
@@ -69,8 +69,8 @@ def entered_at() -> int:
 
 
 def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast `x` to `dtype`; in a region a weight is cast once, so that gradients of its uses are summed in low
-    precision."""
+    """Cast `x` to `dtype`. In an autocast region a weight is cast only once, so that the gradients of all its uses are
+    summed in low precision."""
     stack = _STATE.stack
     kept = x.requires_grad and x.is_leaf and x.dtype is torch.float32 and not x._is_view()
     if not kept or stack is None or not stack.entered or not torch.is_autocast_cache_enabled():

@@ -19,8 +19,8 @@ MOST_PATHS = 8
 
 @dataclass(frozen=True)
 class RecordedPaths:
-    """The recorded runs of one model, one for each path through its operations; the first batch's is first. unjudged:
-    warnings about batches whose path is not recorded."""
+    """The recorded runs of one model, one for each path through its operations; the first batch's path is first.
+    unjudged: warnings about batches whose path is not recorded."""
 
     each: tuple[ModelPath, ...]
     unjudged: tuple[str, ...] = ()

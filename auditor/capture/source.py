@@ -54,7 +54,7 @@ def written_at(outermost: CodeType) -> SourceLine | None:
     torch's.
 
     For a line of a library, the call is the user's line that called the library. For other lines outside a `forward`,
-    it is the caller's line in a `forward`, or else in the outermost function. Other source lines have no call.
+    the call is a caller's line in a `forward`, or else in the outermost function. Other source lines have no call.
 
     outermost: the function whose frame ends the search, since its callers are not the model's code.
     """

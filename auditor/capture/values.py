@@ -19,8 +19,7 @@ _aten = torch.ops.aten
 class Memory:
     """A storage. roots: tensors in it that are not views of another known tensor.
 
-    The weak reference keeps the storage's address from being reused; it survives tensors that Python freed but autograd
-    did not.
+    `storage`, a weak reference, prevents that another storage gets this address, even after Python freed the tensors.
     """
 
     address: int
@@ -30,8 +29,8 @@ class Memory:
 
 @dataclass(eq=False)
 class Entry:
-    """A tensor of the run. node: has its entries after `version` writes to the last tensor of `chain`. source, view:
-    the tensor of which it is a view, and the View."""
+    """A tensor of the run. node: computes its entries after `version` writes to the last tensor of `chain`. source,
+    view: the tensor of which it is a view, and the View."""
 
     node: fx.Node
     geometry: Geometry
@@ -96,7 +95,7 @@ class Values:
         self._entry(x)
 
     def same(self, x: torch.Tensor, other: torch.Tensor) -> None:
-        """Register `x`, which an operation returned without changing `other`, under the node of `other`."""
+        """Register `x` under the node of `other`: an operation returned `x` with the unchanged entries of `other`."""
         node = self.node_of(other)
         if address(x) is None or address(x) != address(other):
             self._add(x, Entry(node, geometry_of(x), self._memory_of(x)))

@@ -45,7 +45,7 @@ class Geometry(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """How a view was made: op(source, *args, **kwargs), or one of its results if index is set."""
+    """How a view was made: op(source, *args, **kwargs), or result number `index` of this call, if set."""
 
     op: Any
     args: tuple[Any, ...] = ()
@@ -137,7 +137,7 @@ def scatter(
 def put(
     emit: Emit, constant: Constant, whole: fx.Node, places: torch.Tensor, part: fx.Node, value: torch.Tensor
 ) -> fx.Node:
-    """A node with the entries of `whole`, in which the entries at these positions are replaced by those of `part`."""
+    """A node with the entries of `whole`, except that the entries at `places` are the entries of `part`."""
     flat = value.new_empty(value.numel())
     line = emit(_aten.reshape.default, (whole, [-1]), {}, flat)
     new = emit(_aten.reshape.default, (part, [-1]), {}, value.new_empty(places.numel()))

@@ -51,10 +51,10 @@ _IOU: Mapping[str, type | tuple[str, ...]] = {"form": ("xyxy", "xywh", "cxcywh")
 _of_one = partial(Kind, best=1.0, worst=0.0)
 
 _KINDS = (
-    Kind("rel_l2", "1", "L2 norm of the difference over the L2 norm of the reference, over all entries"),
+    Kind("rel_l2", "1", "L2 norm of the difference of all entries, divided by the L2 norm of the reference"),
     Kind("max_abs", "of the output", "largest difference of any entry"),
     Kind("mean_abs", "of the output", "mean difference of all entries"),
-    Kind("rel_max", "1", "largest difference of any entry over the largest magnitude of the reference"),
+    Kind("rel_max", "1", "largest difference of any entry, divided by the largest magnitude of the reference"),
     Kind("kl", "nats", "Kullback-Leibler divergence of the softmax of each row, mean over rows", _DIM, squares=True),
     Kind("nats", "nats", "largest difference of any entry of the log_softmax of a row", _DIM),
     Kind(
@@ -78,7 +78,7 @@ _KINDS = (
     _of_one(
         "iou",
         "1",
-        "intersection over union of each box (the last dimension, by default `xyxy`): the smallest, or their `mean`",
+        "intersection over union of each box (last dimension, by default `xyxy`): the smallest, or the `mean` of all",
         _IOU,
     ),
     Kind(
@@ -102,7 +102,7 @@ FUNCTION = Kind(
 """The error measure of a criterion that is a Python function."""
 
 FLOOR = 3.0
-"""Errors count only above this multiple of the difference between FP32 runs."""
+"""Errors count only above this multiple of the difference between repeated FP32 runs."""
 
 
 def floor_of(error: float, joint: float) -> float:
@@ -165,7 +165,7 @@ class Criterion:
         return name == wanted or name.startswith(f"{wanted}.") or ("*" in wanted and fnmatchcase(name, wanted))
 
     def holds(self, value: float) -> bool:
-        """Whether a value meets the limit; NaN does not."""
+        """Whether a value meets the limit; False for NaN."""
         return value <= self.limit if self.how.sign == AT_MOST else value >= self.limit
 
     def share(self, value: float) -> float:
@@ -299,7 +299,7 @@ def _number(value: Any, what: str) -> float:
 
 
 def _options(kind: Kind, said: str | None) -> Options:
-    """Parse the arguments in brackets: values by position, words by the argument that allows them, or `name=value`."""
+    """Parse the arguments in brackets: `name=value`, a number by its position, or a word that one argument allows."""
     result: dict[str, int | float | str] = {}
     for part in filter(None, (part.strip() for part in (said or "").split(","))):
         name, equals, text = (side.strip() for side in part.partition("="))

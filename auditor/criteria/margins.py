@@ -100,7 +100,7 @@ class Margins:
         grid of spacing h, rounding has the variance h^2 / 12. The grid moves the threshold by d, to the middle of its
         neighbors: as many decisions flip as under an error of variance pi d^2 / 2. If all entries of the candidate lie
         on the grid of FP16 or BF16, two entries closer than the grid's spacing h are often equal. Half of these
-        decisions flip, as under an error uniform in [-h, h]. This variance, h^2 / 3, exceeds two roundings' by h^2 / 6.
+        decisions flip, as under an error uniform in [-h, h]. Its variance, h^2 / 3, is h^2 / 6 above two roundings'.
         """
         theirs, moved = self._candidates(candidate), self._moved(reference, candidate)
         square = moved.square()
@@ -119,7 +119,7 @@ class Margins:
         return float(result)
 
     def size_by_step(self, reference: torch.Tensor, candidate: torch.Tensor, steps: int) -> torch.Tensor:
-        """The mean absolute change of the margins at each of the last steps of a text, divided by that of a normal error
+        """The mean absolute change of the margins at each of the last steps of a text, divided by that of normal errors
         with the root mean square change of all decisions. reference, candidate: [texts, tokens, vocabulary].
 
         An error that is independent of the margin flips as many decisions as a normal error of the same mean absolute
@@ -201,13 +201,12 @@ def find_margins(criterion: Criterion, reference: torch.Tensor) -> Margins | Non
 
 
 def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -> torch.Tensor:
-    """[rows]: expected number of chosen entries that are replaced if the margin of any two entries changes by a normal
-    error.
+    """[rows]: expected number of chosen entries that are replaced if the margins of entries change by normal errors.
 
-    inside: [rows, a], the smallest that are chosen, in falling order; outside: [rows, b], the largest that are not.
-    Errors are independent. An entry with error e remains chosen if fewer than `a` others end above it. The number of
-    entries above it is a sum of independent trials, whose distribution is built up trial by trial. The mean over e is a
-    Gauss-Hermite quadrature. change: the standard deviation of margins.
+    inside: [rows, a], the smallest chosen entries, in falling order; outside: [rows, b], the largest other entries.
+    Errors of entries are assumed independent. An entry with error e remains chosen if fewer than `a` others exceed it.
+    The number of entries above it is a sum of independent trials, whose distribution is built up trial by trial. The
+    mean over e is a Gauss-Hermite quadrature. change: the standard deviation of margins.
     """
     result = torch.zeros_like(inside[:, 0])
     if not change > 0:

@@ -39,8 +39,8 @@ class CriterionResult:
 
 @dataclass(frozen=True)
 class Criteria:
-    """A distance between outputs: the largest share that a criterion uses of its limit, or other outputs of
-    `max_error`.
+    """A distance between outputs: the largest share of its limit that any criterion uses; `max_error` limits the other
+    outputs.
 
     names: the outputs' names, if a reference has none. joint: the error measure of all outputs without a criterion.
     """

@@ -164,12 +164,12 @@ def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | Non
         if "dim" in how.takes and not -reference.dim() <= dim < reference.dim():
             return f"{criterion.measure_text} uses dimension {dim}, and {name} is {shape}"
         if kind in ("kl", "nats", "top1", "topk") and reference.shape[dim] < 2:
-            return f"{kind} compares the entries of dimension {dim}, and {name}, {shape}, has one there"
+            return f"{kind} compares the entries of dimension {dim}, and {name}, {shape}, has only one"
         if kind == "topk" and reference.shape[dim] < criterion.option("k", 1):
             return f"{criterion.measure_text} needs more entries than dimension {dim} of {name} has: {shape}"
     own = value(criterion, reference, reference)
     if math.isnan(own) and criterion.function is None:
-        return f"{criterion.measure_text} cannot be computed for {name}: its FP32 values are not finite there"
+        return f"{criterion.measure_text} cannot be computed for {name}, whose FP32 values are not finite"
     if not criterion.holds(own):
         return f"{criterion.measure_text} of {name} is {own:g} for equal outputs, which violates {criterion.limit:g}"
     return None

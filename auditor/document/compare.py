@@ -15,12 +15,13 @@ from ..records.measure import MEASURED
 from ..rulebook.rule import SEVERITIES
 
 BAND = 2.0
-"""A contribution counts as changed if it grew by more than this factor."""
+"""An operation's effect on the outputs counts as changed if it grew by more than this factor."""
 
 
 @dataclass(frozen=True)
 class VerdictChange:
-    """An operation whose verdict in one format changed. before, after: the verdicts; None in the audit without it."""
+    """An operation whose verdict in one format changed. before, after: the verdicts; None: that audit has no such
+    operation or verdict."""
 
     node: Node
     format: str
@@ -125,8 +126,8 @@ def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
 
 
 def contributions_of(audit: Audit) -> Contributions:
-    """The largest contribution of each operation of each module, to three digits. Only operations that are sensitive,
-    or would be at BAND times their contribution."""
+    """The largest contribution of each operation of each module, to three digits. Operations are included if they are
+    sensitive, or would be at BAND times their contribution."""
     if audit.contributions:
         return audit.contributions
     from ..measure.rerun import SENSITIVE_SHARE

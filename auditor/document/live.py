@@ -62,7 +62,7 @@ def select(plan: Any, name: str | None) -> tuple[Audit | None, Plan]:
 def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], str]:
     """Return the contents of plan.json, its plans that can be applied, and the name of the plan to use.
 
-    Measurements and verification results are dropped, since the model may have changed since then. Raises:
+    Measurements and verification results are dropped, since the model may have changed since the audit. Raises:
     PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan" | "no-arithmetic" | "plan-is-program").
     """
     audit, chosen = quantized_audit(file, name), name or ""

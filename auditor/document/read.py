@@ -129,7 +129,7 @@ def audit_in(plan: Any) -> Audit:
         return applicable(read_json(Path(plan)), str(plan))
     if isinstance(plan, Mapping) and "plans" in plan:
         return applicable(plan, "the plan")
-    raise PlanError("A plan is an Audit, its plans, a dict as in plan.json, or a path to the file.", slug="bad-plan")
+    raise PlanError("Pass an Audit, its plans, a dict as in plan.json, or the path of the file.", slug="bad-plan")
 
 
 def plan_called(plans: Mapping[str, Plan], name: object, others: Iterable[str] = ()) -> Plan:
@@ -141,7 +141,7 @@ def plan_called(plans: Mapping[str, Plan], name: object, others: Iterable[str] =
         raise PlanError(f"{wanted}; choose one of {', '.join([*running, *others])}.", slug="no-such-plan")
     lacking = " and ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
     raise PlanError(
-        f"{wanted}, and none can be run: torch cannot compute in {lacking}. Audit a format that it can compute in.",
+        f"{wanted}, and none can be run: torch cannot compute in {lacking}. Audit a format in which torch computes.",
         slug="no-arithmetic",
     )
 

@@ -42,7 +42,7 @@ def policy_of(capture: Capture, plan: Plan) -> Policy:
 
 
 def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> UnderPlan:
-    """Return each node's error and dtypes under a plan, on `batch`, or on the first batch of each path if several.
+    """Return each node's error and dtypes under a plan, on `batch`, or on each path's first batch if paths are several.
 
     A node whose shape changes has no error. The result is empty without a plan, for exported programs, and if an
     operation raises, for example because it does not support the format.
@@ -89,7 +89,7 @@ def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
 
 def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: torch.dtype) -> Dtypes:
     """Return the dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
-    tensors. Scalars and discrete tensors count only without other tensors. kernel: the arguments after all casts."""
+    tensors. Scalars and discrete tensors count only if there are no others. kernel: the arguments after all casts."""
     read, handed = tensors_in(policy.converted_arguments(n, (n.args, n.kwargs), value_of)), tensors_in(kernel)
     floating = [x for x in handed if x.is_floating_point() or x.is_complex()] or handed
     deciding = [x.dtype for x in floating if x.dim()] or [x.dtype for x in floating]
@@ -99,7 +99,7 @@ def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: 
 
 
 Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(FP32 values, low-precision values) -> mask of entries that a root, logarithm or division turns into Inf or NaN."""
+"""(FP32 values, low-precision values) -> mask of the entries that low precision made zero or negative."""
 
 WRONG: Mapping[str, Wrong] = {
     "vanished": lambda expected, low: (low == 0) & (expected != 0),
@@ -114,8 +114,8 @@ _Beginning = tuple[str, str]
 def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> NonFinite | None:
     """Find the first operation in a replay that returns Inf or NaN where FP32 is finite; None if no operation does.
 
-    If an output is Inf or NaN, only operations that lead to it count. If an operation raises, earlier results are
-    compared.
+    If an output is Inf or NaN, only operations that lead to it count. If an operation raises, only results before it
+    are compared.
     """
     turning = _NonFiniteTrace(capture, policy)
     try:
@@ -128,7 +128,7 @@ def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: P
 
 
 class _NonFiniteTrace:
-    """Runs FP32 and low precision together, and tracks entries that became zero, negative, Inf or NaN."""
+    """Runs the graph in FP32 and in low precision, and tracks entries that became zero, negative, Inf or NaN."""
 
     def __init__(self, capture: Capture, policy: Policy) -> None:
         self.capture, self._policy, self._row = capture, policy, FORMATS[policy.format]
@@ -196,8 +196,8 @@ class _NonFiniteTrace:
         return "underflow" if kind == "vanished" and largest < self._row.smallest_normal else "rounding"
 
     def _upstream(self, n: fx.Node, expected: torch.Tensor, turned: torch.Tensor) -> _Beginning:
-        """Name of the operation that caused Inf or NaN in `n`, and the cause. It is upstream of `n` if inputs became
-        zero or negative, else `n` itself."""
+        """Name of the operation that caused Inf or NaN in `n`, and the cause. This operation is upstream if inputs of
+        `n` became zero or negative, else `n` itself."""
         if float(expected[turned].abs().max()) > self._row.largest:
             return n.name, "overflow"
         place = row_of(n).singular

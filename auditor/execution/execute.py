@@ -66,8 +66,8 @@ class SomeLow(Semantics):
     """Computes some operations in a format and the others in FP32, for one run.
 
     inside: names of the operations that run in low precision. `round` rounds their inputs; `left` has their results,
-    converted to FP32, for other operations. held: {operation: its result in another run, whose decisions replace the
-    operation's own}. Raises: UnsupportedInFormat, or the exception of an operation, in `compute`.
+    converted to FP32, for other operations. held: {operation: its result in another run}; the discrete values in it
+    replace the operation's own. Raises: UnsupportedInFormat, or the exception of an operation, in `compute`.
     """
 
     def __init__(

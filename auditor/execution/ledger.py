@@ -63,8 +63,8 @@ class _Cast(NamedTuple):
 
 
 def forward_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
-    """Casts to fewer bits in the forward that change values of the first batch: explicit casts in a model stored in
-    more bits, and casts by the model's autocast regions that undo an upcast. Casts on one line count as one."""
+    """Casts to fewer bits in the forward that change values of the first batch: explicit casts, and casts by autocast
+    regions of the model that undo an upcast; none to the only dtype of the parameters. A line's casts count as one."""
     capture = capture.first
     loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
     nodes = [n for n in capture.graph_module.graph.nodes if n.name in capture.nodes]
@@ -73,7 +73,7 @@ def forward_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
 
 
 def _casts(capture: Capture, n: fx.Node) -> Iterator[_Cast]:
-    """The cast that an operation makes, unless it returns to a dtype in which the value was computed before."""
+    """The cast that an operation makes, unless the cast returns to a dtype in which the value was computed before."""
     node, own = capture.nodes[n.name], dtype(n)
     if row_of(n).cast and n.all_input_nodes and own is not None:
         source = n.all_input_nodes[0]

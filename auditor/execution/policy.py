@@ -1,4 +1,4 @@
-"""Decides, as the only file, where casts occur when a recorded graph runs under a choice of precisions."""
+"""Decides where casts occur when a recorded graph runs with given precisions; no other file decides about casts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PrecisionChoice:
 
 
 def choice_keeping(high: Collection[str], format: str) -> PrecisionChoice:
-    """The choice of `format` everywhere, except for the modules and functions in `high`: FP32, or FP32 output."""
+    """The choice of `format` everywhere, except for modules and functions in `high`: these run in or return FP32."""
     keep, fp32_output = dict[str, frozenset[str]](), dict[str, frozenset[str]]()
     for owner, name in filter(None, map(of_function, high)):
         if owner not in high:

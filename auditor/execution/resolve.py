@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -203,18 +203,13 @@ class _Algebra(Semantics):
         return promoted_format(floats), len(shaped) > 1 and row.autocast == "lower"
 
 
-def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[str, str]:
+def kept_low(capture: Capture, strategies: Collection[str], format: str) -> dict[str, str]:
     """{node: its low-precision format}, for nodes that run in this format under every strategy, whether all modules are
     FP32 or all in `format`.
 
     Such nodes lie in autocast regions of the model's code, or after explicit casts. If a node's result is FP32, its
     inputs' format counts: an upcast cannot restore lost bits.
     """
-    runs = [
-        resolve(Policy(capture, strategy, plain(precision), format))
-        for strategy in strategies
-        for precision in ("fp32", format)
-    ]
 
     def low_format(node: Node, resolution: Resolution) -> str | None:
         """The only low-precision format that a node computes in or reads; None if there is none, or several."""
@@ -223,12 +218,12 @@ def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[s
         read = {resolution.dtypes[source] for source in node.inputs if is_low(resolution.dtypes[source])}
         return read.pop() if len(read) == 1 and node.name in resolution.reads_low else None
 
-    result = {}
-    for name, node in capture.nodes.items():
-        formats = {low_format(node, resolution) for resolution in runs}
-        own = formats.pop()
-        if own is not None and not formats:
-            result[name] = own
+    result = dict.fromkeys(capture.nodes, "")
+    for precision in ("fp32", format):
+        for strategy in strategies if result else ():
+            resolution = resolve(Policy(capture, strategy, plain(precision), format))
+            found = {name: low_format(capture.nodes[name], resolution) for name in result}
+            result = {name: own for name, own in found.items() if own is not None and result[name] in ("", own)}
     return result
 
 

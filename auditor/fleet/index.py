@@ -59,7 +59,7 @@ def rows_of(
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """The number of audited models, and of those in each state that needs attention, in one sentence."""
+    """How many models there are, and how many of them are in each state that needs attention, in one sentence."""
     found = Counter(row.state for row in rows)
     said = [f"{found[state]:,} {words}" for state, words in STATES.items() if words and found[state]]
     return f"{count(len(rows), 'model')}: {', '.join(said) if said else 'all have a recommended plan'}."

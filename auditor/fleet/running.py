@@ -1,5 +1,5 @@
-"""Runs the audits of a fleet, each in its own process, on this machine or a Ray cluster. Stores how each ended, so that
-an interrupted fleet can continue."""
+"""Runs the audits of a fleet, each in its own process, on this machine or a Ray cluster. Stores how each audit ended,
+so that an interrupted fleet can continue."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def keep(directory: Path, outcomes: Mapping[str, Outcome]) -> None:
 
 
 def run_all(tasks: Sequence[FleetTarget], jobs: int, done: Callable[[FleetTarget, Outcome], None]) -> None:
-    """Run all audits, `jobs` in parallel; `done` is called as each one ends.
+    """Run all audits, `jobs` in parallel; `done` is called when an audit has ended.
 
     If an exception is raised, all running audits are stopped and count as not audited.
     """
@@ -120,7 +120,7 @@ def run_on_cluster(tasks: Sequence[FleetTarget], address: str, done: Callable[[F
 
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
     except ImportError as error:
-        raise AuditorError(f"--address needs ray ({error}): pip install ray, or leave it out", slug="no-ray") from error
+        raise AuditorError(f"--address needs ray ({error}): pip install ray, or omit --address", "no-ray") from error
     except (ConnectionError, ValueError, RuntimeError) as error:
         how = "start a cluster with `ray start --head`"
         raise AuditorError(f"there is no Ray cluster at {address}: {how}", slug="no-ray") from error

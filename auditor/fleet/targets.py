@@ -43,7 +43,7 @@ def read(file: Path) -> tuple[FleetTarget, ...]:
         raise _bad(file, f"unknown table {unknown!r}: a file has [[target]] tables, and [defaults] for all of them")
     entries = table.get("target")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise _bad(file, "it names no model: add a [[target]] table with name and target")
+        raise _bad(file, "the file names no model: add a [[target]] table with name and target")
     shared = _options(file, "[defaults]", table.get("defaults", {}))
     targets = [_target(file, number, entry, shared) for number, entry in enumerate(entries, 1)]
     seen: dict[str, str] = {}
@@ -59,7 +59,7 @@ def _target(file: Path, number: int, entry: Mapping[str, Any], shared: Mapping[s
     name, target = given.pop("name", None), given.pop("target", None)
     if not isinstance(name, str) or not re.fullmatch(r"[\w][\w .+-]*", name) or len(name) > SHORT or name.endswith("."):
         allowed = f"letters, digits, spaces and . _ + -, at most {SHORT} characters"
-        raise _bad(file, f"target {number} needs a name that can be a folder's: {allowed}")
+        raise _bad(file, f"target {number} needs a name that a folder can have: {allowed}")
     if not isinstance(target, str) or not target:
         raise _bad(file, f"target {name!r} has no `target`: the file or module that holds the model")
     what = f"target {name!r}"
@@ -73,7 +73,7 @@ def _target(file: Path, number: int, entry: Mapping[str, Any], shared: Mapping[s
 
 def _options(file: Path, what: str, given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise _bad(file, f"{what} is no table")
+        raise _bad(file, f"{what} must be a table")
     return by_option(given, f"{file}: {what} has an unknown option:", "bad-fleet", NOT_HERE)
 
 

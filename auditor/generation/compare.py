@@ -1,4 +1,4 @@
-"""Compares decoding under plans, and in FP32 with a rounded cache, with FP32's; summarizes the differences."""
+"""Compares decoding under a plan, or in FP32 with a rounded cache, with decoding in FP32; summarizes differences."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ class ReferenceTokens:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How tokens are chosen. seed: the seed of the sampling noise and of the model's random
-    numbers."""
+    """How tokens are chosen. seed: the seed of the sampling noise and of the model's random numbers."""
 
     steps: int
     temperature: float
@@ -77,8 +76,8 @@ class Decoding:
     def compare(
         self, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around, store: Store | None = None
     ) -> dict[str, Any]:
-        """Feed FP32's tokens to a model, one by one ("cached") and all at once ("one_pass"). Returns, by these keys,
-        [4, steps, prompts] for each batch, see `_row`.
+        """Feed FP32's tokens to a model, one by one ("cached") and all at once ("one_pass"). Returns, under each key, a
+        tensor [4, steps, prompts] for each batch, see `_row`.
 
         store: rounds the cache after each step; with `store`, the pass over all tokens, which has no cache, is omitted.
         """
@@ -105,8 +104,8 @@ class Decoding:
         return torch.stack(each, 1)
 
     def _scores(self, step: int, logits: torch.Tensor) -> torch.Tensor:
-        """Scores of which the largest is chosen: logits, with Gumbel noise at a temperature above 0. The noise depends
-        only on seed and step, so it is the same for every model. Scores have the unit of the logits."""
+        """Scores of the tokens, the largest of which is chosen: logits, plus Gumbel noise at a temperature above 0. The
+        noise depends only on seed and step, so it is the same for every model. Scores have the unit of the logits."""
         if not self.temperature:
             return logits
         generator = torch.Generator().manual_seed(self.seed + step)
@@ -200,9 +199,11 @@ def stored_caches(
 
 
 def recommend_cache(caches: Sequence[StoredCache], limits: Sequence[Criterion], *plan: TokenComparison) -> str | None:
-    """The smallest cache that, with the plan if given, meets the limits on KL and top tokens; None without limits.
+    """The smallest cache that, with the plan if given, meets the limits on KL and top tokens; None if none does, or
+    without limits.
 
-    Losses of cache and plan are added: exact to leading order for KL if independent, an overestimate for flips.
+    The errors of cache and plan are added. For KL this is exact to leading order if they are independent; for top
+    tokens it overestimates the change.
     """
     for one in sorted(caches, key=lambda one: (one.fixed_bytes + one.bytes_per_token, one.generated.kl)):
         both = (one.generated, *plan)

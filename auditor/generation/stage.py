@@ -203,10 +203,10 @@ def _of_product(node: fx.Node) -> list[fx.Node]:
 def shares(
     problem: Problem, plan: Plan, flips: Callable[[float], float | None] = lambda error: None
 ) -> tuple[float, tuple[PartShare, ...]]:
-    """A plan's first-order error, and each part's share of its square. flips: converts an error to expected flips."""
+    """A plan's first-order error, and each part's share of the squared error. flips(error): the expected flips."""
     resolution = problem.resolve(choice_from_scopes(plan.scopes))
     of, squares, counts = parts_of(problem.capture), defaultdict[str, float](float), defaultdict[str, int](int)
-    for name, square in problem.squares(resolution).items():
+    for name, square in problem.squares(resolution, problem.figures(resolution)[0]).items():
         if square > 0 and math.isfinite(square):
             squares[of[name]] += square
             counts[of[name]] += name in problem.capture.nodes

@@ -58,8 +58,8 @@ def answer(
 @contextmanager
 def _nothing_saved(asked: list[bool]) -> Iterator[None]:
     """In the `with` block, autograd saves no tensors for a backward pass, since the outputs are not differentiated.
-    Otherwise emulated low-precision products would keep a copy of every weight. asked: receives True if the forward
-    itself computes gradients."""
+    If tensors were saved, each emulated low-precision product would keep a copy of its weight. asked: receives True if
+    the forward itself computes gradients."""
 
     def refuse(_: None) -> torch.Tensor:
         asked.append(True)

@@ -1,4 +1,4 @@
-"""Random operations draw in FP32 in any precision, so that a low-precision run draws the FP32 run's numbers."""
+"""Random operations draw in FP32 in any precision, so that a low-precision run gets the same numbers as FP32."""
 
 from __future__ import annotations
 

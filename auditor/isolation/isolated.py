@@ -39,9 +39,9 @@ def isolate(*roots: Any, seed: int | None = None) -> Iterator[None]:
     far as they are reachable through lists, tuples, dicts, sets, deques, arrays, generators and objects; the random
     generators of Python, NumPy, torch and the GPUs in use; process-wide settings, see process.py. seed: initial seed of
     these generators. Not restored: state in closures, globals, classes, function caches, iterators, threads and C++
-    objects; a tensor's previous `grad_fn`. Call `backward()` in the block: tensors saved for it are overwritten
+    objects; a tensor's previous `grad_fn`. Call `backward()` in the block: tensors that autograd saved are overwritten
     afterwards. Results that the block stored in a root are removed from the root. Cost: buffers are copied at the
-    start, and other tensors too if they have at most `AT_ONCE` bytes in total, else just before an operation writes.
+    start, and other tensors too if all have at most `AT_ONCE` bytes in total, else just before an operation writes.
     Raises: AuditorError(slug="state-not-restored") if restoring fails; an exception of the block is raised instead,
     with a note.
     """
@@ -159,8 +159,7 @@ def _pairs(held: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _dict_of(owner: Any) -> dict[str, Any]:
-    """The real `__dict__`, even if the class overrides attribute access; {} if it is not a dict, and so
-    cannot be restored."""
+    """The real `__dict__`, even if the class overrides attribute access; {} if the real one is not a dict."""
     own = object.__getattribute__(owner, "__dict__")
     return own if isinstance(own, dict) else {}
 

@@ -64,7 +64,7 @@ def reseed(seed: int) -> None:
 
 
 def process_state() -> Callable[[], None]:
-    """Save the global random generators and other process-wide settings; calling the result restores them."""
+    """Save the global random generators and other process-wide settings; the returned function restores them."""
     with plain_torch():
         drawn: list[Callable[[], object]] = [
             partial(random.setstate, random.getstate()),
@@ -86,8 +86,8 @@ def process_state() -> Callable[[], None]:
 
 
 ENOUGH = 3_000
-"""Lowest recursion limit during a run: a module call takes three Python calls, more while it is recorded. The C++ stack
-allows this many."""
+"""Lowest recursion limit during a run: a module call takes three Python calls, and more while a run is recorded. The
+C++ stack is large enough for this limit."""
 
 
 def flags() -> dict[str, Any]:
@@ -177,7 +177,7 @@ def _flag(name: str) -> Any:
 def _set_flags(wanted: Flags) -> None:
     """Set the flags that differ, each after the flags it depends on.
 
-    Torch's own test utilities freeze the flags: they then change only through an internal context.
+    Torch's own test utilities freeze the flags; frozen flags change only in an internal context manager of torch.
     """
     opened: Any = getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)
     with opened():
@@ -199,14 +199,14 @@ def _set_flag(name: str, value: Any) -> None:
 
 
 def _set_environment(wanted: dict[str, str]) -> None:
-    """Restore only the environment variables that differ: torch's compiler sets its cache directory on import."""
+    """Restore the environment variables that differ; torch's compiler, for example, sets one when it is imported."""
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
     os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
 
 
 def _set_filters(wanted: list[Any]) -> None:
-    """Restore the warning filters only if different: any change makes Python repeat warnings that it showed once."""
+    """Restore the warning filters. Python then repeats warnings, so the caller does this only if the filters differ."""
     warnings.filters[:] = wanted  # type: ignore[index]
     warnings._filters_mutated()  # type: ignore[attr-defined]
 

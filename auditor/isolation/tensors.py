@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from ..trees import tensors_in
 
 AT_ONCE = 4 << 20
-"""Bytes in total up to which all tensors are copied at the start. Above it, a tensor is copied before its first write,
-and watching for writes slows down every operation."""
+"""Bytes in total up to which all tensors are copied at the start. Above this size, a tensor is copied before its first
+write, and watching for writes slows down every operation."""
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -82,8 +82,7 @@ class StorageCopies:
         self._known.update((storage._cdata, (storage, storage.nbytes())) for storage in memory(tensor))
 
     def saved_before_written(self) -> AbstractContextManager[object]:
-        """A context manager for code that may write: it copies storages at once or, above `AT_ONCE`
-        bytes in total, just before a write."""
+        """A context manager that copies storages at once or, above `AT_ONCE` bytes, before their first write."""
         pending = {key: known for key, known in self._known.items() if key not in self._copies}
         if sum(size for _, size in pending.values()) > AT_ONCE:
             return _SaveBeforeWrite(self._before_written)
@@ -152,7 +151,7 @@ _Frames.set_code_exec_strategy(_SaveBeforeWrite.__torch_dispatch__.__code__, _al
 
 @cache
 def written_by(func: Any) -> tuple[tuple[int, str], ...] | None:
-    """Position and name of every argument to which `func` may write; None: to any of them.
+    """Position and name of every argument to which `func` may write; None if it may write to any argument.
 
     Includes writes that schemas omit: running statistics of older batch norms, collectives of c10d, and operations
     whose name ends in an underscore.

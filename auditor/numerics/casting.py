@@ -1,4 +1,4 @@
-"""Rounds tensors to a format: to torch's dtype if torch computes in it, otherwise to float32 with the format as tag."""
+"""Rounds tensors to a format: in torch's dtype if torch computes in it, otherwise in float32 with a tag."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SINGLE = 23
 def round_to(x: torch.Tensor, name: str) -> torch.Tensor:
     """Round `x` to nearest even in the format `name`; the result is float32.
 
-    Shapes: [*] -> [*]. Beyond the format's range: inf, or the largest value if the format has no inf. NaN stays NaN.
+    Shapes: [*] -> [*]. Larger numbers than the format has become inf, or its largest if it has no inf. NaN stays NaN.
     """
     return round_in(x, FORMATS[name])
 
 
 def round_in(x: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Round `x` in a format that need not be registered; see `round_to`."""
+    """Like `round_to`, but for a Format, which need not be registered."""
     if fmt.name == "fp32":
         return x.float()
     if fmt.overflows_to == "largest":
@@ -45,8 +45,8 @@ def round_in(x: torch.Tensor, fmt: Format) -> torch.Tensor:
 
 
 _MARK = "_carried_format"
-"""Attribute that tags a float32 tensor with a format in which torch does not compute. Results of operations on such a
-tensor have no tag: the caller adds it to them."""
+"""Attribute that tags a float32 tensor with a format in which torch does not compute. Results of operations on a tensor
+with a tag have none: the caller adds the tag."""
 
 
 def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:
@@ -82,7 +82,7 @@ def format_in(x: torch.Tensor) -> Format | None:
 
 
 def asked_for(dtype: torch.dtype | Format | None) -> Format | None:
-    """The format that a dtype argument requests: the Format itself, or the format of a torch dtype."""
+    """The format that a dtype argument requests: the Format itself, or the format of a torch dtype; None for others."""
     return format_of(dtype) if isinstance(dtype, torch.dtype) else dtype
 
 
@@ -126,8 +126,7 @@ def round_tree(tree: Any, row: Format) -> Any:
 
 
 def scalars_lowered(tree: Any) -> Any:
-    """Cast zero-dimensional tensors to the FP16 or BF16 dtype of the tensors with dimensions; unchanged if these have
-    several dtypes.
+    """Cast zero-dimensional tensors to FP16 or BF16 if that is the only floating-point dtype of the other tensors.
 
     torch ignores scalars in type promotion; CUDA's kernels load scalars in the promoted dtype, so that a scale of 1e5
     is infinite next to FP16 values, while a CPU multiplies in float32. Source: ATen/native/cuda/Loops.cuh

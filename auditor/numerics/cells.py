@@ -8,6 +8,7 @@ round their results.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,11 +28,11 @@ def is_fused_cell(target: Callable[..., Any]) -> bool:
 
 
 def run_cell(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """Run one step on half-precision tensors on a CPU. Shapes: like `aten.gru_cell` and `aten.lstm_cell`."""
+    """Run one step of a GRU or LSTM on half-precision tensors on a CPU, with the arguments of its ATen operation."""
     given = widen(arguments_of(target, args, kwargs))
     states = _several(given["hx"])
-    from_input = _product(given["input"], given["w_ih"], given.get("b_ih"), row)
-    from_state = _product(states[0], given["w_hh"], given.get("b_hh"), row)
+    from_input = _product(given["input"], given["w_ih"].mT, given.get("b_ih"), row)
+    from_state = _product(states[0], given["w_hh"].mT, given.get("b_hh"), row)
     result = round_tree(STEPS[operation_of(target).name.removesuffix("_cell")](from_input, from_state, states), row)
     return result if len(result) > 1 else result[0]
 
@@ -43,50 +44,58 @@ def run_layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     rows, sizes = _rows(given)
     ways, params = 1 + given["bidirectional"], given["params"]
     each = len(params) // (given["num_layers"] * ways)
-    lasts = []
+    step, back, lasts = STEPS[operation_of(target).name], _backwards(sizes), []
     for layer in range(given["num_layers"]):
         if layer and given["train"]:  # in the format: random numbers depend on the dtype
             rows = widen(torch.dropout(round_tree(rows, row), given["dropout"], True))
-        outputs = []
-        for index in range(layer * ways, (layer + 1) * ways):
-            states = tuple(x[index] for x in _several(given["hx"]))
-            weights = params[index * each : (index + 1) * each]
-            way = _Way(STEPS[operation_of(target).name], weights, given["has_biases"], row)
-            output, last = way.run(rows, sizes, states, backwards=index > layer * ways)
-            outputs.append(output)
-            lasts.append(last)
-        rows = torch.cat(outputs, -1)
+        these = slice(layer * ways, (layer + 1) * ways)
+        of_ways = [params[i * each : (i + 1) * each] for i in range(these.start, these.stop)]
+        weights = [torch.stack(one) for one in zip(*of_ways, strict=True)]
+        both = torch.stack([rows, rows[back]][:ways])
+        outputs, last = _run_ways(
+            step, both, sizes, tuple(x[these] for x in _several(given["hx"])), weights, given, row
+        )
+        rows = torch.cat([outputs[0], *(x[back] for x in outputs[1:])], -1)
+        lasts.append(last)
     if "input" in given:
         rows = rows.view(len(sizes), sizes[0], rows.shape[-1])
         rows = rows.transpose(0, 1) if given["batch_first"] else rows
-    return round_tree((rows, *(torch.stack(states) for states in zip(*lasts, strict=True))), row)
+    return round_tree((rows, *(torch.cat(states) for states in zip(*lasts, strict=True))), row)
 
 
-class _Way:
-    """Runs one direction of one recurrent layer in float32, on values rounded to the format."""
+def _run_ways(
+    step: _Step,
+    rows: Tensor,
+    sizes: Sequence[int],
+    states: _States,
+    weights: list[Tensor],
+    given: dict[str, Any],
+    row: Format,
+) -> tuple[Tensor, _States]:
+    """Outputs of all steps, and final states of a layer. rows: [directions, rows of all steps, features]; sizes: number
+    of rows in each step; states: [directions, batch, features]."""
+    of_input, of_state, *others = (x.mT.contiguous() if x.dim() == 3 else x.unsqueeze(1) for x in weights)
+    biases: Sequence[Tensor | None] = others[:2] if given["has_biases"] else (None, None)
+    outputs = []
+    for from_input in torch.split(_product(rows, of_input, biases[0], row), list(sizes), 1):
+        size = from_input.shape[1]
+        ended = size < states[0].shape[1]
+        now = tuple(x[:, :size] for x in states) if ended else states
+        from_state = _product(now[0], of_state, biases[1], row)
+        result = tuple(round_to(x, row.name) for x in step(from_input, from_state, now))
+        for weight in others[2:] if given["has_biases"] else others:
+            result = (_product(result[0], weight, None, row), *result[1:])
+        outputs.append(result[0])
+        if ended:  # sequences that have ended keep their last state
+            result = tuple(torch.cat((x, y[:, size:]), 1) for x, y in zip(result, states, strict=True))
+        states = result
+    return torch.cat(outputs, 1), states
 
-    def __init__(self, step: _Step, weights: Sequence[Tensor], biased: bool, row: Format) -> None:
-        self._step, self._row = step, row
-        self._of_input, self._of_state, *others = weights
-        self._biases: Sequence[Tensor | None] = others[:2] if biased else (None, None)
-        self._projection = others[2:] if biased else others
 
-    def run(self, rows: Tensor, sizes: Sequence[int], states: _States, backwards: bool) -> tuple[Tensor, _States]:
-        """Outputs of all steps and final states. rows: inputs of all steps, concatenated; sizes: number of rows in each
-        step."""
-        entering = torch.split(_product(rows, self._of_input, self._biases[0], self._row), list(sizes))
-        outputs, steps = [], list(zip(entering, sizes, strict=True))
-        for from_input, size in reversed(steps) if backwards else steps:
-            now = tuple(state[:size] for state in states)
-            from_state = _product(now[0], self._of_state, self._biases[1], self._row)
-            result = tuple(round_to(x, self._row.name) for x in self._step(from_input, from_state, now))
-            for weight in self._projection:
-                result = (_product(result[0], weight, None, self._row), *result[1:])
-            outputs.append(result[0])
-            if size < states[0].shape[0]:  # sequences that have ended keep their last state
-                result = tuple(torch.cat((x, y[size:])) for x, y in zip(result, states, strict=True))
-            states = result
-        return torch.cat(outputs[::-1] if backwards else outputs), states
+def _backwards(sizes: Sequence[int]) -> Tensor:
+    """Permutation of the rows that reverses the steps of every sequence. sizes: number of rows in each step."""
+    starts, length = [0, *accumulate(sizes)], [sum(size > i for size in sizes) for i in range(sizes[0])]
+    return torch.tensor([starts[length[i] - 1 - t] + i for t, size in enumerate(sizes) for i in range(size)])
 
 
 def _rows(given: dict[str, Any]) -> tuple[Tensor, list[int]]:
@@ -102,8 +111,8 @@ def _several(states: Tensor | Sequence[Tensor]) -> _States:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, row: Format) -> Tensor:
-    """The rounded product, with the bias added afterwards in float32."""
-    result = round_to(torch.nn.functional.linear(x, weight), row.name)
+    """The rounded product of rows and a transposed weight, with the bias added afterwards in float32."""
+    result = round_to(x @ weight, row.name)
     return result if bias is None else result + bias
 
 

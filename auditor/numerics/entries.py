@@ -13,8 +13,8 @@ _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 def entries(x: torch.Tensor) -> torch.Tensor:
     """The entries of `x` as a real, strided tensor; `x` itself if it is one, except that FP8 becomes float32.
 
-    Shapes: [*] -> [*]; complex numbers become pairs, [*, 2]. Of a sparse tensor, the stored entries; of a nested
-    tensor, the entries of all parts, concatenated.
+    Shapes: [*] -> [*]; complex numbers become pairs, [*, 2]. A sparse tensor gives its stored entries; a nested tensor
+    gives the entries of all parts, concatenated.
     """
     if x.is_nested:
         parts = [part.reshape(-1) for part in x.unbind()]
@@ -66,6 +66,6 @@ def finite(x: torch.Tensor) -> torch.Tensor:
 
 
 def all_finite(x: torch.Tensor) -> bool:
-    """Whether no entry is Inf or NaN; reads them once, about twenty times as fast as `isfinite().all()`."""
+    """Whether no entry is Inf or NaN; one pass over the entries, about twenty times as fast as `isfinite().all()`."""
     x = entries(x)
     return not x.numel() or bool(torch.stack(torch.aminmax(x)).isfinite().all())

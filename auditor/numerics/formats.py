@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 NAME = re.compile(r"[a-z]+[0-9][a-z0-9_]*")
-"""Pattern of format names. The digit distinguishes them from other keys in JSON documents."""
+"""Pattern of format names. The digit in a format's name distinguishes it from other keys in JSON documents."""
 
 _WIDEST_MANTISSA, _LEAST_EXPONENT, _LARGEST = 22, -126, 3.4028234663852886e38
 _WIDE = 4
@@ -233,7 +233,7 @@ def _storage_problem(row: Format) -> str | None:
     if not isinstance(dtype, torch.dtype):
         return f"torch has no type {row.storage!r}"
     if not _holds(dtype, row):
-        return f"{row.storage} represents other numbers: leave storage out, and values are rounded by the row"
+        return f"{row.storage} represents other numbers: leave storage out, and the audit rounds to the format itself"
     if not row.native:
         return None
     taken = format_of(dtype)

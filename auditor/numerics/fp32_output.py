@@ -12,7 +12,7 @@ FACTORS = {"linear": (0, 1), "matmul": (0, 1), "mm": (0, 1), "bmm": (0, 1), "add
 
 
 class _Product(torch.autograd.Function):
-    """`torch.mm` or `torch.bmm` with FP32 output. torch defines no derivative for them. As under autocast, this class
+    """`torch.mm` or `torch.bmm` with FP32 output, for which torch defines no derivative. As under autocast, this class
     rounds the gradient to the factors' dtype."""
 
     @staticmethod
@@ -32,7 +32,7 @@ class _Product(torch.autograd.Function):
 
 def multiply(name: str, function: Callable[..., Any], low: Any, widen: Callable[[Any], Any]) -> torch.Tensor:
     """The FP32 result of a matrix product of low-precision inputs. low: the arguments (args, kwargs) in low precision.
-    widen: converts them to FP32.
+    widen: converts these arguments to FP32.
 
     A GPU uses torch.mm(..., out_dtype=torch.float32). A CPU has no such kernel, and multiplies the rounded inputs in
     FP32: products of two FP16 or BF16 numbers are exact in FP32, so only the order of the sum differs.

@@ -47,7 +47,7 @@ def histogram_of(x: torch.Tensor) -> Magnitudes:
 
 
 def magnitudes_of(x: torch.Tensor) -> Magnitudes:
-    """`histogram_of` the tensor, plus its relative L2 rounding errors in FP16 and BF16."""
+    """The result of `histogram_of`, plus the tensor's relative L2 rounding errors in FP16 and BF16."""
     result = histogram_of(x)
     if not result.max_abs:
         return result
@@ -88,7 +88,7 @@ def merge_magnitudes(parts: Iterable[Magnitudes]) -> Magnitudes:
 
 
 def significant(histogram: Magnitudes) -> Magnitudes:
-    """One tensor's histogram without entries that even FP32 loses next to the largest entry.
+    """One tensor's histogram without the entries that even FP32 loses when it adds them to the largest entry.
 
     Saturated outputs leave gradients of 1e-30 next to gradients of 1e-3: no format needs to represent the smaller ones.
     """
@@ -126,8 +126,8 @@ def largest_scale(histogram: Magnitudes, fmt: Format) -> float:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Difference between a candidate and a reference. error: relative L2. max_ulp: the largest |c - r| in units of the
-    spacing at r.
+    """Difference between a candidate and a reference. error: relative L2. max_ulp: the largest difference of an entry,
+    in units of the format's spacing at the reference.
 
     overflow, nan: number of finite entries that became Inf and NaN. underflow, subnormal: shares of the non-zero
     entries that became zero, or smaller than the smallest normal number.
@@ -155,14 +155,14 @@ class Profile:
         return 0.0 if self.range.nonfinite else self.range.norm / math.sqrt(max(self._float.numel(), 1))
 
     def rounding(self, fmt: Format) -> Deviation:
-        """The deviation of the tensor rounded to `fmt` from the tensor; cached."""
+        """How the tensor changes when it is rounded to `fmt`; cached."""
         if fmt.name not in self._roundings:
             self._roundings[fmt.name] = self.deviation(in_format(self._float, fmt), fmt)
         return self._roundings[fmt.name]
 
     def error(self, candidate: torch.Tensor) -> float:
-        """Relative L2 error of a candidate. If infinite entries of the tensor became finite, only finite entries
-        count."""
+        """Relative L2 error of a candidate. If it is infinite and the tensor has Inf or NaN, it is computed again over
+        the tensor's finite entries."""
         gaps = (low.float() - r for r, low in runs(self._float, candidate.detach()))
         return self._relative(sum(map(sum_of_squares, gaps)), candidate)
 

@@ -43,8 +43,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     zero-dimensional tensor is rounded first if the others are in low precision. Other operations run natively in half
     precision, so that intermediate rounding is included. On a GPU everything runs natively. In a format without native
     arithmetic, the operation computes in float32 and its result is rounded. Raises: UnsupportedInFormat if CUDA has no
-    half kernel, a literal does not fit, dtypes are mixed, or the operation raises in half
-    precision.
+    half kernel, a constant is out of range, dtypes are mixed, or the operation raises in half precision.
     """
     tensors = tensors_in((args, kwargs))
     asked = any(isinstance(value, Format) for value in (*args, *kwargs.values()))
@@ -120,7 +119,7 @@ def _refuse_mixed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 def _reason(name: str, row: Format, error: BaseException) -> str:
     text = first_line(error)
     if _TOO_WIDE in text:
-        return f"{name} has a literal that does not fit {row.storage}"
+        return f"{name} has a constant outside the range of {row.storage}"
     if _NO_KERNEL.search(text):
         return f"{name} has no {row.storage} kernel here ({text[:120]})"
     return f"{name}: {text[:160]}"
@@ -151,7 +150,7 @@ def is_product(target: Callable[..., Any]) -> bool:
 
 
 def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
-    """The format of torch's type promotion. given: (format, whether it is a scalar) of each tensor, at least one.
+    """The format that torch's type promotion gives. given: (format, whether a scalar) of each tensor, at least one.
 
     Scalars count only if all are scalars. Two different low-precision formats promote to float32.
     """
@@ -161,7 +160,7 @@ def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
 
 
 def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute `target(*args, **kwargs)` in float32, and round to the format of type promotion."""
+    """Compute `target(*args, **kwargs)` in float32, and round the result to the format that type promotion gives."""
     row = _result(operation_of(target), args, kwargs)
     wide = wait_for_result(target, target(*_wide(args), **_wide(kwargs)))
     if row is None or not row.low:

@@ -103,7 +103,7 @@ def loss_of(before: torch.Tensor, after: torch.Tensor) -> Loss | None:
 
 
 def disagreement(reference: torch.Tensor, candidate: torch.Tensor) -> float:
-    """Share of entries of a discrete tensor (indices, masks) that differ. Empty -> 0.0."""
+    """Share of entries of a discrete tensor (indices, masks) that differ; 0.0 for an empty tensor."""
     if reference.numel() == 0:
         return 0.0
     return float((reference != candidate).double().mean())
@@ -124,7 +124,8 @@ def comparable_pairs(
     Raises: MeasureError(slug="shape-mismatch") if numbers of tensors or shapes differ.
     """
     if len(reference) != len(candidate):
-        raise MeasureError(f"{len(reference)} outputs compared with {len(candidate)}.", slug="shape-mismatch")
+        counts = f"{len(reference)} output tensors were compared with {len(candidate)}"
+        raise MeasureError(f"{counts}: the number of outputs must not depend on the precision.", slug="shape-mismatch")
     pairs = [pair for r, c in zip(reference, candidate, strict=True) for pair in _comparable(r, c)]
     for r, c in pairs:
         if r.shape != c.shape:

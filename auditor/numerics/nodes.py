@@ -144,7 +144,7 @@ def dtype(node: fx.Node) -> torch.dtype | None:
 
 
 def arguments_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], defaults: bool = False) -> dict[str, Any]:
-    """A call's arguments by the names in the op's schema, with its defaults if asked for; without a schema, `kwargs`."""
+    """A call's arguments by their names in the schema; `kwargs` if there is none. defaults: include default values."""
     listed = _schema_arguments(target)
     omitted = {a.name: a.default_value for a in listed if defaults and a.has_default_value()}
     return omitted | dict(zip((a.name for a in listed), args, strict=False)) | dict(kwargs)

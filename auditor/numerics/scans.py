@@ -47,7 +47,7 @@ def _is_in_place(target: Callable[..., Any]) -> bool:
 
 
 def run_scan(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """A running sum or product of half-precision tensors on a CPU, rounded like on CUDA; torch's gradients are kept."""
+    """A running sum or product of half-precision tensors on a CPU, rounded like on CUDA; its gradient is torch's."""
     if _is_in_place(target):
         base = overload_named(f"aten.{operation_of(target).packet}.default")
         return args[0].copy_(run_scan(base, args, kwargs, row))
@@ -105,7 +105,7 @@ def _in_order(rows: Tensor, combine: _Combine) -> Tensor:
 
 
 def _in_tiles(rows: Tensor, combine: _Combine, neutral: float) -> Tensor:
-    """Sklansky's network, tile by tile; the running total joins each tile's first entry. Shape: [rows, length]."""
+    """Sklansky's network, tile by tile; each tile's first entry includes the total so far. Shape: [rows, length]."""
     count, length = rows.shape
     # log2 of the threads per row: `get_log_num_threads_x_inner_scan`, whose unsigned difference wraps around
     wanted = _THREADS_LOG + (length - 1).bit_length() - (count - 1).bit_length()

@@ -25,7 +25,7 @@ LARGE = 1 << 20
 
 MADV_PAGEOUT = 21
 _files: dict[int, StorageWeakRef] = {}
-"""Storages in files by address; a freed storage's address may be reused."""
+"""{address: weak reference to the storage in a file}; a freed storage's address may be reused."""
 
 _FIXED = "resize storage that is not resizable"
 """torch's message when an operation enlarges a tensor beyond its file."""
@@ -144,7 +144,7 @@ def laid_as(x: Tensor, storage: torch.UntypedStorage) -> Tensor:
 
 @cache
 def _is_looked_into(func: Any) -> bool:
-    """Whether autograd records the parts of an operation: a user-defined one without a registered derivative."""
+    """Whether autograd records an operation's parts: if it is user-defined and has no registered derivative."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     own = isinstance(func, torch._ops.OpOverload) and not is_torchs_own(func)
     return own and not any(has(func.name(), key) for key in ("Autograd", "AutogradCPU"))

@@ -1,4 +1,4 @@
-"""A limit on resident memory: mapped files are dropped when this process approaches it."""
+"""A limit on resident memory: mapped files are dropped when this process approaches the limit."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Limit:
 
 @contextmanager
 def resident_limit(size: int | None) -> Iterator[Limit | None]:
-    """In the `with` block, the process keeps below `size` resident bytes, if operations' results take its memory.
+    """In the `with` block, keep the process below `size` resident bytes, as far as results of operations fill them.
 
     size: None for no limit. Raises: AuditorError(slug="memory-too-small"); AuditorError(slug="no-paging") if the system
     does not report a process's memory; DiskError if the block failed for lack of disk space.

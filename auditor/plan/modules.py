@@ -11,9 +11,9 @@ from ..numerics.formats import FORMATS
 from ..paths import FP32_OUTPUT
 from ..records import Plan, ScopeChoice
 from ..resources import table
-from .costs import cast_seconds, seconds
-from .outputs import cost_of, outputs_of, without_effect
-from .problem import Problem, timed_in
+from .costs import cast_seconds
+from .outputs import outputs_of, without_effect
+from .problem import Problem
 from .search import FORBIDDEN, MOST_OFF, Candidate, Space
 
 VISITS = 20_000
@@ -148,17 +148,17 @@ def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
     if high in known:
         return known[high]
     resolution = problem.resolve(choice_keeping(high, problem.format))
-    squares, formats = problem.squares(resolution), {name: timed_in(resolution, name) for name in costs}
+    own, took, low_flops, stored = problem.figures(resolution)
+    squares = problem.squares(resolution, own)
     # Autocast caches cast weights, so only casts of activations take time.
     cast = costs.keys() & {source for typed in resolution.nodes.values() for source in typed.cast}
     elapsed = cast_seconds(sum(problem.elements[name] for name in cast), problem.format, problem.device)
-    elapsed += sum(seconds(cost_of(problem, name, resolution), fmt, problem.device) for name, fmt in formats.items())
-    cost = problem.price(resolution, elapsed)
+    elapsed += float(took.sum())
+    cost = problem.price(resolution, elapsed, float(stored.sum()))
     # changes of precision: scopes that differ from the scope above, and products with FP32 output
     changes = sum((owner in high) != (above in high) for owner, above in problem.energy.tree.items())
     changes += sum(path.endswith(FP32_OUTPUT) for path in high)
-    error = math.sqrt(max(sum(squares.get(name, 0.0) for name in path) for path in problem.paths))
-    flops = max(sum(cost.flops for cost in costs.values()), 1)
-    low_flops = sum(costs[name].flops for name, fmt in formats.items() if FORMATS[fmt].low) / flops
-    known[high] = Candidate(high, error, cost + problem.island * changes, cost, elapsed, low_flops)
+    error = math.sqrt(max(sum(square for name, square in squares.items() if name in path) for path in problem.paths))
+    share = float(low_flops.sum()) / max(sum(cost.flops for cost in costs.values()), 1)
+    known[high] = Candidate(high, error, cost + problem.island * changes, cost, elapsed, share)
     return known[high]

@@ -9,17 +9,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..artefact.base import Strategy
 from ..artefact.strategies import strategy_of
 from ..capture.paths import reach
 from ..execution.execute import readers_of
 from ..execution.policy import Layout, Policy, choice_keeping, plain
-from ..execution.resolve import Resolution, Resolver, kept_low
+from ..execution.resolve import NodeType, Resolution, Resolver, kept_low
 from ..numerics.formats import FORMATS
 from ..numerics.operations import operation
 from ..paths import function_in, nearest_above, of_function
 from ..records import Capture, Contribution, MemoryUse, Node, Placeholder, Verdict
-from .costs import TIE, Cost, cast_seconds, elements_of, memory_of, price, traffic_seconds
+from .costs import TIE, Cost, cast_seconds, elements_of, memory_of, price, seconds, traffic_seconds
 from .outputs import cost_of, fails_by_inputs, products_of
 from .search import FORBIDDEN, Candidate, Energy
 
@@ -136,17 +139,17 @@ def energy_of(problem: Problem) -> Energy:
                 exchange(decides[name], consumer, name)
     for owner in problem.lowest.raised:
         charge(owner, 0.0, 0.0, FORBIDDEN)
-    for name in problem.rounded_values(resolution):
+    for name, square in problem.cast_squares(resolution).items():
         casting = resolution.lowered.get(name) or users.get(name, [])
         maker = decides.get(name, "")  # the graph's output is in no scope: the value's producer casts it
         readers = {decides.get(user, maker) for user in casting}
         if name in entering:  # the root rounds its inputs; if it does not, the scopes that read them do
-            charge("", 0.0, 0.0, problem.cast_square(resolution, name))
+            charge("", 0.0, 0.0, square)
             for owner in readers - {""}:
                 exchange("", owner, name)
             continue
         for owner in readers:
-            charge(owner, 0.0, 0.0, problem.cast_square(resolution, name) / len(readers))
+            charge(owner, 0.0, 0.0, square / len(readers))
     for name, owners in readers_of(problem.capture).items():
         low, high = (problem.stored_price(name, precision) for precision in (problem.format, "fp32"))
         for owner in owners if resolution.low(name) else ():
@@ -218,10 +221,18 @@ class Problem:
         return [place for place in self.capture.placeholders if place.kind in self.how.stores - {"input"}]
 
     @cached_property
-    def paths(self) -> Sequence[Sequence[str]]:
+    def paths(self) -> Sequence[frozenset[str]]:
         """For each path through the model, the names of its nodes and placeholders."""
         captures = [path.capture for path in self.capture.paths] or [self.capture]
-        return [(*one.nodes, *(place.name for place in one.placeholders)) for one in captures]
+        return [frozenset((*one.nodes, *(place.name for place in one.placeholders))) for one in captures]
+
+    @cached_property
+    def _typed(self) -> dict[str, NodeType | None]:
+        return dict.fromkeys((*self.costs, *(place.name for place in self.stored)))
+
+    @cached_property
+    def _figures(self) -> NDArray[np.float64]:
+        return np.zeros((4, len(self._typed)))
 
     energy = cached_property(energy_of)
     lowest = cached_property(find_lowest)
@@ -255,19 +266,44 @@ class Problem:
         of_byte = traffic_seconds(1, self.device) if self.objective == "memory" else self.how.seconds_per_byte
         return of_byte * self.elements[name] * FORMATS[precision].bytes
 
-    def price(self, resolution: Resolution, elapsed: float) -> float:
-        """Price of a choice without the price of changes of precision. elapsed: predicted seconds of one forward."""
+    def price(self, resolution: Resolution, elapsed: float, stored: float) -> float:
+        """Price of a choice without the price of changes of precision. elapsed: predicted seconds of one forward.
+        stored: price of storing its weights."""
         if self.objective == "memory":
             needed = self.memory(resolution)
             return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
-        formats = {place.name: self.format if resolution.low(place.name) else "fp32" for place in self.stored}
         kernels = elapsed if self.objective == "time" else sum(self.node_price(name, resolution) for name in self.costs)
-        return kernels + sum(self.stored_price(name, fmt) for name, fmt in formats.items())
+        return kernels + stored
 
-    def squares(self, resolution: Resolution) -> dict[str, float]:
-        """{node or placeholder: squared error that it adds to a choice}, including the rounding of its result."""
-        result = {name: self.cast_square(resolution, name) for name in self.rounded_values(resolution)}
-        return result | {n: result.get(n, 0.0) + self.node_square(resolution, n) for n in self.capture.nodes}
+    def figures(self, resolution: Resolution) -> NDArray[np.float64]:
+        """[4, nodes and stored tensors]: squared error, predicted seconds, low-precision FLOPs, price of storage.
+
+        The array is reused: only what has other dtypes than in the last choice of precisions is computed again.
+        """
+        for i, (name, known) in enumerate(self._typed.items()):
+            if (typed := resolution.nodes[name]) is not known:
+                self._typed[name], self._figures[:, i] = typed, self._figures_of(resolution, name)
+        return self._figures
+
+    def _figures_of(self, resolution: Resolution, name: str) -> tuple[float, float, float, float]:
+        if name not in self.costs:
+            return 0.0, 0.0, 0.0, self.stored_price(name, self.format if resolution.low(name) else "fp32")
+        cost, fmt = cost_of(self, name, resolution), timed_in(resolution, name)
+        low_flops = cost.flops if FORMATS[fmt].low else 0
+        return self.node_square(resolution, name), seconds(cost, fmt, self.device), low_flops, 0.0
+
+    def squares(self, resolution: Resolution, own: NDArray[np.float64]) -> dict[str, float]:
+        """{node or placeholder: squared error that it adds to a choice}, including the rounding of its result; values
+        that add nothing may be missing. own: squared errors from `figures`."""
+        result = self.cast_squares(resolution)
+        return result | {n: result.get(n, 0.0) + x for n, x in zip(self._typed, own.tolist(), strict=True) if x}
+
+    def cast_squares(self, resolution: Resolution) -> dict[str, float]:
+        """{value that is rounded once: squared error of its rounding}: FP32 values cast for an operation, weights and
+        inputs stored low."""
+        stored = [p.name for p in self.capture.placeholders if resolution.low(p.name)]
+        names = (name for name in (*resolution.lowered, *stored) if self.contribution(name, self.format))
+        return {name: self.cast_square(resolution, name) for name in names}
 
     def memory(self, resolution: Resolution) -> MemoryUse:
         """Predicted memory of one forward, see costs.memory_of."""
@@ -324,8 +360,3 @@ class Problem:
         formats = {self.computed_in(resolution, reader) for reader in readers} or {self.format}
         result = [contribution for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
         return min(max((contribution.cast**2 for contribution in result), default=0.0), FORBIDDEN)
-
-    def rounded_values(self, resolution: Resolution) -> list[str]:
-        """Names of FP32 values that are rounded once: those cast for an operation, or weights and inputs stored low."""
-        stored = [p.name for p in self.capture.placeholders if resolution.low(p.name)]
-        return [name for name in (*resolution.lowered, *stored) if self.contribution(name, self.format)]

@@ -40,8 +40,8 @@ class Loss:
 class SilentCast:
     """A cast to fewer bits that the user did not request. kind: a key of rulebook.findings.SILENT.
 
-    names: parameters and buffers; for an operation, modules. file, line: of its code; file "": unknown. before, after:
-    dtypes by torch's names; loss: None if the values before the cast are unknown. node: the operation, if any.
+    names: parameters and buffers; for an operation, modules. file, line: place of the cast; file "": unknown. before,
+    after: dtypes by torch's names; loss: None if the values before the cast are unknown. node: the operation, if any.
     """
 
     kind: str

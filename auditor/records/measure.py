@@ -158,7 +158,7 @@ class Weight:
 
 
 MEASURED = frozenset({"MSR001", "MSR002", "MSR003"})
-"""Rules that report an unsafe measurement that no other rule explains."""
+"""Codes of the rules that report an operation which is measured unsafe, if no other rule explains it."""
 
 
 CODE = r"^[A-Z]{3}\d{0,3}$"

@@ -107,11 +107,11 @@ DIRECTIONS = ("higher", "lower")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The user's scoring function, its score of the FP32 model, and the largest acceptable loss of a plan."""
+    """The user's scoring function, its score of the FP32 model, and how much worse a plan's score may be."""
 
     function: Annotated[str, FileField("name of the scoring function, as the user gave it")]
     better: Annotated[str, FileField("which scores are better", choices=DIRECTIONS)]
-    max_drop: Annotated[float | None, FileField("largest acceptable loss of a plan; `null`: no limit", exact=True)]
+    max_drop: Annotated[float | None, FileField("how much worse a plan's score may be; `null`: no limit", exact=True)]
     score: Annotated[float, FileField("score of the FP32 model")]
     samples: Annotated[int | None, FileField("number of values that are averaged; `null`: a single value", least=1)]
     of_mean: Annotated[str | None, FileField("function that turns the mean into the score; `null`: none")]
@@ -125,12 +125,12 @@ class Score:
     value: Annotated[float | None, FileField("score of the model under the plan; `null`: see `failure`")]
     difference: Annotated[float | None, FileField("`value` minus the FP32 model's score")] = None
     standard_error: Annotated[float | None, FileField("standard error of `difference`; `null`: too few pairs")] = None
-    passed: Annotated[bool | None, FileField("whether the loss is within `max_drop`; `null`: no `max_drop`")] = None
+    passed: Annotated[bool | None, FileField("whether the drop is within `max_drop`; `null`: no `max_drop`")] = None
     failure: Annotated[str | None, FileField("why there is no score, in one line")] = None
 
     @property
     def holds(self) -> bool:
-        """Whether there is a score, and the loss against FP32 is acceptable."""
+        """Whether there is a score, and it is not worse than FP32's by more than allowed."""
         return self.failure is None and self.passed is not False
 
 
@@ -223,7 +223,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class KeptOperation:
-    """One operation that is kept in FP32 in an exported program, or a product whose output is, with the reason."""
+    """An operation of an exported program that is kept in FP32, or a product with FP32 output, with the reason."""
 
     name: Annotated[str, FileField(f"name in the exported graph; then `{FP32_OUTPUT}`, if only the output is FP32")]
     op: Annotated[str, FileField("ATen overload")]
@@ -241,7 +241,7 @@ class KeptOperation:
 
     @property
     def only_output(self) -> bool:
-        """Whether the operation is a product of low-precision inputs."""
+        """Whether only the output is FP32: a product of low-precision inputs."""
         return self.name.endswith(FP32_OUTPUT)
 
 

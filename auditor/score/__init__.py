@@ -34,8 +34,8 @@ class ScoreFunction:
     """The user's function, and how its scores are judged.
 
     function(model) returns a number, or an iterable with a number for each sample or batch: the score is the mean, or
-    `of_mean` of the mean. better: one of records.plan.DIRECTIONS. max_drop: the largest acceptable loss; None: scores
-    are not judged. place: where a fresh process can import the function; None if it cannot.
+    `of_mean` of the mean. better: one of records.plan.DIRECTIONS. max_drop: how much worse a plan's score may be; None:
+    no limit. place: where a fresh process can import the function; None if it cannot.
     """
 
     function: Callable[[nn.Module], Any]
@@ -59,7 +59,7 @@ def find_function(
     own = ":" not in text and not text.endswith(".py")
     of_target = parse(target) if own else None
     if of_target is not None and of_target.hub:
-        raise LoadError(f"{target} has no file that could define it: write --evaluate file.py:name", "missing-score")
+        raise LoadError(f"{target} has no file to define {text}: write --evaluate file.py:name", slug="missing-score")
     parsed = parse(f"{of_target.script}:{text}" if of_target is not None else text)
     if parsed.symbol is None or parsed.hub:
         raise LoadError(f"{text!r} does not name a function: write --evaluate file.py:name", slug="missing-score")
@@ -75,7 +75,7 @@ def find_function(
 def in_hand(
     function: Any, *, better: str | None = None, max_drop: float | None = None, what: str | None = None
 ) -> ScoreFunction:
-    """A ScoreFunction from a function object. what: describes it in errors. Raises: LoadError(slug="missing-score")."""
+    """A ScoreFunction from a function object. what: its name in errors. Raises: LoadError(slug="missing-score")."""
     name = name_of(function)
     if isinstance(function, type | nn.Module) or not callable(function):
         wanted = "evaluate must be a function, func(model) -> a number, or a number for each sample"
@@ -219,8 +219,8 @@ def fp32_score(scoring: ScoreFunction, given: ScoreResult) -> Evaluation:
 
 
 def compare_scores(scoring: ScoreFunction, fp32: ScoreResult, plan: ScoreResult | str) -> Score:
-    """A plan's score compared with the FP32 model's, or why there is none. plan: the function's numbers, or why it has
-    none."""
+    """A plan's score compared with the FP32 model's, or why there is none. plan: the function's numbers, or why there
+    are none."""
     try:
         if isinstance(plan, str):
             raise NoScore(plan)

@@ -14,9 +14,9 @@ from ..records import Audit, Plan
 
 @dataclass(frozen=True)
 class Tool:
-    """Another tool that can run plans. strategies: those it supports. otherwise: advice for other plans, in a sentence.
+    """A tool that can run plans. strategies: the supported ones. otherwise: advice for other plans, in a sentence.
 
-    impossible: why a plan cannot be expressed although its strategy fits, or None.
+    impossible: why a plan of a supported strategy cannot be expressed, or None.
     """
 
     title: str

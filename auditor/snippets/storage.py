@@ -182,7 +182,7 @@ FSDP2 = Tool("FSDP2", ("autocast", "cast"), "", _sharding_code, _unshardable)
 HUGGING_FACE = Tool(
     "Hugging Face transformers",
     ("cast",),
-    "Under autocast the checkpoint is loaded in FP32 as it is, and then patched: model = patched_model.apply(model). A "
+    "For an autocast plan, load the checkpoint in FP32 and patch the model: model = patched_model.apply(model). A "
     "Trainer with fp16=True or bf16=True runs the patched model like any other model.",
     _loading_code,
 )

@@ -21,13 +21,13 @@ OUTLIER = 10.0
 """A module is an outlier if its gradient norm exceeds this multiple of the median over all modules."""
 
 LOST = 0.1
-"""Threshold of advice: for shares of lost updates, shares of gradients below Adam's eps, and gradient errors."""
+"""Threshold above which there is advice on lost updates, on gradients below Adam's eps, and on gradient errors."""
 
 ADAM_EPS, ADAM_BETA2 = 1e-8, 0.999
 
 
 def backward_fails(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Advice to keep operations in FP32 whose backward pass must not run in a format."""
+    """Advice to keep operations in FP32 if their backward pass fails in a format."""
     for node in training.nodes:
         name = node.op.removeprefix("aten.").partition(".")[0]
         protected = node.owner == LOSS and operation(node.op).autocast in ("fp32", "fp32_unless_dtype")
@@ -54,7 +54,7 @@ def embedding_dominates(training: Training, captured: Capture) -> Iterable[Advic
                 "embedding-dominates",
                 f"Shrink the gradient of {parameter.name}",
                 f"It contributes {share:.0%} of the squared gradient norm. GLM-130B trained stably after shrinking the "
-                "embedding's gradient to 0.1: `x = 0.1 * x + 0.9 * x.detach()` after the embedding.",
+                "embedding's gradient to a tenth: `x = 0.1 * x + 0.9 * x.detach()` after the embedding.",
                 {"share": share, "norm": parameter.gradient.norm},
             )
 
@@ -74,7 +74,7 @@ def gradient_outliers(training: Training, captured: Capture) -> Iterable[Advice]
         yield Advice(
             "gradient-outliers",
             "Monitor the gradient norm of single layers",
-            f"Compared with the median of {middle:.2g}: {listed}. A spike of the gradient norm "
+            f"The median gradient norm is {middle:.2g}; far larger: {listed}. A spike of the gradient norm "
             "precedes a spike of the loss: log these norms, and clip gradients.",
             {"median": middle, "largest": norms[high[0]]},
         )
@@ -112,7 +112,7 @@ def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
     )
     if damped > LOST:
         text += (
-            f" In any format, eps exceeds {_share(damped)} of the gradients: a smaller eps lets their weights change."
+            f" In any format, {_share(damped)} of the gradients are below eps: a smaller eps lets their weights change."
         )
     yield Advice(
         "adam-eps",

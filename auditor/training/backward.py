@@ -26,7 +26,7 @@ from ..records.training import BackwardNode, GradientChange
 from .replay import LowStep, Step, broken_gradients, gradient_error, one_low
 
 RERUNS, FEWEST = 64, 16
-"""Maximum number of operations that get a separate step in each format, and this maximum for the largest models."""
+"""Maximum number of operations that get a separate step in each format: usually, and for the largest models."""
 
 ELEMENTS = 2_000_000_000
 """Elements of results that the steps of single operations may compute in total; FEWEST steps always run."""
@@ -65,7 +65,7 @@ class BackwardTest:
 
 
 def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[BackwardNode, ...], str | None]:
-    """Test every operation's backward pass and effect on the gradients; also return why effects are missing."""
+    """Test every operation's backward pass and its effect on the gradients; also return why effects are missing."""
     tested = backward_errors(first, formats)
     lost = {fmt: broken_gradients(first, fmt) for fmt in formats}
     # the operations with the largest weights get a separate step
@@ -177,7 +177,7 @@ def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None, exponent: int) 
 
 
 def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> tuple[Leaves, Gradients] | str:
-    """Results and gradients of an operation, in FP32 or in a format on rounded values; or the reason if it fails."""
+    """Results and gradients of an operation, in FP32 or in a format on rounded values; or why the operation fails."""
     leaves: dict[Key, torch.Tensor] = {}
 
     def leaf(source: fx.Node) -> Any:

@@ -89,8 +89,8 @@ def check_training(subject: Subject) -> Subject:
 
 @contextmanager
 def in_training(model: nn.Module) -> Iterator[None]:
-    """In the `with` block, the model is in training mode; its flags are restored after the block, other state by
-    `isolate`."""
+    """In the `with` block, the model is in training mode. Afterwards the model's mode is restored, but no other state:
+    `isolate` restores that."""
     with in_eval(model):
         switch(model, training=True)
         yield
@@ -109,7 +109,8 @@ def _check_loss(loss: Any, objective: Objective) -> None:
             f"{objective.source} returned {what}: a loss must be one floating-point number", slug="bad-loss"
         )
     if not bool(torch.isfinite(loss)):
-        raise LoadError(f"{objective.source} is already {float(loss)} in FP32: fix the step first", slug="bad-loss")
+        said = f"the loss ({objective.source}) is already {float(loss)} in FP32: fix the training step first"
+        raise LoadError(said, slug="bad-loss")
     if not loss.requires_grad:
         raise LoadError(
             f"{objective.source} depends on no parameter that requires a gradient: unfreeze a parameter, or audit in mode "

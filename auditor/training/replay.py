@@ -81,7 +81,7 @@ def bind_step(captured: Capture, subject: Subject, batch: Batch, seed: int) -> S
 
 
 def run_step(step: Step) -> Step:
-    """Run forward and backward in FP32, from the seed; store the results in the step. Autograd's graph remains usable.
+    """Run forward and backward in FP32 with the step's seed; store the results and the autograd graph in the step.
 
     If the backward pass raises, `by_parameter` has zeros.
     """

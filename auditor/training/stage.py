@@ -95,7 +95,7 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
 
 
 def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None) -> Training:
-    """Find the loss-scale window under the FP16 plan, updates lost in BF16, errors of steps in low precision, and advice."""
+    """Find the FP16 plan's window of loss scales, updates lost in BF16, errors of low-precision steps, and advice."""
     trainable = {name: plan for name, plan in plans.items() if plan.holds and plan.has_low}
     lowerings = {fmt: StepPrecision(fmt, trainable.get(f"autocast_{fmt}")) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
@@ -247,7 +247,7 @@ def module_gradients(
 
 
 def _by_module(captured: Capture, names: Iterable[str]) -> dict[str, list[str]]:
-    """{module: its nodes and placeholders of its parameters}, of those in `names`."""
+    """{module: the members of `names` that are its nodes, or placeholders of its parameters}."""
     parameters, groups = {place.name: place.fqn or "" for place in captured.placeholders}, dict[str, list[str]]()
     for name in names:
         node = captured.nodes.get(name)

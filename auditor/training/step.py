@@ -1,5 +1,5 @@
-"""A training step as a module. It is recorded with the model's own paths, and runs like a training loop: forward, loss
-and `backward()`, in FP32 or in low precision."""
+"""A training step as a module. The recording has the model's own paths, and the step runs like a training loop:
+forward, loss and `backward()`, in FP32 or in low precision."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def step_batches(subject: Subject) -> tuple[Batch, ...]:
 
 
 def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> Capture:
-    """The graph of model and loss in training mode; modules have their paths in the model, the loss has `LOSS`.
+    """The graph of model and loss in training mode; modules have their paths in the model, the loss the path LOSS.
 
     The caller has set training mode. Raises: CaptureError(slug="capture-failed").
     """
@@ -202,12 +202,12 @@ def own_step(step: Step, low: StepPrecision, scale: float = 1.0) -> LowStep:
 def settle(step: Step) -> Step:
     """Replace the parameters' gradients of a recorded step by the gradients of the model's own step.
 
-    Both differ if the model has an autograd.Function, or hooks that change gradients. Raises:
+    These differ if the model has an autograd.Function, or hooks that change gradients. Raises:
     LoadError(slug="bad-loss") if the backward pass raises.
     """
     own = own_step(step, FP32)
     if own.failure is not None:
-        raise LoadError(f"the training step already raised in FP32: {own.failure}; fix it first", slug="bad-loss")
+        raise LoadError(f"the training step raised in FP32: {own.failure}; fix the step first", slug="bad-loss")
     result = {}
     for name, gradient in step.by_parameter.items():
         theirs = own.gradients.get(name)
@@ -290,7 +290,7 @@ def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, 
 
 
 def _wide(outputs: Any) -> Any:
-    """Convert outputs to FP32, also inside a dataclass, which torch treats as a leaf, as the report's loop does."""
+    """Convert outputs to FP32 as the report's training loop does, also inside dataclasses, which torch leaves alone."""
 
     def wide(leaf: Any) -> Any:
         if not is_dataclass(leaf) or isinstance(leaf, type):

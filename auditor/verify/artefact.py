@@ -1,4 +1,4 @@
-"""Runs patched models in a separate process: without the audit's state, and a crash does not end the audit."""
+"""Runs patched models in a separate process, which lacks the audit's state, and whose crash does not end the audit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COUNTED = "counted"
 ALIKE = 1e-3
 """Largest relative L2 difference between FP32 outputs of equal models: rounding gives 1e-6, other weights give 1."""
 
-REBUILD = "patched_model.py runs the same code in the same working directory: make it repeatable. No plan was verified"
+REBUILD = "patched_model.py runs your code again in the same directory: make the code repeatable. No plan was verified"
 """Added to the message if the user's code fails before any plan is applied."""
 
 LATER = 20.0
@@ -56,7 +56,8 @@ sys.path[:] = json.loads(sys.argv.pop())
 from auditor.verify.worker import main
 main()
 """
-"""Code of that process: `python -m` would put the working directory in sys.path and run the package as `__main__`."""
+"""Code that the verification process runs: `python -m` would put the working directory in sys.path, and run the package
+as `__main__`."""
 
 _standby: Process | None = None
 

@@ -38,7 +38,7 @@ Load = Callable[[str], AbstractContextManager[nn.Module]]
 """Load(plan): a context manager that provides the model under the plan of that name."""
 
 FP32, TODAY = "fp32", "fp32_today"
-"""Plan names for the model itself: unchanged, and under the caller's own flags."""
+"""Plan names for the model in FP32 without a plan; TODAY: under the caller's own torch flags."""
 
 WARM_UP = 3
 """Untimed warm-up forwards: they load kernels, reserve memory and build caches."""
@@ -238,12 +238,12 @@ class Forward:
 def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: bool = True) -> TimeAndMemory:
     """Time one forward: eager, compiled, and on CUDA as a graph; a variant that fails has a reason instead.
 
-    apart: whether this process exists only for these runs. Compiling changes a process, so otherwise only the eager
-    variant and memory are measured. The model is restored.
+    apart: whether this process exists only for these runs. If not, only the eager variant and memory are measured,
+    since compiling changes the process. The model is restored.
     """
     forward = Forward(model, batch, device, seed)
     ways: dict[str, Callable[[], Any]] = {"eager": lambda: forward.time_eager(model), "memory": forward.measure_memory}
-    missing = {"compiled": "the model was given as an object: compiling it would change its process"}
+    missing = {"compiled": "the model was given as an object, and compiling it would change the caller's process"}
     if apart:
         ways, missing = {**ways, "compiled": forward.time_compiled}, {}
         if device.startswith("cuda"):
@@ -277,7 +277,7 @@ def clock(device: str) -> Iterator[Number]:
 
 
 def peak(device: str) -> AbstractContextManager[Number]:
-    """Watch memory in a `with` block. After it, the yielded function returns the allocator's peak in added bytes."""
+    """Watch memory in a `with` block. Afterwards the yielded function returns the peak increase of allocated bytes."""
     return _of_a_gpu(device) if is_native(device) else _of_the_cpu()
 
 

@@ -78,7 +78,7 @@ def test_it_is_named_with_its_line(found: Audit) -> None:
     assert "-1e+09" in named.message
     assert named.severity == "warning"
     for baseline in (found.baselines["cast_fp16"], found.baselines["autocast_fp16"]):
-        assert baseline.failure == f"full has a literal that does not fit float16 (test_constants.py:{line})"
+        assert baseline.failure == f"full has a constant outside the range of float16 (test_constants.py:{line})"
 
 
 def test_every_plan_that_is_predicted_runs(found: Audit) -> None:

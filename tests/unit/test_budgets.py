@@ -98,7 +98,7 @@ BUDGET = {
     "measure": (2320, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2160, "plan"),
+    "plan": (2200, "plan"),
     "progress": (300, "telling"),
     "quantization": (2370, "quantization"),
     "records": (1500, "records"),
@@ -112,7 +112,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30170, 220, 24
+LINES, FILES, ROOMS = 30200, 220, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

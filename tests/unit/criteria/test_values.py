@@ -108,11 +108,11 @@ def test_a_function_is_called_with_the_two_tensors() -> None:
         ("kl <= 0.5", torch.ones(2, 3).long(), "kl needs floating-point outputs, and it is int64[2, 3]"),
         ("top1 >= 0.5", torch.tensor(1.0), "top1 uses dimension -1, and it is float32[]"),
         ("kl(dim=2) <= 0.5", torch.ones(2, 3), "kl(dim=2) uses dimension 2, and it is float32[2, 3]"),
-        ("kl <= 0.5", torch.ones(2, 1), "compares the entries of dimension -1, and it, float32[2, 1], has one there"),
+        ("kl <= 0.5", torch.ones(2, 1), "compares the entries of dimension -1, and it, float32[2, 1], has only one"),
         ("topk(5) >= 0.5", torch.ones(2, 3), "topk(5) needs more entries than dimension -1 of it has"),
         ("cosine >= 0.5", torch.ones(2, dtype=torch.complex64), "cosine is for real numbers, and it is complex64[2]"),
         ("kl <= 0.5", torch.nested.nested_tensor([torch.ones(2)]), "kl is for tensors of one shape, and it is nested"),
-        ("kl <= 0.5", torch.tensor([[INF, 1.0]]), "its FP32 values are not finite there"),
+        ("kl <= 0.5", torch.tensor([[INF, 1.0]]), "whose FP32 values are not finite"),
     ],
 )
 def test_what_does_not_fit_says_why(text: str, reference: Tensor, why: str) -> None:

@@ -217,7 +217,7 @@ ONE = '[[target]]\nname = "a"\ntarget = "a.py"\n'
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "it names no model"),
+        ("", "the file names no model"),
         ("[[target]\n", "targets.toml:1: "),
         (ONE + "[[targets]]\n", "unknown table 'targets'"),
         ("[[target]]\ntarget = 'a.py'\n", "target 1 needs a name"),

@@ -304,11 +304,11 @@ def test_values_that_are_rounded() -> None:
     found = problem()
     (x,) = (place.name for place in found.capture.placeholders if place.kind == "input")
     weights = {place.name for place in found.capture.placeholders if place.kind == "parameter"}
-    assert set(found.rounded_values(found.resolve(plain("fp16")))) == weights | {x}
-    assert found.rounded_values(found.resolve(plain("fp32"))) == []
+    assert set(found.cast_squares(found.resolve(plain("fp16")))) == weights | {x}
+    assert found.cast_squares(found.resolve(plain("fp32"))) == {}
     assert found.cast_square(found.resolve(plain("fp16")), x) == pytest.approx(0.04**2)
     cast = problem("cast")
-    assert set(cast.rounded_values(cast.resolve(plain("fp16")))) == weights | {x}
+    assert set(cast.cast_squares(cast.resolve(plain("fp16")))) == weights | {x}
 
 
 def test_what_the_author_runs_low_himself_no_plan_forbids() -> None:

@@ -69,7 +69,7 @@ def test_a_plan_that_does_not_hold_is_no_stand_in_and_says_so_when_named() -> No
         (
             "hf",
             "autocast_fp16",
-            "cannot express 'autocast_fp16', a plan of strategy autocast. Under autocast the checkpoint",
+            "cannot express 'autocast_fp16', a plan of strategy autocast. For an autocast plan, load the checkpoint",
         ),
         ("gradscaler", "cast_fp16", "GradScaler refuses FP16 gradients ('Attempting to unscale FP16 gradients.')"),
     ],

@@ -275,7 +275,7 @@ def test_a_layer_far_above_the_others_is_said_with_its_factor() -> None:
     middle = sorted(norms.values())[2]
     said = advice(training, "gradient-outliers")
     assert said.startswith(
-        f"Compared with the median of {middle:.2g}: layers.2 ({norms['layers.2'] / middle:.0f} times)"
+        f"The median gradient norm is {middle:.2g}; far larger: layers.2 ({norms['layers.2'] / middle:.0f} times)"
     )
 
 
