@@ -165,10 +165,6 @@ def net() -> nn.Module:
     )
 
 
-def flat_of(found: Capture, model: nn.Module, x: Tensor) -> list[Any]:
-    return found.bind(model, ((x,), {}))
-
-
 def under(found: Capture, strategy: str, format: str, kept_wide: set[str]) -> Policy:
     return Policy(found, strategy, lambda owner: "fp32" if owner in kept_wide else format, format)
 
@@ -192,7 +188,7 @@ def owners_of(found: Capture, flat: list[Any], policy: Policy, before: Run) -> s
 def test_any_two_policies_one_from_the_other(strategy: str, format: str) -> None:
     model, x = seeded(net), normal(3, 8)
     found = capture(subject_of(model, x), FORMATS)
-    flat = flat_of(found, model, x)
+    flat = found.bind(model, ((x,), {}))
     owners, rnd = sorted({node.owner for node in found.nodes.values()}), random.Random(0)
     with torch.no_grad():
         for number in range(6):
@@ -210,7 +206,7 @@ def test_any_two_policies_one_from_the_other(strategy: str, format: str) -> None
 def test_only_what_differs_is_run() -> None:
     model, x = seeded(net), normal(3, 8)
     found = capture(subject_of(model, x), FORMATS)
-    flat = flat_of(found, model, x)
+    flat = found.bind(model, ((x,), {}))
     same, late = (under(found, "autocast", "bf16", kept_wide) for kept_wide in (set[str](), {"blocks.3.up"}))
     with torch.no_grad():
         (whole,), before = begun(found, flat, under(found, "autocast", "bf16", set()))

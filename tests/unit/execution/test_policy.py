@@ -4,11 +4,24 @@ import torch
 from torch import Tensor
 
 from auditor.artefact.strategies import names, strategy_of
-from auditor.execution.policy import Layout, Policy
+from auditor.execution.policy import Boundary, Layout, Policy
 from auditor.execution.resolve import kept_low
 from tests.support.capturing import Function
 from tests.support.problems import captured
+from tests.support.replaying import Model
 from tests.support.subjects import capture_of, normal
+
+
+def test_only_what_differs_from_above_is_wrapped_and_an_island_that_nothing_low_reads_keeps_its_result() -> None:
+    capture = capture_of(Model(lambda m, x: m.inner(x).tanh(), inner=Function(torch.sin)), torch.ones(2))
+
+    def wrapped(**precisions: str) -> dict[str, Boundary]:
+        return Policy(capture, "cast", lambda path: precisions[path or "root"], "fp16").wrapped
+
+    assert wrapped(root="fp16", inner="fp16") == {"": Boundary("fp16", False, "fp16", None)}
+    # what comes out of the island is lowered again: `tanh` reads it low
+    assert wrapped(root="fp16", inner="fp32")["inner"] == Boundary("fp32", False, "fp32", "fp16")
+    assert wrapped(root="fp32", inner="fp16")[""].keeps
 
 
 def stored(strategy: str, labels: dict[str, str]) -> dict[str | None, str]:

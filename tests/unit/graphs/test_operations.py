@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
 from auditor.capture.capture import capture
 from auditor.execution.policy import plain
@@ -121,17 +121,11 @@ def test_needed_as_counted_by_hand(high: tuple[str, ...], weights: int, activati
     assert whole.memory(whole.resolve(plain("fp32"))) == MemoryUse(4 * (1024 + 256), 4 * (128 + 512 + 512))
 
 
-to = torch.ops.aten.to.dtype
-
-
-def casts(module: fx.GraphModule) -> list[tuple[str, torch.dtype]]:
-    return [(str(n.args[0]), n.args[1]) for n in module.graph.nodes if n.target is to]
-
-
 def test_casts_stand_where_precisions_meet_once_a_value(graph: ExportedModel, table: Table, model: nn.Module) -> None:
     low, half, full = wholly(table, "linear", "relu", "linear_1"), torch.float16, torch.float32
     module, x = lower_operations(graph, table, low), torch.randn(3, 16)
-    assert casts(module) == [("x", half), ("relu", full), ("div_1", half), ("linear_1", full)]
+    casts = [(str(n.args[0]), n.args[1]) for n in module.graph.nodes if n.target is torch.ops.aten.to.dtype]
+    assert casts == [("x", half), ("relu", full), ("div_1", half), ("linear_1", full)]
     assert {name: p.dtype for name, p in module.named_parameters()} == dict.fromkeys(
         ("model.first.weight", "model.first.bias", "model.second.weight", "model.second.bias"), half
     )

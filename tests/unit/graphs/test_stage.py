@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import auditor
 from auditor.document.live import read_plans
@@ -166,10 +167,6 @@ class Classed(nn.Module):
         return Pair(x.exp(), x.sin() * scale)
 
 
-def leaves(found: Any) -> list[Tensor]:
-    return torch.utils._pytree.tree_leaves(found)
-
-
 @pytest.mark.parametrize("made", [Written, flat])
 @pytest.mark.parametrize("size", [1, 3])
 def test_the_graph_answers_as_the_model_for_any_size(made: Callable[[], nn.Module], size: int) -> None:
@@ -182,7 +179,7 @@ def test_the_graph_answers_as_the_model_for_any_size(made: Callable[[], nn.Modul
     for other in (1, 2, 5):
         x = torch.randn(other, *trailing)
         with torch.no_grad():
-            ours, theirs = leaves(found.graph_module(x)), leaves(model(x.clone()))
+            ours, theirs = tree_leaves(found.graph_module(x)), tree_leaves(model(x.clone()))
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(ours, theirs, strict=True))
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 

@@ -78,14 +78,6 @@ def test_the_cpu_is_another_policy() -> None:
     assert treatment("aten.binary_cross_entropy.default", "cpu") == "fp32"
 
 
-def maker(dtype: torch.dtype) -> Make:
-    return lambda *shape: torch.empty(*shape, dtype=dtype, device="cuda")
-
-
-def true_dtype(name: str, *args: Any) -> torch.dtype:
-    return first_dtype(overload(name)(*args))
-
-
 @pytest.fixture(params=["fake tensors", "cuda", "cpu"])
 def called(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.dtype]:
     """The dtype of a call under autocast: torch's own, on fake tensors of CUDA; in a region of an emulated run, CUDA's too."""
@@ -162,7 +154,7 @@ def attempt(name: str, args: tuple[Any, ...], enabled: bool) -> torch.dtype | No
     """Dtype of the result with autocast on or off; None where the operation refuses the arguments."""
     torch.set_autocast_enabled("cuda", enabled)
     try:
-        return true_dtype(name, *args)
+        return first_dtype(overload(name)(*args))
     except Exception:
         return None
 
@@ -187,7 +179,7 @@ def mistakes(t: Make) -> tuple[int, list[str]]:
 @pytest.mark.parametrize("dtype", thinned([WIDE, FP16]))
 def test_composites_behave_as_their_parts(dtype: torch.dtype) -> None:
     with autocast(FP16):
-        tried, wrong = mistakes(maker(dtype))
+        tried, wrong = mistakes(lambda *shape: torch.empty(*shape, dtype=dtype, device="cuda"))
     assert tried > 200
     assert not wrong, "\n".join(["add to [cuda.composites] of auditor/numerics/autocast.toml:", *wrong])
 
