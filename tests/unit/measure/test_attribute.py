@@ -133,6 +133,10 @@ def test_a_product_answers_for_the_rounding_of_what_it_reads_itself(fmt: str) ->
         assert 0 < found[name][fmt].own < found[name][fmt].isolated
 
 
+def test_two_views_of_one_value_err_together() -> None:
+    assert measurement_of(Function(lambda x: x @ x.t()), normal(4, 8)).readings == {}
+
+
 def test_an_infinity_that_reaches_the_output_is_not() -> None:
     measured = measurement_of(Function(lambda x: (x * x) * 1e-3), torch.tensor([[300.0]]))
     first = nodes_by_op(measured.capture, "mul")[0].name
