@@ -1,7 +1,7 @@
 """What FP32 output of products repairs and costs, compared with FP32 inputs: `python -m benchmarks.fp32_output [MODEL ...]`.
 
 First, products of one kind at a time get FP32 output, or FP32 inputs, with everything else in BF16 under autocast. Second,
-the model is audited for half of the KL divergence of everything in BF16.
+the model is audited for half of the KL divergence of everything in BF16, and planned with and without FP32 outputs.
 """
 
 from __future__ import annotations
@@ -10,28 +10,38 @@ import argparse
 import pydoc_data.topics
 import runpy
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor import flow
 from auditor.paths import FP32_OUTPUT, module_of
 from auditor.plan.modules import evaluate, scopes_of
+from auditor.plan.plans import Planner
 from auditor.plan.problem import Problem
-from auditor.records import Plan
+from auditor.plan.recommend import best_for
+from auditor.records import Plan, ScopeChoice
 from auditor.verify.loaders import in_hand
 from benchmarks.harness import Row, report
 from benchmarks.margins import First
 from benchmarks.tokens import HERE, text, trained
 from tests.support.planning import bench_of
 
-KINDS = {"model": "", "FP32": "", "precision": "", "time": ".3f", "KL": ".5f", "flips": ".4f"}
+KINDS = {"model": "", "FP32": "", "precision": "", "time": ".3f", "KL": ".6f", "flips": ".4f"}
 """time: predicted, for an A100, in shares of everything in BF16. flips: share of tokens whose most likely successor changes."""
 
-PLANS = {"model": "", "limit": ".5f", "modules": "", "outputs": "", "time": ".3f", "KL": ".5f"}
+PLANS = {"model": "", "precisions": "", "limit": ".6f", "modules": "", "outputs": "", "time": ".3f", "KL": ".6f"}
+PLANS |= {"flips": ".4f", "recommended": ""}
+"""precisions: those that a product may have. time: predicted, for an A100, in shares of FP32. recommended: which of the two plans
+the audit would recommend."""
+
+WORDS = r"\w+|\s+|[^\w\s]"
+"""Regular expression for a token: a word, a gap between words, or a punctuation mark."""
 
 
 def smollm2() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -48,17 +58,18 @@ def smollm2() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def experts() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A Mixtral of characters, trained here: four experts, of which a router chooses two for each token."""
+    """A Mixtral of words, trained here: four experts, of which a router chooses two for each token."""
     import transformers
 
     def make(vocabulary: int) -> nn.Module:
-        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_local_experts": 4}
+        sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_local_experts": 4}
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "use_cache": False}
         return transformers.MixtralForCausalLM(transformers.MixtralConfig(vocab_size=vocabulary, **sizes, **heads))
 
-    model, _ = trained(make, steps=100)
-    held_out = text()[0][-text()[0].numel() // 10 :]
-    return First(model), (held_out[: 16 * 96].view(16, 96),)
+    model, _ = trained(make, steps=60, token=WORDS)
+    ids, _ = text(WORDS)
+    held_out = ids[-ids.numel() // 10 :]
+    return First(model), (held_out[: 8 * 96].view(8, 96),)
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
@@ -110,27 +121,44 @@ def by_kind(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Row
     return rows
 
 
-def planned(name: str, model: nn.Module, inputs: tuple[Tensor, ...], limit: float) -> Row:
-    """The plan of an audit."""
+def planned(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[Row]:
+    """The plan of an audit for half of the divergence of everything in BF16, and the plan that the same audit makes if no
+    product may have FP32 output."""
+    exact = measured(model, inputs, None)
+    limit = measured(model, inputs, Plan("low", "autocast", "bf16", {"": ScopeChoice("bf16")}), exact)[0] / 2
+    two = dict[str, Plan]()
+
+    class Both(Planner):
+        def plans(self) -> dict[str, Plan]:
+            with patch.object(Problem, "products", {}):
+                two["FP32 or BF16"] = Planner(self.bench).plans()["autocast_bf16"]
+            return super().plans()
+
     asked: dict[str, Any] = {"criteria": f"output: kl <= {limit:.3g}", "formats": "bf16", "strategies": "autocast"}
-    plan = auditor.audit(model, inputs, device="cpu", **asked).plans["autocast_bf16"]
-    assert plan.verification is not None
-    assert plan.is_verified
-    outputs = sum(name.endswith(FP32_OUTPUT) for _, name in plan.exceptions)
-    kl = next(one.value for one in plan.verification.criteria if one.output == "output")
-    return dict(zip(PLANS, (name, limit, len(plan.kept_modules), outputs, 1 / plan.predicted_speedup, kl), strict=True))
+    with patch.object(flow, "Planner", Both):
+        audit = auditor.audit(model, inputs, device="cpu", **asked)
+    assert audit.recommended == "autocast_bf16"
+    two["also FP32 output"] = audit.plans[audit.recommended]
+    best = best_for(two, "inference")
+    for precisions, plan in two.items():
+        assert plan.is_verified
+        outputs = sum(name.endswith(FP32_OUTPUT) for _, name in plan.exceptions)
+        found = measured(model, inputs, plan, exact)
+        kept = limit, len(plan.kept_modules), outputs, 1 / plan.predicted_speedup
+        yield dict(zip(PLANS, (name, precisions, *kept, *found, "yes" if plan is best else "no"), strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL", nargs="*", help=f"default: {', '.join(MODELS)}")
-    kinds, plans = list[Row](), list[Row]()
-    for name in parser.parse_args().model or MODELS:
+    parser.add_argument("--plans", action="store_true", help="only the plans of audits")
+    kinds, plans, given = list[Row](), list[Row](), parser.parse_args()
+    for name in given.model or MODELS:
         model, inputs = MODELS[name]()
-        kinds += by_kind(name, model, inputs)
-        report("fp32_output", kinds, KINDS)
-        everything = next(row["KL"] for row in kinds if row["model"] == name)
-        plans.append(planned(name, model, inputs, everything / 2))
+        if not given.plans:
+            kinds += by_kind(name, model, inputs)
+            report("fp32_output", kinds, KINDS)
+        plans += planned(name, model, inputs)
         report("fp32_output_plans", plans, PLANS)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import pydoc_data.topics
+import re
 import runpy
 from collections.abc import Callable, Collection
 from functools import partial
@@ -79,17 +80,19 @@ def logits_of(result: Any) -> Tensor:
     return logits
 
 
-def text() -> tuple[Tensor, int]:
-    """All help topics as token ids [length], and the number of different characters."""
-    written = "".join(text for _, text in sorted(pydoc_data.topics.topics.items()))
+def text(token: str = "(?s:.)") -> tuple[Tensor, int]:
+    """All help topics as token ids [length], and the number of different tokens. token: regular expression, by default
+    one character."""
+    written = re.findall(token, "".join(text for _, text in sorted(pydoc_data.topics.topics.items())))
     places = {c: i for i, c in enumerate(sorted(set(written)))}
     return torch.tensor([places[c] for c in written]), len(places)
 
 
-def trained(make: Callable[[int], nn.Module], steps: int = 500) -> tuple[nn.Module, Tensor]:
-    """The model after some steps of Adam on nine tenths of the text, and prompts [32, 24] from the rest."""
+def trained(make: Callable[[int], nn.Module], steps: int = 500, **split: str) -> tuple[nn.Module, Tensor]:
+    """The model after some steps of Adam on nine tenths of the text, and prompts [32, 24] from the rest. split: see
+    `text`."""
     torch.manual_seed(0)
-    ids, vocabulary = text()
+    ids, vocabulary = text(**split)
     learned, held_out = ids[: -len(ids) // 10], ids[-len(ids) // 10 :]
     model, places = make(vocabulary), torch.arange(97)
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)

@@ -82,6 +82,12 @@ def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return known[1]
 
 
+def clear_weight_casts() -> None:
+    """Forget the casts of weights, as on leaving the outermost region."""
+    if _STATE.stack is not None:
+        _STATE.stack.casts.clear()
+
+
 @contextmanager
 def one_stack(depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | None = None) -> Iterator[None]:
     """In the `with` block, in this thread, `torch.autocast` regions of all device types share one stack.

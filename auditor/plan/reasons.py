@@ -58,7 +58,9 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
         why = forbidden[owner] or _explain(space, chosen, alone[owner], saves[owner], most, harmless)
         judged = [n for n in own if problem.verdicts[n].verdict != "safe"] if why.kind != "no-gain" else []
         fired = {one.rule for one in findings if one.node in judged and problem.format in one.formats}
-        words = why.words.replace("low precision", "a low-precision output") if owner in outputs else why.words
+        words, wide = why.words, "a low-precision output"
+        if owner in outputs:
+            words = words.replace("in low precision", f"with {wide}").replace("low precision", wide)
         why = replace(why, words=words, saves=saves[owner], rules=tuple(sorted(fired)))
         if owner == module_of(owner):
             return replace(why, modules=(owner,))

@@ -31,6 +31,7 @@ ROUNDED, PASSES = 0.01, 8
 backward passes per step that is enough to try FP32 sums."""
 RAISE = 256
 """Factor on the initial loss scale of a variant; GradScaler halves the scale until gradients are finite."""
+ROUNDINGS = ("fp32_master_weights", "stochastic_rounding", "kahan_sums")
 PREFERRED = ("bf16_autocast", "fp16_autocast", "plan")
 HARM = {
     "updates_lost": "of the updates with a gradient change no weight: they are below half a spacing of {}",
@@ -64,9 +65,12 @@ def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
     if behind := _behind(run, fp32):
         yield problem("loss-behind", behind)
     for what, text in HARM.items():
-        share, where = _harm(run, fp32, what)
-        if share:
-            yield problem(what.replace("_", "-"), f"{share:.0%} {text.format(label(run.recipe.format))}{where}")
+        for one in ("", *run.parameters):  # first, all parameters together
+            share, usual = run.share(what, one) or 0.0, fp32.share(what, one) or 0.0
+            if share - usual > (ALL if one else LOST):
+                said = f"{share:.0%} {text.format(label(run.recipe.format))}{f', of {one}' if one else ''}"
+                yield problem(what.replace("_", "-"), said)
+                break
     error, noise, wide = run.error or 0.0, fp32.error or 0.0, runs.get(f"{name}_fp32_accumulation")
     if wide is not None and wide.error is not None and error > max(2 * wide.error, ROUNDED):
         said = f"its gradients differ from FP32's by {error:.1%} after {run.backward_passes} backward passes, and"
@@ -90,19 +94,10 @@ def _behind(run: RecipeRun, fp32: RecipeRun) -> str:
     return f"its final loss is {last:.4g}, FP32's {whole:.4g}" if behind else ""
 
 
-def _harm(run: RecipeRun, fp32: RecipeRun, what: str) -> tuple[float, str]:
-    """Share of affected entries, if far above FP32's: in all parameters, or in one, which the text names; else 0."""
-    for name in (None, *run.parameters):
-        own, other = (one.share(what, name) or 0.0 for one in (run, fp32))
-        if own - other > (LOST if name is None else ALL):
-            return own, "" if name is None else f", of {name}"
-    return 0.0, ""
-
-
 def remedies_for(runs: Runs) -> Iterator[Recipe]:
     """Repaired variants of recipes with a problem; for stored low-precision weights with many backward passes a step,
-    also one that sums gradients in FP32."""
-    for name, run in [(name, run) for name, run in runs.items() if name != "fp32"]:
+    also one that sums gradients in FP32. A recipe that fails has none."""
+    for name, run in [item for item in runs.items() if item[1].failure is None and item[0] != "fp32"]:
         for suffix, title, changes in _variants(run, {p.kind: p for p in _problems(name, runs)}):
             yield replace(run.recipe, name=f"{name}_{suffix}", title=title, repairs=name, **changes)
 
@@ -111,13 +106,10 @@ def _variants(run: RecipeRun, problems: Mapping[str, RecipeProblem]) -> Iterator
     """For every variant of a recipe: the suffix of its name, its title, and the changed fields of the Recipe."""
     own, skips = run.recipe, "steps-skipped" in problems
     if own.stored:
-        remedies = ["fp32_accumulation"] if run.backward_passes >= PASSES else []
+        exact = ("fp32_master_weights",) if own.format == "fp16" else ROUNDINGS * ("not-finite" not in problems)
         if own.format == "fp16" and problems:
-            remedies.append("fp32_master_weights")
             yield "eps", f"{own.title}, eps = 1e-4", {"eps": 1e-4}
-        elif problems and "not-finite" not in problems:
-            remedies += ["fp32_master_weights", "stochastic_rounding", "kahan_sums"]
-        for remedy in remedies:
+        for remedy in ("fp32_accumulation",) * (run.backward_passes >= PASSES) + exact * bool(problems):
             yield remedy, f"{label(own.format)} with {title_of(remedy)}", {"remedies": (remedy,)}
         return
     if run.scale is not None and run.scale >= 1 and (skips or "gradients-off" in problems):

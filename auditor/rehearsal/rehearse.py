@@ -9,7 +9,7 @@ from typing import Any
 
 from ..artefact.base import plan_table
 from ..devices import NATIVE
-from ..errors import LoadError
+from ..errors import AuditorError, let_through
 from ..loading.target import guard_progress
 from ..numerics.formats import dtype_of
 from ..records import Plan, Progress
@@ -22,7 +22,6 @@ Batches = Iterable[Any] | Callable[[], Iterable[Any]] | None
 FIRST_SCALE = 65536.0
 """GradScaler's default initial scale."""
 RECIPES = (
-    FP32,
     Recipe("bf16_autocast", "BF16 under autocast", "bf16"),
     Recipe("fp16_autocast", "FP16 under autocast, GradScaler", "fp16", scale=FIRST_SCALE),
     Recipe("bf16", "BF16 throughout", "bf16", stored=True),
@@ -57,11 +56,19 @@ def rehearse(
     tell, session = guard_progress(progress or (lambda *_: None)), Session(step)
 
     def run(recipe: Recipe, steps: int = steps) -> tuple[RecipeRun, set[int], bool]:
-        work = partial(session.run, recipe, _number_batches(batches), steps, seed)
-        done = call_forked(work, lambda done: tell("rehearse", recipe.title, int(done), steps))
-        if isinstance(done, LoadError) and recipe == FP32:
-            raise bad_step(f"the step fails in FP32: {done}")
-        return (RecipeRun(recipe, failure=str(done)), set(), False) if isinstance(done, LoadError) else done
+        losses: list[float] = []
+
+        def hear(said: str) -> None:
+            losses.append(float(said.split()[-1]))
+            tell("rehearse", recipe.title, len(losses), steps)
+
+        try:
+            return call_forked(partial(session.run, recipe, _number_batches(batches), steps, seed), hear)
+        except AuditorError as error:
+            let_through(error)
+            if recipe == FP32:
+                raise bad_step(f"the step fails in FP32: {error}") from error
+            return RecipeRun(recipe, losses, failure=str(error)), set(), False
 
     look, used, own_regions = run(FP32, 1)
     if not look.batches:
@@ -71,11 +78,12 @@ def rehearse(
     session.narrow(used, own_regions)
     if any(p.device.type in NATIVE for p in session.group_numbers):
         raise bad_step("the model is on a GPU: move the model and the batches to the CPU, which emulates a GPU")
-    runs = {recipe.name: run(recipe)[0] for recipe in _recipes(session, plan)}
-    for recipe in remedies_for(runs) if remedies else ():
-        runs[recipe.name] = run(recipe)[0]
-    if runs["fp32"].skipped:
-        raise bad_step("the step fails in FP32: gradients or weights turn Inf or NaN")
+    others, runs = [*_recipes(session, plan)], {"fp32": run(FP32)[0]}
+    if skipped := runs["fp32"].skipped:
+        at = f"in step {skipped[0].step} (batch {skipped[0].batch})"
+        raise bad_step(f"the step fails in FP32: gradients or weights turn Inf or NaN {at}")
+    runs |= {recipe.name: run(recipe)[0] for recipe in others}
+    runs |= {recipe.name: run(recipe)[0] for recipe in (remedies_for(runs) if remedies else ())}
     problems = problems_of(runs)
     name = target or getattr(step, "__qualname__", type(step).__name__)
     return Rehearsal(name, len(runs["fp32"].losses), runs["fp32"].batches, runs, problems, *recommend(runs, problems))

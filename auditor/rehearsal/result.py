@@ -42,10 +42,10 @@ FP32 = Recipe("fp32", "FP32")
 
 @dataclass(frozen=True)
 class NonFiniteStep:
-    """A step with non-finite gradients, whose update is skipped, or with a non-finite update. step, batch: from 0; a repeated batch keeps its number.
+    """A step with non-finite gradients, whose update is skipped, or with a non-finite update.
 
-    scale: the loss scale. where: the first operation with Inf or NaN, its module and line; "" if it was not searched
-    for, or if FP32 is not finite there either.
+    step, batch: from 0; a repeated batch keeps its number. scale: the loss scale. where: the first operation with Inf or
+    NaN, its module and line; "" if it was not searched for, or if FP32 is not finite there either.
     """
 
     step: int
@@ -82,7 +82,7 @@ class RecipeRun:
 
     errors: gradient errors of all parameters together, at these steps. skipped: non-finite steps; without a loss scale,
     such a step ends the run. scale: the loss scale at the end. batches: number of different batches. backward_passes:
-    per step. failure: why the recipe could not be run to its end; a failed run has no other results.
+    per step. failure: why the recipe could not be run to its end; a failed run has only the losses of earlier steps.
     """
 
     recipe: Recipe
@@ -101,9 +101,9 @@ class RecipeRun:
         """The gradient error late in the run; None if not measured."""
         return _late(self.errors)
 
-    def share(self, what: str, name: str | None = None) -> float | None:
+    def share(self, what: str, name: str = "") -> float | None:
         """Mean of a series of ParameterSeries late in the run, for one parameter or for all parameters' entries."""
-        rows = self.parameters.values() if name is None else [self.parameters[name]]
+        rows = [self.parameters[name]] if name else self.parameters.values()
         known = [(p.entries, x) for p in rows if (x := _late(getattr(p, what))) is not None]
         return sum(n * x for n, x in known) / sum(n for n, _ in known) if known else None
 

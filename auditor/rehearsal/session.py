@@ -7,7 +7,7 @@ import gc
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,8 @@ from torch.optim import optimizer as every_optimizer
 from ..artefact.applying import apply_plan
 from ..capture.emulation import emulate
 from ..capture.intercept import intercept
-from ..capture.regions import written_as_meant
-from ..errors import AuditorError, CallbackError, LoadError
+from ..capture.regions import clear_weight_casts, written_as_meant
+from ..errors import AuditorError, LoadError
 from ..isolation.answer import lowered_batch
 from ..isolation.members import without_wrappers
 from ..isolation.process import disable_compilers, ieee, process_state, reseed, swap_attribute
@@ -31,18 +31,17 @@ from ..numerics.entries import all_finite
 from ..numerics.formats import dtype_of
 from ..processes import supervise
 from ..training.step import LOSS
-from ..trees import over_tensors
-from .blame import Trail, first_to_blame
+from ..trees import over_tensors, tensors_in
+from .observe import Gradients, Trail, Updates, first_to_blame
 from .remedies import repair
 from .result import FP32, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
-from .updates import Updates, shared_gradients
 
 LOOKS = 24
 """Maximum number of sampled steps: in these, gradients are compared with FP32's and updates measured."""
 BLAMED = 4
 """Maximum number of non-finite steps that are run again to locate the operation to blame."""
-GROWTH, INTERVAL = 2.0, 2000
-"""GradScaler's defaults: the scale is halved after a non-finite step, and doubled after this many finite ones."""
+SCALING = (2.0, 0.5, 2000)
+"""GradScaler's defaults: factors on the scale after so many finite steps, and after a non-finite one; and this number."""
 _Autocast = torch.amp.autocast_mode.autocast
 
 
@@ -52,32 +51,30 @@ def bad_step(message: str) -> LoadError:
 
 
 def call_forked(work: Callable[[Callable[[str], None]], Any], hear: Callable[[str], object] = str) -> Any:
-    """Call `work(tell)` in a forked process without output; return its value, or a LoadError with the reason of its
-    failure. hear: called with each message that `work` passes to `tell`."""
+    """Call `work(tell)` in a forked process without output; return its value. hear: called with each message that `work`
+    passes to `tell`. Raises: AuditorError if `work` raises, or its process is killed; CallbackError if `hear` raises."""
 
     def answer(tell: Callable[[Any], None]) -> None:
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):  # the user's step prints the same in every recipe
+            os.dup2(null, stream)
+        torch.set_num_threads(1)  # threads do not survive a fork
         try:
-            null = os.open(os.devnull, os.O_RDWR)
-            for stream in range(3):  # the user's step prints the same in every recipe
-                os.dup2(null, stream)
-            torch.set_num_threads(1)  # threads do not survive a fork
             tell((call(work, "the recipe", "bad-step", tell),))
         except LoadError as error:
             tell((error,))
         finally:
             os._exit(0)
 
-    try:
-        return supervise(answer, hear=hear)[0]
-    except CallbackError:
-        raise
-    except AuditorError as error:  # the process was killed
-        return bad_step(str(error))
+    (done,) = supervise(answer, hear=hear)
+    if isinstance(done, LoadError):
+        raise done
+    return done
 
 
 class Session:
-    """The user's step, which runs once in each process. optimizers: by their ids. root: the module with all their
-    parameters. own_regions: whether the step opens autocast regions. used: the optimizers that the last step called.
+    """The user's step, and its runs, each in a process of its own. optimizers: by their ids. root: the module with all
+    their parameters. own_regions: whether the step opens autocast regions. used: the optimizers that the last step called.
     """
 
     def __init__(self, step: Callable[..., Any]) -> None:
@@ -116,29 +113,34 @@ class Session:
         self.recipe, self.result = recipe, RecipeRun(recipe, scale=recipe.scale)
         self._prepare()
         result, samples = self.result, {i * (steps - 1) // (LOOKS - 1) for i in range(LOOKS)}
-        fp32, finite = shared_gradients(self._parameters), 0
-        for step, (number, batch) in zip(range(steps), batches, strict=False):
+        fp32, scale, finite = Gradients(), torch.tensor(recipe.scale or 1.0), torch.zeros((), dtype=torch.int32)
+        for step in range(steps):
+            number, batch = call(next, f"before step {step}, the batches", "bad-step", batches, (-1, None))
+            if number < 0:
+                break
             result.batches = max(result.batches, number + 1)
+            if step in samples and recipe.format != "fp32":
+                fp32 = {}
+                with suppress(AuditorError):
+                    fp32 = call_forked(partial(self._run_shadow, batch))
             self._updates = Updates(self._parameters, result, fp32) if step in samples else None
-            if self._updates is not None and recipe.format != "fp32":
-                call_forked(partial(self._run_shadow, batch, fp32))
             restart = process_state()
             where = f"in step {step} (batch {number}), the step"
             result.losses.append(call(self._call_step, where, "bad-step", batch))
             if self._updates is not None:
-                self._updates.finish(step)
-            finite += 1
+                fp32 = self._updates.finish(step)
             if self._broken is not None:
-                is_known = self._broken or len(result.skipped) >= BLAMED
-                found = (self._broken, None) if is_known else call_forked(partial(self._search, batch, restart))
-                blamed = ("", None) if isinstance(found, LoadError) else found
+                blamed = self._broken, None
+                if not self._broken and len(result.skipped) < BLAMED:
+                    with suppress(AuditorError):
+                        blamed = call_forked(partial(self._search, batch, restart))
                 result.skipped.append(NonFiniteStep(step, number, result.scale, *blamed))
-                finite = 0
-            tell(f"{step + 1}")
+            tell(f"step {step}, loss {result.losses[-1]}")
             if result.scale is None and result.skipped:
                 break
-            if result.scale is not None and finite % INTERVAL == 0:
-                result.scale *= GROWTH if finite else 1 / GROWTH
+            if result.scale is not None:
+                torch._amp_update_scale_(scale, finite, torch.tensor(float(self._broken is not None)), *SCALING)
+                result.scale = float(scale)
         return result, self.used, self.own_regions
 
     def _call_step(self, batch: Any, handler: Trail | None = None) -> float:
@@ -154,12 +156,12 @@ class Session:
 
     # Steps that run again in forked processes
 
-    def _run_shadow(self, batch: Any, fp32: Mapping[str, torch.Tensor], tell: object) -> None:
-        """Write FP32's gradients of this step, from the same state, to `fp32`; NaN if the step fails in FP32."""
-        for gradient in fp32.values():
-            gradient.fill_(math.nan)
+    def _run_shadow(self, batch: Any, tell: object) -> dict[str, Any]:
+        """FP32's gradients of this step, from the same state, as NumPy arrays, which a pipe can pass on."""
         self._become_fp32()
+        self._updates = Updates(self._parameters, self.result, {})
         self._call_step(batch)
+        return {name: gradient.numpy() for name, gradient in self._updates.gradients.items()}
 
     def _search(self, batch: Any, restart: Callable[[], None], tell: object) -> tuple[str, str | None]:
         """The operation to blame for a step, and its module: the first that is non-finite only in low precision."""
@@ -201,13 +203,8 @@ class Session:
         every_optimizer.register_optimizer_step_post_hook(lambda *_: self._open.pop().close())
         called = nn.Module.__call__
         nn.Module.__call__ = lambda module, *a, **k: self._call(called, module, *a, **k)  # type: ignore[method-assign]
-
-        def scale(differentiate: Callable[..., Any], scaled: Callable[..., Any]) -> Callable[..., Any]:
-            """Replace a function, except for calls by activation checkpoints or custom Functions inside a pass."""
-            return lambda *a, **k: differentiate(*a, **k) if self._in_pass else scaled(differentiate, *a, **k)
-
-        torch.autograd.backward = scale(torch.autograd.backward, self._backward)
-        torch.autograd.grad = scale(torch.autograd.grad, self._grad)
+        for name, first in (("backward", "tensors"), ("grad", "outputs")):
+            setattr(torch.autograd, name, partial(self._differentiate, getattr(torch.autograd, name), first))
         # The user's scalers are disabled, since this session scales.
         torch.amp.grad_scaler.GradScaler._enabled = property(lambda self: False, lambda self, value: None)  # type: ignore
 
@@ -231,9 +228,9 @@ class Session:
     @contextmanager
     def _around(self, handler: Trail | None) -> Iterator[None]:
         """Context for one step: FP32, or emulated CUDA; autocast regions of the step get the recipe's dtype."""
-        low, dtype = self.recipe.format != "fp32", dtype_of(self.recipe.format)
-        regional = low and not self.recipe.stored and not self.recipe.loss_in_fp32
-        emulated = emulate("cuda") if low else written_as_meant()
+        recipe, dtype = self.recipe, dtype_of(self.recipe.format)
+        regional = recipe.format != "fp32" and not recipe.stored and not recipe.loss_in_fp32
+        emulated = written_as_meant() if recipe.format == "fp32" else emulate("cuda")
         with ieee(), disable_compilers(), emulated if handler is None else intercept(handler):
             enter = vars(_Autocast)["__enter__"]
 
@@ -260,28 +257,27 @@ class Session:
             self._calls.pop()
         return widen(result) if outermost and self.recipe.loss_in_fp32 else result
 
-    def _backward(self, original: Callable[..., None], tensors: Any, *args: Any, **kwargs: Any) -> None:
-        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        self.result.backward_passes += not self.result.losses
-        self._losses += [float(x.detach()) for x in roots if x.numel() == 1]
-        with self._scaled_pass() as scale:
-            original([x * scale for x in roots], *args, **kwargs)
+    def _differentiate(self, original: Callable[..., Any], first: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Run torch.autograd's `backward` or `grad` at the loss scale, outside autocast. first: name of the first argument.
 
-    def _grad(self, original: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._scaled_pass() as scale:
-            scaled = over_tensors(lambda x: x * scale, outputs)
-            return over_tensors(lambda g: g / scale, original(scaled, *args, **kwargs))
-
-    @contextmanager
-    def _scaled_pass(self) -> Iterator[torch.Tensor]:
-        """Context for a backward pass, which runs outside autocast; yields the loss scale, in FP32. Gradients of earlier
-        passes are scaled too; a power of two changes no digits."""
+        Gradients of earlier passes are scaled too; a power of two changes no digits. Activation checkpoints and custom
+        Functions, which call it inside a pass, run it unchanged.
+        """
+        if self._in_pass:
+            return original(*args, **kwargs)
+        roots, *rest = args or [kwargs.pop(first)]
+        if first == "tensors":
+            self.result.backward_passes += not self.result.losses
+            self._losses += [float(x.detach()) for x in tensors_in(roots) if x.numel() == 1]
         scale, self._in_pass = torch.full((), self.result.scale or 1.0), True
         with torch.autocast("cuda", enabled=False):
             self._multiply_gradients(scale)
-            yield scale
+            result = original(over_tensors(lambda x: x * scale, roots), *rest, **kwargs)
             self._multiply_gradients(1 / scale)
         self._in_pass = False
+        if not self.own_regions:  # a user would leave the region around the forward pass
+            clear_weight_casts()
+        return over_tensors(lambda x: x / scale, result)
 
     def _multiply_gradients(self, factor: torch.Tensor) -> None:
         with plain_torch():
@@ -312,7 +308,7 @@ class Session:
                 finite = all(all_finite(p.grad) for _, p in own)
                 if finite and self._updates is not None:
                     for group, p in own:
-                        stack.enter_context(self._updates.measure(optimizer, group, p, shadow))
+                        stack.enter_context(self._updates.measure(optimizer, group, p))
                 for _, p in own if not finite or (shadow and is_last) else ():
                     stack.callback(setattr, p, "grad", p.grad)
                     p.grad = None

@@ -57,14 +57,13 @@ def render(result: Rehearsal) -> str:
 
 
 def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
-    broken = len(result.problems_of(name))
-    verdict = count(broken, "problem") if broken else "no problem" * (name != "fp32")
-    figures = ["failed", *[""] * (len(SHARES) + 2)]
-    if run.failure is None:
-        error = ratio(run.error) if run.errors and name != "fp32" else ""
-        shares = (or_blank(run.share(what), percent) for what, _ in SHARES)
-        figures = [f"{run.last_loss():.4g}", f"{len(run.skipped)}", error, *shares]
-    return run.recipe.title, *figures, "recommended" if name == result.recommended else verdict
+    """A recipe's row in the table. A failed run has no other figure than its loss before the failure."""
+    broken, fails = len(result.problems_of(name)), run.failure is not None
+    state = count(broken, "problem") if broken else "no problem" * (name != "fp32")
+    state = "recommended" if name == result.recommended else f"failed in step {len(run.losses)}" if fails else state
+    loss, skipped = f"{run.last_loss():.4g}" if run.losses else "", "" if fails else f"{len(run.skipped)}"
+    error = ratio(run.error) if run.errors and name != "fp32" else ""
+    return run.recipe.title, loss, skipped, error, *(or_blank(run.share(what), percent) for what, _ in SHARES), state
 
 
 def _entry(result: Rehearsal, problem: RecipeProblem) -> Item:
@@ -76,8 +75,10 @@ def _entry(result: Rehearsal, problem: RecipeProblem) -> Item:
         if other.recipe.repairs != problem.recipe or (not left and problem != same[0]):
             continue
         effect = f"repairs {'this problem' if left or not same[1:] else f'these {len(same)} problems'}"
-        still = [p for p in left if p.kind == problem.kind]
-        said = f"still: {still[0].text}" if still else f"{effect}; last loss {other.last_loss():.4g}"
+        ends = next((p for p in left if p.kind in (problem.kind, "not-finite", "fails")), None)
+        said = f"{effect}; last loss {other.last_loss():.4g}"
+        if ends is not None:
+            said = f"{'still' if ends.kind == problem.kind else 'instead'}: {ends.text}"
         notes.append(f"{other.recipe.title}: {said}.")
     return Item(f"{result.runs[problem.recipe].recipe.title}: {problem.kind}: {problem.text}", tuple(notes), "warning")
 

@@ -1,6 +1,7 @@
 """A rehearsal finds what was planted, repairs it, says nothing of steps without a fault, and leaves everything as it was."""
 
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -23,6 +24,8 @@ from auditor.rehearsal import session
 from auditor.rehearsal.judge import problems_of
 from auditor.rehearsal.remedies import REMEDIES, code_of, repair
 from auditor.rehearsal.result import FP32, Recipe, RecipeRun
+from auditor.report.blocks import Grid
+from auditor.report.rehearsal import overview
 from benchmarks.rehearsal import costs
 from tests.rehearsal.cases import CASES, Made, classes, mlp, plain
 from tests.support.refusing import refused
@@ -181,7 +184,8 @@ class Nested(torch.optim.SGD):
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_gradients_of_a_second_optimizer_are_those_after_the_update_of_the_first(precision: str, nested: bool) -> None:
-    """With the plan all in FP32, every error is zero: FP32's gradients are of the same weights, also after an update."""
+    """With the plan all in FP32, every error is zero: FP32's gradients are of the same weights, also after an update.
+    Under autocast, no cast of a weight is older than the update."""
     first, last = mlp(16, 8), mlp(8, 4)
     plan = auditor.audit(last, torch.randn(8, 8), formats=["bf16"]).plans["autocast_bf16"]
     plan = dataclasses.replace(plan, scopes={"": ScopeChoice(precision)})
@@ -195,7 +199,9 @@ def test_gradients_of_a_second_optimizer_are_those_after_the_update_of_the_first
             F.cross_entropy(last(first(x)), y).backward()
             optimizer.step()
 
-    run = auditor.rehearse(step, classes(4), 3, plan=plan, remedies=False).runs["plan"]
+    runs = auditor.rehearse(step, classes(4), 3, plan=plan, remedies=False).runs
+    assert all(error < 0.02 for row in runs["bf16_autocast"].parameters.values() for error in row.error)
+    run = runs["plan"]
     errors = [error for row in run.parameters.values() for error in row.error]
     assert len(errors) == 4 * 3
     assert all(error == 0 if precision == "fp32" else error > 1e-4 for error in errors)
@@ -402,14 +408,14 @@ def test_a_step_that_cannot_be_rehearsed_is_refused_in_one_line(make: Any, said:
         auditor.rehearse(*make(), 3)
 
 
-def test_a_recipe_that_raises_or_is_killed_fails_alone() -> None:
+def test_a_recipe_that_raises_or_is_killed_fails_alone_with_the_losses_until_then() -> None:
     model = mlp(16, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        if model[0].weight.dtype is torch.bfloat16:
+    def step(x: torch.Tensor, y: torch.Tensor, ends: bool) -> torch.Tensor:
+        if ends and model[0].weight.dtype is torch.bfloat16:
             os.kill(os.getpid(), signal.SIGKILL)
-        if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.float16:
+        if ends and torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.float16:
             raise ValueError("no such thing")
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)
@@ -417,11 +423,41 @@ def test_a_recipe_that_raises_or_is_killed_fails_alone() -> None:
         optimizer.step()
         return loss
 
-    found = auditor.rehearse(step, classes(2), 2, remedies=False)
+    batches = [(*one, i == 2) for i, one in enumerate(classes(3))]
+    found, until = auditor.rehearse(step, batches, 4), auditor.rehearse(step, batches, 2, remedies=False)
+    assert {name: len(run.losses) for name, run in found.runs.items()} == {
+        "fp32": 4,
+        "bf16_autocast": 4,
+        "fp16_autocast": 2,
+        "bf16": 2,  # and no remedy is tried
+    }
     assert {name for name, run in found.runs.items() if run.failure is None} == {"fp32", "bf16_autocast"}
-    assert "was killed by SIGKILL" in str(found.runs["bf16"].failure)
-    assert "in step 0 (batch 0), the step raised ValueError: no such" in str(found.runs["fp16_autocast"].failure)
+    assert all(found.runs[name].losses == until.runs[name].losses for name in ("fp16_autocast", "bf16"))
+    assert f"was killed by SIGKILL (at: step 1, loss {found.runs['bf16'].losses[1]})" in str(found.runs["bf16"].failure)
+    assert "in step 2 (batch 2), the step raised ValueError: no such" in str(found.runs["fp16_autocast"].failure)
     assert {(each.recipe, each.kind) for each in found.problems} == {("bf16", "fails"), ("fp16_autocast", "fails")}
+    rows = next(block for block in overview(found) if isinstance(block, Grid)).rows
+    assert rows[2][1:] == (f"{found.runs['fp16_autocast'].losses[1]:.4g}", *[""] * 5, "failed in step 2")
+
+
+@pytest.mark.parametrize("what", ["step", "batches"])
+def test_what_raises_in_fp32_is_refused_with_the_step_at_which_it_does(what: str) -> None:
+    model = mlp(16, 4)
+    inner, calls = plain(model, torch.optim.SGD(model.parameters(), lr=0.1)), itertools.count()
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        if what == "step" and next(calls) == 3:
+            raise ValueError("no such thing")
+        return inner(x, y)
+
+    def batches() -> Any:
+        yield from classes(2)
+        if what == "batches":
+            raise ValueError("no such thing")
+
+    said = {"step": r"in step 3 \(batch 1\), the step raised", "batches": "before step 2, the batches raised"}[what]
+    with refused(AuditorError, "bad-step", match=f"^the step fails in FP32: {said} ValueError: no such thing"):
+        auditor.rehearse(step, batches, 5)
 
 
 def test_two_models_are_told_apart() -> None:

@@ -102,7 +102,7 @@ BUDGET = {
     "progress": (300, "telling"),
     "quantization": (2370, "quantization"),
     "records": (1500, "records"),
-    "rehearsal": (1140, "rehearsal"),
+    "rehearsal": (1110, "rehearsal"),
     "report": (2830, "report"),
     "rulebook": (2440, "rules"),
     "score": (280, "criteria"),
@@ -112,7 +112,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30200, 220, 24
+LINES, FILES, ROOMS = 30210, 219, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

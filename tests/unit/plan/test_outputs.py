@@ -8,6 +8,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.paths import FP32_OUTPUT, function_in
 from auditor.plan.modules import evaluate
+from auditor.plan.problem import Problem
 from auditor.records import Audit, Plan
 from tests.support.capturing import Function
 from tests.support.planning import bench_of
@@ -75,6 +76,28 @@ def test_a_product_that_only_overflows_in_its_output_runs_in_fp16(strategy: str)
     assert plan.is_verified
     assert plan.predicted_error == pytest.approx(plan.measured_error, rel=0.2)
     assert [reason.kind for reason in plan.reasons if reason.functions] == ["unsafe"]
+
+
+def test_the_recommended_plan_gives_a_wide_last_layer_an_fp32_output_and_saves_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """[128, 256] @ [256, 8192] of BF16 numbers: only the output is rounded, by about 0.0016 of itself. In FP32 the
+    2 x 128 x 256 x 8192 FLOPs take 27.5 us of an A100; with BF16 inputs, memory traffic takes 4.2 us."""
+    model = seeded(lambda: Model(lambda m, x: m.head(x), head=nn.Linear(256, 8192, bias=False)))
+    model.head.weight.data = model.head.weight.data.bfloat16().float()
+
+    def audited() -> Audit:
+        return auditor.audit(model, ROWS, formats="bf16", strategies="autocast", max_error=1e-3)
+
+    audit = audited()
+    plan = audit.plans["autocast_bf16"]
+    assert audit.recommended == plan.name
+    assert fp32_outputs(plan) == [function_in("head", f"linear{FP32_OUTPUT}")]
+    monkeypatch.setattr(Problem, "products", {})
+    without = audited().plans["autocast_bf16"]
+    assert without.is_verified
+    assert without.kept_modules
+    assert plan.predicted_speedup > 4 * without.predicted_speedup
 
 
 def test_where_the_next_product_rounds_its_inputs_an_fp32_output_is_of_no_use() -> None:
