@@ -14,11 +14,30 @@ from tests.support.subjects import normal
 X = normal(64, 16)
 
 
+class Blend(nn.Module):
+    """A lone output of a large elementwise part: as much is cast as autocast saves, or more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = 1.1 * torch.sin(x)
+        return x + self.out(x)
+
+
 @pytest.mark.parametrize("module", [nn.Softmax(-1), nn.LayerNorm(16), nn.GELU()], ids=["softmax", "norm", "gelu"])
 def test_a_model_without_products_is_stored_low(module: nn.Module) -> None:
     audit = held(lambda: (copy.deepcopy(module).eval(), ((X.clone(),), {})))
     assert audit.recommended == "cast_fp16"
     assert "(`cast_fp16`), 2.00x" in audit.recommendation
+
+
+def test_a_plan_that_holds_is_handed_out_where_it_saves_no_time() -> None:
+    audit = held(lambda: (Blend().eval(), ((X.clone(),), {})), strategies=("autocast",))
+    assert audit.plans["autocast_bf16"].low_precision_flops == 1
+    assert audit.recommended in ("autocast_fp16", "autocast_bf16")
 
 
 def test_what_holds_without_a_plan_is_handed_out_where_the_curve_has_nothing() -> None:
