@@ -152,13 +152,9 @@ def frozen(model: nn.Module, x: Tensor) -> Any:
     return torch.jit.freeze(scripted(model, x))
 
 
-def row() -> Tensor:
-    return torch.randn(4, 16)
-
-
-def call_of(make: Callable[[Tensor], Any], example: Callable[[], Tensor] = row) -> tuple[Any, Call]:
+def call_of(make: Callable[[Tensor], Any]) -> tuple[Any, Call]:
     torch.manual_seed(0)
-    x = example()
+    x = torch.randn(4, 16)
     return make(x), ((x.clone(),), {})
 
 
