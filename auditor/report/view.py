@@ -211,7 +211,7 @@ def next_step(audit: Audit, directory: Path) -> str:
     """What the user can do next. directory: the directory of the audit's files."""
     report = directory / "report.html"
     if audit.subject.random_weights and audit.live and audit.parameters > 0:
-        return "audit it again with trained weights (--weights FILE): these numbers are for random weights."
+        return "audit the model again with trained weights (--weights FILE): these numbers are for random weights."
     if audit.training is not None and audit.training.format is not None:
         return f"train with the loop in {report}, section Training."
     plan = audit.plans.get(audit.recommended or "")
