@@ -1,4 +1,4 @@
-"""Models that write to themselves, to what holds them and to what they are given: all of it comes back after an audit."""
+"""Models that write to themselves and to what holds them: all of it comes back after an audit."""
 
 import itertools
 import json
