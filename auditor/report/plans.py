@@ -292,7 +292,7 @@ def _exceptions(plan: Plan) -> str:
     if not any(reason.operations and not reason.functions and reason.kind != "not-floating" for reason in plan.reasons):
         return ""
     if strategy_of(plan.strategy).regional:
-        return ", except operations that autocast runs in FP32, and those that read FP32 values and are not matrix products"
+        return ", except operations that autocast runs in FP32, and operations other than matrix products that read FP32 values"
     return ", except operations that read FP32 values"
 
 
