@@ -37,6 +37,7 @@ from auditor.loading.placement import place_subject
 from auditor.measure.calibrate import calibrate_paths
 from auditor.measure.noise import noise_of
 from auditor.numerics.schemes import SCHEMES
+from auditor.plan.choices import bits_of
 from auditor.plan.quantized import QuantizedPlans
 from auditor.plan.workbench import Workbench, in_unit, yardstick_of
 from auditor.records.quantization import QuantizedPlan
@@ -238,8 +239,8 @@ def plan_for(judge: Judge, limit: float) -> Planned:
     seconds = time.process_time() - start
     rank = {}
     for group in making.groups:
-        smallest = min(group.options.values(), key=lambda one: one.bits)
-        rank[group.keys] = smallest.square / (16 * group.elements - smallest.bits)
+        smallest = min(group.squares, key=bits_of)
+        rank[group.keys] = group.squares[smallest] / (16 - bits_of(smallest)) / group.elements
     measurements = sum(one.decided_by == "re-run" for one in measured.quantized.values())
     return Planned(plans[-1], rank, measurements + sum(plan.runs for plan in plans), seconds)
 

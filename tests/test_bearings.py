@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.records import Audit
-from auditor.report.findings import causes
 
 LOW = ("float16", "bfloat16")
 
@@ -77,21 +76,3 @@ def test_what_meets_no_low_value_is_not_spoken_of() -> None:
     found = {(f.rule, f.op) for f in audited(Transform()).findings}
     assert ("LIN002", "aten.fft_rfft.default") in found
     assert ("LIN002", "aten.fft_irfft.default") not in found  # it reads the complex64 of the first, which raises if low
-
-
-def test_a_sum_that_autocast_makes_in_fp32_takes_cast_weights() -> None:
-    """It promotes: FP16 under autocast, which hands it one low value, makes an FP32 sum that fits."""
-    found = audited(Sums(), strategies=("autocast", "cast"), formats=("fp16",))
-    assert (torch.full((4, 1), 6e4) + torch.full((4, 8), 6e4, dtype=torch.float16)).dtype is torch.float32
-    by_op = {f.op: f.met for f in found.findings if f.rule in ("RED002", "MSR001")}
-    assert by_op["aten.sum.dim_IntList"] == {"fp16": ("cast",)}
-    assert by_op["aten.add.Tensor"] == {"fp16": ("cast",)}
-
-
-def test_a_card_names_no_strategy_that_computes_in_fp32() -> None:
-    cards = [card for card in causes(audited(Sums())).all if "avoids" in card.plan_effect]
-    assert cards
-    for card in cards:
-        met = {how for finding in card.members for how in finding.met.get("fp16", ())}
-        assert met
-        assert ("FP16 under autocast" in card.plan_effect) == ("autocast" in met)

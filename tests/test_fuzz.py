@@ -71,7 +71,7 @@ def check(code: int, errors: str, words: object) -> None:
     assert all(len(line) > 15 for line in lines)
 
 
-@fuzzed(100)
+@fuzzed(60)
 @given(words=WORDS)
 @example(words=[])
 @example(words=["model.py", "--inputs", "int64[2]<0"])

@@ -96,8 +96,8 @@ class Apply(Verb):
     quiet: bool = True
 
     def run_watched(self, progress: Display) -> int:
+        from ..artefact.libraries import files_of, quantized_plan
         from ..document.live import check_artefact, patched_source, read_plans
-        from ..document.torchao import quantized_files
         from ..loading import load
         from ..plan.recommend import kept_apart
 
@@ -111,7 +111,8 @@ class Apply(Verb):
             folder.check_directory(directory)
             text = patched_source(subject, audit, plans, chosen, directory)
             check_artefact(subject, audit, plans, chosen, self.seed)
-        file, *_ = folder.write(directory, {PATCHED: text, **quantized_files(audit, chosen)})
+        quantized = {} if chosen in plans else files_of(audit, quantized_plan(audit, chosen))
+        file, *_ = folder.write(directory, {PATCHED: text, **quantized})
         kept = f"{kept_apart(plans[chosen]) or 'no module'} in FP32" if chosen in plans else "quantized by torchao"
         note = "not verified on this model: to verify the plan, audit the model"
         say(f"Plan     {chosen}, {kept}; {note}\nPatched  {file}\n")

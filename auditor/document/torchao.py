@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from ..artefact.libraries import LIBRARIES, applicable, code_of, files_of, quantized_plan
+from ..artefact.libraries import LIBRARIES, applicable, code_of, quantized_plan
 from ..errors import PlanError, first_line
-from ..graphs.exported import quietly
 from ..isolation import isolate
+from ..isolation.process import quietly
 from ..records import Audit
 from .read import audit_in
 
@@ -21,11 +21,6 @@ def quantized_audit(plan: Any, name: str | None) -> Audit | None:
     is_audit = isinstance(plan, Audit | str | PathLike) or (isinstance(plan, Mapping) and "plans" in plan)
     audit = audit_in(plan) if name and is_audit else None
     return audit if audit and any(name == one.name for one in audit.quantized_plans) else None
-
-
-def quantized_files(audit: Audit, name: str) -> dict[str, str]:
-    """The files of a plan of quantization schemes, by their path in an audit's directory; empty for other plans."""
-    return {} if name in audit.plans else files_of(audit, quantized_plan(audit, name))
 
 
 def quantize(model: nn.Module, audit: Audit, name: str, then: Callable[[], object] = lambda: None) -> nn.Module:

@@ -26,7 +26,7 @@ from ..execution.policy import choice_from_scopes
 from ..folder import OWN
 from ..isolation.answer import answer
 from ..isolation.outputs import tensor_outputs
-from ..measure.joint import QuantizedModel
+from ..measure.layers import QuantizedModel
 from ..numerics.nodes import readers, row_of, tensors_in
 from ..plan.problem import Problem
 from ..plan.workbench import Workbench

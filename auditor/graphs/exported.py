@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
-import logging
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +18,7 @@ from ..execution.execute import Executor
 from ..isolation import isolate
 from ..isolation.answer import answer
 from ..isolation.outputs import tensor_outputs
-from ..isolation.process import disable_fused_path
+from ..isolation.process import disable_fused_path, quietly
 from ..numerics.metrics import output_error
 from ..numerics.nodes import mutates, row_of
 from ..records import Batch
@@ -223,16 +220,3 @@ def _same(node: fx.Node) -> fx.Node | None:
     if not cast or not isinstance(given, torch.Tensor) or not isinstance(result, torch.Tensor):
         return None
     return source if (given.dtype, given.device) == (result.dtype, result.device) else None
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Suppress the messages and prints of torch's exporters."""
-    level = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)

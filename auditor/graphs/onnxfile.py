@@ -14,6 +14,7 @@ import torch
 
 from ..errors import AuditorError, MeasureError, first_line, let_through, origin_of
 from ..isolation.answer import answer
+from ..isolation.process import quietly
 from ..numerics.formats import label
 from ..numerics.metrics import output_error
 from ..plan.workbench import worst_of
@@ -21,7 +22,6 @@ from ..records import Audit, Onnx, Plan
 from ..verify.artefact import NotHandedOver, Verifier
 from ..verify.loaders import AS_IT_IS, ONNX, PROVIDER
 from ..verify.running import Answers
-from .exported import quietly
 
 with suppress(ImportError):  # `require` reports what is not installed
     import onnx

@@ -10,10 +10,11 @@ from torch import nn
 from ..errors import describe, let_through
 from ..isolation import isolate
 from ..isolation.answer import answer
+from ..isolation.process import quietly
 from ..plan.workbench import Workbench, worst_of
 from ..records.quantization import PipelineRun
 from ..stages import Stages
-from .exported import export_model, quietly
+from .exported import export_model
 
 STEPS = 8
 """Steps of Adam, all with the first batch's gradient."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -227,3 +229,16 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (lambda: list(sys.path), lambda wanted: sys.path.__setitem__(slice(None), wanted)),
     (lambda: list(warnings.filters), _set_filters),
 )
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Suppress the messages and prints of exporters and quantizers."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -13,16 +13,15 @@ from ..capture.several import RecordedPaths, join_paths, number_of, unjudged_lin
 from ..criteria.measure import Criteria
 from ..errors import MeasureError, let_through
 from ..numerics.histogram import merge_magnitudes
-from ..numerics.schemes import SCHEMES
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Linearity, Magnitudes, ModelPath, NodeError, Subject
 from ..records.decisions import Decisions
 from ..records.quantization import QuantizedLayer
 from .attribute import FirstOrder, first_order
 from .causes import refine_causes
 from .decisions import measure_decisions
-from .layers import measure_layers
+from .layers import measure_layers, spans_of
 from .measure import Measurement, measure
-from .quantized import QuantizedLayers, calibration_spans, require_layers
+from .quantized import QuantizedLayers, require_layers
 from .reference import Back
 from .rerun import PLAIN, Yardstick, regions_of
 from .settle import settle
@@ -70,8 +69,7 @@ def calibrate(
     separate graph.
     """
     batches = usable(capture, subject)
-    calibrated = any(SCHEMES[scheme].is_calibrated for scheme in schemes)
-    spans = calibration_spans(capture, subject, batches) if calibrated else {}
+    spans = spans_of(subject.model, schemes, batches, seed)
 
     def measure_batch(batch: Batch, *backs: Back) -> tuple[Measurement, FirstOrder]:
         """Measure one batch. If a backward pass raises, repeat with the next mode in `backs`."""

@@ -1,21 +1,38 @@
-"""Measures every layer under every scheme: effect on the outputs, cause of the error, and cheapest remedy."""
+"""Measures every layer under every scheme, alone (effect, cause, cheapest remedy), and runs the model with any of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
 
 import torch
+from torch import nn
 
+from .. import offload
+from ..artefact.configs import torchao_code
+from ..capture.intercept import Handler, intercept
+from ..capture.regions import Region
+from ..criteria.margins import Form
+from ..criteria.measure import Criteria, names_of
+from ..isolation.answer import answer
+from ..isolation.members import named_tensors
+from ..isolation.process import quietly
+from ..numerics.entries import entries, finite, is_number
 from ..numerics.metrics import output_error
+from ..numerics.nodes import op_name
 from ..numerics.schemes import SCHEMES
-from ..records import Contribution
+from ..records import Batch, Contribution
 from ..records.quantization import KEEP, QuantizedLayer
 from ..stages import tick
-from .attribute import FirstOrder
+from .attribute import FirstOrder, forms_of
 from .measure import Measurement
-from .quantized import Part, together
+from .probes import signs
+from .quantized import Part, Roles, for_layer, key_of, quantize_input, quantize_weight, roles_of, together
 from .rerun import SENSITIVE_SHARE, Reruns, Yardstick
 
 RUNS = 24
@@ -88,10 +105,153 @@ def _describe(
         error=output_error([reference], [reference + together(parts)]),
         weight_error=errors[0],
         activation_error=sum(errors[1:]),
-        saturated=sum(part.made.saturated for part in parts),
-        zeroed=sum(part.made.zeroed for part in parts),
+        saturated=sum(int(part.made.beyond.sum()) for part in parts),
+        zeroed=sum(int(part.made.vanished.sum()) for part in parts),
         part=part,
         cause=cause,
         place=place,
         criterion=effect.criterion,
     )
+
+
+_TORCHAO = (nn.Linear, nn.Embedding)
+
+STORED = 1 << 27
+"""Elements of quantized weights that are kept for the next run; further weights are quantized again in each run."""
+
+SKETCH = 4096
+"""Length to which a change of the outputs is folded."""
+
+Span = tuple[float, float]
+"""The smallest and the largest value of a layer's input."""
+
+
+def change_of(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], by: Yardstick) -> torch.Tensor:
+    """The change of the outputs, [criteria, SKETCH]: the largest norm of a row is the error, and rows of several changes add
+    up as long as these are small.
+
+    A row is A'd of a criterion with the form d'AA'd, see margins.py; with other measures, there is one row, along d. Long
+    rows are summed up with random signs, which preserves norms and inner products in the mean, with a relative standard
+    deviation of sqrt(2 / SKETCH) of the squares. Source: Charikar et al., Finding Frequent Items in Data Streams (2002).
+    """
+    moved = [finite(entries(y) - entries(x)) if is_number(x) else None for x, y in zip(reference, outputs, strict=True)]
+    rows, criteria = list[torch.Tensor](), by.distance if isinstance(by.distance, Criteria) else None
+    for criterion in criteria.all(names_of(reference, criteria.names)) if criteria is not None else ():
+        assert criteria is not None
+        places = criteria.output_indices(criterion, names_of(reference, criteria.names))
+        forms = forms_of(criterion, criteria, [reference[i] for i in places])
+        if forms is None:
+            rows = []
+            break
+        pairs = zip(forms, (d for i in places if (d := moved[i]) is not None), strict=False)
+        rows.append(torch.cat([_transposed(form, d).flatten() for form, d in pairs]))
+    made = torch.stack([_fold(row) for row in rows or [torch.cat([d.flatten() for d in moved if d is not None])]])
+    error, largest = by(reference, outputs)[0] * by.unit, float(made.norm(dim=1).max())
+    return made * (error / largest if largest and error < math.inf else 0.0)
+
+
+def _transposed(form: Form, d: torch.Tensor) -> torch.Tensor:
+    """A'd, from the function that multiplies by A."""
+    at = torch.zeros_like(d, requires_grad=True)
+    with torch.enable_grad():
+        (result,) = torch.autograd.grad((form(at) * d).sum(), at)
+    return result
+
+
+def _fold(row: torch.Tensor) -> torch.Tensor:
+    """Sums of every SKETCH-th entry, with random signs that depend on the number of entries only."""
+    if len(row) > SKETCH:
+        row = row * signs(row.new_zeros(len(row)), torch.Generator().manual_seed(0))
+    return nn.functional.pad(row.float(), (0, -len(row) % SKETCH)).view(-1, SKETCH).sum(0).cpu()
+
+
+class QuantizedModel:
+    """The user's model with quantized layers. spans: see `spans_of`."""
+
+    def __init__(self, model: nn.Module, spans: Mapping[str, Span] | None = None) -> None:
+        self.model, self.spans = model, spans or {}
+        self.keys: dict[int, str] = {}
+        for name, tensor in named_tensors(model):
+            self.keys.setdefault(_storage(tensor), key_of(name))
+        self._weights: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._room = 0 if offload.now() is not None else STORED
+
+    @contextmanager
+    def under(self, schemes: Mapping[str, str]) -> Iterator[None]:
+        """In the body, layers compute under their schemes. schemes: {layer: scheme, or "" to not quantize it}."""
+        with intercept(_Layers(self, partial(self._quantize, schemes))):
+            yield
+
+    def outputs(self, schemes: Mapping[str, str], batch: Batch, seed: int, by: str = "emulation") -> list[torch.Tensor]:
+        """The model's outputs with these layers quantized. by: `emulation`, or `torchao`, see `runs_in_torchao`."""
+        around = partial(self.under, schemes) if by == "emulation" else partial(self._in_torchao, schemes)
+        return answer(self.model, batch, seed=seed, around=around)
+
+    def runs_in_torchao(self, schemes: Mapping[str, str]) -> bool:
+        """Whether torchao quantizes all of these layers, with kernels for a CPU."""
+        used = {key: scheme for key, scheme in schemes.items() if scheme}
+        modules = dict(self.model.named_modules())
+        fits = all(SCHEMES[scheme].on_cpu and type(modules.get(key)) in _TORCHAO for key, scheme in used.items())
+        return bool(used) and fits and find_spec("torchao") is not None
+
+    @contextmanager
+    def _in_torchao(self, schemes: Mapping[str, str]) -> Iterator[None]:
+        """In the body, the code for torchao has quantized the layers; `answer` restores the model."""
+        names = dict[str, Any]()
+        with quietly():  # torchao logs which libraries for GPUs it does not find
+            exec(torchao_code({key: scheme for key, scheme in schemes.items() if scheme}, []), names)
+        names["quantize"](self.model, dtype=None)
+        yield
+
+    def _quantize(self, schemes: Mapping[str, str], key: str, roles: Roles, args: list[Any]) -> None:
+        if not (scheme := schemes.get(key)):
+            return
+        row, weight = SCHEMES[scheme], args[roles.weight]
+        at = (scheme, _storage(weight), weight.storage_offset(), weight.shape, weight.stride())
+        if (made := self._weights.get(at)) is None:
+            made = quantize_weight(weight, roles.summed, row.weight)[2].to(weight.dtype)
+            if made.numel() <= self._room:
+                self._weights[at], self._room = made, self._room - made.numel()
+        args[roles.weight] = made
+        if roles.given is not None and row.activation is not None:
+            by, given = for_layer(row.activation, roles.spatial), args[roles.given]
+            args[roles.given] = quantize_input(given, roles.spatial, by, self.spans.get(key))[2].to(given.dtype)
+
+
+class _Layers(Handler):
+    """Passes the arguments of every layer, as a list that may be changed, to a function."""
+
+    def __init__(self, of: QuantizedModel, change: Callable[[str, Roles, list[Any]], None]) -> None:
+        self.of, self.change = of, change
+
+    def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        """Run one operation, with its arguments changed if it is a layer."""
+        roles, changed = roles_of(op_name(op), args, lambda x: x.shape), list(args)
+        if roles is not None and (key := self.of.keys.get(_storage(args[roles.weight]))) is not None:
+            self.change(key, roles, changed)
+        return op(*changed, **kwargs)
+
+    part = whole
+
+
+def spans_of(model: nn.Module, schemes: Sequence[str], batches: Sequence[Batch], seed: int) -> dict[str, Span]:
+    """{layer: range of its input over the batches}; empty if no scheme has calibrated scales."""
+    result = dict[str, Span]()
+
+    def see(key: str, roles: Roles, args: list[Any]) -> None:
+        if roles.given is not None:
+            low, high = (float(x) for x in finite(args[roles.given]).float().aminmax())
+            least, most = result.get(key, (low, high))
+            result[key] = min(low, least), max(high, most)
+
+    for batch in batches if any(SCHEMES[scheme].is_calibrated for scheme in schemes) else ():
+        answer(model, batch, seed=seed, around=partial(intercept, _Layers(QuantizedModel(model), see)))
+    return result
+
+
+def _storage(x: torch.Tensor) -> int:
+    """Address of a tensor's memory, which its views share; its id if it has no memory of its own."""
+    try:
+        return x.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return id(x)

@@ -11,12 +11,10 @@ import torch
 from torch import fx
 
 from ..errors import PlanError
-from ..execution.execute import Executor
-from ..numerics.entries import finite
 from ..numerics.nodes import arguments, op_of, row_of, target_of, tensors_in, view_source
 from ..numerics.quantize import Quantized, fake_quantize
 from ..numerics.schemes import SCHEMES, Quantizer
-from ..records import Batch, Capture, Subject
+from ..records import Capture
 
 _ARGUMENTS = {
     "linear": (0, 1, 1),
@@ -46,14 +44,13 @@ _PIECES = ("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk")
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with a weight. given: its input; None for an embedding. parameter: the weight, or what the weight is a
-    view of. summed: the weight's dimension that is summed over; spatial: number of dimensions of a convolution's
-    kernel."""
+    """A layer with a weight. given: its input; None for an embedding. key: see `key_of`. summed: the weight's dimension
+    that is summed over; spatial: number of dimensions of a convolution's kernel."""
 
     node: fx.Node
     given: fx.Node | None
     weight: fx.Node
-    parameter: fx.Node
+    key: str
     summed: int
     spatial: int
 
@@ -65,6 +62,11 @@ class Roles(NamedTuple):
     weight: int
     summed: int
     spatial: int
+
+
+def key_of(parameter: str) -> str:
+    """The name of a layer, by that of its weight: the module's path, unless the parameter is not called `weight`."""
+    return "" if parameter == "weight" else parameter.removesuffix(".weight")
 
 
 def roles_of(op: str, args: Sequence[Any], shape: Callable[[Any], torch.Size]) -> Roles | None:
@@ -79,7 +81,7 @@ def roles_of(op: str, args: Sequence[Any], shape: Callable[[Any], torch.Size]) -
 
 def layers_of(capture: Capture) -> dict[str, Layer]:
     """The layers whose weight is a parameter, or a view of one, by name of the operation."""
-    parameters = {place.name for place in capture.placeholders if place.kind in ("parameter", "buffer")}
+    names = {place.name: place.fqn or "" for place in capture.placeholders if place.kind in ("parameter", "buffer")}
     result = {}
     for n in capture.graph_module.graph.nodes:
         roles = roles_of(op_of(n), n.args, shape_of) if n.op == "call_function" else None
@@ -88,9 +90,9 @@ def layers_of(capture: Capture) -> dict[str, Layer]:
         root = weight = n.args[roles.weight]
         while (source := view_source(root)) is not None:
             root = source
-        if root.name in parameters and len(shape_of(weight)) > 1:
+        if root.name in names and len(shape_of(weight)) > 1:
             given = None if roles.given is None else n.args[roles.given]
-            result[n.name] = Layer(n, given, weight, root, *roles[2:])
+            result[n.name] = Layer(n, given, weight, key_of(names[root.name]), *roles[2:])
     return result
 
 
@@ -144,23 +146,6 @@ def fits(layer: Layer, scheme: str) -> bool:
     return SCHEMES[scheme].fits(kind, shape_of(layer.weight).numel() // columns, columns)
 
 
-def calibration_spans(capture: Capture, subject: Subject, batches: Iterable[Batch]) -> dict[str, tuple[float, float]]:
-    """{layer: smallest and largest value of its input} over the batches, for scales that are fixed by calibration."""
-    layers, result = layers_of(capture), dict[str, tuple[float, float]]()
-    readers: dict[str, list[str]] = {}
-    for name, layer in layers.items():
-        if layer.given is not None:
-            readers.setdefault(layer.given.name, []).append(name)
-    with torch.no_grad():
-        for batch in batches:
-            for n, value in Executor(capture.graph_module).steps(*capture.bind(subject.model, batch)):
-                for name in readers.get(n.name, ()):
-                    low, high = (float(x) for x in finite(tensors_in(value)[0]).float().aminmax())
-                    least, most = result.get(name, (low, high))
-                    result[name] = min(low, least), max(high, most)
-    return result
-
-
 @dataclass(frozen=True)
 class Part:
     """The weight or input of a layer as a matrix [rows, channels], and quantized. error: its change of the result; of
@@ -174,7 +159,7 @@ class Part:
 
 
 class QuantizedLayers:
-    """Runs layers under schemes. values: FP32 results by name. spans: ranges of inputs, see `calibration_spans`."""
+    """Runs layers under schemes. values: FP32 results by name. spans: see `layers.spans_of`."""
 
     def __init__(
         self,
@@ -202,10 +187,11 @@ class QuantizedLayers:
         result = self._result(layer, weight)
         parts = [Part("weight", x, made, row.weight, result - reference)]
         if layer.given is not None and row.activation is not None:
-            by, given = for_layer(row.activation, layer.spatial), self._values[layer.given.name]
-            x, made, given = quantize_input(given, layer.spatial, by, self._spans[name] if by.calibrated else None)
-            changed = self._result(layer, weight, given)
-            parts.append(Part("activation", x, made, by, changed - result))
+            by = for_layer(row.activation, layer.spatial)
+            x, made, given = quantize_input(
+                self._values[layer.given.name], layer.spatial, by, self._spans.get(layer.key)
+            )
+            parts.append(Part("activation", x, made, by, self._result(layer, weight, given) - result))
         return parts
 
     def cause(self, name: str, part: Part) -> tuple[str, str]:
@@ -271,10 +257,10 @@ def quantize_weight(weight: torch.Tensor, summed: int, by: Quantizer) -> Quantiz
 def quantize_input(
     given: torch.Tensor, spatial: int, by: Quantizer, span: tuple[float, float] | None = None
 ) -> QuantizedMatrix:
-    """Quantize a layer's input, with its channels as columns. spatial, span: see Layer and `fake_quantize`."""
+    """Quantize a layer's input, with its channels as columns. spatial: see Layer. span: range of the calibration inputs."""
     channels = given.dim() - 1 - spatial
     moved = given.movedim(channels, -1)
-    made = fake_quantize(x := moved.reshape(-1, moved.shape[-1]), by, span)
+    made = fake_quantize(x := moved.reshape(-1, moved.shape[-1]), by, span if by.calibrated else None)
     return x, made, made.values.view(moved.shape).movedim(-1, channels)
 
 

@@ -159,16 +159,6 @@ class Quantized:
     beyond: torch.Tensor
     vanished: torch.Tensor
 
-    @property
-    def saturated(self) -> int:
-        """Number of entries that exceed the largest value of the element format."""
-        return int(self.beyond.sum())
-
-    @property
-    def zeroed(self) -> int:
-        """Number of non-zero entries that became zero."""
-        return int(self.vanished.sum())
-
 
 def fake_quantize(x: torch.Tensor, quantizer: Quantizer, span: tuple[float, float] | None = None) -> Quantized:
     """Quantize a tensor and dequantize it. Rows are all dimensions but the last; shapes: [*] -> [*].

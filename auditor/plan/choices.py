@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..numerics.schemes import SCHEMES
 from ..stages import tick
 
 RUNS = 48
@@ -32,25 +33,28 @@ NEAR = 8
 DRAWS = 64
 """Draws of the effects in a row that suggest no choice to run, after which the search ends."""
 
+KEPT = 16.0
+"""Bits per weight of a layer that is not quantized."""
+
+FAILED = 1e30
+"""Squared effect of an option whose run failed: above any limit, yet finite."""
+
 Choice = tuple[str, ...]
 """The scheme of each group, or "" for 16 bits."""
 
 
-@dataclass(frozen=True)
-class Option:
-    """One scheme for a group. bits: total bits of the group's weights; square: squared effect on the outputs."""
-
-    bits: float
-    square: float
+def bits_of(scheme: str) -> float:
+    """Bits per weight."""
+    return SCHEMES[scheme].weight.bits if scheme else KEPT
 
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that must have one scheme. options: {scheme, or "" for 16 bits: Option}."""
+    """Layers that must have one scheme. squares: {scheme: squared effect on the outputs}."""
 
     keys: tuple[str, ...]
     elements: int
-    options: Mapping[str, Option]
+    squares: Mapping[str, float]
 
 
 class Run(NamedTuple):
@@ -79,52 +83,49 @@ class Search:
 
     def bits(self, choice: Choice) -> float:
         """Bits of all weights."""
-        return sum(group.options[scheme].bits for group, scheme in zip(self.groups, choice, strict=True))
+        return sum(bits_of(scheme) * group.elements for group, scheme in zip(self.groups, choice, strict=True))
 
     def predicted(self, choice: Choice) -> float:
         """Predicted error: of the sum of the changes by single groups."""
-        places = [self._options.index((i, scheme)) for i, scheme in enumerate(choice)]
-        square = self._changes[:, places].sum(1).square().sum(1).amax() + self._squares[places].sum()
-        return math.sqrt(float(square))
+        at = self._places(choice)
+        return float(self._products[:, at][:, :, at].sum((1, 2)).amax().clamp(min=0).sqrt())
 
     def summed(self, choice: Choice) -> float:
         """Sum of the errors with each group alone."""
-        pairs = [(self.known.get(self._alone(i, s)), self.groups[i].options[s]) for i, s in enumerate(choice)]
-        return sum(math.sqrt(option.square) if run is None else run.error for run, option in pairs)
+        return float(self._products.diagonal(dim1=1, dim2=2)[:, self._places(choice)].amax(0).sqrt().sum())
 
     @cached_property
     def _options(self) -> list[tuple[int, str]]:
         """(group, scheme) of each option, all of a group together."""
-        allowed = {"", *self.schemes}
-        return [(i, s) for i, group in enumerate(self.groups) for s in group.options if s in allowed]
+        return [(i, s) for i, group in enumerate(self.groups) for s in ("", *group.squares) if s in ("", *self.schemes)]
+
+    def _places(self, choice: Choice) -> list[int]:
+        return [self._options.index(one) for one in enumerate(choice)]
 
     @cached_property
     def _changes(self) -> torch.Tensor:
-        """[criteria of all batches, options, entries]: the change by each option, from a run of the group alone."""
-        ranked = sorted(self._options, key=lambda one: -self.groups[one[0]].options[one[1]].square)
-        for i, scheme in [one for one in ranked if one[1]][:SINGLES]:
-            self._run(self._alone(i, scheme))
+        """[criteria of all batches, options, entries]: the change by each option, from a run of the group alone; 0 without
+        a run, or if the run failed."""
+        quantized = [(i, s) for i, s in self._options if s]
+        for one in sorted(quantized, key=lambda one: -self.groups[one[0]].squares[one[1]])[:SINGLES]:
+            self._run(self._alone(*one))
         none = self.known[self._alone(0, "")]
         runs = [self.known.get(self._alone(*one), none) for one in self._options]
-        return torch.stack([(run if run.error < math.inf else none).change for run in runs], 1)
-
-    @cached_property
-    def _squares(self) -> torch.Tensor:
-        """[options]: the squared effect of an option without a run counts as independent; infinite if the run failed."""
-        squares = []
-        for i, scheme in self._options:
-            run = self.known.get(self._alone(i, scheme))
-            alone = 0.0 if run is not None and run.error < math.inf else math.inf
-            squares.append(self.groups[i].options[scheme].square if run is None else alone)
-        return torch.tensor(squares)
-
-    def _alone(self, group: int, scheme: str) -> Choice:
-        return tuple(scheme if i == group else "" for i in range(len(self.groups)))
+        return torch.stack([(run if run.error < math.inf else none).change for run in runs], 1).double()
 
     @cached_property
     def _products(self) -> torch.Tensor:
-        """[criteria of all batches, options, options]: inner products of changes."""
-        return (self._changes @ self._changes.mT).double()
+        """[criteria of all batches, options, options]: inner products of changes. The squared effect of an option without a
+        run counts as independent."""
+        result = self._changes @ self._changes.mT
+        for place, (i, scheme) in enumerate(self._options):
+            run = self.known.get(self._alone(i, scheme))
+            if run is None or not run.error < math.inf:
+                result[:, place, place] = self.groups[i].squares[scheme] if run is None else FAILED
+        return result
+
+    def _alone(self, group: int, scheme: str) -> Choice:
+        return tuple(scheme if i == group else "" for i in range(len(self.groups)))
 
     def best(self, limit: float) -> Choice:
         """The choice with the fewest bits among those whose error was measured within the limit, after more runs.
@@ -155,9 +156,9 @@ class Search:
         return min(self._allowed(limit), key=lambda choice: (self.bits(choice), self.known[choice].error))
 
     def _allowed(self, limit: float) -> list[Choice]:
-        schemes = {"", *self.schemes}
-        errors = ((choice, run.error) for choice, run in self.known.items() if choice not in self.refused)
-        return [choice for choice, error in errors if error <= limit and schemes.issuperset(choice)]
+        allowed, known = {"", *self.schemes}, self.known.items()
+        choices = (choice for choice, run in known if run.error <= limit and choice not in self.refused)
+        return [choice for choice in choices if allowed.issuperset(choice)]
 
     def _improve(self, start: Choice, limit: float, moves: Sequence[int]) -> Choice:
         """Take some options, then change one or two groups at a time: until the predicted error is within the limit, and
@@ -168,29 +169,26 @@ class Search:
         that gets no error within the limit.
         """
         groups = torch.tensor([i for i, _ in self._options])
-        bits = torch.tensor([self.groups[i].options[s].bits for i, s in self._options]).double()
-        at = torch.tensor([self._options.index((i, s)) for i, s in enumerate(start)])
-        products, change, rest = self._products, self.known[start].change.double(), 0.0
-        diagonal = products.diagonal(dim1=1, dim2=2)
+        bits = torch.tensor([bits_of(scheme) * self.groups[i].elements for i, scheme in self._options]).double()
+        at, products = torch.tensor(self._places(start)), self._products
+        beyond = self.known[start].change.double() - self._changes[:, at].sum(
+            1
+        )  # what the single changes do not explain
+        added, diagonal = (self._changes @ beyond[..., None])[..., 0], products.diagonal(dim1=1, dim2=2)
         for _ in range(CHANGES):
-            for place in moves:
-                old = int(at[groups[place]])
-                change = change + self._changes[:, place] - self._changes[:, old]
-                rest += float(self._squares[place] - self._squares[old])
-                at[groups[place]] = place
-            now, inner = at[groups], (self._changes @ change[..., None].float())[..., 0].double()
-            before = change.square().sum(1) + rest
+            at[groups[moves]] = torch.tensor(moves, dtype=torch.long)
+            now, inner = at[groups], products[:, :, at].sum(2) + added
+            before = (inner + added)[:, at].sum(1) + beyond.square().sum(1)
             own = diagonal + diagonal[:, now] - 2 * products[:, range(len(now)), now] + 2 * (inner - inner[:, now])
-            own = own + self._squares - self._squares[now]
             both = products - products[:, now] - products[:, :, now] + products[:, now][:, :, now]
             after = (before[:, None, None] + own[:, :, None] + own[:, None] + 2 * both).amax(0)
             saved = (bits[now] - bits)[:, None] + (bits[now] - bits)
             apart = (groups[:, None] != groups) | (now == torch.arange(len(now)))
-            added = after - before.amax()
+            more = after - before.amax()
             if before.amax() > limit**2:
-                value, useful = -added / (1 - saved.clamp(max=0)), added < 0
+                value, useful = -more / (1 - saved.clamp(max=0)), more < 0
             else:
-                value, useful = saved / added.clamp(min=1e-6 * limit**2), (after <= limit**2) & (saved > 0)
+                value, useful = saved / more.clamp(min=1e-6 * limit**2), (after <= limit**2) & (saved > 0)
             value = value.where(apart & useful, 0.0)
             if not value.amax() > 0:
                 found = tuple(self._options[place][1] for place in at.tolist())

@@ -117,7 +117,7 @@ def seconds(cost: Cost, precision: str, device: str) -> float:
         return 0.0
     peaks, row = table("plan/devices")[device], FORMATS[precision]
     arithmetic = cost.flops / (peaks.get(row.speed or "", peaks["fp32"]) * 1e12)
-    return max(arithmetic, cost.elements * row.bytes / (peaks["bandwidth"] * 1e9))
+    return max(arithmetic, traffic_seconds(cost.elements * row.bytes, device))
 
 
 def half_of(device: str) -> str:
@@ -132,11 +132,10 @@ def quantized_seconds(cost: Cost, weights: int, scheme: Scheme, device: str) -> 
     """
     peaks = table("plan/devices")[device]
     arithmetic = cost.flops / (peaks.get(scheme.products, peaks[half_of(device)]) * 1e12)
-    read = weights * scheme.weight.bits / 8 + (cost.elements - weights) * 2
-    return float(max(arithmetic, read / (peaks["bandwidth"] * 1e9)))
+    return max(arithmetic, traffic_seconds(weights * scheme.weight.bits / 8 + (cost.elements - weights) * 2, device))
 
 
-def traffic_seconds(bytes: int, device: str) -> float:
+def traffic_seconds(bytes: float, device: str) -> float:
     """Time in seconds to transfer `bytes` once at the device's memory bandwidth."""
     return bytes / (float(table("plan/devices")[device]["bandwidth"]) * 1e9)
 

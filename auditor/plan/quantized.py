@@ -14,13 +14,13 @@ import torch
 
 from ..errors import let_through
 from ..isolation.members import named_tensors
-from ..measure.joint import QuantizedModel, change_of, key_of
-from ..measure.quantized import Layer, fits, layers_of, shape_of
+from ..measure.layers import QuantizedModel, change_of, spans_of
+from ..measure.quantized import Layer, fits, key_of, layers_of, shape_of
 from ..numerics.nodes import view_source
 from ..numerics.schemes import SCHEMES
 from ..records import Batch, Score
 from ..records.quantization import MIXED, QuantizedLayer, QuantizedPlan
-from .choices import Choice, Group, Option, Run, Search
+from .choices import Choice, Group, Run, Search, bits_of
 from .costs import half_of, quantized_seconds, seconds
 from .scores import InFp32
 from .workbench import Workbench, worst_of
@@ -36,10 +36,7 @@ CLOSER = 0.99
 what would have been accepted, since another choice may have less error on the held-out inputs."""
 
 MUCH_CLOSER = 0.7
-"""After a refusal by the user's score, the error must be this share of the refused plan's."""
-
-KEPT = 16.0
-"""Bits per weight of a layer that is not quantized."""
+"""After a refusal by the user's score, or a failure, the error must be this share of the refused plan's."""
 
 _EXPERTS = re.compile(r"(.*?[^.]*expert[^.]*)\.\d+\.")
 """The list of a layer's experts, in the path of a layer of one expert."""
@@ -67,11 +64,9 @@ class QuantizedPlans:
     @classmethod
     def of(cls, bench: Workbench, score: InFp32 | None = None) -> QuantizedPlans:
         """For the audited model. score: the FP32 model's, if plans are scored."""
-        schemes = bench.options.schemes
-        model = QuantizedModel(bench.subject.model)
-        if any(SCHEMES[scheme].is_calibrated for scheme in schemes):
-            model.calibrate(bench.subject.batches, bench.options.seed)
-        return cls(bench, model, groups_of(bench), score)
+        model, options = bench.subject.model, bench.options
+        spans = spans_of(model, options.schemes, bench.subject.batches, options.seed)
+        return cls(bench, QuantizedModel(model, spans), groups_of(bench), score)
 
     def plans(self) -> tuple[QuantizedPlan, ...]:
         """A plan for each scheme, and one that chooses among all of them if there are several."""
@@ -94,11 +89,12 @@ class QuantizedPlans:
             if choice in verified:
                 break
             verified[choice] = one = self._verify(self._schemes(choice))
-            if max(one.measured, one.held_out) <= limit and (one.score is None or one.score.holds):
+            worst = worst_of([one.measured, one.held_out])
+            if worst <= limit and (one.score is None or one.score.holds):
                 accepted = choice
                 continue
             search.refused.add(choice)
-            share = math.sqrt(limit / max(one.measured, one.held_out)) if one.score is None else MUCH_CLOSER
+            share = math.sqrt(limit / worst) if limit < worst < math.inf else MUCH_CLOSER
             target = CLOSER * min(target, share * known[choice].error)
             search.left = MORE_RUNS
         choice, layers, one = accepted, self._schemes(accepted), verified[accepted]
@@ -154,32 +150,28 @@ class QuantizedPlans:
         result = 0.0
         named = {id(tensor): (key_of(name), tensor) for name, tensor in named_tensors(self.bench.subject.model)}
         for key, tensor in named.values():
-            scheme, is_float = schemes.get(key), tensor.is_floating_point()
-            bits = SCHEMES[scheme].weight.bits if scheme else KEPT if is_float else 8 * tensor.itemsize
+            scheme, is_float = schemes.get(key, ""), tensor.is_floating_point()
+            bits = bits_of(scheme) if scheme or is_float else 8 * tensor.itemsize
             result += tensor.numel() * bits / 8
         return result
 
     def _time(self, schemes: Mapping[str, str]) -> float | None:
         """Predicted time of a forward, divided by that in 16 bits."""
         device, whole, left = self.bench.options.figures, 0.0, 0.0
-        keys = {name: (key, layer) for name, key, layer in _layers(self.bench)}
+        layers = dict(_layers(self.bench))
         for name, cost in self.bench.costs.items():
-            own = seconds(cost, half_of(device), device)
-            key, layer = keys.get(name, ("", None))
+            own, layer = seconds(cost, half_of(device), device), layers.get(name)
             whole += own
-            if layer is not None and (scheme := schemes.get(key)):
+            if layer is not None and (scheme := schemes.get(layer.key)):
                 own = quantized_seconds(cost, shape_of(layer.weight).numel(), SCHEMES[scheme], device)
             left += own
         return left / whole if whole else None
 
 
-def _layers(bench: Workbench) -> Iterator[tuple[str, str, Layer]]:
-    """Each layer of each recorded path: its operation, its key in a plan, and its record."""
+def _layers(bench: Workbench) -> Iterator[tuple[str, Layer]]:
+    """(operation, Layer) of each recorded path."""
     for capture in [path.capture for path in bench.capture.paths] or [bench.capture]:
-        names = {place.name: place.fqn for place in capture.placeholders}
-        for name, layer in layers_of(capture).items():
-            if (parameter := names[layer.parameter.name]) is not None:
-                yield name, key_of(parameter), layer
+        yield from layers_of(capture).items()
 
 
 def groups_of(bench: Workbench) -> list[Group]:
@@ -195,8 +187,8 @@ def groups_of(bench: Workbench) -> list[Group]:
         tensors[key_of(name)] = tensor
     alike, readers = nx.Graph(), dict[tuple[str, str], str]()
     effects, allowed, twins = dict[tuple[str, str], dict[str, float]](), dict[str, set[str]](), bench.capture.twins
-    for name, key, layer in _layers(bench):
-        fitting = {s for s in bench.options.schemes if fits(layer, s)}
+    for name, layer in _layers(bench):
+        key, fitting = layer.key, {s for s in bench.options.schemes if fits(layer, s)}
         allowed[key] = allowed.get(key, fitting) & fitting
         alike.add_node(key)
         source, parent = layer.given, key.rpartition(".")[0]
@@ -215,11 +207,10 @@ def groups_of(bench: Workbench) -> list[Group]:
         keys, elements = sorted(members), sum(tensors[key].numel() for key in members)
         shared = set.intersection(*(allowed[key] for key in keys))
         each = {s: [x for key in keys for x in effects[key, s].values()] for s in bench.options.schemes if s in shared}
-        finite = {s: one for s, one in each.items() if math.isfinite(sum(one))}
-        options = {s: Option(SCHEMES[s].weight.bits * elements, math.hypot(*one) ** 2) for s, one in finite.items()}
+        squares = {s: math.hypot(*one) ** 2 for s, one in each.items() if math.isfinite(sum(one))}
         if shared:
             everyone = tuple(dict.fromkeys(other for key in keys for other in names[id(tensors[key])]))
-            result.append(Group(everyone, elements, {"": Option(KEPT * elements, 0.0), **options}))
+            result.append(Group(everyone, elements, squares))
     return result
 
 

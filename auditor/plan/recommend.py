@@ -102,25 +102,19 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
         return f"Keep the model in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified"
-    first = next(iter(plans.values()))
-    allowed = _limit_clause(first, max_error)
-    match outcome(plans, use):
-        case "not asked for":
-            return f"No plan for {use} was requested: plans of strategy autocast can train"
-        case "loses":
-            why = f"no plan within {allowed} keeps the score"
-        case "saves nothing":
-            why = f"low precision within {allowed} saves no {GAINS[first.objective]}"
-        case "lowers nothing":
-            why = f"no plan within {allowed} runs any operation in low precision"
-        case _:
-            errors = (
-                (plan.measured_error if plan.has_low else plan.reach, plan_title(plan)) for plan in plans.values()
-            )
-            error, title = min(((error, title) for error, title in errors if error is not None), default=(None, ""))
-            least = "" if error is None else f"; the smallest reachable error is {error:.2g}, in {title}"
-            why = f"no plan with low precision is within {allowed}{least}"
-    return f"Keep the model in FP32: {why}"
+    first, errors = next(iter(plans.values())), list[tuple[float, str]]()
+    for plan in plans.values():
+        error = plan.measured_error if plan.has_low else plan.reach
+        errors += [] if error is None else [(error, plan_title(plan))]
+    least = "; the smallest reachable error is {:.2g}, in {}".format(*min(errors)) if errors else ""
+    allowed, keep = _limit_clause(first, max_error), "Keep the model in FP32:"
+    return {
+        "not asked for": f"No plan for {use} was requested: plans of strategy autocast can train",
+        "loses": f"{keep} no plan within {allowed} keeps the score",
+        "saves nothing": f"{keep} low precision within {allowed} saves no {GAINS[first.objective]}",
+        "lowers nothing": f"{keep} no plan within {allowed} runs any operation in low precision",
+        "out of reach": f"{keep} no plan with low precision is within {allowed}{least}",
+    }[outcome(plans, use)]
 
 
 def _worth(plan: Plan) -> str:

@@ -65,6 +65,8 @@ class Workbench:
     noise: FP32Runs
     flags: Flags = field(default_factory=dict)
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
+    not_fresh: list[str] = field(default_factory=list, init=False, compare=False)
+    """Reasons why verification in a fresh process failed; empty if it did not fail."""
 
     @cached_property
     def costs(self) -> Mapping[str, Cost]:
@@ -109,11 +111,6 @@ class Workbench:
     def max_error(self) -> float:
         """Largest error that a plan may have: the budget, or the variation of FP32 itself if that is larger."""
         return max(self.yardstick.budget, self.noise.found.floor)
-
-    @cached_property
-    def not_fresh(self) -> list[str]:
-        """Reasons why verification in a fresh process failed; empty if it did not fail."""
-        return []
 
     @cached_property
     def verifier(self) -> Verifier:
@@ -275,9 +272,6 @@ def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: floa
 
 def in_unit(found: Calibration, unit: float) -> Calibration:
     """The calibration with all contributions multiplied by `unit`."""
-
-    if unit == 1.0:
-        return found
 
     def scale(one: Contribution) -> Contribution:
         return replace(one, isolated=one.isolated * unit, own=one.own * unit, cast=one.cast * unit)

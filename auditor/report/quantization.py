@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from ..artefact.libraries import LIBRARIES, code_of, quantized_plan
 from ..numerics.schemes import SCHEMES
 from ..records.audit import Audit
-from ..records.quantization import KEEP, MIXED, PipelineRun, QuantizedLayer, QuantizedPlan
+from ..records.quantization import KEEP, MIXED, QuantizedLayer, QuantizedPlan
 from .blocks import Block, Code, Fold, Grid, Prose
 from .words import count, in_bytes, list_paths, op, or_blank, percent, ratio, scope
 
-HEADS = ("Layer", "Verdict", "Effect", "Error", "Weight", "Input", "Saturated", "To zero", "Cause", "Remedy", "Rules")
+COLUMNS: Mapping[str, Callable[[QuantizedLayer], str]] = {
+    "Layer": lambda layer: f"{scope(layer.owner)} ({op(layer.op)})",
+    "Verdict": lambda layer: layer.verdict.verdict,
+    "Effect": lambda layer: ratio(layer.effect),
+    "Error": lambda layer: ratio(layer.error),
+    "Weight": lambda layer: ratio(layer.weight_error),
+    "Input": lambda layer: ratio(layer.activation_error),
+    "Saturated": lambda layer: f"{layer.saturated:,}",
+    "To zero": lambda layer: f"{layer.zeroed:,}",
+    "Cause": lambda layer: _cause(layer),
+    "Remedy": lambda layer: _remedy(layer),
+}
 ABOUT = (
     "Each layer by itself with quantized weight and input, everything else in FP32. Effect: change of the outputs. "
     "Error: relative L2 error of the layer's result; then with only the weight quantized, and the further change by the "
     "input. Saturated, to zero: number of entries. Rules: what they say about the layer, confirmed if it is not safe."
 )
 
-PLAN_HEADS = (
-    "Plan",
-    "Run by",
-    "Bits",
-    "Weights",
-    "Share",
-    "Time",
-    "Error",
-    "Held-out",
-    "Predicted",
-    "Sum of single",
-    "Runs",
-)
+PLAN_COLUMNS: Mapping[str, Callable[[QuantizedPlan], str]] = {
+    "Plan": lambda plan: quantized_title(plan),
+    "Run by": lambda plan: plan.verified_by,
+    "Bits": lambda plan: f"{plan.effective_bits:.3f}",
+    "Weights": lambda plan: in_bytes(plan.weights_bytes),
+    "Share": lambda plan: percent(plan.weights_share),
+    "Time": lambda plan: or_blank(plan.time_share, percent),
+    "Error": lambda plan: ratio(plan.calibration_error),
+    "Held-out": lambda plan: or_blank(plan.held_out_error, ratio),
+    "Predicted": lambda plan: ratio(plan.predicted_error),
+    "Sum of single": lambda plan: ratio(plan.single_errors),
+    "Runs": lambda plan: f"{plan.runs:,}",
+}
 PLANS = (
     "Plans: the fewest bits per weight within the error budget, with everything else in FP32. Bits: with the scales of "
     "blocks, over all layers that a scheme can quantize. Weights, share, time: with everything else in 16 bits; share and "
@@ -80,7 +91,7 @@ def _layers_of(plan: QuantizedPlan, scheme: str) -> list[str]:
 
 def _plan_tables(audit: Audit) -> list[Block]:
     """The plans, and the layers of each plan by scheme."""
-    rows = tuple(map(_plan_row, audit.quantized_plans))
+    rows = tuple(tuple(cell(plan) for cell in PLAN_COLUMNS.values()) for plan in audit.quantized_plans)
     layers = [
         (
             quantized_title(plan),
@@ -94,7 +105,7 @@ def _plan_tables(audit: Audit) -> list[Block]:
     ]
     return [
         Prose("", (PLANS,), "about"),
-        Grid(PLAN_HEADS, rows, caption="Plans"),
+        Grid(tuple(PLAN_COLUMNS), rows, caption="Plans"),
         Grid(("Plan", "Scheme", "Number", "Layers"), tuple(layers), texts=4, caption="Layers of the plans"),
     ]
 
@@ -110,33 +121,13 @@ def _codes(audit: Audit) -> Iterator[Block]:
 
 def _pipelines(audit: Audit) -> Iterator[Block]:
     """A table of other quantization pipelines, with their output errors."""
-    rows = [
-        (run.name, or_blank(run.error, ratio), run.said + (f"; largest in {_largest(run)}" if run.parts else ""))
-        for run in audit.pipelines
-    ]
+    rows = list[tuple[str, ...]]()
+    for run in audit.pipelines:
+        worst = sorted(run.parts.items(), key=lambda part: -part[1])[:LAYERS_SHOWN]
+        largest = ", ".join(f"`{scope(module)}` {ratio(error)}" for module, error in worst)
+        rows.append((run.name, or_blank(run.error, ratio), run.said + (f"; largest in {largest}" if worst else "")))
     if rows:
         yield Grid(("Pipeline", "Error", "What ran"), tuple(rows), texts=3, caption="Other pipelines")
-
-
-def _largest(run: PipelineRun) -> str:
-    worst = sorted(run.parts.items(), key=lambda part: -part[1])[:LAYERS_SHOWN]
-    return ", ".join(f"`{scope(module)}` {ratio(error)}" for module, error in worst)
-
-
-def _plan_row(plan: QuantizedPlan) -> tuple[str, ...]:
-    return (
-        quantized_title(plan),
-        plan.verified_by,
-        f"{plan.effective_bits:.3f}",
-        in_bytes(plan.weights_bytes),
-        percent(plan.weights_share),
-        or_blank(plan.time_share, percent),
-        ratio(plan.calibration_error),
-        or_blank(plan.held_out_error, ratio),
-        ratio(plan.predicted_error),
-        ratio(plan.single_errors),
-        f"{plan.runs:,}",
-    )
 
 
 def _worst(layer: QuantizedLayer) -> str:
@@ -150,21 +141,16 @@ def _worst(layer: QuantizedLayer) -> str:
 
 def quantization_section(audit: Audit) -> list[Block]:
     """The report's section: a table of all layers for each scheme; nothing without schemes."""
-    by_scheme = _by_scheme(audit)
-    if not by_scheme:
-        return []
     tables = [
         Grid(
-            HEADS,
-            tuple((*_row(layer), _rules(layer, audit)) for layer in layers),
+            (*COLUMNS, "Rules"),
+            tuple((*(cell(layer) for cell in COLUMNS.values()), _rules(layer, audit)) for layer in layers),
             caption=f"{SCHEMES[scheme].label}, torchao: {SCHEMES[scheme].source}",
         )
-        for scheme, layers in by_scheme.items()
+        for scheme, layers in _by_scheme(audit).items()
     ]
-    return [
-        *(*_plan_tables(audit), *_codes(audit), *_pipelines(audit), Prose("", (ABOUT,), "about")),
-        *tables,
-    ]
+    above = (*_plan_tables(audit), *_codes(audit), *_pipelines(audit), Prose("", (ABOUT,), "about")) if tables else ()
+    return [*above, *tables]
 
 
 def _rules(layer: QuantizedLayer, audit: Audit) -> str:
@@ -179,19 +165,6 @@ def _by_scheme(audit: Audit) -> dict[str, list[QuantizedLayer]]:
     for layer in audit.quantization:
         result.setdefault(layer.scheme, []).append(layer)
     return result
-
-
-def _row(layer: QuantizedLayer) -> tuple[str, ...]:
-    errors = (layer.effect, layer.error, layer.weight_error, layer.activation_error)
-    return (
-        f"{scope(layer.owner)} ({op(layer.op)})",
-        layer.verdict.verdict,
-        *map(ratio, errors),
-        f"{layer.saturated:,}",
-        f"{layer.zeroed:,}",
-        _cause(layer),
-        _remedy(layer),
-    )
 
 
 def _cause(layer: QuantizedLayer) -> str:

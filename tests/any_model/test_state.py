@@ -191,17 +191,6 @@ def test_key_value_caches_of_the_caller(past: tuple[Tensor, ...]) -> None:
     held(lambda: (seeded(Given).eval(), ((CALLER_X.clone(), Cache(*(x.clone() for x in past))), {})), formats=("fp16",))
 
 
-class Lazy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(4)
-        with torch.no_grad():
-            self(normal(4, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.norm(self.first(x)).relu())
-
-
 def module_in_forward(m: Any, x: Tensor) -> Tensor:
     x = m.first(x)
     if m.head is None:

@@ -1,4 +1,4 @@
-"""One browser for a module's tests, and the reports that it opens."""
+"""One browser for all tests here, and the reports that it opens."""
 
 import pytest
 
@@ -8,13 +8,13 @@ from tests.browser.pages import AUDITS
 from tests.unit.report.factory import make_audit, with_reasons
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def page():
     with browser() as opened:
         yield opened
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     for name, options in AUDITS.items():

@@ -10,9 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import auditor
+from auditor.api import audit
 from auditor.cli.parsers import VERBS, parsers
+from auditor.document.codec import texts
+from auditor.document.reference import json_schema, with_tables
 from auditor.report import model_explorer
 from auditor.rulebook.explain import reference
 from auditor.rulebook.facts import EACH
@@ -22,6 +27,7 @@ from tests.docs.draw_architecture import page, summary
 from tests.docs.options import DOCS, HEADS, STUB, stub, written
 from tests.rules.examples import example
 from tests.support.capturing import captured
+from tests.support.replaying import Model
 from tests.support.structure import ORDER
 from tests.unit.report.factory import AUDITS, make_audit
 
@@ -88,15 +94,6 @@ def test_every_entry_says_what_it_means_and_what_to_do():
 
 def test_committed_file_is_up_to_date():
     assert text("rules.md") == reference(load_rules()), "run `make docs`"
-
-
-def test_links_of_the_overview_lead_to_headings():
-    headings = re.findall(r"(?m)^#+ (.+)$", text("rules.md"))
-    # How code hosts make an anchor of a heading: lower case, punctuation but hyphens gone, spaces to hyphens.
-    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    links = re.findall(r"\]\(#([^)]+)\)", text("rules.md"))
-    assert len(links) == len(load_rules())
-    assert set(links) <= anchors
 
 
 def test_the_rule_shown_to_those_who_write_their_own_is_one(tmp_path):
@@ -242,3 +239,80 @@ def test_what_is_not_finite_stands_above_all_else():
     audit = make_audit()
     broken = next(r.node.name for r in audit.nodes if r.node.op.startswith("aten") and "RNG001" in r.findings)
     assert overlay[broken]["value"] == max(item["value"] for item in overlay.values())
+
+
+# The schemas in docs/ and docs/plan-json.md are what the records say, and hold for what an audit really writes.
+
+
+SCHEMAS = ("plan", "measurements")
+
+
+@pytest.fixture(scope="module")
+def schemas(root) -> dict:
+    return {name: json.loads((root / "docs" / f"{name}.schema.json").read_text(encoding="utf-8")) for name in SCHEMAS}
+
+
+@pytest.fixture(scope="module")
+def strict(schemas):
+    """Validators that also refuse fields the schema does not know: an undocumented field must not slip through."""
+
+    def close(part):
+        if isinstance(part, dict):
+            part = {key: close(value) for key, value in part.items()}
+            if "properties" in part and "additionalProperties" not in part:
+                part["additionalProperties"] = False
+        return part
+
+    return {name: jsonschema.Draft202012Validator(close(schema)) for name, schema in schemas.items()}
+
+
+@pytest.fixture(scope="module")
+def real() -> dict:
+    """An audit of a model with an overflow, a discrete output and a rule that fires, as it would be read from disk."""
+
+    def forward(m, x):
+        scores = m.layer(x).masked_fill(x[:, :4] > 0, -1e9).softmax(-1)
+        return scores, scores.argmax(-1)
+
+    torch.manual_seed(0)
+    return both(audit(Model(forward, layer=nn.Linear(8, 4)), torch.randn(16, 8)))
+
+
+def both(found) -> dict:
+    """What the two files hold, by the names of their schemas."""
+    return {name.removesuffix(".json"): json.loads(text) for name, text in texts(found).items()}
+
+
+@pytest.mark.parametrize("name", AUDITS)
+def test_made_up_audits_follow_it(name, strict):
+    for schema, document in both(make_audit(**AUDITS[name])).items():
+        assert [error.message for error in strict[schema].iter_errors(document)] == []
+
+
+def test_a_real_audit_follows_it(strict, real):
+    for name in SCHEMAS:
+        assert [f"{error.json_path}: {error.message}" for error in strict[name].iter_errors(real[name])] == []
+    nodes = real["measurements"]["nodes"]
+    assert {"unsafe", "safe"} <= {node["verdicts"]["fp16"]["verdict"] for node in nodes}
+    assert real["plan"]["findings"]
+
+
+def test_every_field_is_described_and_none_is_stale(root, schemas):
+    text = (root / "docs" / "plan-json.md").read_text(encoding="utf-8")
+    described = set()
+    for cell in re.findall(r"(?m)^\| (`.+?) \|", text):
+        described |= set(re.findall(r"`(\w+)`", cell))
+    fields = set()
+    for schema in schemas.values():
+        for part in (schema, *schema["$defs"].values()):
+            fields |= set(part["properties"])
+    assert described == fields
+
+
+def test_both_are_as_generated(root):
+    docs = root / "docs"
+    for name in SCHEMAS:
+        written = (docs / f"{name}.schema.json").read_text(encoding="utf-8")
+        assert written == json_schema(f"{name}.json"), "run `make docs`"
+    text = (docs / "plan-json.md").read_text(encoding="utf-8")
+    assert text == with_tables(text), "run `make docs`"

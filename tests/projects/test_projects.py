@@ -1,7 +1,6 @@
 """Where a model's code lies, how the user's Python finds it, and what it expects around it: the verdict is the same, and the
 emitted file works."""
 
-import argparse
 import ast
 import os
 import pickle
@@ -189,30 +188,6 @@ OF_FUNCTION = NET.replace("self.act(self.up(x))", "f(self.up(x))").replace("forw
 BATCHES = "def get_inputs():\n    torch.manual_seed(1)\n    return (Batch(torch.randn(8, 16)),)\n"
 CLOSED = "def get_inputs():\n    torch.manual_seed(1)\n    return torch.randn(8, 16), lambda x: nn.functional.gelu(x)\n"
 
-SCALED = RANDOM.replace("nn.Linear(16", "Scaled(16").replace(
-    "class Net",
-    """class Scaled(nn.Linear):
-    gain = 0.0
-
-    def get_extra_state(self):
-        return {"gain": self.gain}
-
-    def set_extra_state(self, state):
-        self.gain = state["gain"]
-
-    def forward(self, x):
-        return self.gain * super().forward(x)
-
-class Net""",
-)
-
-
-def save_checkpoint(root: Path) -> None:
-    """As a training loop leaves it."""
-    named = {f"module.{name}": value for name, value in {**state(), "up._extra_state": {"gain": 1.0}}.items()}
-    beside = {"args": argparse.Namespace(lr=0.1, out=Path("runs")), "disc": {"a": torch.zeros(2)}}
-    torch.save({"generator": {"n_averaged": torch.tensor(3), **named}, **beside}, root / "net.pt")
-
 
 def save_inputs(root: Path) -> None:
     (root / "data").mkdir()
@@ -278,9 +253,6 @@ AROUND = {
         env=dict.fromkeys(os.environ),
         prepare=save_weights
     ),
-    "a checkpoint of a training loop": Case(
-        {"net/model.py": SCALED}, "net/model.py:build", options=("--weights", "net.pt"), prepare=save_checkpoint
-    ),
     "prints, threads, handlers and warnings as errors": Case(
         {"model.py": NOISY + MODEL}, program=(sys.executable, "-O", "-W", "error", "-m", "auditor")
     ),
@@ -301,22 +273,38 @@ SEEN = """import os, sys
         print([os.getpid(), os.getcwd(), sys.argv, paths[0], Net.__module__, os.environ["MINE"]], file=log)"""
 
 
-def test_the_fresh_process_is_where_the_user_is(tmp_path: Path) -> None:
-    """In a project of the usual layout, with a score, whose verdict and emitted file are as everywhere."""
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    """A project of the usual layout, with a score and weights of its own; whoever builds its model says where that is."""
+    folder = tmp_path_factory.mktemp("usual")
+    model = using("pkg.parts").replace("    torch.manual_seed(0)\n", "")
     case = Case(
-        {**in_src(package(model=first(SEEN, using("pkg.parts")))), "tools/score.py": SCORE},
+        {**in_src(package(model=first(SEEN, model))), "tools/score.py": SCORE},
         "src/pkg/model.py:build",
-        options=("--evaluate", "tools/score.py:score"),
-        env={"LOG": str(tmp_path / "log"), "MINE": "kept", "PYTHONPATH": "src"},
+        options=("--evaluate", "tools/score.py:score", "--weights", "weights/net.pt"),
+        env={"LOG": str(folder / "log"), "MINE": "kept", "PYTHONPATH": "src"},
+        prepare=save_weights,
     )
-    audited = audit_project(tmp_path / "project", case)
+    audited = audit_project(folder / "project", case)
     check_verdict(audited)
-    processes, *seen = zip(*map(ast.literal_eval, (tmp_path / "log").read_text().splitlines()), strict=True)
+    return audited
+
+
+def test_the_fresh_process_is_where_the_user_is(usual) -> None:
+    lines = (usual.root.parent / "log").read_text().splitlines()
+    processes, *seen = zip(*map(ast.literal_eval, lines), strict=True)
     assert len(set(processes)) > 1
     assert [len({str(value) for value in values}) for values in seen] == [1] * 5
-    assert seen[0][0] == str(audited.cwd)
-    assert seen[2][0] == str(tmp_path / "project" / "src")
-    check_error(audited)
+    assert seen[0][0] == str(usual.cwd)
+    assert seen[2][0] == str(usual.root / "src")
+
+
+def test_a_project_that_has_moved(usual, tmp_path: Path) -> None:
+    """To another folder, as to another machine."""
+    moved = tmp_path / "another machine" / "home"
+    name = usual.folder.name
+    shutil.move(usual.root, moved)
+    check_error(usual, moved / "audits" / name, moved)
 
 
 def test_two_files_of_one_name_in_one_process(tmp_path: Path) -> None:
@@ -353,7 +341,6 @@ FILES = {
     "model.py": ONCE,
     "score.py": "def score(model):\n    return 1.0\n",
     "loss.py": "def loss(outputs):\n    return outputs.square().mean()\n",
-    "fleet.toml": '[[target]]\nname = "net"\ntarget = "model.py:build"\nquick = true\nformats = "bf16"\n',
     "good.py": MODEL,
 }
 
@@ -399,17 +386,6 @@ def test_apply_imports_what_it_wrote(good, tmp_path: Path) -> None:
     assert not list(root.glob("**/patched_model.py"))
 
 
-@pytest.mark.slow
-def test_a_fleet_says_which_failed(tmp_path: Path) -> None:
-    root = tmp_path / "project"
-    write_project(root, Case(FILES))
-    done = run_here("fleet", "fleet.toml", "--out", "fleet", cwd=root)
-    assert done.returncode == 1
-    assert all(word in done.stdout for word in ("failed", *PLACE)), done.stdout + done.stderr
-    assert FP32 not in done.stdout + (root / "fleet" / "index.html").read_text()
-    assert not list(root.glob("fleet/**/plan.json"))
-
-
 ANOTHER = "the factory returns a different model each time: seed the factory, or give --weights"
 DRAWS = {"numpy": "int(numpy.random.default_rng().integers(2**31))", "the clock": "time.time_ns() % 2**31"}
 
@@ -425,19 +401,6 @@ def test_a_factory_that_makes_another_model_each_time(name: str, tmp_path: Path)
     assert FP32 not in audited.said
     for plan in audited.root.glob("audits/**/plan.json"):
         assert all(made["verification"]["holds"] for made in audited.plan["plans"].values()), plan
-
-
-@pytest.mark.slow
-def test_weights_make_it_one_model(tmp_path: Path) -> None:
-    case = Case(
-        {"model.py": drawn(DRAWS["the clock"])},
-        options=("--weights", "net.pt"),
-        prepare=lambda root: torch.save(state(), root / "net.pt"),
-    )
-    audited = audit_project(tmp_path / "project", case)
-    check_verdict(audited)
-    assert ANOTHER not in audited.said
-    check_error(audited)
 
 
 @pytest.mark.slow
@@ -490,13 +453,6 @@ def plain(tmp_path_factory):
     audited = audit_project(tmp_path_factory.mktemp("plain") / "project", case)
     check_verdict(audited)
     return audited
-
-
-def test_a_project_that_has_moved(plain, tmp_path: Path) -> None:
-    """To another folder, as to another machine."""
-    moved = tmp_path / "another machine" / "home"
-    shutil.copytree(plain.root, moved)
-    check_error(plain, moved / "audits" / "model-build", tmp_path)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor import audit
-from auditor.measure.joint import QuantizedModel
+from auditor.measure.layers import QuantizedModel
 from auditor.records import Finding
 from auditor.records.audit import Audit
 from auditor.report.reporters import html, text
@@ -112,7 +112,6 @@ def test_without_schemes_no_rule_about_them_is_applied(rule: Rule) -> None:
     model, inputs = example(rule)
     toy = captured(model, *inputs)
     assert not {one.rule for one in classify(toy.capture, toy.facts, load_rules())} & {*RULES}
-    assert not {one.rule for one in audited(model, inputs, "bf16", 0.01).findings} & {*RULES}
 
 
 class Attention(nn.Module):

@@ -1,7 +1,6 @@
 """What plans are made from, for a model in hand, and a search long enough to say what the best plan is."""
 
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,6 @@ from auditor.execution.policy import choice_from_scopes
 from auditor.measure.calibrate import calibrate
 from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
-from auditor.paths import enclosing_paths, within
 from auditor.plan.modules import Modules, as_candidate, evaluate, scopes_of
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import lowered_with
@@ -62,31 +60,6 @@ def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "
     facts = gather(captured, measured.ranges, judged.verdicts)
     findings = compare_with_verdicts(classify(captured, facts, options.rulebook), judged.verdicts)
     return Workbench(subject, captured, measured, judged, findings, options, Yardstick(options.max_error), FP32Runs())
-
-
-def searched(problem: Problem, limit: float, steps: int, seed: int = 0) -> Candidate:
-    """The cheapest choice that simulated annealing meets within a predicted error, everything FP32 at first."""
-    rnd, energy = random.Random(seed), problem.energy
-    owners = sorted(energy.scopes)
-    groups = [(owner,) for owner in owners]
-    groups += [
-        tuple(o for o in owners if within(o, path)) for path in sorted({p for o in owners for p in enclosing_paths(o)})
-    ]
-    now = best = full = evaluate(problem, owners)
-
-    def height(point: Candidate) -> float:
-        return point.cost / full.cost + 5 * max(0.0, point.predicted_error / limit - 1)
-
-    for step in range(steps):
-        heat = 0.1 * (1 - step / steps) ** 2 + 1e-4
-        change = rnd.choice((frozenset.difference, frozenset.union))
-        chosen = {other for owner in rnd.choice(groups) for other in energy.together(owner)}
-        tried = evaluate(problem, change(now.high, chosen))
-        if height(tried) <= height(now) or rnd.random() < math.exp((height(now) - height(tried)) / heat):
-            now = tried
-        if tried.predicted_error <= limit and tried.cost < best.cost:
-            best = tried
-    return best
 
 
 def lowered(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:

@@ -1,6 +1,6 @@
 """Verification processes of audits in the tests' own process: forked from one that has imported torch, which takes seconds.
 
-Each is a process as fresh as the real one, which tests/unit/verify and everything that runs the command start as users do;
+Each is a process as fresh as the real one, which some tests of tests/unit/verify and all that run the command start, as users do;
 but where an audit kills it in the middle of a job, it may still delete the audit's folder, as if the audit had ended.
 """
 

@@ -2,7 +2,6 @@
 
 import copy
 import random
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -79,11 +78,6 @@ def difference(one: Answer, other: Answer) -> float:
     if [x.shape for x in one] != [x.shape for x in other]:
         return float("inf")
     return max((_distance(a.double(), b.double()) for a, b in zip(one, other, strict=True)), default=0.0)
-
-
-def dtypes_of(answer: Answer) -> Sequence[torch.dtype]:
-    """Dtypes of what was answered."""
-    return [] if isinstance(answer, str) else [x.dtype for x in answer]
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

@@ -165,19 +165,6 @@ def test_an_audit_that_fails_leaves_everything_too() -> None:
     assert process_state() == around
 
 
-def test_a_metric_of_the_users_own_decides() -> None:
-    def strict(reference: list[Tensor], candidate: list[Tensor]) -> float:
-        same = all(torch.equal(r, c.float()) for r, c in zip(reference, candidate, strict=True))
-        return 0.0 if same else 1.0
-
-    found = auditor.audit(
-        nn.Linear(6, 2), normal(4, 6), formats=("bf16",), strategies=("autocast",), metric=strict, max_error=0.5
-    )
-    assert found.metric == "strict"
-    assert found.plans["autocast_bf16"].low_precision_flops == 0.0
-    assert found.recommended is None
-
-
 # The names that `import auditor` offers, in whatever order they are first used.
 
 ORDERS = """
@@ -190,7 +177,6 @@ print("auditor.capture.capture" in sys.modules or "torch._dynamo" in sys.modules
 print(all(getattr(auditor, name) is not None for name in auditor.__all__))
 for line in (
     "from auditor import Audit, audit",
-    "from auditor import audit, Audit",
     "import auditor; auditor.Audit, auditor.apply, auditor.load_plan; audit = auditor.audit",
 ):
     for name in [name for name in sys.modules if name.partition(".")[0] == "auditor"]:
@@ -203,7 +189,7 @@ for line in (
 def test_every_public_name_is_there_in_whatever_order_it_is_used_and_importing_them_imports_no_torch(root) -> None:
     """Nor does the emulation, once it is entered, import the compiler, which takes seconds."""
     done = subprocess.run([sys.executable, "-c", ORDERS], cwd=root, capture_output=True, text=True)
-    assert done.stdout.split() == [*["False"] * 2, *["True"] * 4], done.stderr
+    assert done.stdout.split() == [*["False"] * 2, *["True"] * 3], done.stderr
 
 
 def test_the_documents_count_the_public_names(root) -> None:

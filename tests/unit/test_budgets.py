@@ -91,16 +91,16 @@ BUDGET = {
     "execution": (1200, "execution"),
     "fleet": (400, "fleet"),
     "generation": (1500, "generation"),
-    "graphs": (1150, "graphs"),
+    "graphs": (1130, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1890, "loading"),
     "loose files": (1030, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2200, "plan"),
+    "plan": (2190, "plan"),
     "progress": (300, "telling"),
-    "quantization": (2370, "quantization"),
+    "quantization": (2280, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1110, "rehearsal"),
     "report": (2800, "report"),
@@ -112,7 +112,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30090, 219, 24
+LINES, FILES, ROOMS = 30080, 218, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

@@ -25,7 +25,7 @@ from auditor.errors import (
 from auditor.flow import run
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.metrics import output_error
-from auditor.paths import nearest, nearest_above, place_of, within
+from auditor.paths import nearest, place_of, within
 from auditor.records import Audit
 from auditor.records.measure import Ignore
 from auditor.resources import resource_dir
@@ -271,25 +271,7 @@ def test_who_raised_it() -> None:
     assert not from_outside(ValueError())
 
 
-# Paths of modules: what is nearest above, and what lies in what.
-
-KNOWN = {"", "a.b", "a.b.c.d"}
-
-
-@pytest.mark.parametrize(
-    ("path", "own", "above"),
-    [
-        ("", "", None),
-        ("a", "", ""),
-        ("a.b", "a.b", ""),
-        ("a.bc", "", ""),
-        ("a.b.c", "a.b", "a.b"),
-        ("a.b.c.d", "a.b.c.d", "a.b"),
-        ("a.b.c.d.e", "a.b.c.d", "a.b.c.d"),
-    ],
-)
-def test_nearest(path: str, own: str, above: str | None) -> None:
-    assert (nearest(path, KNOWN), nearest_above(path, KNOWN)) == (own, above)
+# Paths of modules: what lies in what.
 
 
 def test_a_prefix_of_a_name_is_no_scope() -> None:

@@ -186,12 +186,6 @@ def test_a_selection_names_codes_modules_reasons_and_lines(tmp_path, selection):
     assert command_of({"ignore": "SFT"}, Command).ignores[0] == Ignore("SFT")
 
 
-def test_flags_are_true_or_false_and_the_command_line_wins(here):
-    (here / "pyproject.toml").write_text("[tool.auditor]\nquick = true\nmeasure-time = false\n")
-    assert (command_of({}, Command).quick, command_of({}, Command).measure_time) == (True, False)
-    assert command_of({"quick": False}, Command).quick is False
-
-
 # Which device an audit runs on, for what was asked for; refused in one line where there is none.
 
 

@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 from auditor.artefact.applying import apply_plan, is_wrapped
 from auditor.isolation import isolate
 from tests.support.patching import PLANS, Net, identity, plan, scope, shared, versions
-from tests.support.patching import Net as Plain
 from tests.support.subjects import normal, seeded
 
 both = pytest.mark.parametrize("name", PLANS)
@@ -155,7 +154,7 @@ def test_the_body_sees_what_apply_makes_and_nothing_stays(name: str) -> None:
 
 @both
 def test_gradients_that_are_on_their_way_arrive(name: str) -> None:
-    model, twin, x = seeded(Plain), seeded(Plain), normal(2, 4)
+    model, twin, x = seeded(Net), seeded(Net), normal(2, 4)
     fired: list[Tensor] = []
     model.first.weight.register_post_accumulate_grad_hook(fired.append)
     loss = model(x).square().sum()

@@ -60,7 +60,9 @@ def work(rank: int, rendezvous: str, answers: str) -> None:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
     """What each process found."""
     folder: Path = tmp_path_factory.mktemp("gloo")
-    torch.multiprocessing.spawn(work, args=(str(folder / "store"), str(folder / "answers")), nprocs=WORLD)
+    torch.multiprocessing.set_forkserver_preload([__name__])  # both are forked from one that has imported torch
+    how = {"nprocs": WORLD, "start_method": "forkserver"}
+    torch.multiprocessing.start_processes(work, args=(str(folder / "store"), str(folder / "answers")), **how)
     return [torch.load(folder / f"answers.{rank}", weights_only=True) for rank in range(WORLD)]
 
 

@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -135,15 +136,9 @@ def test_it_builds_and_trains_where_the_auditor_cannot_be_imported(source: Path,
     }
 
 
-BUILD_TWICE = """
-import os, runpy
-for folder in sys.argv[2:]:
-    os.chdir(folder)
-    print(type(runpy.run_path(f"{sys.argv[1]}/patched_model.py")["build"]()).__name__)
-"""
-
-
-def test_it_holds_no_absolute_path_and_finds_its_source_when_it_moves(source: Path, tmp_path: Path) -> None:
+def test_it_holds_no_absolute_path_and_finds_its_source_when_it_moves(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = source.parent / "audits" / "net"
     text = emit(origin(source), PARAMETERS, PLANS, "autocast_bf16", out)
     assert str(tmp_path) not in text
@@ -152,12 +147,15 @@ def test_it_holds_no_absolute_path_and_finds_its_source_when_it_moves(source: Pa
     away = tmp_path / "away" / "net"
     away.parent.mkdir()
     out.rename(away)
-    done = run_alone(BUILD_TWICE, away, source.parent, tmp_path, cwd=tmp_path)
-    assert done.stdout.strip() == "Net", done.stderr
-    assert done.returncode
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"FileNotFoundError: ../../{source.name} has moved relative to {away}")
-    assert last.endswith("audit the model again, or edit SOURCE there")
+    build = runpy.run_path(str(away / "patched_model.py"))["build"]
+    monkeypatch.chdir(source.parent)
+    assert type(build()).__name__ == "Net"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        FileNotFoundError, match=re.escape(f"../../{source.name} has moved relative to {away}")
+    ) as error:
+        build()
+    assert str(error.value).endswith("audit the model again, or edit SOURCE there")
 
 
 KINDS = (("get_model", "factory"), ("Net", "class"), ("Holder.ready", "instance"), ("audit_spec", "spec"))
@@ -172,13 +170,6 @@ def test_every_kind_of_origin(symbol: str, kind: str, source: Path, tmp_path: Pa
 
 
 # The text of patched_model.py: names stay names, whatever they hold, and what it says is checked.
-
-
-TEXT_SCOPES = {"": ScopeChoice("bf16"), "norm": ScopeChoice("fp32")}
-TEXT_PLANS = {
-    f"{strategy}_bf16": Plan(f"{strategy}_bf16", strategy, "bf16", TEXT_SCOPES, 0.001, 0.5, 1.5)
-    for strategy in ("autocast", "cast")
-}
 
 
 def namespace_of(text: str, file: Path) -> dict[str, Any]:
@@ -272,7 +263,7 @@ def test_an_island_is_shown_with_rule_evidence_and_cost(tmp_path: Path) -> None:
 
 
 def test_the_file_imports_torch_and_the_standard_library_alone(tmp_path: Path) -> None:
-    text = emit(None, 1, TEXT_PLANS, None, tmp_path)
+    text = emit(None, 1, PLANS, None, tmp_path)
 
     def imported(nodes: Iterable[ast.AST]) -> set[str]:
         return {
@@ -289,13 +280,13 @@ def test_the_file_imports_torch_and_the_standard_library_alone(tmp_path: Path) -
 
 
 def test_without_a_source_there_is_apply_alone(tmp_path: Path) -> None:
-    found = namespace_of(emit(None, 6, TEXT_PLANS, "autocast_bf16", tmp_path), tmp_path / "patched_model.py")
+    found = namespace_of(emit(None, 6, PLANS, "autocast_bf16", tmp_path), tmp_path / "patched_model.py")
     with pytest.raises(ValueError, match=r"use apply\(model\)"):
         found["build"]()
 
 
 def test_apply_checks_the_plan_and_the_model(tmp_path: Path) -> None:
-    found = namespace_of(emit(None, 6, TEXT_PLANS, None, tmp_path), tmp_path / "patched_model.py")
+    found = namespace_of(emit(None, 6, PLANS, None, tmp_path), tmp_path / "patched_model.py")
     with pytest.raises(ValueError, match="choose one of autocast_bf16, cast_bf16"):
         found["apply"](torch.nn.Linear(2, 2))  # nothing is recommended
     with pytest.raises(ValueError, match="6 parameters, this model has 8"):

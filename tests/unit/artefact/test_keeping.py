@@ -77,6 +77,21 @@ def test_a_kept_product_is_not_lowered_by_autocast(strategy: str) -> None:
     assert watch.seen["matmul"] == {torch.bfloat16}
 
 
+def test_what_a_checkpoint_computes_again_keeps_the_same_functions() -> None:
+    x, watch = LARGE[0].clone().requires_grad_(), Watch()
+    plain, around = (patched("autocast") for _ in range(2))
+    expected = plain(x)
+    expected.float().sum().backward()
+    with watch:
+        found = checkpoint(around, x, use_reentrant=False)
+        found.float().sum().backward()
+    assert torch.equal(found, expected)
+    for parameter, reference in zip(around.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(parameter.grad, reference.grad)
+    assert all(watch.seen[name] == {torch.float32} for name in KEPT[""]["keep"])
+    assert watch.seen["linear"] == {torch.bfloat16}
+
+
 @pytest.mark.parametrize("spelled", [lambda x: x**2, lambda x: x.pow(2), lambda x: torch.pow(x, 2)])
 def test_a_function_is_kept_however_it_is_called(spelled: Any) -> None:
     scopes: Scopes = {"": {"precision": "fp16", "keep": ["pow"]}}
@@ -97,50 +112,6 @@ def test_calls_that_write_to_what_they_are_given_are_left_alone() -> None:
     found = apply_plan(Function(written), plan("autocast", scopes, "fp16"))(x)
     assert found.dtype is torch.float16
     assert torch.equal(found, x.half().relu() * x.half().relu())
-
-
-class Layers(nn.Module):
-    """Three products, beside a function that is kept."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(torch.randn(8, 8)) for _ in range(3)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for weight in self.weights:
-            x = torch.tanh(F.linear(x, weight)) @ weight
-        return x
-
-
-PRODUCTS: Scopes = {"": {"precision": "bf16", "keep": ["linear"]}}
-
-
-class Each(TorchFunctionMode):
-    """Notes of each product whether it is low."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.low: list[bool] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if function_name(func) in ("linear", "matmul"):
-            self.low.append(result.dtype is torch.bfloat16)
-        return result
-
-
-def test_what_a_checkpoint_computes_again_keeps_the_same_functions() -> None:
-    x, watch = normal(4, 8).requires_grad_(), Each()
-    plain, around = (patched("autocast", Layers, PRODUCTS) for _ in range(2))
-    expected = plain(x)
-    expected.float().sum().backward()
-    with watch:
-        found = checkpoint(around, x, use_reentrant=False)
-        found.float().sum().backward()
-    assert torch.equal(found, expected)
-    for parameter, reference in zip(around.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(parameter.grad, reference.grad)
-    assert set(zip(watch.low[::2], watch.low[1::2], strict=True)) == {(False, True)}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import auditor
 from auditor.artefact.libraries import LIBRARIES
 from auditor.errors import AuditorError, PlanError
 from auditor.isolation.members import named_modules
-from auditor.measure.joint import QuantizedModel
+from auditor.measure.layers import QuantizedModel, spans_of
 from auditor.numerics.metrics import output_error
 from auditor.numerics.quantize import fake_quantize
 from auditor.numerics.schemes import SCHEMES
@@ -86,8 +86,7 @@ def code(audit: Audit, library: str) -> dict[str, Any]:
 
 def emulated(layers: Mapping[str, str], model: nn.Module, batch: Tensor = IDS) -> Tensor:
     """The outputs in the audit's emulation; static scales are of this batch."""
-    ours = QuantizedModel(model)
-    ours.calibrate([((batch,), {})], 0)
+    ours = QuantizedModel(model, spans_of(model, ("int8_static",), [((batch,), {})], 0))
     (result,) = ours.outputs(layers, ((batch,), {}), 0)
     return result
 

@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import Strategy
 from auditor.artefact.runtime import Runtime
-from auditor.artefact.shipped import STRATEGIES, CastRuntime
 from auditor.artefact.source import make_original
 from auditor.artefact.strategies import (
     GRAPHS,
@@ -31,12 +29,6 @@ class Mine(Strategy):
     name = "mine"
     title = "as I like it"
     runtime = Runtime
-
-
-def test_by_default_nothing_is_converted_stored_or_wrapped() -> None:
-    mine = Mine()
-    assert (mine.computes_in("fp16"), mine.boundary("fp16", "fp32", False)) == ("fp16", (None, None))
-    assert (mine.stores, mine.regional, mine.seconds_per_byte) == (frozenset(), False, 0.0)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, False), (0.1, True)])
@@ -79,31 +71,6 @@ def test_a_runtime_without_a_source_is_refused() -> None:
     with pytest.raises(AuditorError, match="define the class in a file"):
         register(other)
     assert "other" not in names()
-
-
-# A scope's call under the strategy cast.
-
-LOW, WIDE = torch.bfloat16, torch.float32
-
-
-@pytest.mark.parametrize(
-    ("above", "keeps", "expected"),
-    [("fp16", False, ("fp32", "fp16")), ("fp16", True, ("fp32", None)), ("input", False, ("fp32", "input"))],
-)
-def test_an_island_lowers_its_result_unless_it_keeps_it(
-    above: str, keeps: bool, expected: tuple[str | None, str | None]
-) -> None:
-    assert STRATEGIES["cast"].boundary("fp32", above, keeps) == expected
-
-
-@pytest.mark.parametrize(
-    ("given", "output", "expected"),
-    [(WIDE, None, LOW), (WIDE, "fp32", WIDE), (WIDE, "input", WIDE), (LOW, "input", LOW), (LOW, "fp32", WIDE)],
-)
-def test_a_low_scope(given: torch.dtype, output: str | None, expected: torch.dtype) -> None:
-    layer = nn.Linear(2, 2).to(LOW)
-    result = CastRuntime.run(layer, None, "bf16", output, (torch.ones(1, 2, dtype=given),), {})
-    assert result.dtype is expected
 
 
 # The original model as a patched_model.py makes it: with the weights that the audit read, and one line otherwise.

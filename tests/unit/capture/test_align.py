@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.builder import Binder, named_inputs
+from auditor.capture.builder import named_inputs
 from auditor.capture.paths import align, same_operations
 from auditor.capture.record import record
 from tests.support.capturing import Function
+from tests.support.replaying import Model, kinds, replayed
 from tests.support.subjects import capture_of, nodes_by_op, only, seeded
 
 
@@ -52,35 +54,18 @@ def test_what_one_run_does_beside_is_left_out() -> None:
     assert dict(align(ours, theirs)) == {1: 10, 2: 20, 3: 30}
 
 
-# What a recording is run on: state by name, inputs in order, constants, and what the forward calls each of them.
-
-A, B, C = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleDict({"a-b": nn.Linear(1, 1)})
-        self.register_buffer("mean", torch.zeros(1))
-        self.register_buffer("none", None)
-
-    def forward(self, x: Tensor, pair: tuple[Tensor, Tensor], *, mask: Tensor | None = None) -> Tensor:
-        return x
+# What a recording is run on, and what it calls each of its inputs.
 
 
 def test_one_tensor_in_two_places_is_one_input() -> None:
-    binder = Binder(("x", "y"), {}, {}, ())
-    found = binder(Model(), ((A, (A, B)), {}))
-    assert [id(x) for x in found] == [id(A), id(B)]
-
-
-def test_names_of_the_forwards_arguments() -> None:
-    assert named_inputs(Model(), ((A, (B, C)), {"mask": A})) == {id(A): "x", id(B): "pair_0", id(C): "pair_1"}
-    assert named_inputs(Model(), ((A,), {"pair": (B, C)})) == {id(A): "x", id(B): "pair_0", id(C): "pair_1"}
+    x, y = torch.ones(2), torch.zeros(2)
+    function = Function(lambda first, second, third: (first + second[0]) * third)
+    assert kinds(replayed(function, x, [x], y)) == ["input", "input"]
 
 
 def test_names_where_the_call_does_not_fit() -> None:
-    assert named_inputs(Model(), ((A, B, C), {})) == {id(A): "input_0", id(B): "input_1", id(C): "input_2"}
+    x, y = torch.ones(1), torch.ones(2)
+    assert named_inputs(nn.Tanh(), ((x, y), {})) == {id(x): "input_0", id(y): "input_1"}
 
 
 # One run written down: what it answers, who runs its operations, what is marked beside them.
@@ -124,48 +109,34 @@ def test_autocast_lowers_the_products_inside(name: str) -> None:
 # Owners and source lines of toy models whose structure is written beside them.
 
 
-class Inner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lin(x).sigmoid()
-
-
-class Nested(nn.Module):
-    """Containers of every kind, and one module under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = Inner()
-        self.again = self.first
-        self.blocks = nn.ModuleList([Inner(), nn.Sequential(Inner(), nn.Tanh())])
-        self.heads = nn.ModuleDict({"a": nn.Linear(3, 2)})
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x) + self.again(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.heads["a"](x).exp()
+def inner() -> nn.Module:
+    return Model(lambda m, x: m.lin(x).sigmoid(), lin=nn.Linear(3, 3))
 
 
 def test_owners_through_containers_and_shared_modules() -> None:
-    found = capture_of(Nested(), torch.ones(2, 3))
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = m.first(x) + m.again(x)
+        for block in m.blocks:
+            x = block(x)
+        return m.heads["a"](x).exp()
+
+    first, blocks = inner(), nn.ModuleList([inner(), nn.Sequential(inner(), nn.Tanh())])
+    model = Model(forward, first=first, again=first, blocks=blocks, heads=nn.ModuleDict({"a": nn.Linear(3, 2)}))
+    found = capture_of(model, torch.ones(2, 3))
     owners = [(node.op.split(".")[1], node.owner, node.owner_type) for node in found.nodes.values()]
     assert owners == [
         ("linear", "first.lin", "Linear"),
-        ("sigmoid", "first", "Inner"),
+        ("sigmoid", "first", "Model"),
         ("linear", "first.lin", "Linear"),  # `again` is `first`: one module, one name
-        ("sigmoid", "first", "Inner"),
-        ("add", "", "Nested"),
+        ("sigmoid", "first", "Model"),
+        ("add", "", "Model"),
         ("linear", "blocks.0.lin", "Linear"),
-        ("sigmoid", "blocks.0", "Inner"),
+        ("sigmoid", "blocks.0", "Model"),
         ("linear", "blocks.1.0.lin", "Linear"),
-        ("sigmoid", "blocks.1.0", "Inner"),
+        ("sigmoid", "blocks.1.0", "Model"),
         ("tanh", "blocks.1.1", "Tanh"),
         ("linear", "heads.a", "Linear"),
-        ("exp", "", "Nested"),
+        ("exp", "", "Model"),
     ]
 
 

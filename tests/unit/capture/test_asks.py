@@ -115,9 +115,6 @@ def test_a_branch_that_fails_is_another_path() -> None:
 # Literals that Python derived from a dtype, in the dtype of the run.
 
 
-ROWS = torch.tensor([[1.0, -1.0]])
-
-
 def arguments(found: Capture, fmt: str) -> dict[str, Any]:
     """{node: {argument: literal}} of those that change with the format."""
     return {name: node.literals[fmt].arguments for name, node in found.nodes.items() if fmt in node.literals}
@@ -128,7 +125,7 @@ def masked(x: Tensor) -> Tensor:
 
 
 def test_the_smallest_number_of_the_dtype() -> None:
-    found = capture_of(Function(masked), ROWS)
+    found = capture_of(Function(masked), X)
     name = only(found, "masked_fill").name
     assert arguments(found, "fp16") == {name: {2: -65504.0}}
     assert arguments(found, "bf16") == {name: {2: torch.finfo(torch.bfloat16).min}}
@@ -136,7 +133,7 @@ def test_the_smallest_number_of_the_dtype() -> None:
 
 def test_epsilon_and_tiny() -> None:
     found = capture_of(
-        Function(lambda x: x / (x.abs() + torch.finfo(x.dtype).eps).clamp(min=torch.finfo(x.dtype).tiny)), ROWS
+        Function(lambda x: x / (x.abs() + torch.finfo(x.dtype).eps).clamp(min=torch.finfo(x.dtype).tiny)), X
     )
     assert arguments(found, "fp16") == {
         only(found, "add").name: {1: 2.0**-10},
@@ -145,7 +142,7 @@ def test_epsilon_and_tiny() -> None:
 
 
 def test_a_cast_back_to_the_dtype_of_the_input() -> None:
-    found = capture_of(Function(lambda x: x.float().exp().to(x.dtype)), ROWS)
+    found = capture_of(Function(lambda x: x.float().exp().to(x.dtype)), X)
     up, down = nodes_by_op(found, "to")
     assert arguments(found, "fp16") == {down.name: {1: torch.float16}}
     assert arguments(found, "bf16") == {down.name: {1: torch.bfloat16}}
@@ -168,7 +165,7 @@ EPS = {torch.float32: 1e-8, torch.float16: 1e-4, torch.bfloat16: 1e-3}
     ids=["table", "comparison", "size", "large", "less small", "limit of exp"],
 )
 def test_numbers_chosen_by_the_dtype(chosen: Callable[[Tensor], Tensor], fp16: float, bf16: float | None) -> None:
-    found = capture_of(Function(chosen), ROWS)
+    found = capture_of(Function(chosen), X)
     assert found.compared
     for name, number in (("fp16", fp16), ("bf16", bf16)):
         assert [list(each.values()) for each in arguments(found, name).values()] == ([[number]] if number else [])
@@ -180,7 +177,7 @@ def test_ordinary_numbers_are_not_looked_up(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(literals, "record", refused)
     asked = Function(lambda x: torch.pow(x * 0.044715, 3) / 8.0 if x.dtype.is_floating_point else x)
-    assert not capture_of(asked, ROWS).compared
+    assert not capture_of(asked, X).compared
 
 
 E6M9 = Format.ieee("e6m9", 6, 9)
@@ -215,10 +212,6 @@ def test_its_dtype_becomes_the_format() -> None:
 # Casts the author wrote stay in the graph, and take nobody else's readers.
 
 
-def recorded(function: Any, *inputs: Tensor) -> Capture:
-    return capture_of(Function(function), *inputs)
-
-
 @pytest.mark.parametrize(
     "cast",
     [
@@ -237,7 +230,7 @@ def test_every_way_to_write_a_cast(cast: Any) -> None:
 
 
 def test_a_cast_down_stays_and_computes_low() -> None:
-    found = recorded(lambda x: x.half().exp().float(), torch.ones(2))
+    found = capture_of(Function(lambda x: x.half().exp().float()), torch.ones(2))
     assert [node.dtype for node in nodes_by_op(found, "to")] == ["float16", "float32"]
     assert only(found, "exp").dtype == "float16"
 
@@ -251,7 +244,7 @@ def residual(x: Tensor) -> Tensor:
 
 
 def test_the_residual_still_reads_the_value_and_not_its_cast() -> None:
-    found = recorded(residual, torch.ones(2, 3))
+    found = capture_of(Function(residual), torch.ones(2, 3))
     product, casts = nodes_by_op(found, "mul")[0].name, [node.name for node in nodes_by_op(found, "to")]
     add = only(found, "add")
     assert product in add.inputs
@@ -262,7 +255,7 @@ def test_the_residual_still_reads_the_value_and_not_its_cast() -> None:
 @pytest.mark.parametrize("move", [lambda x: x.to(x.device), lambda x: x.to("cpu"), lambda x: x.cpu()])
 def test_a_move_to_where_a_value_is_already_is_no_cast(move: Any) -> None:
     """Nobody wrote the dtype that torch hands on, so nothing has to be looked up in low runs."""
-    found = recorded(lambda x: move(x).exp() + 1.0, torch.ones(2))
+    found = capture_of(Function(lambda x: move(x).exp() + 1.0), torch.ones(2))
     assert not nodes_by_op(found, "to")
     assert not found.compared
 
@@ -273,7 +266,7 @@ def test_a_copy_in_place_is_no_move() -> None:
         y += 1
         return y * x
 
-    assert len(nodes_by_op(recorded(copied, torch.ones(2)), "to")) == 1
+    assert len(nodes_by_op(capture_of(Function(copied), torch.ones(2)), "to")) == 1
 
 
 # Operations whose results take their shape from values: which argument's, if any.

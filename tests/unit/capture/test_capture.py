@@ -1,6 +1,5 @@
 """The graph of a run: it binds, computes what the model computes, and names its outputs."""
 
-import gc
 from typing import Any
 
 import pytest
@@ -10,25 +9,12 @@ from torch import Tensor, fx, nn
 from auditor.capture.values import Values
 from auditor.capture.views import View
 from auditor.errors import CaptureError
-from auditor.isolation.outputs import tensor_outputs
-from auditor.records import Batch, Capture
+from auditor.isolation.answer import answer
+from auditor.records import Batch
+from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.support.replaying import Model, assert_same, kinds, linear, replay, replayed
 from tests.support.subjects import capture_of, nodes_by_op, normal, only, seeded
-
-
-def taken(model: nn.Module, batch: Batch) -> Capture:
-    args, kwargs = batch
-    return capture_of(model, *args, **kwargs)
-
-
-def assert_computes(found: Capture, model: nn.Module, batch: Batch) -> None:
-    with torch.no_grad():
-        actual = tensor_outputs(fx.Interpreter(found.graph_module).run(*found.bind(model, batch)))
-        expected = tensor_outputs(model(*batch[0], **batch[1]))
-    assert len(actual) == len(expected) == len(found.outputs)
-    for a, b in zip(actual, expected, strict=True):
-        assert torch.equal(a, b)
 
 
 class Keywords(nn.Module):
@@ -54,15 +40,15 @@ def keywords_batch(seed: int, *, swapped: bool = False) -> Batch:
 
 
 def test_bound_inputs_reach_their_own_places() -> None:
-    model = seeded(Keywords)
-    found = taken(model, keywords_batch(0))
-    assert_computes(found, model, keywords_batch(0))
-    assert_computes(found, model, keywords_batch(10))
-    assert_computes(found, model, keywords_batch(10, swapped=True))  # the order of keywords means nothing
+    model, (args, kwargs) = seeded(Keywords), keywords_batch(0)
+    found = replayed(model, *args, **kwargs)
+    for batch in (keywords_batch(10), keywords_batch(10, swapped=True)):  # the order of keywords means nothing
+        assert_same(replay(found, model, batch), answer(model, batch))
 
 
 def test_placeholders_know_what_they_are() -> None:
-    found = taken(seeded(Keywords), keywords_batch(0))
+    args, kwargs = keywords_batch(0)
+    found = capture_of(seeded(Keywords), *args, **kwargs)
     kinds = {p.fqn: p.kind for p in found.placeholders if p.kind != "constant" and p.fqn}
     assert kinds == {"lin.weight": "parameter", "lin.bias": "parameter", "shift": "buffer", "unsaved": "buffer"}
     assert sum(p.kind == "input" for p in found.placeholders) == 4
@@ -73,20 +59,11 @@ def test_placeholders_know_what_they_are() -> None:
 X = normal(2, 4)
 
 
-class Tree(nn.Module):
-    """Calls itself."""
-
-    def __init__(self, depth: int = 2) -> None:
-        super().__init__()
-        self.layer, self.depth = linear(4, 4), depth
-
-    def forward(self, x: Tensor, depth: int | None = None) -> Tensor:
-        depth = self.depth if depth is None else depth
+def test_recursion() -> None:
+    def forward(self: Any, x: Tensor, depth: int = 2) -> Tensor:
         return self(self.layer(x), depth - 1) if depth else x.tanh()
 
-
-def test_recursion() -> None:
-    found = replayed(Model(lambda self, x: self.tree(x), tree=Tree()), X)
+    found = replayed(Model(lambda self, x: self.tree(x), tree=Model(forward, layer=linear(4, 4))), X)
     calls = only(found, "tanh").calls
     assert [call.path for call in calls] == ["", "tree", "tree", "tree"]
     assert len({call.key for call in calls}) == 4
@@ -99,16 +76,10 @@ def test_two_calls_of_one_module_are_told_apart() -> None:
     assert first.key != second.key
 
 
-def failing() -> nn.Module:
-    return Model(lambda m, x: m.inner(x), inner=Raising())
-
-
-class Raising(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+def test_exceptions_close_every_call_that_they_leave() -> None:
+    def raising(x: Tensor) -> Tensor:
         raise LookupError
 
-
-def test_exceptions_close_every_call_that_they_leave() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         for _ in range(3):
             try:
@@ -117,79 +88,31 @@ def test_exceptions_close_every_call_that_they_leave() -> None:
                 x = self.layer(x)
         return x.exp()
 
-    found = replayed(Model(forward, failing=failing(), layer=linear(4, 4)), X)
+    failing = Model(lambda self, x: self.inner(x), inner=Function(raising))
+    found = replayed(Model(forward, failing=failing, layer=linear(4, 4)), X)
     assert [node.owner for node in nodes_by_op(found, "linear")] == ["layer"] * 3
     assert [call.path for call in only(found, "exp").calls] == [""]
 
 
-# Which node holds which tensor: identity, views, writes, addresses that are used again, and tensors let go.
+def test_an_address_that_is_used_again_is_another_tensor() -> None:
+    graph, constants = fx.Graph(), list[Tensor]()
 
-aten = torch.ops.aten
-
-
-class Reel:
-    """A graph that is written by hand, and how many constants it was asked for."""
-
-    def __init__(self) -> None:
-        self.graph, self.constants = fx.Graph(), []
-        self.values = Values(self.emit, self.constant)
-
-    def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+    def emit(target: Any, args: Any, kwargs: Any, value: Tensor) -> fx.Node:
         kind = "call_method" if isinstance(target, str) else "call_function"
-        node = self.graph.create_node(kind, target, args, kwargs)
+        node = graph.create_node(kind, target, args, kwargs)
         node.meta["val"] = torch.empty_like(value, device="meta")
         return node
 
-    def constant(self, x: Tensor) -> fx.Node:
-        self.constants.append(x.clone())
-        node = self.graph.placeholder(f"constant_{len(self.constants)}")
-        node.meta["val"] = torch.empty_like(x, device="meta")
-        return node
-
-    def bound(self, x: Tensor) -> fx.Node:
-        """A node of its own for a tensor."""
-        node = self.emit("made", (), {}, x)
-        self.values.bind(x, node)
-        return node
-
-    def targets(self) -> list[str]:
-        return [str(node.target) for node in self.graph.nodes]
-
-
-def test_an_address_that_is_used_again_is_another_tensor() -> None:
-    reel = Reel()
+    values = Values(emit, constants.append)
     for _ in range(50):
         x = torch.ones(1000)
-        reel.bound(x)
+        values.bind(x, emit("made", (), {}, x))
         view = x[1:]
-        reel.values.bind_view(view, reel.emit("view", (), {}, view), x, View(aten.slice.Tensor, (0, 1, 1000)))
-        reel.values.write(view, reel.emit("written", (), {}, view))
+        values.bind_view(view, emit("view", (), {}, view), x, View(torch.ops.aten.slice.Tensor, (0, 1, 1000)))
+        values.write(view, emit("written", (), {}, view))
         del x, view
-    assert reel.targets().count("aten.slice_scatter.default") == 50
-    assert not reel.constants
-
-
-def test_another_python_object_on_known_memory_is_no_constant() -> None:
-    reel, x = Reel(), torch.zeros(4, 6)
-    node = reel.bound(x)
-    assert reel.values.node_of(x.data) is node
-    transposed = reel.values.node_of(x.t())
-    assert (transposed.target, transposed.args) == (aten.permute.default, (node, [1, 0]))
-    part = reel.values.node_of(x[1:3])
-    assert (part.target, part.args) == (aten.slice.Tensor, (node, 0, 1, 3))
-    assert reel.values.node_of(x[::2, ::3]).op == "call_function"
-    assert len(reel.constants) == 1  # the places of the last one
-
-
-def test_memory_that_autograd_kept_is_known_after_its_tensor_is_gone() -> None:
-    reel, x = Reel(), torch.ones(3)
-    reel.bound(x)
-    kept = x.untyped_storage()
-    del x
-    gc.collect()
-    again = torch.empty(0).set_(kept, 0, (3,))
-    assert reel.values.node_of(again).target == "made"
-    assert not reel.constants
+    assert [str(node.target) for node in graph.nodes].count("aten.slice_scatter.default") == 50
+    assert not constants
 
 
 # Scripts, recurrent layers, modules without a forward of their own, and what a model keeps.

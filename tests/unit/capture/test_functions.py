@@ -13,6 +13,7 @@ from auditor.capture.builder import RecordedModule
 from auditor.capture.capture import assemble
 from auditor.capture.record import record
 from auditor.records import Batch, Capture
+from tests.support.capturing import Function
 from tests.support.replaying import Model, assert_same
 from tests.support.subjects import capture_of, normal
 
@@ -22,24 +23,22 @@ def functions(found: Capture) -> list[tuple[str, str | None]]:
     return [(node.op.split(".")[1], node.function and node.function.path) for node in found.nodes.values()]
 
 
-class Spelled(nn.Module):
+def spelled(x: Tensor) -> Tensor:
     """One function in every spelling, and functions that call others."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.pow(2) + torch.pow(x, 2) + x**2 + 2**x + 1 / x
-        y = F.normalize(y) @ y.T
-        return F.layer_norm(y, (4,)).softmax(-1)
+    y = x.pow(2) + torch.pow(x, 2) + x**2 + 2**x + 1 / x
+    y = F.normalize(y) @ y.T
+    return F.layer_norm(y, (4,)).softmax(-1)
 
 
 def test_functions_are_called_the_same_however_they_are_spelled() -> None:
-    found = functions(capture_of(Spelled(), normal(4, 4).abs() + 1))
+    found = functions(capture_of(Function(spelled), normal(4, 4).abs() + 1))
     assert [name for op, name in found if op == "pow"] == ["pow", "pow", "pow", "rpow"]
     assert {name for op, name in found if op in ("reciprocal", "div")} == {"rdiv", "normalize"}
     assert {("layer_norm", "layer_norm"), ("softmax", "softmax"), ("matmul", "matmul")} <= set(found)
 
 
 def test_what_a_function_calls_is_part_of_its_call() -> None:
-    nodes = capture_of(Spelled(), normal(4, 4)).nodes.values()
+    nodes = capture_of(Function(spelled), normal(4, 4)).nodes.values()
     parts = [node.function for node in nodes if node.function and node.function.path == "normalize"]
     assert len(parts) > 1
     assert len({call.key for call in parts}) == 1
@@ -47,21 +46,19 @@ def test_what_a_function_calls_is_part_of_its_call() -> None:
     assert len({call.key for call in adds if call}) == len(adds) == 4
 
 
-class Writing(nn.Module):
+def writing(x: Tensor) -> Tensor:
     """Functions that write to what they are given."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x * 2
-        y += 1
-        y.exp_()
-        F.relu(y, inplace=True)
-        torch.mul(y, y, out=torch.empty_like(y))
-        y[0] = 0
-        return y.sqrt()
+    y = x * 2
+    y += 1
+    y.exp_()
+    F.relu(y, inplace=True)
+    torch.mul(y, y, out=torch.empty_like(y))
+    y[0] = 0
+    return y.sqrt()
 
 
 def test_calls_in_place_are_no_function_that_could_be_kept() -> None:
-    found = functions(capture_of(Writing(), normal(4)))
+    found = functions(capture_of(Function(writing), normal(4)))
     kept = [(op, name) for op, name in found if name not in (None, "setitem")]
     assert kept == [("mul", "mul"), ("sqrt", "sqrt")]
     assert all(op == "select" for op, name in found if name == "setitem")  # where to write, not what

@@ -133,8 +133,6 @@ def test_of_many_paths_the_first_are_recorded_and_the_rest_are_named() -> None:
 
 # Every way by which Python gets at values is noticed.
 
-PAIR = normal(2, 4)
-
 READS: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x.sum().item(),
     "float": lambda x: float(x.sum()),
@@ -164,7 +162,7 @@ def test_reads_are_noticed(name: str) -> None:
         READS[name](y)
         return y
 
-    found = replayed(Model(forward), PAIR, method="path")
+    found = replayed(Model(forward), X, method="path")
     assert "the path these inputs take" in found.warnings[0]
 
 
@@ -185,7 +183,7 @@ def test_looks_at_anything_else_are_none(name: str) -> None:
         LOOKS[name](x)
         return x * 2
 
-    replayed(Model(forward), PAIR)
+    replayed(Model(forward), X)
 
 
 # The patched model under the emulation answers what the recording answers under the plan's policy.

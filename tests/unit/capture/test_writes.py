@@ -115,15 +115,6 @@ def from_lists(x: Tensor) -> Any:
     return wide, same, a, b, torch.meshgrid(a[:, 0], b[0], indexing="ij")
 
 
-def by_data(x: Tensor) -> Any:
-    y = x * 2
-    y.data[1:].add_(1)
-    y[1:].data.t()[0].zero_()
-    z = y.detach()
-    z.mul_(3)
-    return y, z
-
-
 def elsewhere(x: Tensor) -> Any:
     y, z = x.clone(), x * 2
     y.data = z
@@ -136,37 +127,14 @@ def elsewhere(x: Tensor) -> Any:
     return y, z, w
 
 
-def swapped(x: Tensor) -> Any:
-    a, b = x.clone(), x.exp()
-    a[:, :4], b[0, :4] = b[:, :4] * 2, a[0, :4] * 3
-    a[0], a[1] = a[1].clone(), a[0].clone()
-    return a, b
-
-
-def casts(x: Tensor) -> Any:
-    y = x * 2
-    z = y.to(torch.float32)
-    z.add_(1)
-    y.float().contiguous().view(-1)[3] = 0
-    return y, z, x.half().to(torch.float16).add_(1)
-
-
-def copied_over(x: Tensor) -> Any:
-    y = torch.empty(2, 4, 8)
-    for i in range(2):
-        y[i].copy_(x * i)
-    y.flatten(0, 1)[::3].relu_()
-    return y, y.expand(3, 2, 4, 8) * 1, y.reshape(-1)[5:9].sigmoid_()
-
-
 def normalized_in_place(x: Tensor) -> Any:
     weight = torch.ones(10, 4)
     return nn.functional.embedding(torch.tensor([1, 2]), weight * x[:1, :4] * 9, max_norm=0.5), weight
 
 
 WRITES = [
-    transposed, turned, complexes, bits, truths, integers, other_dtypes, with_out, by_index,
-    lists, from_lists, by_data, elsewhere, swapped, casts, copied_over, normalized_in_place,
+    transposed, turned, complexes, bits, truths, integers, other_dtypes, with_out, by_index, lists, from_lists,
+    elsewhere, normalized_in_place,
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,8 +104,7 @@ def test_a_plan_does_not_take_the_author_s_region_away():
 
 
 def test_a_plan_that_lowers_nothing_has_no_error(subject, captured):
-    everything = plan("autocast", "bf16", first="fp32", norm="fp32", last="fp32")
-    everything = Plan(**{**vars(everything), "scopes": {"": ScopeChoice("fp32")}})
+    everything = replace(plan("autocast", "bf16"), scopes={"": ScopeChoice("fp32")})
     assert set(under_plan(captured, subject.model, subject.batches[0], everything).errors.values()) == {0.0}
 
 

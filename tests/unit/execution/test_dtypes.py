@@ -16,9 +16,8 @@ from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import plan_table
 from auditor.capture.capture import capture
 from auditor.execution.beside import under_plan
-from auditor.execution.execute import Executor, Run, Semantics, SomeLow
+from auditor.execution.execute import Executor, Run
 from auditor.execution.policy import Policy
-from auditor.measure.alone import rounder
 from auditor.numerics.nodes import tensors_in
 from auditor.records import Batch, Capture, Dtypes, Plan
 from tests.support.capturing import Function
@@ -133,18 +132,6 @@ def test_a_tensor_without_dimensions_gives_way_and_a_truth_does_not_compute() ->
     assert found["gt"] == Dtypes(("float16", "float32"), "float16", "bool")
 
 
-def test_an_audit_holds_them_for_the_recommended_plan() -> None:
-    model, (tokens,) = seeded(MODELS["transformer"][0]), MODELS["transformer"][1]
-    found = auditor.audit(model, tokens, formats=("bf16",), strategies=("cast",), max_error=0.2, device="cpu")
-    assert found.recommended == "cast_bf16"
-    plan = found.plans["cast_bf16"]
-    seen = run_under(Calls(), model, ((tokens,), {}), plan, on_a_gpu)
-    rows = ((r.node.op.removeprefix("aten.").split(".")[0], r.planned) for r in found.nodes)
-    assert computing([(op.strip("_"), tuple(sorted(d.inputs)), d.output) for op, d in rows if d is not None]) == seen
-    written = found.to_measurements()["nodes"]
-    assert all(set(node["planned"]) == {"inputs", "computed", "output"} for node in written)
-
-
 # A run that begins from another one gives what it gives from the start, to the bit, and runs what differs alone.
 
 
@@ -153,12 +140,10 @@ def block() -> nn.Module:
     return Model(lambda m, x: x + m.down(torch.softmax(m.up(m.norm(x)), -1)), **parts)
 
 
-class Asking(nn.Module):
+def asking(x: Tensor) -> Tensor:
     """Adds what it chooses by whether autocast is on: nothing else tells its runs apart."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        low = torch.is_autocast_enabled() and torch.get_autocast_dtype("cuda") is not torch.float32
-        return x + (1e-1 if low else 1e-6)
+    low = torch.is_autocast_enabled() and torch.get_autocast_dtype("cuda") is not torch.float32
+    return x + (1e-1 if low else 1e-6)
 
 
 def net() -> nn.Module:
@@ -176,12 +161,8 @@ def net() -> nn.Module:
         blocks=nn.ModuleList(block() for _ in range(4)),
         side=nn.Linear(8, 8),
         head=nn.Linear(8, 4),
-        asking=Asking(),
+        asking=Function(asking),
     )
-
-
-def flat_of(found: Capture, model: nn.Module, x: Tensor) -> list[Any]:
-    return found.bind(model, ((x,), {}))
 
 
 def under(found: Capture, strategy: str, format: str, kept_wide: set[str]) -> Policy:
@@ -207,7 +188,7 @@ def owners_of(found: Capture, flat: list[Any], policy: Policy, before: Run) -> s
 def test_any_two_policies_one_from_the_other(strategy: str, format: str) -> None:
     model, x = seeded(net), normal(3, 8)
     found = capture(subject_of(model, x), FORMATS)
-    flat = flat_of(found, model, x)
+    flat = found.bind(model, ((x,), {}))
     owners, rnd = sorted({node.owner for node in found.nodes.values()}), random.Random(0)
     with torch.no_grad():
         for number in range(6):
@@ -225,7 +206,7 @@ def test_any_two_policies_one_from_the_other(strategy: str, format: str) -> None
 def test_only_what_differs_is_run() -> None:
     model, x = seeded(net), normal(3, 8)
     found = capture(subject_of(model, x), FORMATS)
-    flat = flat_of(found, model, x)
+    flat = found.bind(model, ((x,), {}))
     same, late = (under(found, "autocast", "bf16", kept_wide) for kept_wide in (set[str](), {"blocks.3.up"}))
     with torch.no_grad():
         (whole,), before = begun(found, flat, under(found, "autocast", "bf16", set()))
@@ -235,20 +216,3 @@ def test_only_what_differs_is_run() -> None:
         owners = owners_of(found, flat, late, before)
     assert "blocks.3.up" in owners
     assert not owners & {"side", "blocks.0.up", "blocks.2.down", "blocks.3.norm"}
-
-
-def test_some_operations_low_as_from_the_start() -> None:
-    model, x = seeded(net), normal(3, 8)
-    found = capture(subject_of(model, x), FORMATS)
-    flat = flat_of(found, model, x)
-    inside = {name for name, node in found.nodes.items() if node.owner == "blocks.2.up"}
-    with torch.no_grad():
-        _, before = begun(found, flat, Semantics())
-        low, again = (SomeLow(found, inside, "fp16", rounder(found, "fp16")) for _ in range(2))
-        (late,) = Executor(found.graph_module, low, before=before).run(*flat)
-        (whole,) = Executor(found.graph_module, again).run(*flat)
-        assert torch.equal(late, whole)
-        assert not torch.equal(late, model(x))
-        owners = owners_of(found, flat, SomeLow(found, inside, "fp16", rounder(found, "fp16")), before)
-    assert "blocks.2.up" in owners
-    assert not owners & {"side", "blocks.0.up", "blocks.1.down"}

@@ -1,88 +1,27 @@
 """What a strategy means for weights, scopes and values on their way, and what the author runs low whatever the plan."""
 
-from collections.abc import Callable
-
-import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from auditor.artefact.strategies import names, strategy_of
 from auditor.execution.policy import Boundary, Layout, Policy
 from auditor.execution.resolve import kept_low
-from auditor.records import Capture
 from tests.support.capturing import Function
 from tests.support.problems import captured
 from tests.support.replaying import Model
-from tests.support.subjects import capture_of, normal, only
+from tests.support.subjects import capture_of, normal
 
 
-def outer() -> nn.Module:
-    return Model(lambda m, x: m.inner(x.sin()).cos(), inner=Function(lambda x: x.exp()))
+def test_only_what_differs_from_above_is_wrapped_and_an_island_that_nothing_low_reads_keeps_its_result() -> None:
+    capture = capture_of(Model(lambda m, x: m.inner(x).tanh(), inner=Function(torch.sin)), torch.ones(2))
 
+    def wrapped(**precisions: str) -> dict[str, Boundary]:
+        return Policy(capture, "cast", lambda path: precisions[path or "root"], "fp16").wrapped
 
-def make_net() -> nn.Module:
-    """x -> sin -> exp -> cos -> tanh: root, outer and inner in one line."""
-    return Model(lambda m, x: m.outer(x).tanh(), outer=outer())
-
-
-@pytest.fixture(scope="module")
-def net() -> Capture:
-    return capture_of(make_net(), torch.ones(2))
-
-
-def choice(**precisions: str) -> Callable[[str], str]:
-    """Precision by path, with dots as underscores; the root is `root`."""
-    return lambda path: precisions[path.replace(".", "_") or "root"]
-
-
-def test_only_what_differs_from_above_is_wrapped(net: Capture) -> None:
-    low = Policy(net, "cast", choice(root="fp16", outer="fp16", outer_inner="fp16"), "fp16").wrapped
-    assert low == {"": Boundary("fp16", False, "fp16", None)}
-    island = Policy(net, "cast", choice(root="fp16", outer="fp16", outer_inner="fp32"), "fp16").wrapped
-    assert set(island) == {"", "outer.inner"}
-    # what comes out of the island is lowered again: `cos` reads it low
-    assert island["outer.inner"] == Boundary("fp32", False, "fp32", "fp16")
-    around = Policy(net, "cast", choice(root="fp32", outer="fp16", outer_inner="fp32"), "fp16").wrapped
-    assert {path: found.precision for path, found in around.items()} == {
-        "": "fp32",
-        "outer": "fp16",
-        "outer.inner": "fp32",
-    }
-
-
-def test_an_island_that_nothing_low_reads_keeps_its_result(net: Capture) -> None:
-    wide = Policy(net, "cast", choice(root="fp32", outer="fp32", outer_inner="fp16"), "fp16").wrapped
-    assert wide[""].keeps
-    assert not Policy(net, "cast", choice(root="fp16", outer="fp32", outer_inner="fp32"), "fp16").wrapped["outer"].keeps
-
-
-def test_values_leave_the_innermost_first_and_enter_the_outermost_first(net: Capture) -> None:
-    passage = Policy(net, "cast", choice(root="fp32", outer="fp16", outer_inner="fp32"), "fp16")
-    (x,) = (place.name for place in net.placeholders)
-    assert passage.conversions_between(x, "sin") == ("fp32", "fp16")  # into the root, into outer
-    assert passage.conversions_between("sin", "exp") == ("fp32",)
-    assert passage.conversions_between("exp", "cos") == ("fp16",)
-    assert passage.conversions_between("cos", "tanh") == ("fp32",)
-    assert [call.path for call in passage.enclosing_calls("exp")] == ["", "outer", "outer.inner"]
-
-
-def test_under_autocast_values_are_raised_alone(net: Capture) -> None:
-    passage = Policy(net, "autocast", choice(root="fp16", outer="fp16", outer_inner="fp32"), "fp16")
-    assert passage.conversions_between("sin", "exp") == ("fp32",)
-    assert passage.conversions_between("exp", "cos") == ()
-    inside = Policy(net, "autocast", choice(root="fp32", outer="fp16", outer_inner="fp16"), "fp16")
-    assert inside.conversions_between("sin", "exp") == ()
-    assert inside.conversions_between("cos", "tanh") == ("fp32",)
-
-
-def test_weights_pass_no_boundary() -> None:
-    captured = capture_of(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), torch.ones(1, 2))
-    passage = Policy(captured, "cast", lambda path: "fp16", "fp16")
-    weight = next(place.name for place in captured.placeholders if place.kind == "parameter")
-    assert passage.conversions_between(weight, only(captured, "linear").name) == ()
-
-
-# What a strategy means for weights, inputs and scopes.
+    assert wrapped(root="fp16", inner="fp16") == {"": Boundary("fp16", False, "fp16", None)}
+    # what comes out of the island is lowered again: `tanh` reads it low
+    assert wrapped(root="fp16", inner="fp32")["inner"] == Boundary("fp32", False, "fp32", "fp16")
+    assert wrapped(root="fp32", inner="fp16")[""].keeps
 
 
 def stored(strategy: str, labels: dict[str, str]) -> dict[str | None, str]:

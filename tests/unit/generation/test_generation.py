@@ -128,7 +128,7 @@ ENCODED = {"input_ids": IDS, "attention_mask": (torch.arange(12) < torch.arange(
 
 @pytest.mark.parametrize(
     ("make", "given"),
-    [(t5, ENCODED), (bart, ENCODED), (whisper, {"input_features": SOUND})],
+    thinned([(t5, ENCODED), (bart, ENCODED), (whisper, {"input_features": SOUND})], 2),
     ids=["t5", "bart", "whisper"],
 )
 def test_an_encoder_decoder_model_is_audited_on_what_transformers_generates(make, given, tmp_path: Path) -> None:
@@ -227,10 +227,10 @@ def test_figures_by_hand() -> None:
 
 @pytest.mark.parametrize(("temperature", "strategies"), thinned([(0.0, "autocast"), (1.0, "autocast,cast")]))
 def test_flips_are_predicted_and_are_where_the_plan_leaves_fp32s_text(temperature: float, strategies: str) -> None:
-    model, ids = llama(), torch.randint(5, WORDS, (48, 12), generator=torch.Generator().manual_seed(2))
+    model, ids = llama(), torch.randint(5, WORDS, (24, 12), generator=torch.Generator().manual_seed(2))
     asked = {"generate": 48, "temperature": temperature, "formats": "bf16", "max_error": 0.2}
     audit = auditor.audit(model, {"input_ids": ids}, strategies=strategies, **asked)
-    assert (audit.generation.prompts, audit.generation.tokens) == (48, 48 * 48)
+    assert (audit.generation.prompts, audit.generation.tokens) == (24, 24 * 48)
     assert audit.criteria == ("logits: top1 >= 0.8",)
     for plan in audit.plans.values():
         found = plan.generated

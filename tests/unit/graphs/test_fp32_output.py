@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import auditor
@@ -19,6 +19,7 @@ from auditor.graphs.stage import _multiply, lower_operations
 from auditor.paths import FP32_OUTPUT
 from auditor.plan.recommend import kept_apart
 from auditor.records import Audit
+from tests.support.capturing import Function
 from tests.support.planning import bench_of
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
@@ -101,12 +102,9 @@ def test_a_program_made_on_a_gpu_calls_its_kernels_and_becomes_an_onnx_model(nam
     """Traced on fake tensors of a GPU: one kernel with `out_dtype`, no input in FP32. ONNX has no such product."""
     target, shapes = LINEAR[name]
 
-    class Product(nn.Module):
-        def forward(self, *inputs: Tensor) -> Tensor:
-            return _multiply(target, *(x.half() for x in inputs))
-
+    product = Function(lambda *inputs: _multiply(target, *(x.half() for x in inputs)))
     with FakeTensorMode(), torch.no_grad():
-        program = torch.export.export(Product(), tuple(torch.empty(shape, device="cuda") for shape in shapes))
+        program = torch.export.export(product, tuple(torch.empty(shape, device="cuda") for shape in shapes))
     targets = [node.target for node in program.graph.nodes]
     assert sum(target in _TRANSLATIONS for target in targets) == 1
     casts = [node.args[1] for node in program.graph.nodes if node.target is torch.ops.aten.to.dtype]

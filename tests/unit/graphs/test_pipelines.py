@@ -12,6 +12,7 @@ from auditor.numerics.metrics import output_error
 from auditor.records.audit import Audit
 from auditor.records.quantization import PipelineRun
 from auditor.report.reporters import html
+from tests.support.replaying import Model
 
 X = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
 
@@ -56,15 +57,8 @@ def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failure_is_one_line() -> None:
     pytest.importorskip("torchao.quantization.pt2e", exc_type=ImportError)
 
-    class Branches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(64, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x) if float(x.sum()) > 1e9 else self.inner(-x)
-
-    run = run_of(auditor.audit(Branches().eval(), X, formats="int8_static"), "PT2E INT8")
+    branches = Model(lambda m, x: m.inner(x) if float(x.sum()) > 1e9 else m.inner(-x), inner=nn.Linear(64, 8))
+    run = run_of(auditor.audit(branches.eval(), X, formats="int8_static"), "PT2E INT8")
     assert run.error is None
     assert run.said.startswith("failed: ")
     assert "\n" not in run.said

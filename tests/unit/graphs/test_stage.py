@@ -1,6 +1,7 @@
 """Plans that are programs: verified in a fresh process, and what is said of them true of the files."""
 
 import io
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import auditor
 from auditor.document.live import read_plans
@@ -21,14 +23,15 @@ from auditor.numerics.nodes import mutates
 from auditor.plan import verified
 from auditor.plan.search import choose
 from auditor.plan.verified import judge_answers
-from auditor.records import Batch, Plan, Verification
+from auditor.records import Plan, Verification
 from auditor.records.audit import Audit
 from auditor.report.kept import explain_layer
+from auditor.verify.loaders import ProgramModule
 from auditor.verify.running import run_patched
 from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.support.replaying import Model
-from tests.unit.graphs.conftest import flat
+from tests.unit.graphs.conftest import close_answers, flat
 
 
 def program(audit: Audit, name: str) -> nn.Module:
@@ -59,6 +62,15 @@ def test_what_is_said_of_the_program_is_true_of_it(audit: Audit) -> None:
     assert {p.dtype for p in found.parameters()} == {half}
     assert said.fixed is None
     assert {x.shape[0] for x in found(torch.randn(9, 16)).values()} == {9}
+
+
+def test_the_users_score_is_what_a_run_of_the_file_by_hand_gives(audit: Audit) -> None:
+    for name, passed in (("graph_fp16", True), ("graph_bf16", False)):
+        plan = audit.plans[name]
+        with auditor.emulate("cuda"):
+            values = [float(x) for batch in close_answers(ProgramModule(program(audit, name))) for x in batch]
+        assert plan.score.failure is None
+        assert (plan.score.value, plan.score.passed, plan.holds) == (statistics.fmean(values), passed, passed)
 
 
 @pytest.mark.slow
@@ -144,10 +156,6 @@ class Written(nn.Module):
         return self.drop(y).to(x.dtype)
 
 
-def fixed() -> nn.Module:
-    return Function(lambda x: x.softmax(1) * torch.arange(4.0)[:, None])
-
-
 @dataclass
 class Pair:
     left: Tensor
@@ -157,10 +165,6 @@ class Pair:
 class Classed(nn.Module):
     def forward(self, x: Tensor, *, scale: float = 1.0) -> Pair:
         return Pair(x.exp(), x.sin() * scale)
-
-
-def leaves(found: Any) -> list[Tensor]:
-    return torch.utils._pytree.tree_leaves(found)
 
 
 @pytest.mark.parametrize("made", [Written, flat])
@@ -175,7 +179,7 @@ def test_the_graph_answers_as_the_model_for_any_size(made: Callable[[], nn.Modul
     for other in (1, 2, 5):
         x = torch.randn(other, *trailing)
         with torch.no_grad():
-            ours, theirs = leaves(found.graph_module(x)), leaves(model(x.clone()))
+            ours, theirs = tree_leaves(found.graph_module(x)), tree_leaves(model(x.clone()))
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(ours, theirs, strict=True))
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
@@ -190,10 +194,10 @@ def test_nothing_is_written_in_place_and_no_cast_changes_nothing() -> None:
 
 
 def test_a_size_that_the_model_fixes_is_said() -> None:
-    batch: Batch = ((torch.randn(4, 6),), {})
-    found = export_model(fixed(), batch)
+    model, x = Function(lambda x: x.softmax(1) * torch.arange(4.0)[:, None]), torch.randn(4, 6)
+    found = export_model(model, ((x,), {}))
     assert found.fixed
-    torch.testing.assert_close(found.graph_module(batch[0][0]), fixed()(batch[0][0]))
+    torch.testing.assert_close(found.graph_module(x), model(x))
 
 
 def test_inputs_of_several_sizes_keep_them() -> None:
@@ -222,8 +226,3 @@ def test_classes_of_the_users_own_become_names() -> None:
     found = export_model(Classed(), ((x,), {"scale": 2.0})).graph_module(x, scale=2.0)
     assert list(found) == ["left", "right"]
     torch.testing.assert_close(found["right"], 2 * x.sin())
-
-
-def test_what_torch_does_not_export_is_one_line() -> None:
-    with refused(PlanError, "cannot-export", match="cannot be exported as a graph"):
-        export_model(Function(lambda x: x.exp() if x.sum() > 0 else x.sin()), ((torch.randn(3),), {}))

@@ -103,19 +103,6 @@ def test_what_shared_a_storage_shares_one_again() -> None:
     assert turned[1, 0] == flat[1] == 7
 
 
-class OfOnesOwn(nn.Module):
-    """A module that holds another under a wrapper's name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.module = nn.Linear(2, 2)
-        self._orig_mod = nn.Linear(2, 2)
-
-
-class DataParallel(OfOnesOwn):
-    """By its name alone."""
-
-
 def test_wrappers_of_wrappers_are_taken_off() -> None:
     inner = nn.Linear(2, 2)
     assert members.unwrap_model(torch.compile(inner)) is inner

@@ -89,11 +89,6 @@ def test_memory_that_nobody_wrote_is_not_written_back(tmp_path: Path) -> None:
             assert int(model.mapped.sum()) == 2016
 
 
-def fake() -> torch.Tensor:
-    with torch._subclasses.FakeTensorMode():
-        return torch.ones(2)
-
-
 def inference() -> torch.Tensor:
     with torch.inference_mode():
         return torch.ones(2)

@@ -14,6 +14,7 @@ from auditor.records import Contribution
 from tests.support.brute_force import spearman, true_isolated
 from tests.support.capturing import Function
 from tests.support.replaying import Model
+from tests.support.small_models import ConvNet, Deep
 from tests.support.subjects import FORMATS, effects_of, measurement_of, nodes_by_op, normal, only, seeded
 
 
@@ -22,10 +23,18 @@ def contribution(measured: Measurement, packet: str, fmt: str = "fp16") -> Contr
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("batch", [1, 5, 64])
-def test_first_order_is_exact_on_a_linear_chain(fmt: str, batch: int) -> None:
+@pytest.mark.parametrize(
+    ("function", "batch"),
+    [
+        (lambda x: ((x * 3.0) / 7.0 + 1.1) * -0.3, 1),
+        (lambda x: ((x * 3.0) / 7.0 + 1.1) * -0.3, 64),
+        (lambda x: (x * 2.1).detach() * 3.3, 5),  # the gradient ends there, the error does not
+        (lambda x: (y := x * 1.1, y.float() * 5.1 + y * 7.3)[1], 5),  # the cast hands on what it is given
+    ],
+)
+def test_first_order_is_exact_where_all_is_linear(fmt: str, function: Any, batch: int) -> None:
     """One number per sample: the first-order answer is the answer."""
-    measured = measurement_of(Function(lambda x: ((x * 3.0) / 7.0 + 1.1) * -0.3), normal(batch, 1) / 7)
+    measured = measurement_of(Function(function), normal(batch, 1) / 7)
     found = effects_of(measured)
     for name in measured.capture.nodes:
         # errors are carried as bfloat16, so a relative 2^-8 is as exact as it gets
@@ -63,50 +72,27 @@ def test_what_no_output_reads_contributes_nothing() -> None:
     assert contribution(measured, "exp").isolated == 0.0
 
 
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
-        self.norms = nn.ModuleList([nn.LayerNorm(16) for _ in range(4)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = x + F.gelu(layer(norm(x)))
-        return x.softmax(-1)
-
-
-class Cnn(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList([nn.Conv2d(a, b, 3, padding=1) for a, b in ((3, 8), (8, 8), (8, 16))])
-        self.norms = nn.ModuleList([nn.BatchNorm2d(c) for c in (8, 8, 16)])
-        self.head = nn.Linear(16, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = F.max_pool2d(norm(conv(x)).relu(), 2)
-        return self.head(x.mean((2, 3)))
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out, self.norm = nn.Linear(16, 48), nn.Linear(16, 16), nn.LayerNorm(16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
+def attention() -> nn.Module:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        q, k, v = m.qkv(m.norm(x)).chunk(3, dim=-1)
         weights = (q @ k.transpose(-1, -2) / 4).softmax(-1)
-        return self.norm(x + self.out(weights @ v))
+        return m.norm(x + m.out(weights @ v))
+
+    return Model(forward, qkv=nn.Linear(16, 48), out=nn.Linear(16, 16), norm=nn.LayerNorm(16))
 
 
-MODELS = {"mlp": (Mlp, (16, 16)), "cnn": (Cnn, (16, 3, 16, 16)), "attention": (Attention, (16, 6, 16))}
+MODELS = {
+    "deep": (lambda: Deep(5, 16), (16, 16)),
+    "convnet": (ConvNet, (16, 3, 8, 8)),
+    "attention": (attention, (16, 6, 16)),
+}
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("name", MODELS)
 def test_against_brute_force(name: str, fmt: str) -> None:
-    model_class, shape = MODELS[name]
-    measured = measurement_of(seeded(model_class), normal(*shape))
+    make, shape = MODELS[name]
+    measured = measurement_of(seeded(make), normal(*shape))
     found = effects_of(measured)
     first_order = {node: c[fmt].isolated for node, c in found.items() if node in measured.capture.nodes}
     truth = {node: true_isolated(measured, node, fmt) for node in first_order}
@@ -147,6 +133,10 @@ def test_a_product_answers_for_the_rounding_of_what_it_reads_itself(fmt: str) ->
         assert 0 < found[name][fmt].own < found[name][fmt].isolated
 
 
+def test_two_views_of_one_value_err_together() -> None:
+    assert measurement_of(Function(lambda x: x @ x.t()), normal(4, 8)).readings == {}
+
+
 def test_an_infinity_that_reaches_the_output_is_not() -> None:
     measured = measurement_of(Function(lambda x: (x * x) * 1e-3), torch.tensor([[300.0]]))
     first = nodes_by_op(measured.capture, "mul")[0].name
@@ -157,17 +147,15 @@ def test_an_infinity_that_reaches_the_output_is_not() -> None:
 
 
 def test_a_silent_all_zero_rms_norm_is_not_harmless() -> None:
-    def rms_norm(x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-
-    measured = measurement_of(Function(rms_norm), torch.tensor([[300.0, -400.0]]))
+    rms_norm = Function(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+    measured = measurement_of(rms_norm, torch.tensor([[300.0, -400.0]]))
     power = contribution(measured, "pow")
     assert power.decided_by == "re-run"
     assert power.isolated == 1.0  # every output is zero: finite, and all of the answer is gone
 
 
 def test_the_same_seed_gives_the_same_numbers_and_leaves_the_generator_alone() -> None:
-    measured = [measurement_of(seeded(Attention), normal(2, 6, 16)) for _ in range(2)]
+    measured = [measurement_of(seeded(attention), normal(2, 6, 16)) for _ in range(2)]
     state = torch.get_rng_state()
     assert effects_of(measured[0], seed=3) == effects_of(measured[1], seed=3)
     assert torch.equal(torch.get_rng_state(), state)

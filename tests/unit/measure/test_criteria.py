@@ -22,6 +22,7 @@ from auditor.measure.settle import settle
 from auditor.numerics.formats import format_of
 from auditor.records import Contribution
 from tests.support.brute_force import OneLow, spearman
+from tests.support.replaying import Model
 from tests.support.subjects import measurement_of, normal
 from tests.support.thinned import thinned
 
@@ -201,21 +202,15 @@ def test_against_brute_force(text: str) -> None:
     assert not any(found.decided_by == "not-run" for found, _, _ in compared)
 
 
-class Pair(nn.Module):
+def pair() -> nn.Module:
     """Two outputs of which errors on the way to one do not reach the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shared, self.one, self.other = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        seen = torch.tanh(self.shared(x))
-        return self.one(seen).exp(), torch.sigmoid(self.other(seen))
+    parts = {"shared": nn.Linear(8, 16), "one": nn.Linear(16, 16), "other": nn.Linear(16, 16)}
+    return Model(lambda m, x: (m.one(y := torch.tanh(m.shared(x))).exp(), torch.sigmoid(m.other(y))), **parts)
 
 
 def test_of_several_criteria_that_one_counts_of_which_most_is_taken() -> None:
     torch.manual_seed(0)
-    model, x = Pair().eval(), torch.randn(16, 8)
+    model, x = pair().eval(), torch.randn(16, 8)
     measured = measurement_of(model, x)
     reference = answer(model, ((x,), {}))
 

@@ -4,6 +4,7 @@ import gc
 import math
 from collections.abc import Callable
 from dataclasses import astuple
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from auditor.numerics.nodes import tensors_in
 from auditor.records import NodeError
 from tests.support.brute_force import true_isolated
 from tests.support.capturing import Function
+from tests.support.replaying import Model
 from tests.support.subjects import FORMATS, effects_of, measurement_of, nodes_by_op, normal, only, seeded, subject_of
 
 
@@ -94,19 +96,15 @@ def test_a_dropout_that_draws_scales_what_it_keeps() -> None:
     assert error_of(measured, "dropout", "bf16").local_error == pytest.approx(144 / 70000, rel=1e-2)
 
 
-class BranchesInPlace(nn.Module):
-    """Only the concrete path can follow it, and that graph keeps the in-place operations."""
-
-    def forward(self, x: Tensor) -> Tensor:
+def test_in_place_operations_do_not_change_what_was_measured_before_them() -> None:
+    def branches(x: Tensor) -> Tensor:
         y = x * 3
         if float(y.sum()) > 0:
             y.add_(1)
         return y * 2
 
-
-def test_in_place_operations_do_not_change_what_was_measured_before_them() -> None:
     x = torch.tensor([1.0, 2.0])
-    measured = measurement_of(BranchesInPlace(), x)
+    measured = measurement_of(Function(branches), x)
     first, last = nodes_by_op(measured.capture, "mul")
     assert measured.values[first.name].tolist() == [3.0, 6.0]
     assert measured.values[last.name].tolist() == [8.0, 14.0]
@@ -127,19 +125,17 @@ def test_float64_and_integer_nodes_are_measured_as_they_are() -> None:
     assert error_of(measured, "add", "fp16").disagreement == 0.0
 
 
-class _Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 64), nn.Linear(64, 16)
+def _block() -> nn.Module:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        up = m.up(m.norm(x))
+        return x + m.down(up * torch.sigmoid(1.7 * up))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        up: torch.Tensor = self.up(self.norm(x))
-        return x + self.down(up * torch.sigmoid(1.7 * up))
+    return Model(forward, norm=nn.LayerNorm(16), up=nn.Linear(16, 64), down=nn.Linear(64, 16))
 
 
 def _blocks() -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
-    return nn.Sequential(*(_Block() for _ in range(8))), normal(4, 32, 16)
+    return nn.Sequential(*(_block() for _ in range(8))), normal(4, 32, 16)
 
 
 def _held(measured: Measurement) -> int:
@@ -172,15 +168,10 @@ def test_a_measurement_holds_fp32_values_alone() -> None:
     }
 
 
-class _Residual(nn.Module):
+def _residual() -> nn.Module:
     """Autograd keeps the ReLU's result; the sum follows from the norm, and the norm from the convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.norm(self.conv(x)) + x).relu()
+    parts = {"conv": nn.Conv2d(3, 3, 3, padding=1), "norm": nn.BatchNorm2d(3)}
+    return Model(lambda m, x: (m.norm(m.conv(x)) + x).relu(), **parts)
 
 
 def _chain(x: Tensor) -> Tensor:
@@ -194,9 +185,9 @@ def _chain(x: Tensor) -> Tensor:
     ("model", "x", "released"),
     [
         (lambda: Normed(nn.BatchNorm2d(8), by_batch=False), normal(4, 3, 8, 8), {"batch_norm"}),
-        (lambda: _Block(), normal(4, 32, 16), {"mul"}),
+        (_block, normal(4, 32, 16), {"mul"}),
         (lambda: Function(_chain), normal(4, 4), {"add"}),
-        (_Residual, normal(4, 3, 8, 8), {"batch_norm", "add"}),
+        (_residual, normal(4, 3, 8, 8), {"batch_norm", "add"}),
     ],
 )
 def test_values_that_are_not_stored_are_computed_again_bit_for_bit(

@@ -17,6 +17,7 @@ from auditor.numerics.formats import FORMATS
 from auditor.records import ProductError
 from auditor.trees import over_tensors
 from benchmarks.attribution import MODELS
+from tests.support.capturing import Function
 from tests.support.subjects import measurement_of, normal, subject_of
 from tests.support.thinned import thinned
 
@@ -109,12 +110,8 @@ def test_rounding_of_inputs_and_output_does_not_grow_with_the_length() -> None:
 
 
 def test_what_is_no_plain_product_is_not_split() -> None:
-    class Net(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            y = F.scaled_dot_product_attention(x, x, x)
-            return torch.nn.functional.linear(y.exp(), x[0, :, :])
-
-    found = measurement_of(Net(), normal(2, 8, 8)).errors
+    function = Function(lambda x: F.linear(F.scaled_dot_product_attention(x, x, x).exp(), x[0, :, :]))
+    found = measurement_of(function, normal(2, 8, 8)).errors
     split = {name for name, formats in found.items() if formats["bf16"].product is not None}
     assert split == {"linear"}
 

@@ -118,27 +118,25 @@ def test_effects_are_those_of_the_model_quantized_by_hand(some: tuple[Net, Audit
 
 def test_first_order_predicts_what_runs_measure(some: tuple[Net, Audit]) -> None:
     model, ran = some
-    predicted = audited(model, ids(), formats=SOME, max_error=10.0)
+    predicted = audited(model, ids(), formats=("fp8", "int8", "int4"), max_error=10.0)
     assert {x.decided_by for x in predicted.quantization} == {"first-order"}
     assert {x.verdict.verdict for x in predicted.quantization} == {"safe"}
     ratios = [x.effect / layer(ran, x.owner, x.scheme).effect for x in predicted.quantization]
     assert sum(1 / 1.5 <= ratio <= 1.5 for ratio in ratios) >= 0.9 * len(ratios), sorted(ratios)
 
 
-def test_verdicts_follow_the_budget(some: tuple[Net, Audit]) -> None:
-    model, _ = some
-    for budget in (0.005, 0.05):
-        found = audited(model, ids(), formats=SOME, max_error=budget)
-        assert len({x.verdict.verdict for x in found.quantization}) > 1
-        for x in found.quantization:
-            share = x.effect / budget
-            assert x.verdict.verdict == ("safe" if share <= 0.25 else "sensitive" if share <= 1 else "unsafe")
-            assert bool(x.remedy) == (share > 0.25)
+def test_verdicts_follow_the_budget() -> None:
+    found = audited(net(), ids(), formats="fp8", max_error=0.02)
+    assert {x.verdict.verdict for x in found.quantization} == {"safe", "sensitive", "unsafe"}
+    for x in found.quantization:
+        share = x.effect / 0.02
+        assert x.verdict.verdict == ("safe" if share <= 0.25 else "sensitive" if share <= 1 else "unsafe")
+        assert bool(x.remedy) == (share > 0.25)
 
 
 def test_a_criterion_decides_instead_of_the_error_budget() -> None:
     model = net()
-    found = audited(model, ids(), formats="int4,int8", criteria="output: max_abs <= 0.1")
+    found = audited(model, ids(), formats="int4", criteria="output: max_abs <= 0.1")
     one = layer(found, "block.up", "int4")
     with torch.no_grad():
         most = float((by_hand(model, "block.up", "int4")(ids()) - model(ids())).abs().max())
@@ -168,11 +166,11 @@ def plant_outlier(model: Net) -> None:
     model.block.up.weight[:, 7] /= 100
 
 
-def test_a_planted_outlier_channel_of_an_activation_is_named() -> None:
+def test_a_planted_outlier_channel_of_an_activation_is_named(some: tuple[Net, Audit]) -> None:
     found = audited(net(plant_outlier), ids(), formats="int8,fp8")
     one = layer(found, "block.up", "int8")
     assert (one.part, one.cause, one.place) == ("activation", "outlier channel", "input channel 7")
-    assert one.activation_error > 5 * layer(audited(net(), ids(), formats="int8"), "block.up", "int8").activation_error
+    assert one.activation_error > 5 * layer(some[1], "block.up", "int8").activation_error
     others = [x for x in found.quantization if x.scheme == "int8" and x.owner != "block.up"]
     assert {x.place for x in others} == {""}
     assert layer(found, "block.up", "fp8").place == ""  # FP8 has an exponent of its own
@@ -196,19 +194,17 @@ def plant_slice(model: Net) -> None:
 
 
 def test_a_planted_bad_slice_of_a_fused_weight_is_named_with_its_remedy() -> None:
-    x = ids()
-    assert change(net(), net(plant_slice), x) < 1e-5
-    found = audited(net(plant_slice), x, formats="fp8_tensor,fp8")
+    model, x, budget = net(plant_slice), ids(), 0.02  # rows are safe, the tensor is not
+    assert change(net(), model, x) < 1e-5
+    found = audited(model, x, formats="fp8_tensor", max_error=budget)
     one = layer(found, "block.qkv", "fp8_tensor")
     assert (one.part, one.cause, one.place) == ("weight", "slice", "slice 2 of 3, output channels 64 to 127")
     assert one.zeroed >= WIDTH * WIDTH
-    by_rows = layer(found, "block.qkv", "fp8").effect
-    budget = by_rows * 5  # rows are safe, the tensor is not
-    one = layer(audited(net(plant_slice), x, formats="fp8_tensor", max_error=budget), "block.qkv", "fp8_tensor")
-    assert one.effect > budget
-    assert (one.remedy, one.remedied) == ("fp8", pytest.approx(by_rows))
-    clean = layer(audited(net(), x, formats="fp8_tensor"), "block.qkv", "fp8_tensor")
-    assert (clean.cause, clean.place) == ("rounding", "")
+    by_rows = change(model, by_hand(model, "block.qkv", "fp8"), x)
+    assert one.effect > budget > 4 * by_rows
+    assert (one.remedy, one.remedied) == ("fp8", pytest.approx(by_rows, rel=1e-4))
+    others = [x for x in found.quantization if x.owner != "block.qkv"]
+    assert {(x.cause, x.place) for x in others} == {("rounding", "")}
 
 
 class Fused(nn.Module):

@@ -14,6 +14,7 @@ from auditor.measure.causes import breaks, cause_of, deciding_nodes, guarding_no
 from auditor.measure.rerun import MAX_REGIONS, PLAIN, Reruns, Yardstick, chooses_otherwise, of_verdicts, regions_of
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import Deviation, Profile
+from auditor.numerics.metrics import relative_l2
 from auditor.records import Capture, Contribution, FlaggedRegion, NodeError, Verdict
 from tests.support.capturing import Function
 from tests.support.subjects import capture_of, effects_of, measurement_of, nodes_by_op, normal
@@ -257,10 +258,6 @@ def named(*packets: str) -> Callable[[Capture], set[str]]:
     return lambda capture: {node.name for packet in packets for node in nodes_by_op(capture, packet)}
 
 
-def relative(reference: Tensor, candidate: Tensor) -> float:
-    return float((candidate.double() - reference.double()).norm() / reference.double().norm())
-
-
 @pytest.mark.parametrize(("fmt", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
 def test_a_region_is_low_inside_and_fp32_outside(fmt: str, dtype: torch.dtype) -> None:
     x = normal(4, 8)
@@ -268,8 +265,8 @@ def test_a_region_is_low_inside_and_fp32_outside(fmt: str, dtype: torch.dtype) -
     (region,) = regions(model, x, flagged=named("mul", "exp"), fmt=fmt)
     inside = (x.to(dtype) * 3.0).exp().float()
     assert (region.format, len(region.nodes), region.failure) == (fmt, 2, None)
-    assert region.local_error == pytest.approx(relative((x * 3.0).exp(), inside))
-    assert region.error == pytest.approx(relative(model(x), (inside / 7.0).sin()))
+    assert region.local_error == pytest.approx(relative_l2((x * 3.0).exp(), inside))
+    assert region.error == pytest.approx(relative_l2(model(x), (inside / 7.0).sin()))
 
 
 def test_errors_that_cancel_show() -> None:

@@ -240,17 +240,15 @@ def test_where_first_order_fails_it_is_seen_and_what_is_said_to_break_the_budget
     assert said.runs["bf16"] <= settle.RUNS + 1
 
 
-class Chain(nn.Module):
+def chain(x: Tensor) -> Tensor:
     """Linear from end to end: 30 operations, each of which moves the outputs by about as much."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(15):
-            x = x * 1.013 + 0.037
-        return x
+    for _ in range(15):
+        x = x * 1.013 + 0.037
+    return x
 
 
 def test_where_first_order_holds_few_runs_are_made() -> None:
-    said = held(Chain(), normal(64, 8), budget=1e-4)
+    said = held(Function(chain), normal(64, 8), budget=1e-4)
     check = said.checks["bf16"]
     assert check.holds
     assert check.left > 0
@@ -261,20 +259,16 @@ def test_where_first_order_holds_few_runs_are_made() -> None:
 
 
 def test_nothing_is_run_where_nothing_comes_near_the_budget() -> None:
-    said = held(Chain(), normal(64, 8), budget=0.5)
+    said = held(Function(chain), normal(64, 8), budget=0.5)
     assert said.checks == {}
     assert said.runs == {}
     assert said.found == said.first
 
 
 def test_views_of_one_value_are_told_of_by_one_run() -> None:
-    class Views(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            y = (x * 1.3).view(4, 2, 4).transpose(1, 2)
-            return y.unsqueeze(0) * 1.7
-
     ticks: list[str] = []
-    measured = measurement_of(Views(), normal(4, 8))
+    function = Function(lambda x: (x * 1.3).view(4, 2, 4).transpose(1, 2).unsqueeze(0) * 1.7)
+    measured = measurement_of(function, normal(4, 8))
     first = first_order(measured)
     with Stages(lambda stage, detail, *_: ticks.append(detail))("measure", ""):
         found, _ = settle.settle(measured, first, Yardstick(1e-5))

@@ -42,13 +42,6 @@ def test_smallest_subnormal_is_the_first_value_above_zero(name: str) -> None:
     assert float((smallest / 2).to(fmt.dtype).double()) == 0.0  # the tie between 0 and 1 goes to the even one, 0
 
 
-def test_tf32_has_the_range_of_fp32_and_the_precision_of_fp16() -> None:
-    tf32 = FORMATS["tf32"]
-    assert tf32.epsilon == FORMATS["fp16"].epsilon == 2.0**-10
-    assert tf32.smallest_normal == FORMATS["fp32"].smallest_normal == 2.0**-126
-    assert tf32.largest == (2 - 2.0**-10) * 2.0**127  # all ten fraction bits set, largest exponent
-
-
 def test_formats_and_dtypes_are_found_from_each_other() -> None:
     computed = {name: dtype_of(name) for name, row in FORMATS.items() if row.native}
     assert computed == {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -27,10 +27,8 @@ from tests.support.refusing import refused
 from tests.support.subjects import normal
 
 LOW = ["fp16", "bf16"]
-FP16, BF16 = (FORMATS[name] for name in LOW)
 INF, NAN = math.inf, math.nan
 numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
-finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 def magnitudes(x: torch.Tensor) -> Magnitudes:
@@ -275,7 +273,7 @@ def test_relative_l2_of_complex_numbers() -> None:
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_large_tensors_are_compared_in_runs(step: int) -> None:
-    x = normal_of(3 * (1 << 17) + 5).view(-1, 1).expand(-1, step).contiguous()[:, ::step]
+    x = normal(3 * (1 << 17) + 5).view(-1, 1).expand(-1, step).contiguous()[:, ::step]
     y = x.half()
     expected = float((x.double() - y.double()).square().sum().sqrt() / x.double().square().sum().sqrt())
     assert relative_l2(x, y) == pytest.approx(expected, rel=1e-5)
@@ -285,10 +283,6 @@ def test_large_tensors_are_compared_in_runs(step: int) -> None:
     both = x.clone()
     both[-1] = math.inf
     assert relative_l2(both, broken) == pytest.approx(relative_l2(x[:-1], y[:-1]), rel=1e-5)
-
-
-def normal_of(count: int) -> Tensor:
-    return torch.randn(count, generator=torch.Generator().manual_seed(0))
 
 
 def test_several_outputs_are_one_vector() -> None:

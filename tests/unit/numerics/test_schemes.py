@@ -135,31 +135,9 @@ def test_mx_is_the_standards_rule_with_casts_of_ml_dtypes(name: str, dtype: str,
     for x in (drawn()[i] for i in NORMAL):
         ours = fake_quantize(x, SCHEMES[f"{name}_floor"].weight)
         values, beyond = by_numpy(x, getattr(ml_dtypes, dtype), 32, exponent)
-        assert (differing(ours.values, values), ours.saturated) == (0, beyond)
+        assert (differing(ours.values, values), int(ours.beyond.sum())) == (0, beyond)
         saturated += beyond
     assert saturated > 1000
-
-
-def test_nvfp4_in_two_levels_is_six_lines_of_numpy() -> None:
-    for x in (drawn()[i] for i in NORMAL):
-        blocks = x.numpy().reshape(-1, 16)
-        largest, whole = np.abs(blocks).max(1, keepdims=True) / np.float32(6), x.abs().max().numpy() / np.float32(2688)
-        scale = np.clip(largest / whole, 2**-6, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
-        units = np.clip(blocks * ((np.float32(1) / whole) / scale), -6, 6).astype(ml_dtypes.float4_e2m1fn)
-        values = (units.astype(np.float32) * (whole * scale)).reshape(x.shape)
-        assert differing(fake_quantize(x, SCHEMES["nvfp4"].weight).values, values) == 0
-
-
-@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2"])
-def test_fp8_is_torchs_and_ml_dtypes_cast(name: str) -> None:
-    row, scheme = FORMATS[name], SCHEMES["fp8_tensor" if name == "fp8_e4m3" else "fp8_e5m2_tensor"]
-    for x in drawn():
-        scale = x.abs().max() / row.largest
-        units = (x / scale).clamp(-row.largest, row.largest)
-        ours = fake_quantize(x, scheme.weight).values
-        assert differing(ours, units.to(row.dtype).float() * scale) == 0
-        theirs = units.numpy().astype(getattr(ml_dtypes, str(row.storage))).astype(np.float32)
-        assert differing(ours, theirs * scale.numpy()) == 0
 
 
 @pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2"])
@@ -169,14 +147,14 @@ def test_saturations_are_where_ml_dtypes_leaves_the_range(name: str) -> None:
         ours = fake_quantize(x, scheme.weight, (-1.0, 1.0))  # a range that many values leave
         units = x.numpy() / np.float32(1 / FORMATS[name].largest)
         outside = ~np.isfinite(units.astype(getattr(ml_dtypes, str(dtype))).astype(np.float32))
-        assert ours.saturated == outside.sum() > 0
+        assert ours.beyond.sum() == outside.sum() > 0
 
 
 def test_int8_by_hand() -> None:
     # scale 127.5 / 127.5 = 1: 127.5 is a tie and goes to the even 128, which saturates at 127; -127.5 -> -128; 0.3 -> 0
     ours = fake_quantize(torch.tensor([[127.5, -127.5, 0.3, 0.0]]), SCHEMES["int8"].weight)
     assert ours.values.tolist() == [[127.0, -128.0, 0.0, 0.0]]
-    assert (ours.saturated, ours.zeroed) == (1, 1)
+    assert (ours.beyond.sum(), ours.vanished.sum()) == (1, 1)
 
 
 def test_a_zero_point_uses_the_whole_range_of_positive_activations() -> None:

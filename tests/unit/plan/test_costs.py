@@ -155,13 +155,6 @@ def energy(
     return Cut({"": ROOT, **scopes}, pairs or {}, tree or {}, tied or set(), island, shielded)
 
 
-def test_what_is_tied_agrees() -> None:
-    # together 2 + m low against 6 in FP32; b alone would be low at any m
-    found = energy({"a": (1.0, 3.0, 1.0), "b": (1.0, 3.0, 0.0)}, tied={("a", "b")})
-    assert (found.cut(3.9), found.cut(4.1)) == (set(), {"a", "b"})
-    assert (found.together("b"), found.together("")) == (("a", "b"), ("",))
-
-
 def test_a_shielded_scope_is_low_with_the_one_above_it_alone() -> None:
     tree, shielded = {"a": "", "a.s": "a"}, frozenset({"a.s"})
     scopes = {"a": (0.0, 1.0, FORBIDDEN), "a.s": (1.0, 100.0, 0.0)}

@@ -59,17 +59,6 @@ def test_where_everything_low_holds_it_is_the_plan_and_no_search_is_begun(replay
         assert audit.baselines[name].measured_error == plan.measured_error
 
 
-def test_a_budget_that_everything_low_breaks_is_searched_for(replays: list[Policy]) -> None:
-    model, x = mlp(), normal(4, 16)
-    plain = auditor.audit(model, x, strategies="cast", formats="bf16").baselines["cast_bf16"].measured_error
-    replays.clear()
-    audit = auditor.audit(model, x, strategies="cast", formats="bf16", max_error=plain * 0.9)
-    assert replays
-    assert audit.baselines["cast_bf16"].measured_error == plain
-    plan = audit.plans["cast_bf16"]
-    assert not plan.is_verified or plan.measured_error <= plain * 0.9
-
-
 def test_what_is_unsafe_is_no_plan_and_a_baseline_all_the_same() -> None:
     bench = bench_of(seeded(overflowing), normal(4, 16) * 100, strategies=("cast",))
     assert "unsafe" in {each["fp16"].verdict for each in bench.judged.verdicts.values()}
@@ -94,12 +83,6 @@ def test_an_artefact_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
         auditor.audit(seeded(Deep), normal(64, 256), formats="bf16", max_error=budget)
         made = [(plan.name, *sorted(path for path, c in plan.scopes.items() if c.precision == "fp32")) for plan in ran]
         assert len(made) == len(set(made))
-
-
-def test_the_smallest_error_within_reach_is_that_of_a_run_with_anything_low() -> None:
-    plan = auditor.audit(seeded(Deep), normal(64, 256), formats="bf16", max_error=1e-9).plans["cast_bf16"]
-    assert {choice.precision for choice in plan.scopes.values()} == {"fp32"}
-    assert plan.reach is not None and plan.reach > 1e-9
 
 
 def test_quick_is_one_format_one_strategy_and_no_search(replays: list[Policy]) -> None:
@@ -132,14 +115,6 @@ def test_a_recurrent_layer_under_bf16_autocast_is_predicted_in_fp16_in_which_it_
     bf16, fp16 = audit.plans["autocast_bf16"], audit.plans["autocast_fp16"]
     assert bf16.measured_error == pytest.approx(fp16.measured_error, rel=0.1)
     assert bf16.predicted_error == pytest.approx(bf16.measured_error, rel=0.5)
-
-
-def test_bf16_autocast_may_lower_a_recurrent_layer_that_bf16_itself_would_spoil() -> None:
-    model = seeded(lambda: nn.Sequential(nn.GRU(8, 16, batch_first=True)))
-    audit = auditor.audit(model, normal(4, 12, 8), strategies=["autocast", "cast"], max_error=0.001)
-    assert audit.plans["cast_bf16"].low_precision_flops == 0.0
-    assert audit.plans["autocast_bf16"].is_verified
-    assert audit.plans["autocast_bf16"].low_precision_flops == 1.0
 
 
 @pytest.mark.parametrize("fmt", ["fp16", "bf16"])
@@ -262,16 +237,6 @@ def test_what_must_stay_at_least_runs_and_holds(planned_of: Planned) -> None:
             outputs = [function_in(path, name) for path, name in plan.exceptions if name.endswith(FP32_OUTPUT)]
             found = kept(bench, problem, plan, [*plan.least, *outputs])
             assert found.is_verified, (plan.name, plan.least, found.measured_error, found.verification)
-
-
-def test_those_alike_stand_together() -> None:
-    one = Reason("no-gain", "running it in low precision saves no time", ("a",))
-    two = Reason("no-gain", "running it in low precision saves no time", ("b",))
-    other = Reason("no-gain", "running only this in low precision saves no time", ("c",))
-    assert merge_alike([one, two, other]) == (
-        Reason("no-gain", "running it in low precision saves no time", ("a", "b")),
-        other,
-    )
 
 
 OF_EACH = {

@@ -19,11 +19,11 @@ from auditor.document.read import load
 from auditor.errors import PlanError
 from auditor.flow import run
 from auditor.loading.subject import from_object
-from auditor.measure.joint import change_of
+from auditor.measure.layers import change_of
 from auditor.measure.rerun import Yardstick
 from auditor.numerics.quantize import fake_quantize
 from auditor.numerics.schemes import SCHEMES
-from auditor.plan.choices import Group, Option, Run, Search
+from auditor.plan.choices import Group, Run, Search
 from auditor.plan.costs import Cost, quantized_seconds
 from auditor.records.audit import Audit
 from auditor.records.quantization import QuantizedPlan
@@ -213,13 +213,12 @@ def test_the_mixed_plan_has_the_fewest_bits(decoder: tuple[nn.Module, Audit]) ->
     assert bits["mixed"] == pytest.approx(total)
 
 
-def test_predictions_are_within_half_again_of_measurements() -> None:
-    ratios = []
-    for seed in range(3):
-        found = audited(seeded(Decoder, seed), ids(seed), formats="fp8,int8,int4,mxfp4,nvfp4", max_error=0.1)
-        ratios += [one.predicted_error / one.calibration_error for one in found.quantized_plans if one.single_errors]
-    assert len(ratios) >= 15
-    assert sum(1 / 1.5 <= ratio <= 1.5 for ratio in ratios) >= 0.9 * len(ratios), sorted(ratios)
+def test_predictions_are_within_half_again_of_measurements(decoder: tuple[nn.Module, Audit]) -> None:
+    other = audited(seeded(Decoder, 1), ids(1), formats="int8,mxfp4", max_error=0.1)
+    plans = [one for found in (decoder[1], other) for one in found.quantized_plans if one.single_errors]
+    ratios = sorted(one.predicted_error / one.calibration_error for one in plans)
+    assert len(ratios) >= 6
+    assert all(1 / 1.5 <= ratio <= 1.5 for ratio in ratios), ratios
 
 
 def test_torchao_runs_the_plan_where_it_has_kernels() -> None:
@@ -307,9 +306,7 @@ def problem(seed: int, cancel: float) -> tuple[list[Group], dict[tuple[int, str]
         for scheme, size in effects.items():
             other = torch.nn.functional.normalize(torch.randn(16, generator=generator), dim=0)
             changes[i, scheme] = size * (cancel * draw.choice([-1, 1]) * along + (1 - cancel) * other)
-        bits = {"": 16.0, "fp8": 8.0, "nvfp4": 4.5}
-        options = {s: Option(b * elements, effects.get(s, 0.0) ** 2) for s, b in bits.items()}
-        groups.append(Group((str(i),), elements, options))
+        groups.append(Group((str(i),), elements, {scheme: effect**2 for scheme, effect in effects.items()}))
     return groups, changes, 0.03 * math.exp(draw.gauss(0, 0.5))
 
 
@@ -335,8 +332,10 @@ def test_the_search_is_as_good_as_trying_all_choices(seed: int, cancel: float) -
     assert search.spent <= 14 + 48  # each option by itself, then choices
 
 
-def test_changes_that_cancel_are_predicted_to_cancel() -> None:
-    groups = [Group((str(i),), 10, {"": Option(160.0, 0.0), "fp8": Option(80.0, 0.01)}) for i in range(3)]
+@pytest.mark.parametrize("singles", [256, 2])
+def test_changes_that_cancel_are_predicted_to_cancel(singles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("auditor.plan.choices.SINGLES", singles)
+    groups = [Group((str(i),), 10, {"fp8": 0.01}) for i in range(3)]
     alone = [torch.tensor([0.1, 0.0]), torch.tensor([-0.1, 0.0]), torch.tensor([0.0, 0.1])]
 
     def measure(choice: tuple[str, ...]) -> Run:
@@ -345,9 +344,25 @@ def test_changes_that_cancel_are_predicted_to_cancel() -> None:
 
     search = Search(groups, ("fp8",), measure, {("",) * 3: measure(("",) * 3)})
     assert search.best(0.05) == ("fp8", "fp8", "")
+    assert (("", "", "fp8") in search.known) == (singles > 2)  # else its squared effect, 0.01, counts as independent
     assert search.predicted(("fp8", "fp8", "")) == 0.0
     assert search.predicted(("fp8",) * 3) == pytest.approx(0.1)
     assert search.predicted(("fp8", "", "fp8")) == pytest.approx(0.1 * math.sqrt(2))
+
+
+@pytest.mark.parametrize("error", [math.inf, math.nan])
+def test_a_scheme_whose_run_fails_is_not_chosen(error: float) -> None:
+    def measure(choice: tuple[str, ...]) -> Run:
+        return (
+            Run(error, torch.zeros(0))
+            if choice[1]
+            else Run(0.1 * bool(choice[0]), torch.tensor([[0.1 * bool(choice[0])]]))
+        )
+
+    groups = [Group((str(i),), 10, {"fp8": 0.01}) for i in range(2)]
+    search = Search(groups, ("fp8",), measure, {("", ""): measure(("", ""))})
+    assert search.best(0.2) == ("fp8", "")
+    assert search.predicted(("fp8", "fp8")) > 1e9
 
 
 @pytest.mark.parametrize("criterion", ["", "output: kl <= 0.01", "output: rel_l2 <= 0.1", "output: max_abs <= 0.5"])

@@ -98,10 +98,7 @@ def test_a_function_that_fails_on_a_plan_alone_costs_that_plan() -> None:
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (lambda net: None, "the function's result is nothing"),
         (lambda net: math.nan, "is nan"),
-        (lambda net: net(INPUTS), r"a tensor of shape \[64, 4\]"),
-        (lambda net: 1 / 0, "raised ZeroDivisionError"),
         (lambda net: float(net.half()(INPUTS.half()).mean()), "the function changed the model"),
     ],
 )

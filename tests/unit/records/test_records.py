@@ -1,8 +1,8 @@
-"""What records say of themselves: how an audit is written, what a plan keeps, when a score holds, which weights are tied."""
+"""What records say of themselves: what a plan keeps, which weights are tied."""
 
 import pytest
 
-from auditor.records import Placeholder, Plan, Reason, ScopeChoice, Score, Verification
+from auditor.records import Placeholder, Plan, Reason, ScopeChoice
 
 
 @pytest.mark.parametrize(("holders", "expected"), [((), False), (("a",), False), (("a", "b"), True)])
@@ -25,22 +25,3 @@ def test_what_is_kept_are_the_modules_that_reasons_name() -> None:
         "norm",
         "norm.inner",
     )
-
-
-@pytest.mark.parametrize(
-    ("score", "holds"),
-    [
-        (Score(0.9, -0.1, None, True), True),
-        (Score(0.9, -0.1, None, None), True),
-        (Score(0.9, -0.1, None, False), False),
-        (Score(None, failure="it raised"), False),
-        (Score(None, passed=False, failure="it raised"), False),
-        (None, True),
-    ],
-)
-def test_what_holds(score: Score | None, holds: bool) -> None:
-    assert score is None or score.holds is holds
-    for verified in (True, False):
-        ran = Verification(0.001, verified)
-        plan = Plan("cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, 0.0, 1.0, 1.0, ran, score=score)
-        assert plan.holds is (verified and holds)

@@ -158,6 +158,17 @@ def test_no_scale_suits_fp16() -> None:
     assert ReportView(found).headline.endswith("Train it in BF16 under that plan, without a loss scale.")
 
 
+def test_a_step_that_raises_gives_no_gradients() -> None:
+    def strict(outputs: Tensor) -> Tensor:
+        if outputs.dtype is not torch.float32:
+            raise TypeError("FP32 alone")
+        return outputs.sum()
+
+    _, training = audited(nn.Linear(8, 8), (torch.randn(4, 8),), strict, formats=("fp16",), strategies=("cast",))
+    assert training.errors["fp16"] is None
+    assert "no format gives finite gradients in a training step" in training.recommendation
+
+
 # The window of loss scales, low gradients by module, parts of a batch, and which format to train in: all worked out by
 # hand.
 

@@ -1,4 +1,4 @@
-"""The real process: none is forked from the tests' template here."""
+"""The real process, where a test asks for it: elsewhere one is forked from the tests' template."""
 
 import pytest
 
@@ -6,6 +6,6 @@ from auditor.processes import Process
 from auditor.verify import artefact
 
 
-@pytest.fixture(autouse=True)
-def _started(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artefact, "Process", Process)

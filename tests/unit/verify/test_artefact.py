@@ -86,6 +86,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return entries
 
 
+@pytest.mark.usefixtures("started")
 def test_one_process_builds_one_model_for_all_files_and_ends_by_itself(tmp_path: Path, processes: list[str]) -> None:
     note = f"def note(what): open({str(tmp_path / 'notes')!r}, 'a').write(what)\n"
     with verifier_of(
@@ -104,6 +105,7 @@ def test_one_process_builds_one_model_for_all_files_and_ends_by_itself(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("started")
 def test_a_process_that_dies_costs_the_plan_it_was_at(tmp_path: Path, processes: list[str]) -> None:
     deaths = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
     deaths += """
@@ -130,6 +132,7 @@ def act(*seen):
     assert len(processes) == 4
 
 
+@pytest.mark.usefixtures("started")
 def test_a_plan_that_hangs_is_given_up(tmp_path: Path) -> None:
     with verifier_of(tmp_path, "def act(y, w):\n    if y == 'torch.bfloat16': time.sleep(1000)\n") as verifier:
         verifier.ask(emitted(tmp_path, *PLANS), ["cast_fp16"])
@@ -138,6 +141,7 @@ def test_a_plan_that_hangs_is_given_up(tmp_path: Path) -> None:
     assert found == {"cast_bf16": "not run, the process that ran the plan did not respond within 0.5 seconds"}
 
 
+@pytest.mark.usefixtures("started")
 def test_neither_noise_nor_threads_nor_arguments_nor_numbers_drawn_at_import_matter(tmp_path: Path) -> None:
     source = r"""
 import argparse

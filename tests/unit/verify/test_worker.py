@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -18,26 +17,16 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.artefact.emit import emit
-from auditor.loading.importer import import_source
 from auditor.records import Origin, Plan, ScopeChoice, TimeAndMemory, Times
 from auditor.score import ScoreResult
 from auditor.stages import Stages
-from auditor.verify.artefact import Verifier, hand, read
+from auditor.verify.artefact import Verifier, read
 from auditor.verify.loaders import ProgramModule, in_hand, load_program, patch_model
 from auditor.verify.running import FP32, Answers, Runs
-from auditor.verify.worker import build_model, write
+from auditor.verify.worker import write
 from tests.support.replaying import Model
 
 BATCH = ((torch.ones(1, 2),), {})
-
-
-@pytest.fixture(autouse=True)
-def module_comes_back() -> Iterator[None]:
-    before = sys.modules.get("patched_model")
-    yield
-    sys.modules.pop("patched_model", None)
-    if before is not None:
-        sys.modules["patched_model"] = before
 
 
 def doubling(model: nn.Linear, plan: str) -> None:
@@ -85,33 +74,6 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert given == ScoreResult((1.0, 2.0), False, 2)
 
 
-SOURCE = """
-import contextlib, torch
-SOURCE = "model.py"
-calls = []
-@contextlib.contextmanager
-def user_module(source, file):
-    calls.append((source, torch.rand(1).item()))
-    yield
-def original():
-    calls.append(("original", torch.rand(1).item()))
-    return torch.nn.Dropout()
-"""
-
-
-def test_the_model_is_made_with_the_random_numbers_of_the_audit(tmp_path: Path) -> None:
-    file = tmp_path / "anywhere.py"
-    file.write_text(SOURCE)
-    with torch.random.fork_rng(devices=[]):
-        patched = import_source("patched_model", file)
-        model = build_model(patched, {"seed": 3, "device": "cpu"})
-        torch.manual_seed(3)
-        first = torch.rand(1).item()
-    assert patched.calls == [("model.py", first), ("original", first)]  # both begin with the seed
-    assert not model.training
-    assert sys.modules[patched.__name__] is patched  # so that what is pickled there is found again
-
-
 SCORES = """
 import torch
 
@@ -151,33 +113,6 @@ def test_what_goes_wrong_is_one_line(function: str) -> None:
     assert asked.score(FP32, function, most=1) == more
 
 
-FOLLOWING = """
-import sys, time
-from auditor.verify.worker import jobs
-handed = jobs()
-next(handed)
-print(repr(sys.stdin.read()), flush=True)
-print(list(handed), flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_process_ends_with_whoever_holds_its_standard_input(tmp_path: Path, root: Path) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    process: Any = subprocess.Popen(
-        [sys.executable, "-c", FOLLOWING], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    for job in ({"scratch": scratch}, "one", "tw\no", None):
-        hand(process, job)
-    assert process.stdout.readline() == b"''\n"  # its own standard input is empty
-    assert process.stdout.readline() == b"['one', 'tw\\no']\n"
-    assert scratch.exists()
-    process.stdin.close()
-    assert process.wait(timeout=60) == 1
-    assert not scratch.exists()
-
-
 # The user's function in a process of its own: where it fails or prints, that is a line, and the next plan has its
 # turn.
 
@@ -212,6 +147,7 @@ def by_dtype(model):
 LAYERS = 4 * 4 + 4
 
 
+@pytest.mark.usefixtures("started")
 def test_a_fresh_process_gives_what_a_run_by_hand_does_and_raising_costs_the_plan_alone(
     here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

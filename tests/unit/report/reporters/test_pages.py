@@ -14,7 +14,7 @@ from rich.text import Text
 from auditor.records import CriterionValue
 from auditor.report.blocks import code, escape
 from auditor.report.reporters import REPORTERS, github, html, markdown, text
-from tests.unit.report.factory import HOSTILE, make_audit
+from tests.unit.report.factory import make_audit
 
 COMMAND = re.compile(r"^::(error|warning|notice) file=[^:,]+,line=\d+,col=\d+,title=[^:,]+::.+$")
 
@@ -112,12 +112,6 @@ def test_no_asset_closes_its_element(root: Path) -> None:
         assert "</s" not in file.read_text(encoding="utf-8").lower(), file
 
 
-def test_a_notebook_shows_names_as_they_are() -> None:
-    page = Page(make_audit(60, hostile=True)._repr_html_())
-    assert not {tag for tag, _ in page.tags} & {"script", "img"}
-    assert HOSTILE.split("\n")[0] in page.text
-
-
 def test_python_shows_the_verdict_in_a_few_lines() -> None:
     audit = make_audit(120)
     lines = repr(audit).splitlines()
@@ -145,13 +139,6 @@ def test_color_changes_nothing_but_codes() -> None:
     colored = text(make_audit(), color=True)
     assert "\x1b[" in colored
     assert Text.from_ansi(colored).plain.rstrip() == text(make_audit()).rstrip()
-
-
-def test_notes_are_counted_and_are_nothing_to_do() -> None:
-    audit = make_audit(60)
-    shown = text(replace(audit, findings=tuple(replace(f, severity="info") for f in audit.findings)), width=100)
-    assert "Nothing to fix" in shown and "note" in shown
-    assert len(folded(shown)) == len(shown.splitlines())
 
 
 def test_a_terminal_shows_forty_lines_however_many_criteria_there_are_and_however_long_names_are() -> None:

@@ -1,6 +1,9 @@
 import importlib
 import inspect
 import json
+import os
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,33 +27,6 @@ def run(audit):
     assert document["version"] == "2.1.0"
     assert document["$schema"]
     return document["runs"][0]
-
-
-@pytest.mark.parametrize("hostile", [False, True])
-def test_everything_code_scanning_asks_for_is_there(hostile):
-    found = run(make_audit(60, hostile=hostile))
-    rules = found["tool"]["driver"]["rules"]
-    assert found["tool"]["driver"]["name"]
-    for rule in rules:
-        assert rule["id"]
-        for key in ("shortDescription", "fullDescription", "help"):
-            assert 0 < len(rule[key]["text"]) <= 1024
-        assert rule["help"]["markdown"]
-        assert rule["defaultConfiguration"]["level"] in ("note", "warning", "error")
-        assert rule["properties"]["precision"] in ("very-high", "high", "medium", "low")
-        assert rule["properties"]["problem.severity"] in ("error", "warning", "recommendation")
-        assert len(rule["properties"]["tags"]) <= 10
-    for result in found["results"]:
-        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
-        assert result["message"]["text"]
-        place = result["locations"][0]["physicalLocation"]
-        assert place["region"]["startLine"] >= 1
-        uri = place["artifactLocation"]["uri"]
-        assert uri
-        assert not uri.startswith("/")
-        assert ":" not in uri
-        assert result["locations"][0]["logicalLocations"][0]["fullyQualifiedName"]
-        assert result["partialFingerprints"]["primaryLocationLineHash"]
 
 
 def test_a_rule_keeps_the_severity_of_its_file_where_the_measurement_refutes_a_finding():
@@ -183,3 +159,37 @@ def test_a_finding_in_an_installed_package_lies_where_that_is_called(found: tupl
     audit = replace(audit, nodes=nodes)
     place = next(place_of(audit, cause) for cause in causes(audit).all if finding in cause.members)
     assert (Path(place.file).name, place.line) == (Path(__file__).name, line)
+
+
+# SARIF as Microsoft's multitool judges it, by the standard's rules and GitHub's; its log counts, not its exit code.
+
+
+INSTALLED = ".ci/tools/node_modules/@microsoft/sarif-multitool-linux/Sarif.Multitool"
+ALLOWED = {"SARIF2005"}
+"""Warnings let through: SARIF2005 wants the address of a home page, and there is none yet."""
+
+
+def find_multitool() -> str | None:
+    root = Path(__file__).resolve().parents[4]
+    names = (os.environ.get("SARIF_MULTITOOL", ""), "Sarif.Multitool", str(root / INSTALLED))
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+def judged(text: str, folder: Path) -> list[tuple[str, str]]:
+    """(rule, level) of everything the validator says about a document."""
+    (folder / "f.sarif").write_text(text, encoding="utf-8")
+    command = [find_multitool(), "validate", "f.sarif", "--rule-kind", "Sarif;Ghas", "--level", "Error;Warning;Note"]
+    environment = {**os.environ, "DOTNET_SYSTEM_GLOBALIZATION_INVARIANT": "1"}
+    command += ["--output", "out.sarif", "--log", "ForceOverwrite"]
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    (run,) = json.loads((folder / "out.sarif").read_text(encoding="utf-8-sig"))["runs"]
+    return [(found["ruleId"], found.get("level", "warning")) for found in run.get("results", [])]
+
+
+@pytest.mark.skipif(find_multitool() is None, reason="no sarif-multitool: .ci/run installs it")
+@pytest.mark.parametrize("options", [{}, {"hostile": True, "synthetic": True}, {"empty": True}], ids=str)
+def test_no_error_and_no_warning(options, tmp_path):
+    found = judged(sarif(make_audit(60, **options)), tmp_path)
+    assert found
+    assert [rule for rule, level in found if level == "error"] == []
+    assert {rule for rule, level in found if level == "warning"} <= ALLOWED
