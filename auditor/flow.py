@@ -200,8 +200,7 @@ def _make_plans(
 
 
 def ledger(subject: Subject, options: Settings, plan: Plan | None) -> tuple[tuple[LedgerRow, ...], tuple[Finding, ...]]:
-    """Return the dtypes of weights and operations in a run (under the plan if given), and findings on unrequested
-    casts.
+    """Return the dtypes of weights and operations in a run (under the plan if given), and findings on silent casts.
 
     Raises: CaptureError.
     """

@@ -33,10 +33,9 @@ each."""
 @dataclass(frozen=True)
 class GraphOperation:
     """An operation with FP32 inputs; or, with the suffix FP32_OUTPUT in its name, the rounding of a product's output,
-    which only a product in low precision can have. low, high: its cost in the format and in FP32; error: its
-    contribution to the squared error of the outputs in the format; flops: multiply-adds counted as two. captured: the
-    matching operation in the recorded graph. kind, kept: if it must stay FP32, the kind (see records.KeptOperation) and
-    the reason."""
+    which only a product in low precision can have. low, high: its cost in the format and in FP32; error: its part of
+    the outputs' squared error in the format; flops: multiply-adds counted as two. captured: the matching operation in
+    the recorded graph. kind, kept: if it must stay FP32, the kind (see records.KeptOperation) and the reason."""
 
     name: str
     op: str

@@ -117,8 +117,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
 
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
-    """Run every operation that does not raise in low precision. Return the table, which marks the others as `refused`,
-    and the error."""
+    """Run all in low precision. Return the table, in which operations that raise are `refused`, and the others' error."""
     low = frozenset(name for name, operation in table.operations.items() if operation.kind != "refused")
     while True:
         try:

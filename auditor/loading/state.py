@@ -184,8 +184,7 @@ def held_outside(model: nn.Module) -> set[str]:
 
 @contextmanager
 def present(model: nn.Module) -> Iterator[None]:
-    """In the body, weights that accelerate's hooks offload are loaded, and the hooks do not run; then both are
-    restored.
+    """In the body, weights that accelerate's hooks offload are loaded, and the hooks do not run; then undo both.
 
     Raises: LoadError(slug="meta-weights") if a hook cannot load its weights.
     """

@@ -26,7 +26,7 @@ COLUMNS: Mapping[str, Callable[[QuantizedLayer], str]] = {
 ABOUT = (
     "Each layer by itself with quantized weight and input, everything else in FP32. Effect: change of the outputs. "
     "Error: relative L2 error of the layer's result; then with only the weight quantized, and the further change by the "
-    "input. Saturated, to zero: number of entries. Rules: what they say about the layer, confirmed if it is not safe."
+    "input. Saturated, to zero: number of entries. Rules: codes of rules that report the layer, confirmed if it is not safe."
 )
 
 PLAN_COLUMNS: Mapping[str, Callable[[QuantizedPlan], str]] = {

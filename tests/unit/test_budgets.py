@@ -112,7 +112,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30080, 218, 24
+LINES, FILES, ROOMS = 30070, 218, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

@@ -305,7 +305,7 @@ def test_what_is_done_is_not_done_again_and_a_failure_is_exit_code_1(fleet, tmp_
         (
             FLEET,
             ("--baseline", "nowhere"),
-            "nowhere is not a directory: give the --out directory of an earlier fleet run",
+            "nowhere is not a directory: give the --out directory",
         ),
         (FLEET, ("--out", "targets.toml"), "targets.toml"),
         (None, (), "cannot read"),
