@@ -117,7 +117,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
 
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
-    """Run all in low precision. Return the table, in which operations that raise are `refused`, and the others' error."""
+    """Run all in low precision. Return the table, where operations that raise are `refused`, and the others' error."""
     low = frozenset(name for name, operation in table.operations.items() if operation.kind != "refused")
     while True:
         try:
