@@ -1,4 +1,4 @@
-"""Model precision auditor: which layers of a PyTorch model can run in FP16 or BF16, which must stay FP32, and proof."""
+"""Measures which layers of a PyTorch model can run in FP16 or BF16 and which must stay in FP32, and verifies plans."""
 
 from __future__ import annotations
 

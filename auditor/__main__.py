@@ -1,4 +1,4 @@
-"""`python -m auditor`."""
+"""Entry point of `python -m auditor`: runs the command line."""
 
 import sys
 

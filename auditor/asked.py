@@ -25,7 +25,7 @@ LEVELS = ("error", "warning", "info", "never")
 
 
 class Command(Settings):
-    """All settings, and further options of the command line. configurable: whether [tool.auditor] gives defaults."""
+    """All settings, and further options of the command line. configurable: whether [tool.auditor] sets defaults."""
 
     configurable: ClassVar[bool] = True
     inputs: Annotated[str | None, Option(shown="I", path="place")] = None
@@ -36,7 +36,7 @@ class Command(Settings):
     loss: Annotated[str | None, Option(shown="L", path="place")] = None
     """the loss function of [training](training.md): `f.py:name`, or a name in the target's file"""
     out: Directory = None
-    """output directory; by default `audits/<name>`, for `rehearse` `audits/<name>-rehearsal`"""
+    """output directory; by default `audits/<name>`, or `audits/<name>-rehearsal` for `rehearse`"""
     fail_on: Annotated[str, Option(choices=lambda: LEVELS)] = "error"
     """exit with code 1 if a finding has this severity or a higher one"""
     format: Annotated[str, Option(choices=lambda: FORMATS)] = "text"
@@ -83,7 +83,7 @@ def key_of(name: str) -> str:
 
 
 def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collection[str] = ()) -> dict[str, Any]:
-    """The entries of a TOML table by option name.
+    """{option name: value} for the entries of a TOML table.
 
     Raises: AuditorError(slug) for an unknown key, with the closest known key.
     """
@@ -97,7 +97,7 @@ def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collect
 
 
 def configuration(start: Path) -> tuple[str, dict[str, Any]]:
-    """The location of the nearest [tool.auditor], and its options. Relative paths are resolved from the file's folder.
+    """The location and options of the nearest [tool.auditor] table. Relative paths in it start at the file's folder.
 
     Raises: AuditorError(slug="bad-config").
     """
@@ -140,7 +140,7 @@ def with_rules(settings: S) -> S:
     rulebook = rules_of(settings.rules)
     for code in settings.select:
         if not any(rule.code.startswith(code) for rule in rulebook):
-            lists = "`python -m auditor rules` lists them"
+            lists = "`python -m auditor rules` lists all codes"
             raise AuditorError(f"`select` matches no rule: no code begins with {code!r}; {lists}", slug="no-rule")
     return settings.with_values(rulebook=rulebook, limits=criteria_of(settings.criteria))
 
@@ -153,14 +153,14 @@ def rules_of(directory: Path | None) -> tuple[Rule, ...]:
 
 
 def validate(kind: type[S], given: Mapping[str, Any], named: Mapping[str, tuple[str, str]] = {}) -> S:
-    """Validate options against types. Raises: AuditorError.
+    """Validate options and return an instance of `kind`, a class of settings. Raises: AuditorError.
 
     named: {option: (its name in messages, slug of errors)} for options that a file sets.
     """
     options = options_of(kind)
     for name in given:
         if name not in options:
-            raise AuditorError(f"there is no argument {name!r}: `help(auditor.audit)` lists them", "bad-option")
+            raise AuditorError(f"there is no argument {name!r}: `help(auditor.audit)` lists all", "bad-option")
     try:
         return kind(**given)
     except ValidationError as error:

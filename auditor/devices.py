@@ -23,7 +23,7 @@ NATIVE = ["cuda"]
 
 
 def kind_and_number(asked: object) -> tuple[str, str]:
-    """Parse auto, cpu, cuda, cuda:1, or an equal torch.device; the number may be "". Raises: ValueError for others."""
+    """Split auto, cpu, cuda, cuda:1 or a torch.device into type and number, or "". Raises: ValueError for others."""
     kind, _, index = str(asked).partition(":")
     known = (kind == "auto" and not index) or (kind == CPU and index in ("", "0")) or kind in NATIVE
     if not known or not (index.isdigit() or str(asked) == kind):
@@ -48,7 +48,7 @@ def choose(asked: object) -> str:
 
 
 def follow(asked: object, found: Collection[str]) -> str:
-    """The device for a model with tensors on the devices `found`: the same GPUs, unless the user requested another.
+    """The device for a model with tensors on the devices `found`: the same GPUs, unless the user requested others.
 
     Several GPUs are joined by commas; the model remains spread over these GPUs. Raises: the errors of `choose`.
     """
@@ -58,12 +58,12 @@ def follow(asked: object, found: Collection[str]) -> str:
 
 
 def is_spread(device: str) -> bool:
-    """Whether the device stands for several GPUs, joined by `follow`."""
+    """Whether `device` names several GPUs, joined by commas."""
     return "," in device
 
 
 def is_native(device: str) -> bool:
-    """Whether the device runs formats natively."""
+    """Whether the device is a GPU, which runs the formats natively."""
     return device != CPU
 
 
@@ -114,7 +114,7 @@ def libraries(device: str) -> dict[str, str]:
 
 
 def generators() -> list[Callable[[], None]]:
-    """Save the GPUs' random states; each returned function restores some. Unused GPUs are not initialized."""
+    """Save the GPUs' random states; each returned function restores those of one device type. Initializes no GPU."""
     used = [device for device in map(_module, NATIVE) if device.is_initialized()]
     return [partial(device.set_rng_state_all, device.get_rng_state_all()) for device in used]
 

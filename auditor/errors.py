@@ -70,7 +70,7 @@ def describe(error: BaseException, most: int | None = 200) -> str:
 
 
 def suggest(name: str, known: Iterable[str], otherwise: str = "", most: int = 1, cutoff: float = 0.6) -> str:
-    """`did you mean X?` with the known names closest to a wrong name, ignoring case; else another hint."""
+    """`did you mean X?` with the known names closest to a wrong name, ignoring case; else `otherwise`."""
     names = {each.lower(): each for each in known}
     close = [names[each] for each in difflib.get_close_matches(name.lower(), names, most, cutoff)]
     return f"did you mean {' or '.join(close)}?" if close else otherwise
@@ -112,7 +112,7 @@ def origin_of(error: BaseException) -> BaseException:
 
 
 def let_through(error: BaseException, *, memory: bool = True) -> None:
-    """Raise the error again if the operation is not its cause. Such causes are a time limit, the caller's function and,
+    """Raise the error again if something other than the operation caused it: a time limit, the caller's function or,
     with `memory`, exhausted memory or disk space, or a failed GPU."""
     if isinstance(error, CallbackError) or caused_by(error, TimeoutError):
         raise error

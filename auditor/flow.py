@@ -200,7 +200,7 @@ def _make_plans(
 
 
 def ledger(subject: Subject, options: Settings, plan: Plan | None) -> tuple[tuple[LedgerRow, ...], tuple[Finding, ...]]:
-    """Return the dtypes of weights and operations in a run, under the plan if there is one, and findings on silent casts.
+    """Return the dtypes of weights and operations in a run (under the plan if given), and findings on silent casts.
 
     Raises: CaptureError.
     """
@@ -229,7 +229,7 @@ def _assemble(
     planned: GraphPlans,
     **found: Any,
 ) -> Audit:
-    """Assemble the Audit. followed: the run under the recommended plan. planned: all plans. found: its other fields."""
+    """Assemble the Audit. followed: the run under the recommended plan. planned: all plans. found: all other fields."""
     subject, captured, options, measured = bench.subject, bench.capture, bench.options, bench.measured
     plans, twins = planned.plans, captured.twins
     owners = {node.owner for node in captured.nodes.values()}

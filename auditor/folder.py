@@ -14,7 +14,7 @@ ROOM = 1 << 20
 """Free bytes required before an audit begins, roughly the size of its files."""
 
 OWN = ".auditor-"
-"""Prefix of temporary names, which are deleted afterwards."""
+"""Prefix of temporary files and folders, which are deleted after writing."""
 
 
 def path_of(given: object, what: str) -> Path:

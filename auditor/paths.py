@@ -8,7 +8,7 @@ from typing import Any
 
 
 def nearest(path: str, known: Container[str]) -> str | None:
-    """The longest known path that is the module's own or encloses the module; None without one."""
+    """The longest path in `known` that equals `path` or encloses it; None if there is none."""
     while path and path not in known:
         path = path.rpartition(".")[0]
     return path if path in known else None
@@ -31,7 +31,7 @@ def within(path: str, scope: str) -> bool:
 
 
 def function_in(owner: str, name: str) -> str:
-    """A path for the calls of one function in a module; its empty name component cannot clash with a module."""
+    """The path `owner..name` for the calls of one function in a module; no module has such an empty name component."""
     return f"{owner}..{name}"
 
 
@@ -46,7 +46,7 @@ FP32_OUTPUT = " (low inputs, FP32 output)"
 
 
 def module_of(path: str) -> str:
-    """The module of a path, also of a function's path."""
+    """The module of a path; for a path from `function_in`, the module that calls the function."""
     result = of_function(path)
     return path if result is None else result[0]
 

@@ -22,7 +22,7 @@ HERE = str(Path(__file__).resolve().parents[1])
 """The folder that `sys.path` needs to import a checkout that is not installed."""
 
 LOOK, GRACE = 0.02, 10.0
-"""Seconds between two checks of a process, and seconds for it to clean up."""
+"""Seconds between two checks of a process, and seconds that an ending process has to clean up."""
 
 NO_THREAD = 127
 """glibc's exit code when it cannot allocate thread-local data."""
@@ -31,7 +31,7 @@ INTERRUPTIONS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP
 
 
 def unwind_on_signals() -> None:
-    """Make a signal to terminate raise KeyboardInterrupt once, so that the process can clean up."""
+    """Make the first SIGINT, SIGTERM or SIGHUP raise KeyboardInterrupt, so that the process can clean up."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for one in INTERRUPTIONS:
@@ -53,7 +53,7 @@ def how_ended(code: int) -> str:
 
 
 def wait_until(over: Callable[[], bool], limit: float | None, progress: Callable[[], object] = int) -> bool:
-    """Wait until `over()` is true; False if `progress()` does not change for `limit` seconds."""
+    """Wait until `over()` is true; return False earlier if `progress()` does not change for `limit` seconds."""
     known, since = progress(), time.monotonic()
     while not over():
         time.sleep(LOOK)
@@ -65,7 +65,7 @@ def wait_until(over: Callable[[], bool], limit: float | None, progress: Callable
 
 
 class Process(subprocess.Popen[bytes]):
-    """A process that leads its own group. messages: its stderr."""
+    """A child process with a process group of its own. messages: a file with the process's stderr."""
 
     def __init__(self, command: Sequence[str], **how: Any) -> None:
         self.messages = tempfile.TemporaryFile()  # noqa: SIM115 - the process writes there for as long as it lives
@@ -90,8 +90,8 @@ class Process(subprocess.Popen[bytes]):
 
 
 def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Callable[[str], object] = str) -> Any:
-    """Run `run(tell)` in a forked process and return its result: an exit code, or any value but text. `tell(stage)` is
-    a heartbeat; `tell("")` only checks whether the parent process still exists.
+    """Run `run(tell)` in a forked process and return its result: an exit code, or any value except text. `tell(stage)`
+    is a heartbeat; `tell("")` only checks whether the parent process still exists.
 
     hear: called with each stage. timeout: seconds without a heartbeat before the child is stopped. Raises:
     AuditorError(slug="timed-out" | "process-ended"); KeyboardInterrupt, if either process is interrupted.

@@ -46,7 +46,7 @@ S = TypeVar("S", bound="Settings")
 DEFAULT_GPU = "A100"
 MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
 UNQUANTIZED = ("bf16",)
-"""Format of the layers that are not quantized: audited if only schemes are given."""
+"""Format that is audited if only quantization schemes are given; layers that are not quantized run in it."""
 
 TAKEN = "fp16, bf16, fp8_e4m3, fp8_e5m2, or a quantization scheme such as fp8, int8, mxfp4 or nvfp4"
 
@@ -87,7 +87,7 @@ def options_of(kind: type[BaseModel]) -> dict[str, Option]:
 
 
 def with_flags(text: str) -> str:
-    """A description with arguments of `auditor.audit()` as command-line options: `max_drop` -> `--max-drop`."""
+    """Rewrite arguments of `auditor.audit()` in a description as command-line options: `max_drop` -> `--max-drop`."""
     options = options_of(Settings)
     return re.sub(
         r"`(\w+)`", lambda name: f"`{options[name[1]].flag or name[1]}`" if name[1] in options else name[0], text
@@ -132,10 +132,10 @@ Function = Callable[..., Any] | None
 
 
 class Settings(BaseModel):
-    """The keyword arguments of `auditor.audit()`, and values derived from them before it starts.
+    """The keyword arguments of `auditor.audit()`, and values derived from them.
 
-    found: the device of the model; limits: the parsed criteria; scoring: the imported scoring function. schemes: the
-    quantization schemes that the user gave in `formats`; `formats` then holds only the others.
+    found: the audit's device, once the model is loaded; limits: the parsed criteria; scoring: the imported scoring
+    function. schemes: the quantization schemes that the user gave in `formats`; `formats` then holds only the others.
     """
 
     model_config = ConfigDict(
@@ -163,7 +163,7 @@ class Settings(BaseModel):
     device: Annotated[
         Any,
         AfterValidator(lambda value: kind_and_number(value) and value),
-        Option("auto, cpu, cuda or cuda:N (a cpu emulates the formats of a GPU)", "DEVICE"),
+        Option("auto, cpu, cuda or cuda:N (the CPU emulates a GPU's formats)", "DEVICE"),
     ] = "auto"
     """`auto` (the GPUs that hold the model, else the current GPU, else the CPU, which emulates a GPU), `cpu`, `cuda`,
     `cuda:N`"""
@@ -264,7 +264,7 @@ class Settings(BaseModel):
 
     @property
     def where(self) -> str:
-        """The device of the audit: cpu, cuda:0, or all GPUs of a spread model. Raises: AuditorError(slug="no-cuda")."""
+        """The device of the audit: cpu, cuda:0, or the GPUs of the model. Raises: AuditorError(slug="no-cuda")."""
         return self.found or choose(self.device)
 
     def with_values(self: S, **found: Any) -> S:

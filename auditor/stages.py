@@ -45,7 +45,7 @@ class Stages:
         self.seconds[stage] = time.perf_counter() - start
 
     def say(self, detail: str, steps: int = 0) -> None:
-        """Report progress. steps: how many were newly completed."""
+        """Report progress. steps: number of steps completed since the last report."""
         self._done += steps
         self._detail, self._told = detail, time.perf_counter()
         if callable(self.progress):
@@ -53,7 +53,7 @@ class Stages:
 
 
 def explain(stage: str, error: Exception) -> None:
-    """Replace an error of torch or the model by an explanation; an AuditorError gets a note of the stage."""
+    """Raise an AuditorError that explains an error of torch or the model; internal errors get the stage as a note."""
     if isinstance(error, AuditorError) or caused_by(error, TimeoutError):
         return
     said = describe(error)

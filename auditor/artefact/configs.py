@@ -93,7 +93,7 @@ def torchao_code(layers: Mapping[str, str], kept: list[str]) -> str:
 
 
 def _multiples(scheme: Scheme) -> tuple[int, int]:
-    """Rows and columns of a weight must be multiples of these in torchao."""
+    """In torchao, a weight's rows and columns must be multiples of these two numbers."""
     rows, columns = (size or 1 for size in scheme.weight.block)
     return (max(rows, 16), max(columns, 16)) if scheme.name.startswith(("fp8", "nvfp4")) else (rows, columns)
 
@@ -139,8 +139,8 @@ def transformers_code(layers: Mapping[str, str], kept: list[str]) -> str:
 
 
 def _only(path: str, layers: Mapping[str, str]) -> str:
-    """A path as an entry of KEPT: transformers searches it as a pattern at the start and end of names, so that it is
-    anchored if it would match a quantized layer."""
+    """A path as an entry of KEPT. transformers matches entries as patterns at the start and end of names, so an entry
+    that would match a quantized layer is anchored."""
     plain = re.fullmatch(r"[\w.]+", path) is not None
     if plain and not any(re.match(rf"{path}(?=\.|$)", layer) or layer.endswith(path) for layer in layers):
         return path

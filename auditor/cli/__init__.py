@@ -1,4 +1,4 @@
-"""The command line: parses the verb, runs it, and reports any failure as an exit code and one line."""
+"""The command line: parses and runs a command; a failure becomes an exit code, one error line and a hint."""
 
 from .parsers import parser
 from .program import main

@@ -36,8 +36,8 @@ class AuditTarget(Verb):
     target: Target
 
     def run_watched(self, progress: Display) -> int:
-        """Check the settings, import torch, and start the verification process, which imports torch while the user's
-        code loads. Once that process has started, the memory limit applies to this one.
+        """Check the settings, start the verification process, then load and audit the model. The verification process
+        imports torch while the user's code loads. The memory limit applies to the audit's process after that start.
 
         No caller of `_ran` may reference the model. Libraries cache the exceptions of failed imports; their tracebacks
         reference the callers, and would keep the model alive.
@@ -143,7 +143,7 @@ def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Pa
 
 
 def describe(subject: Subject, directory: Path, options: Command) -> str:
-    """For `--dry-run`: a line for each choice that the options or the search for model and inputs made."""
+    """For `--dry-run`: lines that name the model, inputs, weights, plans, device and files that an audit would use."""
     numbers = sum(parameter.numel() for parameter in subject.model.parameters())
     made = f", from {subject.origin.symbol}" if subject.origin else ""
     plans = ", ".join(f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats)
@@ -157,9 +157,9 @@ def describe(subject: Subject, directory: Path, options: Command) -> str:
         "Plans": f"{plans}; error budget {options.max_error:g}{apart}",
     }
     if (scoring := options.scoring) is not None:
-        judged = "not judged" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse than FP32"
+        judged = "rejects no plan" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse than FP32"
         rows["Score"] = f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
-    rows["Device"] = "the GPU runs the formats natively" if options.native else "no GPU: a CPU emulates its arithmetic"
+    rows["Device"] = "the GPU runs the formats natively" if options.native else "the CPU emulates a GPU's arithmetic"
     rows["Files"] = f"{directory}/: {', '.join(FILES)}"
     lines = [f"{name:<9}{printable(text)}" for name, text in rows.items()]
     return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"

@@ -53,8 +53,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    """The parser of the whole command line; `shtab --shell=bash --prog=auditor auditor.cli.parser` reads it for
-    completion."""
+    """The parser of the whole command line. `shtab --shell=bash --prog=auditor auditor.cli.parser` generates shell
+    completion from it."""
     return parsers()[0]
 
 
@@ -94,7 +94,7 @@ def parse(words: Sequence[str]) -> Verb:
 
 
 def _add_options(made: Parser, verb: type[Verb], names: Sequence[str]) -> None:
-    """Add a verb's arguments to its parser. Options that the user omits are absent from the result."""
+    """Add a verb's arguments to its parser. Options that the user omits are absent from the parsed result."""
     for name in dict.fromkeys((*names, "debug")):
         option, field = options_of(verb)[name], verb.model_fields[name]
         default = None if field.is_required() else field.default

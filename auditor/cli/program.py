@@ -1,4 +1,4 @@
-"""Runs one command: only its result goes to standard output; an error becomes one line on stderr and an exit code."""
+"""Runs one command: only its result goes to stdout; an error becomes an exit code, a message and a hint on stderr."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _answer: TextIO | None = None
 
 
 class Verb(Command):
-    """A command and its arguments. takes: names of the arguments, in the order of the help; some are options of
+    """A command and its arguments. takes: names of its arguments, in the order of the help; some are options of
     `audit`. alone: whether this process runs nothing but the command. If so, a forked process runs the command, so that
     a crash of the user's code can be reported.
     """
@@ -49,14 +49,14 @@ class Verb(Command):
             shown.close()  # which erases the forked process's progress line
 
     def run_watched(self, progress: Display) -> int:
-        """Run the command, which runs the user's code, and return its exit code. Raises: AuditorError."""
+        """For a command that loads the user's code: run the command and return its exit code. Raises: AuditorError."""
         raise NotImplementedError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 success, 1 findings or a bad result, 2 error, 130 interrupted.
 
-    argv: the command's words, for a process that continues afterwards; by default the process's own command line.
+    argv: the command's words, if the calling process continues afterwards; by default the process's command line.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def exit_code_of(command: Callable[[], int], debug: bool) -> int:
-    """Run a command and return its exit code; an exception becomes one line on stderr."""
+    """Run a command and return its exit code; an exception becomes a message and a hint on stderr."""
     try:
         return command()
     except BrokenPipeError:  # the reader of standard output has ended
@@ -106,7 +106,7 @@ def _explain(error: Exception) -> tuple[str, str]:
     if caused_by(error, TimeoutError):
         return f"stopped by a time limit, {said}", "raise the limit, or give smaller inputs"
     where = "".join(f" {note}" for note in getattr(error, "__notes__", ())[:1])
-    return f"internal error{where}, {said}", "please report it with --debug"
+    return f"internal error{where}, {said}", "please report this error with the output of --debug"
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""All verbs except `audit`: they explain rules, errors and layers, apply and convert plans, compare audits, audit many
-models, or rehearse training."""
+"""All verbs except `audit`: they explain rules, errors and layers, list dtypes, apply and convert plans, compare
+audits, audit many models, or rehearse training."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ class Fleet(Verb):
 
         wanted = targets.read(self.targets)
         if self.baseline is not None and not self.baseline.is_dir():
-            raise bad(f"{self.baseline} is no directory of an earlier fleet: give that fleet's --out directory")
+            raise bad(f"{self.baseline} is not a directory: give the --out directory of an earlier fleet run")
         folder.check_directory(self.out)
         outcomes = {} if self.force else running.earlier_outcomes(self.out, wanted)
         jobs = self.jobs or max(running.PROCESSORS // 2, 1)
@@ -304,8 +304,8 @@ class Rehearse(Verb):
     """the batches for the training step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
     `get_batches()`, `train_loader` or `loader`"""
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
-    """the plan.json or directory of an audit, whose autocast plan is then rehearsed too: the recommended one, else BF16 before
-    FP16"""
+    """the plan.json or directory of an audit. Its autocast plan is rehearsed too: the recommended plan, else the BF16
+    plan, else the FP16 plan"""
     remedies: Flag = True
     """if a recipe has a problem, also run variants of the recipe, each with a fix"""
 
@@ -322,7 +322,7 @@ class Rehearse(Verb):
         directory = self.out or Path("audits") / f"{target.name}-rehearsal"
         folder.check_directory(directory)
         with behind_the_result(self.debug), user_code(target, self.seed):
-            advice = "name the function that runs one training step, as train.py:step"
+            advice = "name the function that runs one training step, as in train.py:step"
             step, batches = named_in(target, advice, "missing-target", self.seed), self._batches(target)
             how: dict[str, Any] = {"remedies": self.remedies, "progress": progress, "target": self.target}
             result = rehearse(step, batches, self.steps, plan=plan, seed=self.seed, **how)
@@ -332,7 +332,7 @@ class Rehearse(Verb):
         return 0
 
     def _batches(self, target: Any) -> Any:
-        """The batches for the step; None if neither an option nor a conventional name in the file gives them."""
+        """The batches for the step, from `--batches` or a conventional name in the file; None if there is neither."""
         from ..loading.target import call, import_target, named_in, parse
 
         module = import_target(target)
@@ -351,9 +351,9 @@ def severe(findings: Iterable[Finding], level: str) -> int:
 
 
 def default_directory(subject: Subject) -> Path:
-    """The output directory for a model, unless the user names one.
+    """The output directory for a model if the user names none: `audits/NAME`.
 
-    If it already contains the audit of a model from another file, folders of this model's file are put before its name.
+    If it contains the audit of a model from another file, names of parent folders of the model's file precede NAME.
     """
     name, file = subject.name, subject.origin.path if subject.origin else None
     folders = list(Path(file).parts[-2:0:-1]) if file else []

@@ -1,8 +1,8 @@
-"""Margins of decisions: the gap between the two best candidates, and how many decisions flip under errors of a given
-size. Also the quadratic form of a criterion: how its value depends, to second order, on an error's direction and size.
+"""Margins of decisions such as an argmax: the gap between the two best candidates, and how many decisions flip under
+errors of a given size. Also the quadratic form of a criterion: how its value depends on an error's direction and size.
 
-To second order, the squared share of the limit is d' A A' d for an output error d. The matrix A multiplies random signs
-e, since E<A e, d>^2 = d' A A' d.
+To second order, an output error d uses a share of the criterion's limit, whose square is d' A A' d. The matrix A
+multiplies random signs e, since E<A e, d>^2 = d' A A' d.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ class Margins:
         return near / near.sum()
 
     def change(self, reference: torch.Tensor, candidate: torch.Tensor, near: bool = False) -> float:
-        """Root mean square of the changes of the margins, with the weights of the decisions.
+        """Root mean square of the changes of the margins; decisions with small margins have the largest weights.
 
-        near: take the weights from this change itself, not from the allowed change. If margins to a threshold lie on a
-        grid of spacing h, rounding has the variance h^2 / 12. The grid moves the threshold by d, to the middle of its
-        neighbors: as many decisions flip as under an error of variance pi d^2 / 2. If all entries of the candidate lie
-        on the grid of FP16 or BF16, two entries closer than the grid's spacing h are often equal. Half of these
-        decisions flip, as under an error uniform in [-h, h]. Its variance, h^2 / 3, is h^2 / 6 above two roundings'.
+        near: the weights depend on the result instead of the allowed change. The result is corrected if entries lie on
+        a grid of spacing h, such as FP16's. Two candidates closer than h often become equal, and half of these
+        decisions flip, as under an error uniform in [-h, h]. The variance of that error, h^2 / 3, exceeds the variance
+        of two roundings by h^2 / 6, which is added. A grid also moves a threshold by d, to the middle between two
+        numbers. As many decisions flip as under an error of variance pi d^2 / 2, which replaces rounding's h^2 / 12.
         """
         theirs, moved = self._candidates(candidate), self._moved(reference, candidate)
         square = moved.square()
@@ -119,12 +119,12 @@ class Margins:
         return float(result)
 
     def size_by_step(self, reference: torch.Tensor, candidate: torch.Tensor, steps: int) -> torch.Tensor:
-        """The mean absolute change of the margins at each of the last steps of a text, divided by that of normal errors
-        with the root mean square change of all decisions. reference, candidate: [texts, tokens, vocabulary].
+        """How much the margins change at each of the last `steps` tokens: the mean absolute change, divided by the mean
+        absolute value of normal errors with all decisions' root mean square. Tensors: [texts, tokens, vocabulary].
 
-        An error that is independent of the margin flips as many decisions as a normal error of the same mean absolute
-        change. If the size differs between tokens, the root mean square is larger: a few tokens dominate the mean
-        square. Steps are grouped so that each group contains enough decisions with small margins.
+        Errors that are independent of the margins flip as many decisions as normal errors of the same mean absolute
+        value. The root mean square of all decisions is larger if a few tokens with large changes dominate it. Tokens
+        are grouped, and share a mean, so that each group has enough decisions with small margins.
         """
         moved = self._moved(reference, candidate).abs()
         nearest = self.size.kthvalue(min(LEAST, len(self.size))).values
@@ -201,12 +201,12 @@ def find_margins(criterion: Criterion, reference: torch.Tensor) -> Margins | Non
 
 
 def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -> torch.Tensor:
-    """[rows]: expected number of chosen entries that are replaced if the margins of entries change by normal errors.
+    """For each row: how many of the top-k entries are expected to be replaced, if normal errors change all entries.
 
-    inside: [rows, a], the smallest chosen entries, in falling order; outside: [rows, b], the largest other entries.
-    Errors of entries are assumed independent. An entry with error e remains chosen if fewer than `a` others exceed it.
-    The number of entries above it is a sum of independent trials, whose distribution is built up trial by trial. The
-    mean over e is a Gauss-Hermite quadrature. change: the standard deviation of margins.
+    inside: [rows, a], the smallest top-k entries, in falling order; outside: [rows, b], the largest other entries.
+    change: standard deviation of the difference of two entries, whose errors are assumed independent. A top-k entry
+    with error e remains if fewer than `a` other entries exceed it. The number of these entries is a sum of independent
+    trials, whose distribution is built up trial by trial. The mean over e is a Gauss-Hermite quadrature.
     """
     result = torch.zeros_like(inside[:, 0])
     if not change > 0:

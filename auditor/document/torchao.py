@@ -28,7 +28,9 @@ def quantize(model: nn.Module, audit: Audit, name: str, then: Callable[[], objec
     PlanError(slug="no-arithmetic"); the model is then unchanged."""
     library, plan, names = LIBRARIES["torchao"], quantized_plan(audit, name), dict[str, Any]()
     if name not in applicable(audit):
-        raise PlanError(f"{name!r} cannot be applied here: see quantized/{name}/{library.file}.", slug="no-arithmetic")
+        raise PlanError(
+            f"{name!r} cannot be applied to a model: see quantized/{name}/{library.file}.", slug="no-arithmetic"
+        )
     try:
         with quietly():  # torchao logs which libraries for GPUs it does not find
             exec(code_of(audit, library, plan), names)
@@ -37,6 +39,6 @@ def quantize(model: nn.Module, audit: Audit, name: str, then: Callable[[], objec
             then()
         result: nn.Module = names["quantize"](model)
     except Exception as error:
-        said = f"torchao cannot quantize this model as in {name!r} here: {first_line(error)}"
+        said = f"torchao cannot apply the plan {name!r} to this model: {first_line(error)}"
         raise PlanError(said, slug="no-arithmetic") from error
     return result

@@ -299,12 +299,12 @@ class Policy(Semantics):
         return str(self.how.computes_in(self.wrapped[call.path].precision))
 
     def conversions_between(self, source: str, reader: str) -> tuple[str, ...]:
-        """Precisions to which a value is cast between producer and reader; the graph's output lies outside the root.
+        """The precisions to which patched modules cast a value, in order, on its way from its producer to a reader.
 
-        The value leaves every wrapped call that encloses the producer but not the reader, innermost first. Only calls
-        that return the value cast it, so a value read as an attribute is not cast. Then the value enters the calls that
-        enclose only the reader. Inputs come from outside the root; weights cross no boundary. A function kept in FP32
-        casts all arguments, even weights, to FP32.
+        First, each module call that encloses the producer but not the reader casts the value if the call returns it,
+        innermost call first. Then each call that encloses only the reader casts its inputs. Inputs of the model come
+        from outside the root module, and its outputs leave the root. Weights are inputs of no module call; but a
+        function kept in FP32 casts all its arguments, weights included, to FP32.
         """
         if self.how.raises_weights and source in self.stored:
             return ("fp32",)

@@ -1,1 +1,1 @@
-"""Plans for exported graphs: a precision for every operation, saved as programs that run without the source."""
+"""Plans for exported graphs: a precision for every operation, saved as programs that run without the model's code."""

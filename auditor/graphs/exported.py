@@ -27,7 +27,7 @@ from ..trees import over_tensors, tensors_in
 _aten = torch.ops.aten
 
 SAME = 1e-3
-"""Largest relative L2 difference between outputs of program and model that counts as rounding, at two batch sizes."""
+"""Largest relative L2 difference between the outputs of program and model that counts as rounding."""
 
 INNER = "model"
 """Attribute that holds the model inside the exported wrapper."""
@@ -38,7 +38,7 @@ class ExportedModel:
     """A model as a graph. graph_module: the exported graph, with outputs of user-defined classes as {name: tensor};
     `meta["val"]` of its nodes has the shapes and dtypes of their results for the audited batch.
 
-    audited: the batch it was exported for. fixed: why the batch size is fixed; "" if any size works.
+    audited: the batch for which the model was exported. fixed: why the batch size is fixed; "" if any size works.
     """
 
     graph_module: fx.GraphModule
@@ -47,8 +47,8 @@ class ExportedModel:
 
 
 class SavedProgram(NamedTuple):
-    """content: bytes that `torch.export.load` reads. casts: dtype conversions in its graph. fixed: see
-    ExportedModel."""
+    """A saved program. content: bytes that `torch.export.load` reads. casts: number of dtype conversions in the graph.
+    fixed: see ExportedModel."""
 
     content: bytes
     casts: int
@@ -101,8 +101,8 @@ def cannot(said: str) -> PlanError:
 def _program(
     module: nn.Module, batch: Batch, fixed: str = "", takes: Callable[[ExportedProgram], bool] = lambda program: True
 ) -> tuple[ExportedProgram, str]:
-    """Export for any batch size if possible; otherwise also return the reason why the size is fixed. Raises: errors of
-    torch.export."""
+    """Export a module for any batch size if possible; also return why the size is fixed, "" if it is not. Raises:
+    errors of torch.export."""
     sizes = {x.shape[0] if x.dim() else 0 for x in tensors_in(batch)}
     if len(sizes) != 1 or 0 in sizes:
         fixed = "the inputs do not share a first dimension" if sizes else "the model takes no tensors"

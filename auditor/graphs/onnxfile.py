@@ -41,7 +41,7 @@ _NO_ARITHMETIC = ("Cast", "Constant", "Identity", "Shape", "Size")
 
 
 def _multiply(x: Any, y: Any, out_dtype: Any) -> Any:
-    """A product of low-precision inputs with FP32 output, which ONNX does not have: the inputs are cast to FP32."""
+    """A product of low-precision inputs with FP32 output, which ONNX lacks: cast the inputs to FP32, then multiply."""
     operators: Any = opset18
     return operators.MatMul(*(operators.Cast(each, to=onnx.TensorProto.FLOAT) for each in (x, y)))
 
@@ -56,7 +56,7 @@ def require() -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise AuditorError(
-            f"ONNX models need {' and '.join(missing)}, which is not installed: pip install 'model-precision-auditor[onnx]'",
+            f"ONNX models need packages that are not installed ({' and '.join(missing)}): pip install 'model-precision-auditor[onnx]'",
             slug="missing-onnx",
         )
 
@@ -152,7 +152,7 @@ def _onnx_record(
         lacking = failure.partition("Could not find an implementation for ")[2].partition(" ")[0]
         failure = (
             f"onnxruntime's CPU provider has no {label(plan.format)} kernel for "
-            f"{lacking or 'an operation'}; only its types were checked"
+            f"{lacking or 'an operation'}; only the model's types were checked"
         )
     checked = plan.verification
     return Onnx(
@@ -251,10 +251,10 @@ def _take_place(graph: Any, index: int, value: Any, kind: Any) -> None:
 
 
 def insert_rounding(model: Any, format: str) -> None:
-    """Emulate a GPU in place: compute in FP32 and round each low value once, by a pair of casts.
+    """Rewrite the model in place to emulate a GPU: compute in FP32, and round each low value by a pair of casts.
 
-    If onnxruntime's CPU provider has no low-precision kernel, it computes in FP32 and does not round between
-    operations. Raises: ValueError for a node with subgraphs.
+    Without these casts, onnxruntime's CPU provider rounds nothing between operations for which it has no low-precision
+    kernel. Raises: ValueError for a node with subgraphs.
     """
     graph, low, wide = model.graph, onnx_ir.DataType[TYPES[format]], onnx_ir.DataType.FLOAT
     for node in graph:

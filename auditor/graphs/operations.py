@@ -32,10 +32,10 @@ each."""
 
 @dataclass(frozen=True)
 class GraphOperation:
-    """An operation with FP32 inputs; or, with the suffix FP32_OUTPUT, the rounding of a product's output, which is low
-    only if the product is. low, high: its cost in the format and in FP32; error: its contribution to the
-    squared error of the outputs in the format; flops: multiply-adds counted as two. captured: its name in the recorded
-    graph. kind, kept: if it must stay FP32, the kind (see records.KeptOperation) and the reason."""
+    """An operation with FP32 inputs; or, with the suffix FP32_OUTPUT in its name, the rounding of a product's output,
+    which only a product in low precision can have. low, high: its cost in the format and in FP32; error: its part of
+    the outputs' squared error in the format; flops: multiply-adds counted as two. captured: the matching operation in
+    the recorded graph. kind, kept: if it must stay FP32, the kind (see records.KeptOperation) and the reason."""
 
     name: str
     op: str
@@ -52,8 +52,9 @@ class GraphOperation:
 
 @dataclass(frozen=True)
 class Value:
-    """An FP32 value. made_by: its producer, None for inputs and weights. cast: the cost of a conversion; error: the
-    squared error that its rounding adds. stored: whether a weight, converted once. returned: whether an output."""
+    """An FP32 tensor in the graph. made_by: its producer, None for inputs and weights. cast: the cost of a conversion;
+    error: the squared error that its rounding adds. stored: whether it is a weight, which is converted only once.
+    returned: whether it is an output of the graph."""
 
     name: str
     made_by: str | None
@@ -65,7 +66,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Table:
-    """Operations of a graph with FP32 inputs, and its FP32 values, by name, in order."""
+    """All operations that have FP32 inputs, and all FP32 values, of a graph, by name, in order."""
 
     format: str
     operations: Mapping[str, GraphOperation]
@@ -95,13 +96,13 @@ class Table:
         return frozenset((name, f"{name}{FP32_OUTPUT}")) & self.operations.keys()
 
     def keeps_output(self, name: str, low: frozenset[str]) -> bool:
-        """Whether an operation is a product of low inputs with FP32 output."""
+        """Whether, with these operations in low precision, a product has low-precision inputs and FP32 output."""
         return name in low and not self.whole(name) <= low
 
     def price(self, low: frozenset[str], of: frozenset[str] | None = None) -> tuple[float, float]:
         """Cost (mostly seconds) and squared error with these operations in low precision.
 
-        of: operations; restricts both numbers to these and the casts of their inputs and outputs.
+        of: if given, count only these operations, and the casts of their inputs and outputs.
         """
         operations, values = self.operations, self.values
         if of is not None:
@@ -182,8 +183,8 @@ def _reason_to_keep(
 
 
 def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> str:
-    """Return why an operation cannot run in low precision, tested on shapes only. ""
-    if low-precision inputs give low-precision results."""
+    """Return why an operation cannot run in low precision, tested on tensors without data; "" if low-precision inputs
+    give low-precision results."""
     given = [x for source in node.all_input_nodes for x in tensors_in(source.meta.get("val"))]
     if {x.dtype for x in given if x.is_floating_point() or x.is_complex()} != {torch.float32}:
         return "some inputs are neither FP32 nor integers"
@@ -234,7 +235,7 @@ def owner_of(node: fx.Node) -> str:
 
 
 def _place(owner: str, op: str, shape: Iterable[int], capture: Capture) -> tuple[str, tuple[str, tuple[int, ...]]]:
-    """A key for matching nodes of two graphs: unifies paths of shared modules and names that tracers give."""
+    """A key for matching nodes of two graphs: equal for all paths of a shared module, whichever tracer made a graph."""
     first = next((path for path, others in capture.aliases.items() if owner in others), owner)
     name = table.packet(op).removesuffix("_copy")
     return first, (table.operation(op).traced_as or name, tuple(shape))

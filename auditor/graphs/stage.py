@@ -1,5 +1,5 @@
-"""Plans for exported graphs: minimum cuts propose choices, replays in low precision select one, and a fresh process
-verifies and scores the saved program."""
+"""Plans for exported graphs: minimum cuts propose sets of operations to lower, runs of the graph select a set, and a
+fresh process verifies and scores the saved program."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from .exported import ExportedModel, SavedProgram, cannot, export_model, outline
 from .operations import Table, low_arguments, table_of
 
 COPIED = "copied"
-"""Key in a node's `meta` for the original node's name; casts have none."""
+"""Key in a node's `meta` for the original node's name; inserted casts lack this key."""
 
 
 @dataclass(frozen=True)
 class GraphPlans:
-    """plans, baselines: by name; files: the saved programs, by file name. said: warnings.
+    """Plans and baselines, by name. files: the saved programs, by file name. said: warnings.
 
     fp32_today, timing: see Audit. held: see run_held_choices. schemes: plans of quantization schemes.
     pipelines: see run_pipelines.
@@ -117,7 +117,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
 
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
-    """Lower all operations. Return the table, with `refused` on those that raise, and the error with the others."""
+    """Run all in low precision. Return the table, where operations that raise are `refused`, and the others' error."""
     low = frozenset(name for name, operation in table.operations.items() if operation.kind != "refused")
     while True:
         try:
@@ -161,7 +161,7 @@ def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: Save
 def cuts_of(table: Table) -> Cuts:
     """The minimum-cut problem of a table: every operation is a node; operations that must stay FP32 are the sink.
 
-    Two helper nodes per value, for whether any reader is low and whether all are, let each cast be paid once.
+    Two helper nodes per value, for whether any and whether all readers are in low precision, let each cast count once.
     """
     arcs = list[Arc]()
 
@@ -205,7 +205,7 @@ class Trial:
     bench: Workbench
 
     def error(self, table: Table, low: frozenset[str]) -> float:
-        """The worst batch's output error with these operations low. Raises: OperationRefused if one fails."""
+        """The worst batch's output error with these operations in low precision. Raises: OperationRefused."""
         module = lower_operations(self.exported, table, low)
         return worst_of([self._distance(module, batch) for batch in self.bench.subject.batches])
 
@@ -218,7 +218,7 @@ class Trial:
         return off <= AGREES * self.bench.max_error or off <= self.bench.noise.found.error
 
     def _distance(self, module: fx.GraphModule, batch: Batch) -> float:
-        """Error of one run; inf if the outputs have another structure. Raises: OperationRefused."""
+        """Output error of the graph on a batch; inf if its outputs differ in structure. Raises: OperationRefused."""
         args, kwargs = batch
         leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in self.exported.audited[1]}))
         executor = Executor(module)
@@ -299,7 +299,7 @@ def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str])
     """The exported model with these operations in low precision; it shares the FP32 weights with the original. Products
     with FP32 output are calls of a function that differs by device, until `save_program` traces it.
 
-    Inputs and outputs are FP32, and the graph contains their casts. Weights without FP32 readers are stored low.
+    Inputs and outputs are FP32; the graph casts them. Weights that no FP32 operation reads are stored in low precision.
     """
     source, dtype, graph = exported.graph_module.graph, dtype_of(table.format), fx.Graph()
 
@@ -360,7 +360,7 @@ def _multiply(target: Callable[..., Any], *args: Any) -> torch.Tensor:
 
 
 def memory_needed(module: fx.GraphModule) -> MemoryUse:
-    """Bytes of a forward of a graph in low precision: its weights as stored, plus the peak of live values.
+    """Bytes that a forward of a graph in low precision needs: its weights as stored, plus the peak of live values.
 
     Views take no memory; a value is freed after its last reader.
     """

@@ -260,7 +260,7 @@ def _config(transformers: Any, folder: Path) -> Any:
         if "custom code" not in str(error):
             raise
         raise LoadError(
-            f"{folder} contains its own model code, which hf: never runs: read that code, then audit a "
+            f"{folder} contains its own model code, which an hf: target never runs: read that code, then audit a "
             "model.py whose get_model() calls from_pretrained(..., trust_remote_code=True)",
             slug="remote-code",
         ) from error

@@ -195,7 +195,7 @@ def reject_iterators(arguments: Any, source: str) -> None:
 
 
 def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Batch:
-    """Match named tensors with arguments of `forward`. Tensors "0", "1" ..., or a single other one, are positional.
+    """Match named tensors with arguments of `forward`. Names "0", "1" ..., or one other name, mean positional ones.
 
     Raises: LoadError(slug="bad-inputs").
     """
@@ -230,7 +230,7 @@ def _from_shapes(text: str, shapes: list[re.Match[str]], model: nn.Module) -> Ba
 
 
 def _values(match: re.Match[str], model: nn.Module) -> Tensor:
-    """Generated values: normal floats; integers below the limit or the embedding's size; ones for bools and masks."""
+    """Generate values: normal floats; integers below the limit or the embedding's size; ones for bools and masks."""
     dtype: Any = getattr(torch, match["dtype"], None)
     if not isinstance(dtype, torch.dtype):
         raise LoadError(
@@ -269,7 +269,7 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
 
 
 def _of_hugging_face(model: Any) -> dict[str, Tensor]:
-    """Inputs of a Hugging Face model, by name. Raises: AttributeError or TypeError if its config does not suffice."""
+    """Inputs of a Hugging Face model, by name. Raises: AttributeError or TypeError if its config lacks a size."""
     config = model.config
 
     def tokens() -> Tensor:

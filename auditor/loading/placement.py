@@ -1,4 +1,4 @@
-"""Copies a subject to the device that the audit runs on; the caller's own model is not moved."""
+"""Copies a Subject (model and inputs) to the device of the audit; the caller's own model is not moved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def devices_of(model: nn.Module) -> set[str]:
 
 
 def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
-    """The subject itself if its model is on the device, or is to remain spread over several; else a copy on the device.
+    """The subject itself if its model is on the device, or is to remain on several; else a copy on the device.
 
     Raises: AuditorError(slug="no-copy") if the model, or its loss, cannot be copied, or does not run on the device.
     """
@@ -48,8 +48,8 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
     assert refused is not None
     raise AuditorError(
         f"{subject.name} runs on {', '.join(sorted(here)) or CPU} and not on {device} "
-        f"({describe(refused)}): audit the model with "
-        f"{'device=auto, where it is' if any(map(is_native, here)) else 'device=cpu'}",
+        f"({describe(refused)}): audit the model "
+        f"{'where it is, with device=auto' if any(map(is_native, here)) else 'with device=cpu'}",
         slug="no-copy",
     ) from refused
 
@@ -66,7 +66,7 @@ def beside(subject: Subject) -> Iterator[Subject]:
 
 
 def _placements(subject: Subject, device: str) -> Iterator[dict[str, Any]]:
-    """Placements of the inputs to try: all on the device; all but integers (lengths may need the CPU); none of them."""
+    """Placements of the inputs to try: all on the device; all except integers (lengths may need the CPU); none."""
     for wanted in (lambda x: True, Tensor.is_floating_point, lambda x: False):
         yield {name: _inputs(getattr(subject, name), device, wanted) for name in ("batches", "held_out")}
 

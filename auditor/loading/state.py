@@ -30,8 +30,8 @@ from .statedicts import few
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """In the body, the model is in training or eval mode; then every module's flag is restored. `isolate` restores other
-    changes."""
+    """In the body, the model is in training or eval mode; afterwards, every module's `training` flag is restored. Other
+    changes are restored by `isolate`."""
     flags = [(module, flag) for module in modules_of(model) if (flag := getattr(module, "training", None)) is not None]
     switch(model, training)
     try:
@@ -75,8 +75,8 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
     """Decide which low-precision tensors of the subject become FP32 for the audit; `check` runs the subject.
 
     First parameters, buffers and inputs become FP32; if the run then fails, plain tensor attributes of modules too. If
-    it fails again, the forward itself casts to a low dtype: all tensors then keep their dtypes, also in the reference.
-    Raises: LoadError(slug="low-precision-model"), and the errors of `check`.
+    it fails again, the forward itself casts to a low dtype: all tensors then keep their dtypes, also in the reference
+    run. Raises: LoadError(slug="low-precision-model"), and the errors of `check`.
     """
     refused: LoadError | None = None
     for candidate in _candidates(subject):
@@ -103,7 +103,7 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
 
 @contextmanager
 def upcast_model(subject: Subject) -> Iterator[None]:
-    """In the body, the model has offloaded weights, and is FP32 as `settle_precision` decided; then it is restored."""
+    """In the body, offloaded weights are loaded, and tensors are FP32 as `settle_precision` decided; then undo both."""
     with present(subject.model), in_fp32(subject.model, subject.raised):
         yield
 
@@ -184,7 +184,7 @@ def held_outside(model: nn.Module) -> set[str]:
 
 @contextmanager
 def present(model: nn.Module) -> Iterator[None]:
-    """In the body, the model has the weights from accelerate's hooks, and skips these hooks; then it is restored.
+    """In the body, weights that accelerate's hooks offload are loaded, and the hooks do not run; then undo both.
 
     Raises: LoadError(slug="meta-weights") if a hook cannot load its weights.
     """
@@ -246,7 +246,7 @@ def load_into(model: nn.Module, path: Path) -> list[str]:
     both = [(value, own[name]) for name, value in state.items() if isinstance(value, Tensor) and name in own]
     for given, held in dict.fromkeys((x.dtype, y.dtype) for x, y in both if x.is_floating_point()):
         if given is not held:
-            kept = "their values are exact" if torch.promote_types(given, held) is held else "they were rounded to it"
+            kept = "their values are exact" if torch.promote_types(given, held) is held else "they were rounded"
             notes.append(f"{file} stores weights in {dtype_name(given)}, the model in {dtype_name(held)}: {kept}")
     loaded = {id(value) for value in state.values()}
     if beside := [name for name, value in content.items() if id(value) not in loaded]:

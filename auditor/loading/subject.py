@@ -36,7 +36,7 @@ SYNTHETIC_INPUTS = (
     "inputs were generated: ranges and errors may differ on real data (define get_inputs() or pass --inputs)"
 )
 ZEROS = (
-    "All outputs are zero in FP32, as after a zero-initialized last layer, so errors are "
+    "All outputs are zero in FP32, for example because the last layer is initialized to zero, so errors are "
     "meaningless. Audit trained weights."
 )
 
@@ -228,7 +228,7 @@ def _unwrap(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
         kind = "torch.compile" if wrapper_of(model) == "_orig_mod" else type(model).__name__
         notes.append(
             f"The model is wrapped in {kind}: the audit covers the {type(inner).__name__} inside, "
-            "uncompiled and in one process. Plans can be applied to either."
+            "uncompiled and in one process. Plans can be applied with or without the wrapper."
         )
     if count := len(held_outside(inner)):
         where = "lie in mapped files" if offload.now() is not None else "are in memory"

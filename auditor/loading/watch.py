@@ -38,8 +38,8 @@ KEEP_LISTS = {
     "_keep_in_fp32_modules_strict": (torch.float16, torch.bfloat16),
     "_keep_in_fp32_modules": (torch.float16,),
 }
-"""Attributes of transformers' classes with parts of names of modules that must be FP32, and the dtypes of the other
-modules for which they apply."""
+"""{attribute of a transformers class that lists name parts of modules to keep in FP32: dtypes of the other modules for
+which the list applies}."""
 PART = 1 << 20
 """Number of entries that are compared at a time."""
 
@@ -59,8 +59,8 @@ class Watch:
     """Observations from running code below the function `outermost`.
 
     seen: "restored" from a state dict, "read" from a file, "trained" by an optimizer. checkpoint: {tensor: the widest
-    dtype that it was loaded from, and where}. rounded, converted, created: {tensor: the cast on loading, by
-    `module.to(dtype)` or the like, at creation}. default: where the author set a low-precision default dtype.
+    dtype that it was loaded from, and the line}. rounded, converted, created: {tensor: its cast on loading, by a call
+    such as `module.to(dtype)`, or at creation}. default: {low-precision default dtype: the author's line that set it}.
     """
 
     outermost: CodeType
@@ -74,7 +74,7 @@ class Watch:
     converting: bool = False
 
     def here(self) -> Place | None:
-        """The author's line that is running or called the running library; without such a line, the library's."""
+        """The author's line that is running, or that called the library that is running; else the library's line."""
         written = written_at(self.outermost)
         within_library = written is not None and kind_of(written.place.file) == "library"
         return None if written is None else (within_library and written.caller) or written.place
@@ -93,7 +93,7 @@ class Watch:
                 self.rounded[x] = Event(at, y.dtype, after, loss_of(y, x.to(y.device)))
 
     def read_files(self, model: nn.Module) -> None:
-        """Compare the model with the files that were read: its tensors may have been rounded on the way."""
+        """Compare the model's tensors with the files that were read, to detect rounding on loading."""
         prefixes = ("", *statedicts.PREFIXES, f"{getattr(type(model), 'base_model_prefix', '')}.")
         named = dict(named_tensors(model))
         also = {n: x for name, x in named.items() for p in prefixes for n in (f"{p}{name}", name.removeprefix(p))}
@@ -162,7 +162,7 @@ def _is_narrow(dtype: torch.dtype) -> bool:
 
 
 def _rounded_to(before: Tensor, now: Tensor) -> torch.dtype | None:
-    """The dtype of fewer bits to which `now` is rounded; None if it is equal to `before`, or has other values."""
+    """The narrower dtype with which rounding `before` gives `now`; None if both are equal, or no dtype does."""
     if _is_equal(before, now):
         return None
     rows = (row for row in FORMATS.values() if row.dtype and row.mantissa + 1 < significant_bits(before.dtype))
@@ -180,7 +180,7 @@ def _is_equal(x: Tensor, y: Tensor, via: torch.dtype | None = None) -> bool:
 
 @contextmanager
 def watch_weights(outermost: CodeType) -> Iterator[Watch]:
-    """In the body, observe how tensors of modules are created, loaded and converted. outermost: as for `written_at`."""
+    """In the body, observe how tensors of modules are created, loaded and converted. outermost: see `Watch`."""
     watch = Watch(outermost)
     for module in {module for module, _ in READERS if module.startswith("safetensors")}:
         with suppress(ImportError):  # a library that the body imports gets these functions from it
@@ -225,7 +225,7 @@ def _together(kind: str, names: tuple[str, ...], events: tuple[Event, ...]) -> S
 
 
 class _Weights:
-    """Parameters and buffers of a model, with who decided on their dtypes.
+    """Parameters and buffers of a model, and the dtypes that the author's code and the checkpoint chose for them.
 
     kept: the tensors in the author's list of FP32 modules. uniform: the dtype of all other parameters, if they share
     one. sources: the dtypes of parameters in the checkpoint.
@@ -256,7 +256,7 @@ class _Weights:
     def silent_casts(self, key: int) -> Iterator[tuple[str, Event]]:
         """The casts of a tensor that nobody asked for, with their kinds.
 
-        Not yielded: casts of a parameter together with all others of a one-dtype checkpoint, or with its module.
+        Not yielded, since the author asked for them: casts of all parameters of a one-dtype checkpoint, or of a module.
         """
         watch, x, owners = self.watch, self.tensors[key], [n.rpartition(".")[0] for n in self.names[key]]
         whole = isinstance(x, nn.Parameter) and key not in self.kept

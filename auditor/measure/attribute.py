@@ -101,8 +101,8 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     """Estimate the effects of all errors on the outputs: one backward pass per random probe, with a hook on every
     value.
 
-    target: probe only its outputs; the estimates use the target's forms and are not divided by the outputs' norm. keep:
-    retain the autograd graph for another call.
+    target: probe only the target's outputs; the estimates use the target's forms and are not divided by the outputs'
+    norm. keep: retain the autograd graph for another call.
     """
     probed = measurement.outputs if target is None else target.outputs
     moving = [i for i, x in enumerate(probed) if is_number(x) and x.requires_grad]

@@ -43,8 +43,8 @@ _ALIKE = 1.5
 
 
 def measure_layers(measurement: Measurement, first: FirstOrder, yardstick: Yardstick) -> Iterator[QuantizedLayer]:
-    """Measure all layers under all schemes. A run decides the effect where first order cannot, and where it predicts
-    more than a quarter of the error budget, largest first."""
+    """Measure all layers under all schemes. A run measures an effect without a first-order estimate, or with
+    an estimate above a quarter of the error budget; the largest estimates first."""
     layers, limit = measurement.quantized.layers, yardstick.limit
     for scheme in measurement.quantized.schemes:
         reruns = Reruns(measurement, measurement.formats[0], yardstick)
@@ -120,18 +120,18 @@ STORED = 1 << 27
 """Elements of quantized weights that are kept for the next run; further weights are quantized again in each run."""
 
 SKETCH = 4096
-"""Length to which a change of the outputs is folded."""
+"""Number of entries to which a change of the outputs is compressed, see `change_of`."""
 
 Span = tuple[float, float]
 """The smallest and the largest value of a layer's input."""
 
 
 def change_of(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], by: Yardstick) -> torch.Tensor:
-    """The change of the outputs, [criteria, SKETCH]: the largest norm of a row is the error, and rows of several changes add
-    up as long as these are small.
+    """A compressed change d of the outputs, [criteria, SKETCH]: the largest norm of a row is the error. The rows of
+    several small changes can be added.
 
-    A row is A'd of a criterion with the form d'AA'd, see margins.py; with other measures, there is one row, along d. Long
-    rows are summed up with random signs, which preserves norms and inner products in the mean, with a relative standard
+    The row of a criterion is A'd, see margins.py; another error measure has one row, a multiple of d. Long rows are
+    summed up with random signs, which preserves norms and inner products in the mean, with a relative standard
     deviation of sqrt(2 / SKETCH) of the squares. Source: Charikar et al., Finding Frequent Items in Data Streams (2002).
     """
     moved = [finite(entries(y) - entries(x)) if is_number(x) else None for x, y in zip(reference, outputs, strict=True)]
@@ -151,7 +151,7 @@ def change_of(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 
 
 def _transposed(form: Form, d: torch.Tensor) -> torch.Tensor:
-    """A'd, from the function that multiplies by A."""
+    """Compute A'd from the function that multiplies by A."""
     at = torch.zeros_like(d, requires_grad=True)
     with torch.enable_grad():
         (result,) = torch.autograd.grad((form(at) * d).sum(), at)

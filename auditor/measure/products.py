@@ -28,8 +28,9 @@ SAMPLE = 64
 
 
 class Flag(NamedTuple):
-    """of: operations that follow it. reads: format of the factors, scaled to its range if it has 8 bits. sum: its
-    accumulator; None: FP32, and the rounding of the factors counts instead."""
+    """A flag that changes a product's arithmetic. of: the operations that it affects. reads: format of the factors,
+    which are scaled to the range of an 8-bit format. sum: emulates the accumulator; None: the accumulator is FP32, and
+    only the rounding of the factors counts."""
 
     of: str
     reads: str
@@ -51,7 +52,7 @@ FLAGS: Mapping[str, Flag] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """Some rows and columns of a product. args: its FP32 arguments for them. exact: their product in FP64."""
+    """Some rows and columns of a product. args: the FP32 arguments that give these. exact: the result in FP64."""
 
     target: Callable[..., Any]
     args: tuple[Any, ...]
@@ -81,13 +82,13 @@ class Sample:
         return ProductError(*parts) if all(map(math.isfinite, parts)) else None
 
     def flag_errors(self) -> dict[str, float]:
-        """{flag: relative L2 error of the product under it}, for the flags that the product follows."""
+        """{flag: relative L2 error of the product with this flag on}, for the flags that affect the product."""
         row = operation_of(self.target)
         of = "product" if row.packet in FACTORS else row.gemm
         return {name: self._error_under(flag) for name, flag in FLAGS.items() if flag.of == of}
 
     def _error_under(self, flag: Flag) -> float:
-        """Of a sum: for SAMPLE entries, in different rows and columns."""
+        """Relative L2 error with a flag on; for a flag that changes sums, of SAMPLE entries only."""
         row, known = FORMATS[flag.reads], operation_of(self.target)
         factors = FACTORS.get(known.packet, (0, 1))
         if flag.sum is None:
@@ -128,7 +129,7 @@ def flag_costs(
     under_flags: Mapping[str, Mapping[str, float]],
     budget: float,
 ) -> dict[str, float]:
-    """{flag: predicted share of the error budget that this flag alone would use}, if some operation follows the flag.
+    """{flag: predicted share of the error budget that this flag alone would use}, for flags that affect an operation.
     under_flags: by product, results of `flag_errors`.
 
     A product's own contribution in a format is scaled by its error under the flag, divided by the error of rounding its

@@ -31,7 +31,7 @@ _ARGUMENTS = {
 """{operation: (position of the input, position of the weight, the weight's dimension that is summed over)}."""
 
 _OUTLIER, _MOST_OUTLIERS = 4.0, 8
-"""A channel may be an outlier if its largest magnitude is this many times the median of all; at most this many."""
+"""Factor by which an outlier channel's largest magnitude exceeds the channels' median; maximum number of outliers."""
 
 _EASED = 0.5
 """Outliers are the cause if the error of all other entries falls to this share without them."""
@@ -65,7 +65,7 @@ class Roles(NamedTuple):
 
 
 def key_of(parameter: str) -> str:
-    """The name of a layer, by that of its weight: the module's path, unless the parameter is not called `weight`."""
+    """A layer's name, from its weight's: the module's path, or the whole name of a parameter not called `weight`."""
     return "" if parameter == "weight" else parameter.removesuffix(".weight")
 
 
@@ -97,8 +97,8 @@ def layers_of(capture: Capture) -> dict[str, Layer]:
 
 
 def key_layers(capture: Capture) -> set[str]:
-    """Layers from whose results alone attention's keys are computed: of fused attention, or of a product of two
-    activations whose result a softmax reads."""
+    """The last layers before attention's keys, of fused attention or of a matrix product of activations whose result a
+    softmax reads."""
     layers, result, seen = layers_of(capture), set[str](), set[fx.Node]()
     waiting = list[fx.Node]()
     for n in capture.graph_module.graph.nodes:
@@ -148,8 +148,8 @@ def fits(layer: Layer, scheme: str) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """The weight or input of a layer as a matrix [rows, channels], and quantized. error: its change of the result; of
-    an input, with the weight quantized already."""
+    """The weight or input of a layer as a matrix [rows, channels], and quantized. error: change of the layer's
+    result; for an input, with the weight already quantized."""
 
     name: str
     x: torch.Tensor
@@ -195,7 +195,7 @@ class QuantizedLayers:
         return parts
 
     def cause(self, name: str, part: Part) -> tuple[str, str]:
-        """What makes the error of a layer's weight or input large, see QuantizedLayer.cause, and where, in words."""
+        """The cause of the error of a layer's weight or input, see QuantizedLayer.cause, and its place in words."""
         made, is_weight = part.made, part.name == "weight"
         if not made.values.isfinite().all():
             return "range", "a block of zeros has scale 0"
@@ -234,12 +234,12 @@ class QuantizedLayers:
 
 
 def together(parts: Sequence[Part]) -> torch.Tensor:
-    """What quantization of weight and input changes of the result."""
+    """The change of the layer's result by quantization of weight and input."""
     return parts[0].error if len(parts) == 1 else parts[0].error + parts[1].error
 
 
 def for_layer(by: Quantizer, spatial: int) -> Quantizer:
-    """A convolution sums over positions too, which a scale per row does not factor out of: it has one per tensor."""
+    """The quantizer for a layer's input: a convolution sums over positions too, so it needs one scale per tensor."""
     return replace(by, block=(0, 0)) if spatial and by.block == (1, 0) else by
 
 
@@ -280,7 +280,7 @@ def _outliers(part: Part, axis: int = 1) -> list[int]:
 
 
 def _slices(n: fx.Node) -> list[tuple[int, int]]:
-    """Bounds of the slices of the result's last dimension that the model reads separately; empty if it reads it whole."""
+    """Bounds of the slices of the result's last dimension that the model reads separately; empty if there are none."""
     shape = n.meta["val"].shape
     bounds = set[tuple[int, int]]()
     for user in n.users:

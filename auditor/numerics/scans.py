@@ -1,10 +1,10 @@
-"""Emulates CUDA's running sums and products: every partial result is rounded to the dtype of the entries.
+"""Emulates CUDA's running sums and products, such as cumsum: every partial result is rounded to the entries' dtype.
 
-A CPU adds in float32 and rounds the results, so that 4096 ones in FP16 add up to 4096; CUDA's kernels keep the running
-value in half, so that the sum stops at 2048. The order of additions follows aten/src/ATen/native/cuda/ScanUtils.cuh:
-`scan_dim<scalar_t>` passes a tensor with one long dimension to cub, scans the last dimension by Sklansky's network in
-tiles, and others sequentially. cub's tiles follow its default policy for two-byte types; after the first tile, cub may
-use another order.
+For example, the running sum of 4096 ones in FP16 ends at 4096 on a CPU, which adds in float32, but at 2048 on CUDA. The
+order of additions follows `scan_dim` in PyTorch's aten/src/ATen/native/cuda/ScanUtils.cuh. CUDA scans a single row with
+the library cub, several rows along the last dimension in tiles by Sklansky's network, and any other dimension
+sequentially. The tiles of cub have its default size for two-byte types; after the first tile, cub may use another order
+of additions than this emulation.
 """
 
 from __future__ import annotations

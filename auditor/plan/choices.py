@@ -19,19 +19,19 @@ RUNS = 48
 """Limit of runs on all calibration inputs that choose the layers of one plan."""
 
 SINGLES = 256
-"""Limit of runs with one group quantized, those with the largest predicted effects."""
+"""Limit of runs with only one group quantized; the options with the largest predicted effects are run."""
 
 MOVES = 3
-"""Number of random options that are taken before a choice is improved, to leave a local optimum."""
+"""Number of options that are changed at random before a choice is improved, to leave a local optimum."""
 
 CHANGES = 1_000
-"""Maximum number of changes that improve one choice: where predictions are rounded, they could go round in circles."""
+"""Maximum number of changes that improve one choice: rounding errors in predictions could make changes cycle."""
 
 NEAR = 8
 """Number of choices whose errors are nearest to the limit, from which further choices are searched."""
 
 DRAWS = 64
-"""Draws of the effects in a row that suggest no choice to run, after which the search ends."""
+"""Number of random starts in a row without a new choice to run, after which the search ends."""
 
 KEPT = 16.0
 """Bits per weight of a layer that is not quantized."""
@@ -58,8 +58,8 @@ class Group:
 
 
 class Run(NamedTuple):
-    """A run of a choice. error: of the outputs, worst batch; change: of the outputs, [criteria of all batches, entries], see
-    `change_of`."""
+    """Result of a run of a choice. error: the outputs' error on the worst batch; change: the outputs' change, [criteria
+    of all batches, entries], see `change_of`."""
 
     error: float
     change: torch.Tensor
@@ -82,11 +82,11 @@ class Search:
     refused: set[Choice] = field(default_factory=set)
 
     def bits(self, choice: Choice) -> float:
-        """Bits of all weights."""
+        """Bits of all groups' weights under a choice."""
         return sum(bits_of(scheme) * group.elements for group, scheme in zip(self.groups, choice, strict=True))
 
     def predicted(self, choice: Choice) -> float:
-        """Predicted error: of the sum of the changes by single groups."""
+        """Predicted error: the error of the sum of the output changes by each group alone."""
         at = self._places(choice)
         return float(self._products[:, at][:, :, at].sum((1, 2)).amax().clamp(min=0).sqrt())
 
@@ -96,7 +96,7 @@ class Search:
 
     @cached_property
     def _options(self) -> list[tuple[int, str]]:
-        """(group, scheme) of each option, all of a group together."""
+        """(group, scheme) of each option, in the order of groups."""
         return [(i, s) for i, group in enumerate(self.groups) for s in ("", *group.squares) if s in ("", *self.schemes)]
 
     def _places(self, choice: Choice) -> list[int]:
@@ -115,8 +115,8 @@ class Search:
 
     @cached_property
     def _products(self) -> torch.Tensor:
-        """[criteria of all batches, options, options]: inner products of changes. The squared effect of an option without a
-        run counts as independent."""
+        """[criteria of all batches, options, options]: inner products of changes. An option without a
+        run has only its squared effect, as if independent of all others."""
         result = self._changes @ self._changes.mT
         for place, (i, scheme) in enumerate(self._options):
             run = self.known.get(self._alone(i, scheme))
@@ -130,8 +130,8 @@ class Search:
     def best(self, limit: float) -> Choice:
         """The choice with the fewest bits among those whose error was measured within the limit, after more runs.
 
-        Each run tries what would be best if changes of the outputs added up: from the best choice measured so far, then from
-        other choices, with randomly changed preferences.
+        Each run tries the choice that would be best if changes of the outputs added up. The search for it starts at the
+        best choice measured so far, then at other choices, with some options changed at random.
         """
         draw, idle = random.Random(0), 0
         while self.left > 0 and idle < DRAWS and limit > 0:
@@ -148,7 +148,7 @@ class Search:
         return self._within(limit)
 
     def safest(self, limit: float, other: Choice) -> Choice:
-        """The choice with the least measured error, within the limit, of those with fewer bits than another; else that."""
+        """The choice within the limit, with fewer bits than `other` and the least measured error; else `other`."""
         fewer = [choice for choice in self._allowed(limit) if self.bits(choice) < self.bits(other)]
         return min(fewer, key=lambda choice: self.known[choice].error, default=other)
 
@@ -164,9 +164,9 @@ class Search:
         """Take some options, then change one or two groups at a time: until the predicted error is within the limit, and
         then to save bits.
 
-        The prediction is the measured change under `start` and the changes by the groups that differ from it. Of all
-        changes of two groups, the next one saves the most bits for what it adds to the squared error. Returns `start` if
-        that gets no error within the limit.
+        The prediction is the error of the measured change under `start` plus the changes by groups that differ from
+        `start`. Each step changes the one or two groups that save most bits per added squared error. Returns `start` if
+        no predicted error is within the limit.
         """
         groups = torch.tensor([i for i, _ in self._options])
         bits = torch.tensor([bits_of(scheme) * self.groups[i].elements for i, scheme in self._options]).double()

@@ -112,7 +112,7 @@ def _is_free(node: fx.Node) -> bool:
 
 
 def seconds(cost: Cost, precision: str, device: str) -> float:
-    """Roofline time of one node in seconds: its arithmetic's or its memory traffic's, whichever is longer."""
+    """Roofline time of one node in seconds: of its arithmetic or its memory traffic, whichever is longer."""
     if cost.free:
         return 0.0
     peaks, row = table("plan/devices")[device], FORMATS[precision]

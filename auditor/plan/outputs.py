@@ -74,8 +74,8 @@ def fails_by_inputs(known: Contribution | None) -> bool:
 def with_fewest_outputs(
     problem: Problem, low: Candidate, evaluate: Callable[[Problem, Collection[str]], Candidate], limit: float
 ) -> Iterator[Candidate]:
-    """Yield everything in low precision with FP32 outputs of some products that are not safe: the fewest within the
-    predicted limit, first those with the largest error per number. Yields nothing if all of them are too few."""
+    """Yield everything in low precision, with FP32 outputs of some products that are not safe: the fewest within the
+    predicted limit, by error per number. Yields nothing if FP32 outputs of all these products do not suffice."""
 
     def worth(path: str) -> float:
         known = (problem.contribution(name, problem.format) for name in problem.products[path])

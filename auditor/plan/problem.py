@@ -278,7 +278,7 @@ class Problem:
     def figures(self, resolution: Resolution) -> NDArray[np.float64]:
         """[4, nodes and stored tensors]: squared error, predicted seconds, low-precision FLOPs, price of storage.
 
-        The array is reused: only what has other dtypes than in the last choice of precisions is computed again.
+        The array is reused: only columns whose dtypes differ from the last choice of precisions are computed again.
         """
         for i, (name, known) in enumerate(self._typed.items()):
             if (typed := resolution.nodes[name]) is not known:

@@ -32,19 +32,19 @@ VERIFICATIONS = 20
 """Limit of choices for one plan that are verified; if none is accepted, all layers keep 16 bits."""
 
 CLOSER = 0.99
-"""Until a choice is accepted, the error on calibration inputs must be this share of a value between the refused choice's and
-what would have been accepted, since another choice may have less error on the held-out inputs."""
+"""After a refusal, the next limit on calibration inputs is CLOSER * error * sqrt(budget / worst error) of the refused
+choice. A limit in proportion would be stricter; but another choice may have less error on the held-out inputs."""
 
 MUCH_CLOSER = 0.7
-"""After a refusal by the user's score, or a failure, the error must be this share of the refused plan's."""
+"""After a refusal by the user's score, or a failure, this factor replaces the square root."""
 
 _EXPERTS = re.compile(r"(.*?[^.]*expert[^.]*)\.\d+\.")
 """The list of a layer's experts, in the path of a layer of one expert."""
 
 
 class _Verified(NamedTuple):
-    """What ran a choice, see QuantizedPlan, and its errors on the calibration and on the held-out inputs. score: None if an
-    error exceeds the limit, or if plans are not scored."""
+    """A verified choice. by: what ran it, see QuantizedPlan; measured, held_out: errors on the calibration and on the
+    held-out inputs. score: None if an error exceeds the limit, or if plans are not scored."""
 
     by: str
     measured: float
@@ -63,7 +63,7 @@ class QuantizedPlans:
 
     @classmethod
     def of(cls, bench: Workbench, score: InFp32 | None = None) -> QuantizedPlans:
-        """For the audited model. score: the FP32 model's, if plans are scored."""
+        """Prepare plans for the audited model. score: the FP32 model's score, if plans are scored."""
         model, options = bench.subject.model, bench.options
         spans = spans_of(model, options.schemes, bench.subject.batches, options.seed)
         return cls(bench, QuantizedModel(model, spans), groups_of(bench), score)
@@ -76,7 +76,7 @@ class QuantizedPlans:
         return (*result, *([self._plan(MIXED, schemes, known)] if len(schemes) > 1 else []))
 
     def _plan(self, name: str, schemes: tuple[str, ...], known: dict[Choice, Run]) -> QuantizedPlan:
-        """The plan with the fewest bits that the verification accepts. known: runs for all plans."""
+        """The plan with the fewest bits that the verification accepts. known: results of runs, shared by all plans."""
         subject, limit, groups = self.bench.subject, self.bench.max_error, self.groups
         search = Search(groups, schemes, lambda choice: self.run(self._schemes(choice), subject.batches), known)
         kept = accepted = ("",) * len(groups)
@@ -146,7 +146,7 @@ class QuantizedPlans:
         return Run(worst_of(errors), torch.cat(changes) if changes else torch.zeros(0))
 
     def _bytes(self, schemes: Mapping[str, str]) -> float:
-        """Bytes of all parameters and buffers."""
+        """Bytes of all parameters and buffers, with 16 bits for floats that these schemes do not quantize."""
         result = 0.0
         named = {id(tensor): (key_of(name), tensor) for name, tensor in named_tensors(self.bench.subject.model)}
         for key, tensor in named.values():
@@ -156,7 +156,7 @@ class QuantizedPlans:
         return result
 
     def _time(self, schemes: Mapping[str, str]) -> float | None:
-        """Predicted time of a forward, divided by that in 16 bits."""
+        """Predicted time of a forward, divided by the time in 16 bits."""
         device, whole, left = self.bench.options.figures, 0.0, 0.0
         layers = dict(_layers(self.bench))
         for name, cost in self.bench.costs.items():

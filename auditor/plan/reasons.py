@@ -173,7 +173,7 @@ def explain_budget(before: float, after: float, budget: float, saves: float, obj
 
 
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
-    """A reason for every operation not low although its module is, and for discrete ones without low inputs."""
+    """A reason for each FP32 operation of a low-precision module, and each discrete operation without low inputs."""
     precision, nodes = choice_keeping(chosen.high, problem.format), problem.capture.nodes
     how, resolution = problem.policy_for(precision), problem.resolve(precision)
     result, known = list[Reason](), dict[str, Reason]()
@@ -221,7 +221,7 @@ def merge_alike(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
 def _explain_operation(
     problem: Problem, resolution: Resolution, how: Policy, n: fx.Node, known: Mapping[str, Reason]
 ) -> Reason:
-    """The reason why an operation in a low module is not low. known: reasons of earlier operations.
+    """The reason why an operation of a low-precision module is not in low precision. known: reasons so far.
 
     A decision of autocast or of the author names no operation, so that repeated blocks share one reason.
     """

@@ -186,8 +186,8 @@ def today_of(bench: Workbench) -> Today | None:
 def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
     """Yield for each format the error with everything in low precision, and of a replay with the FP32 run's choices.
 
-    The choices set shapes, such as which rows an expert gets. The recorded graph fixes these choices, so only the
-    model's runs show the error of changed choices. Only the last requested strategy is run.
+    These choices set shapes, such as the number of rows that an expert gets. The recorded graph fixes the choices, so
+    only runs of the model itself show the error of changed choices. Only the last requested strategy is run.
     """
     subject, options, batch = bench.subject, bench.options, bench.subject.batches[0]
     path, reference = bench.capture.first, bench.reference(batch)

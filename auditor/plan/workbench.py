@@ -53,7 +53,7 @@ LARGEST_BUDGET = 100.0
 @dataclass(frozen=True)
 class Workbench:
     """Inputs for making plans: the recording, measurements, verdicts and options. flags: the caller's settings of torch
-    for FP32. held: closing it ends the verifier, once no more plans run."""
+    for FP32. held: closing this stack ends the verifier's process."""
 
     subject: Subject
     capture: Capture

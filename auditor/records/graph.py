@@ -187,15 +187,15 @@ class Placeholder:
 
 @dataclass(frozen=True)
 class Capture:
-    """One torch.fx graph of ATen operations. `bind(model, batch)` returns the graph's inputs as a list.
+    """A recorded forward pass: a torch.fx graph of ATen operations. `bind(model, batch)` lists the graph's inputs.
 
-    method: "run" (one recorded run, valid for inputs of these shapes) or "path" (Python read values in it: valid for
-    inputs that take the same path). same_path: identifies other batches on that path, see capture/paths.py. nodes:
-    {name: operation}, in execution order. outputs: names of the nodes the model returns, in flattened order.
-    operations: number of operations run, including those that no output depends on. compared: whether the run was
-    compared with low-precision runs, to detect literals that depend on a dtype. aliases: {first path of a module: its
-    other paths}. paths: every recorded path, if batches take several; `bind` and the shapes of shared nodes are the
-    first path's. twins: {operation or input of a later path: the same one of an earlier path}.
+    method: inputs for which the graph is valid. "run": all inputs of the recorded shapes; "path": only inputs for which
+    Python code takes the same branches, since it read tensor values. same_path: identifies such batches, see
+    capture/paths.py. nodes: {name: operation}, in execution order. outputs: names of the nodes that the model returns.
+    operations: number of operations run, including operations that no output depends on. compared: whether the run was
+    compared with low-precision runs, to detect constants that depend on a dtype. aliases: {first name of a shared
+    module: its other names}. paths: every recorded path, if batches take several; `bind` and the shapes of shared nodes
+    are the first path's. twins: {operation or input of a later path: the same one of an earlier path}.
     """
 
     graph_module: torch.fx.GraphModule

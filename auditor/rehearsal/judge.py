@@ -18,7 +18,7 @@ from .result import Recipe, RecipeProblem, RecipeRun
 Runs = Mapping[str, RecipeRun]
 
 LOST, ALL = 0.2, 0.9
-"""Share of affected entries, above FP32's share, that is a problem: of all parameters together, or of one."""
+"""Excess of the share of affected entries over FP32's share that is a problem: in all parameters together; in one."""
 SKIPS = 0.02
 """Share of steps in the second half that may be skipped, since GradScaler sometimes tries a larger scale."""
 BEHIND = 0.05
@@ -34,7 +34,7 @@ RAISE = 256
 ROUNDINGS = ("fp32_master_weights", "stochastic_rounding", "kahan_sums")
 PREFERRED = ("bf16_autocast", "fp16_autocast", "plan")
 HARM = {
-    "updates_lost": "of the updates with a gradient change no weight: they are below half a spacing of {}",
+    "updates_lost": "of the updates with a non-zero gradient change no weight: they are below half a spacing of {}",
     "decay_lost": "of the weights are not changed by weight decay: learning rate times decay is below half a spacing of {}",
     "second_moment_stuck": "of Adam's second moments should change, but stay constant",
     "second_moment_zero": "of Adam's second moments are zero although the gradient is not",
@@ -77,13 +77,13 @@ def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
         yield problem("sums-rounded", f"{said} by {wide.error:.1%} where they are summed in FP32")
     if error > max(OFF, noise / 4):
         worst = max(run.parameters, key=lambda name: run.share("error", name) or 0.0)
-        said = f"its gradients differ from FP32's by {error:.0%}, most in {worst}; those of two batches differ by {noise:.0%}"
+        said = f"its gradients differ from FP32's by {error:.0%}, most in {worst}; gradients of two batches differ by {noise:.0%}"
         yield problem("gradients-off", said, worst.rpartition(".")[0])
 
 
 def _behind(run: RecipeRun, fp32: RecipeRun) -> str:
-    """A sentence if the final loss is not finite, or exceeds FP32's by over BEHIND of FP32's progress and over the
-    scatter; else ""."""
+    """A clause if the final loss is not finite, or exceeds FP32's by more than BEHIND of FP32's loss reduction, the
+    scatter and 0.1%; else ""."""
     if not all(map(math.isfinite, run.final)):
         return "its final loss is Inf or NaN"
     gaps = [a - b for a, b in zip(run.final, fp32.final, strict=True)]
@@ -96,7 +96,7 @@ def _behind(run: RecipeRun, fp32: RecipeRun) -> str:
 
 def remedies_for(runs: Runs) -> Iterator[Recipe]:
     """Repaired variants of recipes with a problem; for stored low-precision weights with many backward passes a step,
-    also one that sums gradients in FP32. A recipe that fails has none."""
+    also a variant that sums gradients in FP32. A recipe that fails has no variants."""
     for name, run in [item for item in runs.items() if item[1].failure is None and item[0] != "fp32"]:
         for suffix, title, changes in _variants(run, {p.kind: p for p in _problems(name, runs)}):
             yield replace(run.recipe, name=f"{name}_{suffix}", title=title, repairs=name, **changes)

@@ -1,4 +1,4 @@
-"""Observes single steps: what is lost of optimizer updates, gradient errors, and the first operation that breaks."""
+"""Measures single steps: lost optimizer updates, gradient errors, and the first operation that gives Inf or NaN."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STUCK = 0.01
 """Relative distance to the squared gradient below which a second moment need not change."""
 FORWARD, BACKWARD, WEIGHT = "", "the backward pass of ", "the weight's gradient in "
 NO_PASS = -1
-"""Torch's id of the current backward pass if none runs. The operations of a pass are not recorded: hooks see gradients."""
+"""Torch's id of the backward pass if none runs. Operations of a pass are not recorded: hooks check the gradients."""
 
 Gradients = dict[str, Any]
 """{name of a parameter: its gradient in FP32, flat, as a tensor or an array}."""
@@ -74,7 +74,7 @@ class Trail(Emulation):
 
 
 def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str | None]:
-    """The operation to blame, as a phrase, and its module; "" and None if FP32's result is not finite either."""
+    """The first operation with Inf or NaN only in low precision, as a phrase, and its module; "" and None if none."""
     for stage, number in low.broken:
         if (stage, number) not in fp32.broken:
             words, module = low.operations[number]
@@ -83,8 +83,8 @@ def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str | None]:
 
 
 class Updates:
-    """Measures the first update of every parameter in one step. fp32: FP32's gradients of this step, as far as known; in
-    an FP32 run, those of the last sampled step. gradients: the step's own."""
+    """Measures the first update of every parameter in one step. fp32: the known FP32 gradients of this step; in
+    an FP32 run, the gradients of the last sampled step. gradients: the gradients of this step."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], result: RecipeRun, fp32: Gradients) -> None:
         self.gradients = Gradients()
@@ -113,8 +113,8 @@ class Updates:
             row.second_moment_zero.append(None if now is None else _share(now == 0, moved))
 
     def finish(self, step: int) -> Gradients:
-        """Record the error of all gradients of the step together, unless its gradients were not finite. Returns the last
-        known gradient of every parameter."""
+        """Record the gradient errors of a step with finite gradients: of all parameters together, and of each. Returns
+        the last known gradient of every parameter."""
         if self.gradients:
             self._result.steps.append(step)
             self._result.errors.append(self._error([*self.gradients]))

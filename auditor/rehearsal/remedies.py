@@ -1,4 +1,4 @@
-"""Remedies for weights in BF16 or FP16: the rehearsal applies each function; reports print its code to paste."""
+"""Remedies for weights in BF16 or FP16: the rehearsal applies each function; reports print its code for the user."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ class Recipe:
     """One way to run a training step.
 
     format: of autocast regions; or of weights, gradients and optimizer state if `stored`. remedies: names in
-    `remedies.REMEDIES`. scale: initial loss scale of a GradScaler; None for no scaler. scopes: of a plan, or of modules
-    kept in FP32. loss_in_fp32: autocast covers only the model, whose outputs are cast to FP32. eps: of the optimizers,
-    if changed. repairs: the name of the recipe that this one repairs.
+    `remedies.REMEDIES`. scale: initial loss scale of a GradScaler; None for no scaler. scopes: the scopes of a plan, or
+    modules kept in FP32. loss_in_fp32: autocast covers only the model, whose outputs are cast to FP32. eps: a changed
+    eps for the optimizers. repairs: the name of the recipe that this one repairs.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ParameterSeries:
 
     error: relative L2 error of the gradient against FP32's at the same weights and batch; in an FP32 run the difference
     between gradients of two sampled steps, over sqrt(2). Shares of entries: zero_gradient: the gradient is zero;
-    updates_lost: it is not zero, but the update leaves the weight equal; decay_lost: weight decay leaves it equal;
+    updates_lost: it is not zero, but the update does not change the weight; decay_lost: weight decay does not;
     second_moment_stuck: Adam's second moment should change by over a hundredth, but does not; second_moment_zero: the
     second moment is zero although the gradient is not.
     """

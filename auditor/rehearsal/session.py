@@ -41,7 +41,7 @@ LOOKS = 24
 BLAMED = 4
 """Maximum number of non-finite steps that are run again to locate the operation to blame."""
 SCALING = (2.0, 0.5, 2000)
-"""GradScaler's defaults: factors on the scale after so many finite steps, and after a non-finite one; and this number."""
+"""GradScaler's defaults: growth factor, backoff factor, and number of finite steps until the scale grows."""
 _Autocast = torch.amp.autocast_mode.autocast
 
 
@@ -89,7 +89,7 @@ class Session:
         self._broken: str | None = None  # in a non-finite step: what is to blame, "" if it must be searched for
 
     def narrow(self, used: set[int], own_regions: bool) -> None:
-        """Keep the optimizers that a step used. The root is their outermost module; or a container, if several."""
+        """Keep the optimizers that a step used. The root is the module with their parameters, or a container."""
         self.optimizers, self.own_regions = {n: one for n, one in self.optimizers.items() if n in used}, own_regions
         left, roots = {*map(id, self.group_numbers)}, dict[str, nn.Module]()
         for module in sorted(self._modules, key=lambda m: -sum(1 for _ in m.modules())):
@@ -107,8 +107,8 @@ class Session:
     def run(
         self, recipe: Recipe, batches: Iterator[tuple[int, Any]], steps: int, seed: int, tell: Callable[[str], None]
     ) -> tuple[RecipeRun, set[int], bool]:
-        """Run `steps` steps, or fewer: the run ends with a step that is not finite without a loss scale. Returns the
-        results, `used` and `own_regions`."""
+        """Run up to `steps` steps: the run ends with the batches, and without a loss scale with the first non-finite
+        step. Returns the results, `used` and `own_regions`."""
         reseed(seed)
         self.recipe, self.result = recipe, RecipeRun(recipe, scale=recipe.scale)
         self._prepare()
@@ -260,8 +260,8 @@ class Session:
     def _differentiate(self, original: Callable[..., Any], first: str, /, *args: Any, **kwargs: Any) -> Any:
         """Run torch.autograd's `backward` or `grad` at the loss scale, outside autocast. first: name of the first argument.
 
-        Gradients of earlier passes are scaled too; a power of two changes no digits. Activation checkpoints and custom
-        Functions, which call it inside a pass, run it unchanged.
+        Gradients of earlier passes are scaled too; a power of two changes no digits. Inside a pass (activation
+        checkpoints, custom Functions), the original is called unchanged.
         """
         if self._in_pass:
             return original(*args, **kwargs)
@@ -288,7 +288,7 @@ class Session:
     def _begin_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         kind = type(optimizer).__name__
         if id(optimizer) not in self.optimizers:
-            advice = "create model and optimizers before, and call every optimizer in the first step"
+            advice = "create model and optimizers before the rehearsal, and call every optimizer in the first step"
             raise bad_step(f"the step creates its own {kind}, or calls it only in later steps: {advice}")
         if any(map(callable, (*args, *kwargs.values()))):
             advice = "which may run the model repeatedly: rehearse another optimizer"
@@ -298,8 +298,8 @@ class Session:
 
     @contextmanager
     def _around_update(self, optimizer: Optimizer) -> Iterator[None]:
-        """Context for one `step()` of an optimizer. Gradients are hidden from the optimizer if they are not finite, as
-        by a GradScaler. The last optimizer of an FP32 shadow step sees none either."""
+        """Context for one `step()` of an optimizer. If gradients are not finite, the optimizer gets none, as with a
+        GradScaler. In an FP32 shadow step, the last optimizer gets none either."""
         self.used.add(id(optimizer))
         shadow, is_last = self.recipe is not self.result.recipe, self.used == {*self.optimizers}
         own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

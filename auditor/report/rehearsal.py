@@ -32,7 +32,7 @@ def overview(result: Rehearsal) -> list[Block]:
     zero = shorten(
         [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}], 4, "rehearsal.json"
     )
-    noise = f"FP32 gradients of two batches differ by {percent(fp32.error or 0.0)}; errors far below that matter less."
+    noise = f"FP32 gradients of two batches differ by {percent(fp32.error or 0.0)}; errors far below this value matter less."
     emulated = f"A CPU emulated a GPU. Problems that appear after {count(result.steps, 'step')} are not detected."
     return [
         Prose(f"Rehearsal of {result.target}", (about,), "title"),

@@ -62,8 +62,8 @@ def summary(audit: Audit) -> str:
 
 
 def screen(audit: Audit, most: int = LINES) -> list[Block]:
-    """Blocks of the page, in at most `most` lines if possible: without optional sections, then causes, then list
-    lines."""
+    """Blocks of the page, in at most `most` lines if possible: omits optional sections, then causes, then items of
+    lists."""
     for entries in range(ENTRIES_SHOWN, 0, -1):
         shown, left = overview(audit, entries), list[str]()
         while shown[-1].label in SPARE and _lines(shown) > most - 2:

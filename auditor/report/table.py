@@ -97,7 +97,7 @@ def _dtypes(report: NodeReport) -> str:
 def measures(formats: tuple[str, ...], *, planned: bool = True) -> list[dict[str, str]]:
     """The measures that can color the graph, the default first. kind: how measures.js summarizes a module.
 
-    A new numeric column needs a row here. `column`: its key in the table, or in the format's cells if there is one.
+    A new numeric column needs a row here. `column`: the column's key in the table, or in a format's cells.
     """
     rows = [("name", "plan", "Format under the recommended plan", "Plan", "")] * planned
     each = (

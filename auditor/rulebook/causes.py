@@ -46,7 +46,7 @@ class FlowGraph:
     verdicts: Verdicts
 
     def is_broken(self, name: str, *formats: str) -> bool:
-        """Whether the node by itself raises, or turns its result or an output Inf or NaN, in one of the formats."""
+        """Whether the node, alone in one of the formats, raises or turns its result or an output Inf or NaN."""
         errors, moved = self.measured.errors.get(name, {}), self.measured.contributions.get(name, {})
         return any(fmt in errors and breaks(errors[fmt], moved.get(fmt)) for fmt in formats)
 
@@ -56,7 +56,7 @@ class FlowGraph:
         return any(fmt in verdicts and verdicts[fmt].verdict in kinds for fmt in formats)
 
     def contribution(self, name: str, fmt: str) -> Contribution:
-        """Effect of the node by itself on the outputs; 0 if it was not measured."""
+        """Effect on the outputs of running only this node in the format; 0 if it was not measured."""
         return self.measured.contributions.get(name, {}).get(fmt, Contribution(0.0, 0.0, 0.0))
 
 
@@ -74,8 +74,8 @@ def findings_of(
     layers: Sequence[QuantizedLayer] = (),
 ) -> tuple[Finding, ...]:
     """Findings of the rules, compared with the measurement, each with its cause. formats, trains: see `classify`;
-    exposed: {node: {format: strategies that run it on low values}}; findings about precision on other nodes are dropped.
-    select, ignores: see `apply_selection`; casts: the silent casts; layers: under schemes, with verdicts."""
+    exposed: {node: {format: strategies that run it on low values}}; findings about precision on other nodes are
+    dropped. select, ignores: see `apply_selection`; casts: casts that nobody asked for; layers: quantized layers."""
     by_node: dict[str, dict[str, QuantizedLayer]] = {name: {} for name in graph.verdicts}
     for layer in layers:
         by_node[layer.node][layer.scheme] = layer
@@ -95,10 +95,9 @@ def findings_of(
 def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[Rule]) -> tuple[Finding, ...]:
     """Add to each finding the line and operation where its problem begins; findings with the same origin share a cause.
 
-    Repeated blocks run the same line. The operation that produces Inf or NaN is the cause for all its readers. A
-    finding that only the measurement made gets the cause of the nearest confirmed rule finding about precision, if
-    sensitive or unsafe operations connect the two. Otherwise connected findings, or findings of one line, share a
-    cause.
+    Repeated blocks share a line, and thus a cause. The operation that produces Inf or NaN is the cause for its readers.
+    A finding that only the measurement made gets the cause of the nearest confirmed finding of a precision rule, if
+    sensitive or unsafe operations connect the two. Other findings that are connected, or on one line, share a cause.
     """
     families = {rule.code: rule.family for rule in rules}
     begins = {fmt: _beginnings(graph, fmt) for fmt in dict.fromkeys(fmt for f in findings for fmt in f.formats)}
@@ -140,8 +139,8 @@ def _causes_of_measurement(
     formats: Iterable[str],
     broken: Container[str],
 ) -> dict[int, str]:
-    """Causes of precision findings that no rule explains: the cause of the nearest connected node with a cause, in a
-    tie of the first to run. Other connected findings share a cause, see `_head`.
+    """Causes of precision findings that no rule explains: the cause of the nearest connected node with a cause; in a
+    tie, of the node that runs first. Other connected findings share a cause, see `_head`.
 
     foreseen: {node: its cause}; broken: causes of Inf or NaN, from which a precision cause at the same place is kept
     separate.
@@ -231,10 +230,11 @@ class _Uses:
 def about(
     findings: Sequence[Finding], plans: Mapping[str, Plan], recommended: str | None, capture: Capture, graph: FlowGraph
 ) -> tuple[Finding, ...]:
-    """Set the severity of each finding for the recommended plan, else the fastest low plan within the error budget.
+    """Set the severity of each finding for the recommended plan, else the fastest plan within the error budget.
 
     If there is such a plan, findings on operations that it keeps in FP32, or that fail only under other plans, are at
-    most warnings. Others become one level less severe, except untestable findings on operations that the plan runs in low precision.
+    most warnings. Others become one level less severe, except findings on no operation or on quantization, and
+    untestable findings on operations that the plan runs in low precision.
     """
     findings = _with_strategies(findings, capture, graph)
     held = [plan for plan in plans.values() if plan.holds and plan.has_low]
@@ -254,7 +254,7 @@ def about(
 
 
 def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: FlowGraph) -> tuple[Finding, ...]:
-    """Add to each finding the strategies under which its operation runs in low precision if everything does."""
+    """Add to each finding the strategies that run its operation in low precision if no module is kept in FP32."""
     formats = {fmt for verdicts in graph.verdicts.values() for fmt in verdicts}
     spoken = dict.fromkeys(fmt for finding in findings for fmt in finding.formats if fmt in formats)
     low = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt).computing for name in names()} for fmt in spoken}

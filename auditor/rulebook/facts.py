@@ -11,7 +11,7 @@ from ..numerics.schemes import SCHEMES
 
 _TYPES = {"str": "text", "bool": "flag", "int": "number", "float": "number"}
 EACH, SCHEME = "each", "scheme"
-"""In a rule's formats: every audited format, or scheme, that no other rule of the family covers; see `spread`."""
+"""In a rule's formats: words for all audited formats or schemes that no other rule of its family covers; `spread`."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class NodeFacts:
     casts_up: bool = _fact("", "whether the operation casts to float32 or wider, or creates such a tensor")
     casts_up_input: bool = _fact("", "whether an input is the result of a cast to float32 or wider, ignoring reshapes")
     low_where: str | None = _fact(
-        "", "in words, whether the operation is low under autocast, with cast weights, or both"
+        "", "in words, whether the operation is in low precision under autocast, with cast weights, or both"
     )
     autocast_off: bool = _fact("", "whether the user's code disables autocast for the operation")
     autocast: str = _fact("", "policy of CUDA autocast: lower, fp32, fp32_unless_dtype, promote, banned, none")
@@ -66,18 +66,18 @@ class NodeFacts:
         "elements", "largest power of two up to 64 that divides `gemm_n` and `gemm_k` (or channels)"
     )
     gemm_m_alignment: int | None = _fact("elements", "largest power of two up to 64 that divides `gemm_m`")
-    gemm_padding: float | None = _fact("1", "share of extra work if both sizes are padded to multiples of 8")
+    gemm_padding: float | None = _fact("1", "share of extra work if `gemm_n` and `gemm_k` are padded to multiples of 8")
     misaligned: str | None = _fact("", "in words, the sizes among `gemm_n` and `gemm_k` that are not multiples of 8")
     additions: int = _fact("1", "number of successive additions to one value, if this operation is the last; else 0")
-    absorbed: Mapping[str, float | None] = _fact("1", "error of these additions, in units of a format's spacing")
+    absorbed: Mapping[str, float | None] = _fact("1", "sum of updates that `additions` lose, in a format's spacings")
 
     constants: tuple[float, ...] = _fact("1", "finite constants among the arguments, not computed from a dtype")
-    constant_max_abs: float | None = _fact("1", "largest magnitude of these constants")
-    constant_largest: float | None = _fact("1", "the constant with the largest magnitude, with its sign")
-    constant_min_abs: float | None = _fact("1", "smallest non-zero magnitude of these constants")
-    constant_gap_to_one: float | None = _fact("1", "smallest non-zero |1 - c| over these constants c")
-    constants_beyond: tuple[str, ...] = _fact("", "formats whose range one of these constants exceeds")
-    constants_as_one: tuple[str, ...] = _fact("", "formats that round a constant other than 1 to 1")
+    constant_max_abs: float | None = _fact("1", "largest magnitude among `constants`")
+    constant_largest: float | None = _fact("1", "the value among `constants` with the largest magnitude, with its sign")
+    constant_min_abs: float | None = _fact("1", "smallest non-zero magnitude among `constants`")
+    constant_gap_to_one: float | None = _fact("1", "smallest non-zero |1 - c| for c among `constants`")
+    constants_beyond: tuple[str, ...] = _fact("", "formats whose range is exceeded by a value among `constants`")
+    constants_as_one: tuple[str, ...] = _fact("", "formats that round a value of `constants` other than 1 to 1")
     follows_dtype: bool = _fact("", "whether a constant is computed from the dtype of a tensor")
     eps: float | None = _fact(
         "1", "guard against a division by zero: an eps argument, or a small constant in an addition or clamp"
@@ -145,5 +145,5 @@ def address_problem(address: str) -> str | None:
 
 
 def named_formats() -> tuple[str, ...]:
-    """The formats and schemes that a rule may name, and the words for every audited one."""
+    """The formats and schemes that a rule may name, and the words EACH and SCHEME."""
     return *narrower(), *SCHEMES, EACH, SCHEME

@@ -32,8 +32,8 @@ def classify(
 ) -> tuple[Finding, ...]:
     """Apply rules. Returns findings in graph order, then by code; the measurement sets `agrees` later.
 
-    formats: the audited formats and schemes, by default all; others, such as TF32, always count. trains: whether training is
-    audited. A finding is dropped if another finding on the same operation supersedes it.
+    formats: the audited formats and schemes, by default all; rules about others, such as TF32, always apply. trains:
+    whether training is audited. A finding is dropped if another finding on the same operation supersedes it.
     """
     matcher, known = Matcher(capture, facts), (*auditable(), *SCHEMES)
     formats = known if formats is None else formats
@@ -113,8 +113,8 @@ def compare_with_verdicts(
 ) -> tuple[Finding, ...]:
     """Set `agrees` of each finding; if rule and measurement differ, the measurement decides.
 
-    An unconfirmed warning or error becomes info. A finding that only the measurement made is kept if, in one of its
-    formats, no other warning or error is about its node or module.
+    A finding on an operation that was measured to be safe becomes info. A finding that only the measurement made is
+    kept if, in one of its formats, no rule's warning or error is about its node or module.
     """
     compared = [_confront(finding, verdicts.get(finding.node, {})) for finding in findings]
     causes = [one for one in compared if one.rule not in MEASURED and one.severity != "info" and one.measurable]
@@ -134,7 +134,7 @@ def with_batches(
     verdicts: Mapping[str, Mapping[str, Verdict]],
     of_first: Collection[tuple[str, str]] = (),
 ) -> tuple[Finding, ...]:
-    """Add the batch number to findings that only a later batch shows; merge equal findings of several model paths.
+    """Add the batch number to findings that only a later batch shows; merge equal findings on several recorded runs.
 
     of_first: (rule, node) of findings on the first batch.
     """

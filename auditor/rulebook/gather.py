@@ -1,5 +1,5 @@
-"""Collects the facts of every node of a capture: its position, its precision if everything is low, and its
-magnitudes."""
+"""Collects the facts of every node of a capture: its position, its precision if all operations are in low
+precision, and its magnitudes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gather(
     """Facts of every operation, keyed by node name, in graph order.
 
     ranges: magnitudes measured in FP32, keyed by node or placeholder; verdicts: {node: {format or scheme: Verdict}};
-    layers: {node: {scheme: QuantizedLayer}}. Facts about what is not in these are None.
+    layers: {node: {scheme: QuantizedLayer}}. Facts that need a missing entry are None.
     """
     stands, uses = positions(capture), Uses(capture)
     stands["makes_keys"] = key_layers(capture)
@@ -172,7 +172,7 @@ class Uses:
     """The dtypes of a capture with everything in low precision, under autocast and with cast weights. upcasts:
     operations that the user's code runs in FP32.
 
-    An operation that autocast lowers, such as a product, does not pass FP32 on, unless the code switches autocast off.
+    An operation that autocast lowers, such as a product, passes on no FP32 dtype, unless the code disables autocast.
     """
 
     def __init__(self, capture: Capture) -> None:

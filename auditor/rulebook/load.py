@@ -41,7 +41,7 @@ def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
 
 @cache
 def _load(directories: Sequence[Path], state: Sequence[tuple[Path, int]]) -> tuple[Rule, ...]:
-    """state: files, with their times of modification."""
+    """Load and check the rules. state: files and modification times; if these change, the cache does not apply."""
     rules: list[Rule] = []
     for directory in directories:
         paths = sorted(directory.glob("*/*.toml"))
@@ -114,7 +114,7 @@ def _check_codes(rules: Sequence[Rule]) -> None:
             _refuse(rule.path, (), f"{rule.code} is already used by {other.path}", slug="rule-code-twice")
         first = prefixes.setdefault(rule.family, rule)
         if first.code[:3] != rule.code[:3]:
-            _refuse(rule.path, (), f"the family {rule.family!r} uses {first.code[:3]}", slug="rule-prefix")
+            _refuse(rule.path, (), f"codes of {rule.family!r} begin with {first.code[:3]}", slug="rule-prefix")
 
 
 def _check_superseded(rules: dict[str, Rule]) -> None:

@@ -169,11 +169,11 @@ class Example(_Table):
 
 @dataclass(frozen=True)
 class Rule(_Table):
-    """A pattern that fails in a format.
+    """A pattern of operations that often fails in a format, with texts for its findings.
 
     upcast: whether the rule also applies to values that the user's code converts to FP32; if not, loading adds a
     condition to `when`. supersedes: codes of more general rules, which are dropped if this rule fires; its finding gets
-    the highest severity of all. measurable: whether a run with one low operation can confirm the rule.
+    the highest severity of all. measurable: whether a run with one operation in low precision can confirm it.
     """
 
     match: Match

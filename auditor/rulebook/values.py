@@ -157,7 +157,7 @@ NEAR = 0.1
 
 
 def literal_results(capture: Capture, ranges: Mapping[str, Magnitudes]) -> frozenset[str]:
-    """Operations whose largest magnitude is a literal, or a constant tensor's only non-zero value.
+    """Operations whose result's largest magnitude is a literal, or the only non-zero value of a constant tensor.
 
     Operations that pass on or scale such a value are included; the bound of a clamp is not.
     """
@@ -221,7 +221,7 @@ def divisor_min_abs(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> float | 
 
 
 def phases(capture: Capture) -> set[fx.Node]:
-    """Nodes whose values reach a sine or cosine only through products, sums, joins and reshapes."""
+    """Nodes whose values reach a sine or cosine only through products, sums, concatenations and reshapes."""
     result: set[fx.Node] = set()
     for node in reversed(capture.graph_module.graph.nodes):
         for row, onward in ((row_of(user), user in result) for user in node.users):

@@ -45,7 +45,7 @@ def verdict_of(
     max_error: float,
     noise: Noise = QUIET,
 ) -> Verdict:
-    """Verdict of one node in one format. unsafe: alone in low precision, it exceeds the budget or raises.
+    """Verdict of one node in one format. unsafe: alone in low precision, it raises or its effect exceeds the budget.
 
     A node that no strategy runs in low precision is safe, and the reason says so. NaN fails every threshold.
     Differences within the noise of FP32 are ignored.
@@ -77,7 +77,7 @@ def _weigh(
     if contribution.decided_by == "not-run":
         broken = error.overflow or error.nan
         what = "the result turns non-finite" if broken else "only a run can measure the effect on the outputs"
-        return Verdict("untested", f"{what}, and the audit's limited number of runs did not include it")
+        return Verdict("untested", f"{what}, and the audit's limited number of runs did not include this operation")
     if SENSITIVE_SHARE * max_error < contribution.isolated <= noise.floor:
         return Verdict("safe", f"{effect_of(contribution)}, {within(noise)}")
     if not contribution.isolated <= max_error:
@@ -182,8 +182,8 @@ def _limit(error: NodeError) -> str | None:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Verdicts of all nodes. verdicts: {node: {format: Verdict}}; exposed: {node: {format: strategies that would lower
-    it}}."""
+    """Verdicts of all nodes. verdicts: {node: {format: Verdict}}; exposed: {node: {format: strategies that would run
+    it in low precision}}."""
 
     verdicts: Mapping[str, Mapping[str, Verdict]]
     exposed: Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -230,7 +230,7 @@ def judge(
 def judge_layers(
     capture: Capture, measured: Calibration, yardstick: Yardstick, noise: Noise = QUIET
 ) -> tuple[QuantizedLayer, ...]:
-    """The layers under all schemes with verdicts, by the thresholds of `verdict_of`; scheme by scheme, the worst first.
+    """The layers under all schemes, with verdicts by the thresholds of `verdict_of`; per scheme, the worst first.
 
     Layers that several recorded paths share appear once. measured: with effects in relative L2.
     """

@@ -59,7 +59,6 @@ PARTS = {
     "graphs/pipelines.py": "quantization",
     "loading/watch.py": "dtypes",
     "measure/decisions.py": "generation",
-    "measure/joint.py": "quantization",
     "measure/layers.py": "quantization",
     "measure/products.py": "dtypes",
     "measure/quantized.py": "quantization",

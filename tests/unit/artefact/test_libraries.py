@@ -351,7 +351,7 @@ def test_an_audits_directory_has_the_plan_for_every_library(tmp_path: Path) -> N
 def test_a_plan_that_torchao_cannot_apply_here_changes_nothing() -> None:
     pytest.importorskip("torchao.quantization", exc_type=ImportError)
     model = copy.deepcopy(net())
-    with pytest.raises(PlanError, match="torchao cannot quantize this model as in 'mixed' here: Float8") as caught:
+    with pytest.raises(PlanError, match="torchao cannot apply the plan 'mixed' to this model: Float8") as caught:
         auditor.apply(model, planned({"k": "int8", "q": "fp8"}), "mixed")
     assert caught.value.slug == "no-arithmetic"
     assert all(torch.equal(x, y) for x, y in zip(model.parameters(), net().parameters(), strict=True))

@@ -302,7 +302,11 @@ def test_what_is_done_is_not_done_again_and_a_failure_is_exit_code_1(fleet, tmp_
     ("text", "options", "said"),
     [
         ("[[target]]\nname = 'a'\n", (), "target 'a' has no `target`"),
-        (FLEET, ("--baseline", "nowhere"), "nowhere is no directory of an earlier fleet"),
+        (
+            FLEET,
+            ("--baseline", "nowhere"),
+            "nowhere is not a directory: give the --out directory",
+        ),
         (FLEET, ("--out", "targets.toml"), "targets.toml"),
         (None, (), "cannot read"),
     ],

@@ -284,7 +284,7 @@ BUDGETS = NodeError(local_error=0.1, cause="rounding")
         (
             Contribution(0.0, 0, 0, "not-run"),
             "untested",
-            "only a run can measure the effect on the outputs, and the audit's limited number of runs did not include it",
+            "only a run can measure the effect on the outputs, and the audit's limited number of runs did not include this operation",
         ),
     ],
 )
