@@ -23,25 +23,27 @@ from tests.support.thinned import thinned
 from tests.support.two_ways import Labels, difference, drawn, emulated_answer, everything, replayed_answer
 
 
-def two_ways() -> nn.Module:
+class TwoWays(nn.Module):
     """A branch of its own between two layers; the loop takes as many turns as it is told."""
 
-    def forward(m: Any, x: Tensor, more: Tensor | None = None, turns: int = 1) -> Tensor:
-        x = m.first(x)
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, more: Tensor | None = None, turns: int = 1) -> Tensor:
+        x = self.first(x)
         if more is not None:
             x = torch.cat([x, more])
         for _ in range(turns):
             x = torch.relu(x)
-        return m.last(x)
-
-    return Model(forward, first=nn.Linear(4, 4), last=nn.Linear(4, 4))
+        return self.last(x)
 
 
 X, MORE = normal(2, 4), normal(3, 4, seed=1)
 
 
 def subject(*batches: tuple[Any, ...]) -> Subject:
-    return replace(subject_of(seeded(two_ways), X), batches=tuple((batch, {}) for batch in batches))
+    return replace(subject_of(seeded(TwoWays), X), batches=tuple((batch, {}) for batch in batches))
 
 
 def paths_of(*batches: tuple[Any, ...]) -> RecordedPaths:
