@@ -78,6 +78,11 @@ def test_so_does_a_cast_that_is_written() -> None:
     assert found(written, "fp16") == {"to": "bf16", "relu": "bf16"}
 
 
+def test_what_a_plan_runs_otherwise_is_not_kept() -> None:
+    """The sum reads BF16 and FP32; with all in FP16, it reads two low formats."""
+    assert found(lambda x, w: x.bfloat16() + w, "fp16", "cast") == {"to": "bf16"}
+
+
 def test_where_nothing_is_low_nothing_is_kept() -> None:
     assert found(lambda x, w: x @ w, "fp16") == {}
 
