@@ -81,9 +81,9 @@ def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, mo
     after = space.error(low) if ran else space.after(chosen, low)
     adds, left = after - before if math.isfinite(after) else None, max(budget - before, 0.0)
     if idle and (harmless or after <= budget):
-        gain = f"low precision {explain_gain(most if saves else 0.0, objective)}"
-        short = ", below the threshold for one more change of precision" if saves else ""
-        return Reason("no-gain", f"{gain} {'there' if harmless else 'if used only there'}{short}", adds=adds, left=left)
+        gain = f"low precision there {explain_gain(most if saves else 0.0, objective)}{'' if harmless else ' if nothing else changes'}"
+        short = ", too little for one more change of precision" if saves else ""
+        return Reason("no-gain", f"{gain}{short}", adds=adds, left=left)
     words = explain_budget(before, after, budget, saves, objective, ran)
     return Reason("margin" if after <= budget else "budget", words, adds=adds, left=left, ran=ran)
 

@@ -156,7 +156,7 @@ def gradient_chart(training: Training) -> Chart | None:
         legend.append(("gradient-scaled", f"scaled by {init:,.10g}"))
     shares = (share(pool.exponents, fp16, by) for by in (0, shift) for share in (underflow_share, subnormal_share))
     zero, small, *scaled = map(percent, shares)
-    after = "" if init is None else f"; scaled by {init:,.10g}, {' and '.join(scaled)}"
+    after = "" if init is None else f"; with a loss scale of {init:,.10g}, these shares are {' and '.join(scaled)}"
     about = (
         f"Without a loss scale, {zero} of the low-precision gradients become zero in FP16 and {small} become subnormal"
         f"{after}."

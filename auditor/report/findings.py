@@ -79,7 +79,7 @@ class Cause:
             return "No plan within the budget uses low precision; this operation is one reason." if stops else ""
         nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
         every = {finding.node for finding in spoken}
-        output = ", or only the output," if any(choice.fp32_output for choice in plan.scopes.values()) else ""
+        output = " (or only the output)" if any(choice.fp32_output for choice in plan.scopes.values()) else ""
         said = [text.format(_these(nodes[how], every), output) for how, text in BEARINGS.items() if nodes[how]]
         if others := every.difference(*nodes.values()):
             here = (finding for finding in spoken if finding.node in others)
@@ -95,7 +95,7 @@ class Cause:
         bearings = {finding.bearing for finding in self.members}
         if not bearings <= {"elsewhere", "kept"}:
             return ""
-        return "The plan keeps this in FP32." if "kept" in bearings else "The plan avoids this."
+        return f"The plan avoids this problem{' by keeping values in FP32' if 'kept' in bearings else ''}."
 
     @property
     def cost(self) -> str:
@@ -105,10 +105,10 @@ class Cause:
         if not total or "" in owners:
             return ""
         share = sum(r.flops for r in nodes if any(within(r.node.owner, owner) for owner in owners)) / total
-        kept = f"{'this module' if len(owners) == 1 else f'these {len(owners):,} modules'} in FP32"
+        whole = "this module were" if len(owners) == 1 else f"these {len(owners):,} modules were"
         if not share:
-            return f"Keeping {kept} only adds dtype conversions."
-        return f"With {kept}, {percent(share)} of the model's FLOPs no longer run in low precision."
+            return f"If all of {whole} in FP32, this would only add dtype conversions."
+        return f"If all of {whole} in FP32, {percent(share)} of the model's FLOPs would not run in low precision."
 
 
 @dataclass(frozen=True)
@@ -166,19 +166,19 @@ def _plan_words(audit: Audit, plan: Plan) -> str:
 
 BEARINGS = {
     "kept": "keeps {}{} in FP32",
-    "low": "runs {} in low precision, within the budget",
-    "reads": "runs {} in FP32 on low-precision inputs, within the budget",
+    "low": "runs {} on low-precision values, within the error budget",
+    "reads": "runs {} in FP32 on low-precision inputs, within the error budget",
 }
 
 
 def _these(nodes: Collection[str], every: Collection[str]) -> str:
     if len(nodes) < len(every):
         return f"{len(nodes):,} of these operations"
-    return "the operation" if len(every) == 1 else f"all {len(every):,} operations"
+    return "the operation" if len(every) == 1 else f"these {len(every):,} operations"
 
 
 AGREEMENT = {
     True: "The measurement confirms this finding.",
     False: "The measurement on these inputs does not confirm this finding.",
-    None: "Running an operation in low precision cannot test this rule.",
+    None: "The audit cannot test this rule by running the operation in low precision.",
 }

@@ -121,7 +121,7 @@ def _decoded_plans(audit: Audit) -> list[Decoded]:
 
 
 def _about(made: Generation) -> str:
-    how = f"sampled at temperature {made.temperature:g}" if made.temperature else "always the likeliest"
+    how = f"sampled at temperature {made.temperature:g}" if made.temperature else "always with the likeliest token"
     return (
         f"FP32 continued {count(made.prompts, 'prompt')} by {count(made.steps, 'token')} each, "
         f"{how}. The comparison counts {made.tokens:,} tokens, up to the end of each text."
@@ -131,9 +131,9 @@ def _about(made: Generation) -> str:
 def _figures(generated: TokenComparison) -> str:
     if generated.failure is not None:
         return f"did not decode: {generated.failure}"
-    predicted = "" if generated.predicted_flips is None else f", {generated.predicted_flips:.3g} predicted"
+    predicted = "" if generated.predicted_flips is None else f" ({generated.predicted_flips:.3g} predicted)"
     first = f"first flip at token {n}" if (n := generated.first_flip) else "no flip in at least half of the prompts"
-    return f"KL {ratio(generated.kl)}, {_flips(generated)[0]} flips per 1,000 tokens{predicted}; {first}"
+    return f"KL divergence {ratio(generated.kl)}, {_flips(generated)[0]} flips per 1,000 tokens{predicted}; {first}"
 
 
 def _flips(generated: TokenComparison) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from ..numerics.formats import FORMATS
 from ..paths import enclosing_paths, pattern, within
 from ..records import NodeReport, Plan, Reason
 from ..records.audit import Audit
-from .words import fold, label, list_paths, scope, shorten
+from .words import count, fold, label, list_paths, scope, shorten
 
 _FORMATS = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}
 """{torch's name of a dtype: the name of its format}."""
@@ -70,7 +70,7 @@ def islands(plan: Plan) -> tuple[Island, ...]:
 def _one_for_all(reasons: Sequence[str]) -> str:
     """The first of several reasons, with a remark if the others differ."""
     same = len({re.sub(r"_\d+\b", "", reason) for reason in reasons}) == 1  # ignoring the numbers in node names
-    return reasons[0] if same else f"{reasons[0]}; similar for the others"
+    return reasons[0] if same else f"{reasons[0]}; similar reasons for the others"
 
 
 def _with_rules(words: str, reasons: Iterable[Reason]) -> str:
@@ -89,11 +89,11 @@ def computed_in(report: NodeReport) -> str | None:
 
 
 def tally(reports: Iterable[NodeReport]) -> str:
-    """Formats of several operations, in words: `FP16`, or `FP16 3 times and FP32 once`; "" if unknown."""
+    """Formats of several operations, in words: `FP16`, or `FP16 (3 operations) and FP32 (1 operation)`; "" if unknown."""
     result = Counter(label(name) for report in reports if (name := computed_in(report)) is not None)
     if len(result) < 2:
         return "".join(result)
-    return " and ".join(f"{name} {'once' if n == 1 else f'{n:,} times'}" for name, n in result.most_common())
+    return " and ".join(f"{name} ({count(n, 'operation')})" for name, n in result.most_common())
 
 
 def why_raised(plan: Plan) -> Callable[[NodeReport], str]:

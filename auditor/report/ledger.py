@@ -18,9 +18,9 @@ HEADS = ("Name", "Checkpoint", "As loaded", "Author", "Planned", "Executed")
 SHOWN = 60
 """Maximum lines of a table of dtypes in the report; measurements.json and `auditor ledger` have all lines."""
 ABOUT = (
-    "Checkpoint: in the file that was read. Author: the dtype that a cast, a region of autocast, or a list such as "
-    "`_keep_in_fp32_modules` asks for. Planned: of its module under the plan. Executed: the dtype in which operations "
-    "read a weight, or compute. Repeated blocks are merged."
+    "Dtypes: in the checkpoint file; after loading; requested by the author's code, by a cast, an autocast region or a list "
+    "such as `_keep_in_fp32_modules`; planned for the module; and executed: the dtype in which operations read a weight, or "
+    "compute. Repeated blocks are merged."
 )
 REDUCED = "allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"
 
@@ -37,14 +37,14 @@ def ledger_section(audit: Audit) -> list[Block]:
     """The report's section on dtypes; nothing for an audit without a ledger."""
     silent = [finding for finding in audit.findings if finding.rule in SILENT.values()]
     costs = tuple((flag, ratio(share)) for flag, share in audit.flags.items())
-    table = Grid(("Flag", "Share of the error budget"), costs, caption="Predicted cost of flags for this model")
+    table = Grid(("Setting", "Share of the error budget"), costs, caption="Predicted error with each setting")
     return [*_blocks(audit.ledger, silent, audit.environment.flags, SHOWN), table] if audit.ledger else []
 
 
 def headline(findings: Sequence[Finding]) -> str:
-    """The number of casts that nobody asked for, in words."""
+    """The number of unintended casts to fewer bits, in words."""
     silent = [finding for finding in findings if finding.rule in SILENT.values()]
-    return f"{count(len(silent), 'cast')} that nobody asked for" if silent else "No cast that nobody asked for"
+    return f"{count(len(silent), 'unintended cast')} to fewer bits" if silent else "No unintended cast to fewer bits"
 
 
 def _blocks(rows: Sequence[LedgerRow], findings: Sequence[Finding], flags: Mapping[str, Any], most: int) -> list[Block]:
@@ -86,4 +86,4 @@ def _flags(flags: Mapping[str, Any]) -> str:
     loose = [f"{name}={value}" for name, value in known.items() if value not in (None, "none", "ieee")]
     loose += [f"{name}=True" for name in REDUCED if flags.get(f"cuda.matmul.{name}") is True]
     named = ", ".join(loose)
-    return f"In force, with fewer bits than FP32: {named}." if named else "No flag allows fewer bits than FP32."
+    return f"Fewer bits than FP32 are allowed by {named}." if named else "No flag allows fewer bits than FP32."

@@ -20,7 +20,7 @@ ABOUT_DECISIONS = (
     "error is 1 - (error with decisions of the FP32 run / error)²."
 )
 DECISIONS_CAPTION = (
-    "Operations that decide. Own: flips that remain if all other decisions are taken from the FP32 run. Predicted: first-order prediction of "
+    "Operations with discrete results (decisions). Own: flips that remain if all other decisions are taken from the FP32 run. Predicted: first-order prediction of "
     "Own. Error of only these: error of the outputs if all other decisions are taken from the FP32 run"
 )
 
@@ -64,7 +64,7 @@ def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
     alone = error.unsupported or error.disagreement or error.overflow or error.nan
     value = error.cause or "Inf or NaN" if alone else first.value if first else "Inf or NaN"
     name = "NaN" if value == "nan" else value.capitalize() if value.islower() else value
-    begins = "Does not run:" if value == "unsupported" else f"{name} first appears in"
+    begins = f"{label(fmt)} fails to run in" if value == "unsupported" else f"{name} first appears in"
     blocks = f" and in {count(len(same) - 1, 'similar block')}" if len(same) > 1 else ""
     together = cause(first) if first else "With only this operation in low precision, all values stay finite."
     return f"{begins} {where(report.node)}{blocks}.{'' if alone else f' {together}'}"
@@ -80,7 +80,7 @@ def _sources(audit: Audit, fmt: str) -> Grid:
         predicted = ", predicted" if moved.decided_by == "first-order" else ""
         if moved.own > 0:
             rows.append((where(report.node), f"{ratio(moved.isolated)}{predicted}", percent(moved.own**2 / total)))
-    caption = f"Operations that add most rounding error in {label(fmt)}"
+    caption = f"Operations that add most rounding error in {label(fmt)}: effect of each alone, and share of the sum of squared errors"
     return Grid(("Operation", "Moves output", "Share"), tuple(rows), caption=caption)
 
 
@@ -92,7 +92,7 @@ def _regions(audit: Audit, fmt: str) -> Grid:
     for r in result[:SHOWN]:
         moves = "does not run" if r.failure else ratio(r.error)
         rows.append((f"`{scope(r.scope)}` {r.failure or ''}".rstrip(), str(len(r.nodes)), moves, ratio(r.explained)))
-    return Grid(heads, tuple(rows), caption=f"Neighboring operations, all run in {label(fmt)} at once")
+    return Grid(heads, tuple(rows), caption=f"Groups of neighboring operations, with only the group in {label(fmt)}")
 
 
 def _linearity(audit: Audit, fmt: str) -> str:
@@ -183,7 +183,7 @@ def decisions_section(audit: Audit) -> list[Block]:
 def _sentences(one: Decisions) -> list[str]:
     """Sentences on the parts of the error, the operation whose flips add most error, and the error with the scores of
     this operation in FP32."""
-    low = f"With all operations in {label(one.format)}, the error is {ratio(one.error)}"
+    low = f"With all operations in {label(one.format)}, the error on the first batch is {ratio(one.error)}"
     first = one.operations[0]
     if first.seen is None:
         others = " and others" if one.operations[1:] else ""
@@ -195,8 +195,8 @@ def _sentences(one: Decisions) -> list[str]:
     earlier = "" if one.lifted_seen <= first.seen / 2 else "; the remaining flips come from earlier operations"
     return [
         f"{low}; with the FP32 run's decisions, {ratio(one.frozen)}. Flipped decisions cause {percent(one.share)} of the squared error.",
-        f"Most of this error comes from {where(first)}: {_in_1000(first.seen)} in 1,000 of its decisions flip.",
-        f"If the values that it compares are in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} in 1,000 flip, and the error is "
+        f"Most of this error comes from {where(first)}: {f'{_in_1000(first.seen)} in 1,000 of its decisions flip' if first.seen else 'only the order of its choices changes'}.",
+        f"If the values that this operation compares are in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} in 1,000 flip, and the error is "
         f"{ratio(one.lifted_error)}{earlier}.",
     ]
 

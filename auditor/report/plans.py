@@ -42,8 +42,8 @@ class PlanView:
         self.score = score_words(audit.evaluation, plan.score)
         self.criteria = criteria_lines(plan, self.baseline)
         self.program = program_line(plan)
-        uses = [use for use in (plan.memory, plan.fp32_memory) if use]
-        self.memory = ", FP32 ".join(in_bytes(use.weights + use.activations) for use in uses) if uses[1:] else ""
+        uses = [in_bytes(use.weights + use.activations) for use in (plan.memory, plan.fp32_memory) if use]
+        self.memory = f"{uses[0]} instead of {uses[1]} in FP32" if uses[1:] else ""
 
     @property
     def idle(self) -> bool:
@@ -159,7 +159,7 @@ def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
         what = "operation" if p.plan.program is not None else "module"
         but = _exceptions(p.plan)
-        rest = f"All {'other ' if p.islands else ''}{what}s run in {label(p.plan.format)}{but}."
+        rest = f"All {'other ' if p.islands else ''}{what}s are set to {label(p.plan.format)}{but}."
         yield Fold(
             f"{p.title}: {p.verdict}{kept}",
             (
@@ -288,12 +288,12 @@ def advice(audit: Audit) -> str:
 
 
 def _exceptions(plan: Plan) -> str:
-    """A clause on operations of low-precision modules that run in FP32 nevertheless; "" if a plan has none."""
+    """A clause on operations of low-precision modules that run in FP32; "" if a plan has none."""
     if not any(reason.operations and not reason.functions and reason.kind != "not-floating" for reason in plan.reasons):
         return ""
     if strategy_of(plan.strategy).regional:
-        return ", except operations that autocast runs in FP32, and those that read FP32 values and are not matrix products"
-    return ", except operations that read FP32 values"
+        return ". Still in FP32: operations that autocast always runs in FP32, and operations that read FP32 values and are not matrix products"
+    return ". Operations that read FP32 values still run in FP32"
 
 
 def times(audit: Audit) -> tuple[str, ...]:

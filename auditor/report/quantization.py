@@ -24,9 +24,9 @@ COLUMNS: Mapping[str, Callable[[QuantizedLayer], str]] = {
     "Remedy": lambda layer: _remedy(layer),
 }
 ABOUT = (
-    "Each layer by itself with quantized weight and input, everything else in FP32. Effect: change of the outputs. "
-    "Error: relative L2 error of the layer's result; then with only the weight quantized, and the further change by the "
-    "input. Saturated, to zero: number of entries. Rules: what they say about the layer, confirmed if it is not safe."
+    "Each layer was quantized alone, with everything else in FP32. Effect: change of the outputs. Error: relative L2 error "
+    "of the layer's result. Weight: this error with only the weight quantized. Input: the further change by the input. "
+    "Saturated, To zero: number of entries. Rules: rules that report the layer, confirmed if the layer is not safe."
 )
 
 PLAN_COLUMNS: Mapping[str, Callable[[QuantizedPlan], str]] = {
@@ -43,10 +43,10 @@ PLAN_COLUMNS: Mapping[str, Callable[[QuantizedPlan], str]] = {
     "Runs": lambda plan: f"{plan.runs:,}",
 }
 PLANS = (
-    "Plans: the fewest bits per weight within the error budget, with everything else in FP32. Bits: with the scales of "
-    "blocks, over all layers that a scheme can quantize. Weights, share, time: with everything else in 16 bits; share and "
-    "time are relative to 16 bits. Predicted: norm of the sum of the output changes by each group alone, to compare with "
-    "the error on the calibration inputs; then the sum of the single effects."
+    "Each plan uses the fewest bits per weight within the error budget, with everything else in FP32. Bits: bits per weight "
+    "with the scales of blocks, over all layers that a scheme can quantize. Weights: memory of the weights with everything "
+    "else in 16 bits. Share, Time: this memory and the predicted time, relative to 16 bits. Error: on the calibration inputs. "
+    "Predicted: norm of the sum of the output changes by each group alone. Sum of single: sum of the layers' effects."
 )
 LAYERS_SHOWN = 3
 
@@ -63,7 +63,7 @@ def quantization_lines(audit: Audit) -> list[str]:
     for scheme, layers in _by_scheme(audit).items():
         safe, worst = sum(layer.verdict.verdict == "safe" for layer in layers), layers[0]
         said = f"Rules: {_rules(worst, audit)}." if _rules(worst, audit) and _worst(worst) else ""
-        first = f"{SCHEMES[scheme].label}: {safe} of {count(len(layers), 'layer')} safe."
+        first = f"{SCHEMES[scheme].label}: {safe} of {count(len(layers), 'layer')} can be quantized safely."
         lines.append(" ".join(filter(None, (first, _worst(worst), said))))
     return lines
 
@@ -73,15 +73,15 @@ def _plan_line(plan: QuantizedPlan, audit: Audit) -> str:
     kept = _layers_of(plan, "")
     error = max(plan.calibration_error, plan.held_out_error or 0.0)
     if len(kept) == len(plan.layers):
-        return f"{quantized_title(plan)}: quantizes no layer, since each exceeds the error budget of {ratio(audit.max_error)}."
-    faster = f", {percent(plan.time_share)} of the predicted time" if plan.time_share is not None else ""
+        return f"{quantized_title(plan)}: quantizes no layer, since quantizing any layer exceeds the error budget of {ratio(audit.max_error)}."
+    faster = f" and {percent(plan.time_share)} of the predicted time" if plan.time_share is not None else ""
     left = (
         f"In 16 bits: {list_paths(kept, LAYERS_SHOWN, 'layer')}" if kept else f"All {len(plan.layers)} layers quantized"
     )
     score = f"; score {or_blank(plan.score.value)}" if plan.score is not None else ""
     return (
-        f"{quantized_title(plan)}: {plan.effective_bits:.2f} bits per weight, {percent(plan.weights_share)} of 16-bit weights"
-        f"{faster}; error {ratio(error)} of {ratio(audit.max_error)}{score}. {left}."
+        f"{quantized_title(plan)}: {plan.effective_bits:.2f} bits per weight; relative to 16 bits, {percent(plan.weights_share)} of "
+        f"the weight memory{faster}; error {ratio(error)}, budget {ratio(audit.max_error)}{score}. {left}."
     )
 
 
@@ -134,9 +134,9 @@ def _worst(layer: QuantizedLayer) -> str:
     """The layer's verdict, effect, cause and remedy; nothing for a safe layer."""
     if layer.verdict.verdict == "safe":
         return ""
-    remedy = f"; {_remedy(layer)}" if layer.remedy else ""
+    remedy = f"; remedy: {_remedy(layer)}" if layer.remedy else ""
     where = f"`{scope(layer.owner)}` ({op(layer.op)})"
-    return f"Worst: {where} is {layer.verdict.verdict}, effect {ratio(layer.effect)}; {_cause(layer)}{remedy}."
+    return f"Worst: {where} is {layer.verdict.verdict}, effect on the outputs {ratio(layer.effect)}; cause: {_cause(layer)}{remedy}."
 
 
 def quantization_section(audit: Audit) -> list[Block]:

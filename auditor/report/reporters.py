@@ -69,7 +69,7 @@ def screen(audit: Audit, most: int = LINES) -> list[Block]:
         while shown[-1].label in SPARE and _lines(shown) > most - 2:
             left.insert(0, shown.pop().label)
         if left:
-            sections = f"{'sections' if left[1:] else 'section'} {' and '.join(left)}"
+            sections = f"{'sections' if left[1:] else 'section'} {', '.join(left)}"
             shown.append(Prose("Left out", (f"the {sections}: see report.html, or use --format md",), "muted"))
         if _lines(shown) <= most:
             break
@@ -95,8 +95,8 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
         yield Item(head, (note,), cause.severity)
     more = [f"{count(left, 'more problem')} in the report"] if (left := len(todo.wanting) - most) > 0 else []
     if todo.all:
-        first, lead = todo.all[0].worst, "to read about" if todo.wanting else "The first note is"
-        command = f"{lead} {first.rule}: python -m auditor explain {first.rule}"
+        first, lead = todo.all[0].worst, "" if todo.wanting else "the first note, "
+        command = f"to read about {lead}{first.rule}: python -m auditor explain {first.rule}"
         yield Prose("", ("; ".join([*more, command]),), "muted")
 
 

@@ -45,7 +45,7 @@ def _details(audit: Audit, training: Training) -> Iterator[Block]:
     none = Prose("", ("No gradient is in low precision: autocast leaves this step in FP32.",), "empty")
     yield gradient_chart(training) or none
     if training.fp16 is not None:
-        yield Prose("The window of loss scales.", (_window(training.fp16),))
+        yield Prose("Usable loss scales.", (_window(training.fp16),))
     advice = tuple(f"{one.title}: {one.text}" for one in training.advice)
     yield Prose("What to do", advice or ("The measurements show no problem.",), listed=bool(advice))
     if code := loop_code(audit):
@@ -62,12 +62,12 @@ def _details(audit: Audit, training: Training) -> Iterator[Block]:
 def _window(window: LossScale) -> str:
     most, least = f"{window.maximum:,.10g}", f"{window.minimum:,.10g}"
     if window.closed_by is not None:
-        return f"The window is empty: gradients of `{scope(window.closed_by)}` overflow above {most}, but avoiding underflow requires at least {least}."
+        return f"No loss scale is usable: gradients of `{scope(window.closed_by)}` overflow above {most}, but avoiding underflow requires at least {least}."
     if window.init is None:
-        return "The window is empty: no tested loss scale gives finite gradients on every batch."
+        return "No loss scale is usable: no tested scale gives finite gradients on every batch."
     return (
-        f"From {least}, where at most {percent(window.allowed)} of the gradients underflow, to {most}, above which "
-        f"gradients of `{scope(window.largest)}` overflow. GradScaler starts at {window.init:,.10g}. If the loss is divided by n "
+        f"From {least} on, at most {percent(window.allowed)} of the gradients underflow; above {most}, gradients of "
+        f"`{scope(window.largest)}` overflow. GradScaler starts at {window.init:,.10g}. If the loss is divided by n "
         "for gradient accumulation, multiply these scales by n."
     )
 
@@ -92,7 +92,7 @@ def _modules(training: Training) -> Iterator[Block]:
     yield Grid(
         heads,
         tuple(map(row, ordered[:ROWS])),
-        caption="Gradients by module; modules that lose most gradients to zero come first",
+        caption="Gradients by module: largest; shares in FP16 that are zero, subnormal, and zero at the loss scale; correct bits in BF16",
     )
     if len(ordered) > ROWS:
         left = f"{count(len(ordered) - ROWS, 'more module')}, and every parameter, in measurements.json."

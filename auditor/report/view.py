@@ -46,7 +46,7 @@ def _tally(audit: Audit, fmt: str) -> Tally:
     words = {
         "overflow": "overflow",
         "underflow": "underflow (BF16 has FP32's range)" if wider else "underflow",
-        "precision": "precision",
+        "precision": "rounding",
         "literal": f"constants that {label(fmt)} cannot represent",
         "kernel": "missing kernels",
         "other": "operations that raise",
@@ -59,7 +59,7 @@ def _tally(audit: Audit, fmt: str) -> Tally:
         said = f"{label(fmt)} was not tested on any operation."
     elif not unsafe and not sensitive:
         tested = f"{count(len(judged) - untested, 'operation')}{' tested' if untested else ''}"
-        alone = " if run alone" if runs else ""  # the whole model in low precision becomes non-finite
+        alone = " when tested alone" if runs else ""  # the whole model in low precision becomes non-finite
         said = f"{label(fmt)}: none of the {tested} is unsafe or sensitive{alone}{left}."
     else:  # autocast runs some operations in FP32: these are unsafe only with cast weights
         cast = sum(node.verdicts[fmt].verdict == "unsafe" and node.exposed.get(fmt) == ("cast",) for node in judged)
@@ -119,7 +119,7 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     error, times = f"error {ratio(plan.measured_error)} against FP32, budget {budget}", ""
     if audit.criteria:
         error, times = (
-            f"all limits hold; the error nearest to its limit is {percent(plan.measured_error)} of it",
+            f"every criterion holds; the tightest uses {percent(plan.measured_error)} of its limit",
             " times the limit",
         )
     proof = f"{who} was run{inputs}: {error}{itself}."
@@ -211,7 +211,7 @@ def next_step(audit: Audit, directory: Path) -> str:
     """What the user can do next. directory: the directory of the audit's files."""
     report = directory / "report.html"
     if audit.subject.random_weights and audit.live and audit.parameters > 0:
-        return "audit it again with trained weights (--weights FILE): these numbers are for random weights."
+        return "audit the model again with trained weights (--weights FILE): these numbers are for random weights."
     if audit.training is not None and audit.training.format is not None:
         return f"train with the loop in {report}, section Training."
     plan = audit.plans.get(audit.recommended or "")

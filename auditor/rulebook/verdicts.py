@@ -104,13 +104,13 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
     written = (f"{contribution.isolated:.{digits}g}" for digits in (2, 3, 4, 6))
     moved = next((text for text in written if float(text) > beyond), f"{contribution.isolated:.9g}")
     changes = "is predicted to change" if contribution.decided_by == "first-order" else "changes"
-    return f"{_company(contribution)} the operation {changes} the outputs by {moved}"
+    return f"{_company(contribution)} it {changes} the outputs by {moved}"
 
 
 def _share_of_budget(contribution: Contribution, max_error: float) -> str:
     """Words for the effect as a share of the error budget, or of the tightest criterion."""
     predicted = contribution.decided_by == "first-order"
-    alone = f"{_company(contribution)} the operation"
+    alone = f"{_company(contribution)} it"
     uses = f"{alone} is predicted to use" if predicted else f"{alone} uses"
     criterion = contribution.criterion
     if not criterion:
@@ -118,7 +118,7 @@ def _share_of_budget(contribution: Contribution, max_error: float) -> str:
     if not strict(criterion):
         return f"{uses} {_part(contribution.isolated)} the limit '{criterion}'"
     does = ("is predicted to violate", "violates") if contribution.isolated > 1 else ("is predicted to meet", "meets")
-    return f"{alone} {does[not predicted]} '{criterion}'"
+    return f"{alone} {does[not predicted]} the limit '{criterion}'"
 
 
 def _part(share: float) -> str:
@@ -134,8 +134,8 @@ def _part(share: float) -> str:
 def _company(contribution: Contribution) -> str:
     """Clause that says whether the operation ran in low precision alone or together with others."""
     if contribution.decided_by != "group":
-        return "run alone in low precision,"
-    return f"run in low precision with {'1 other' if contribution.together == 2 else f'{contribution.together - 1:,} others'},"
+        return "as the only operation in low precision,"
+    return f"in low precision with {contribution.together - 1:,} other{'s' * (contribution.together > 2)},"
 
 
 def _unsafe_reason(
@@ -154,7 +154,7 @@ def _unsafe_reason(
         return f"overflow: {magnitude}; {effect}"
     if error.disagreement:
         return f"{error.disagreement:.2%} of the discrete results flip; {effect}"
-    return f"{effect} ({error.cause})" if error.cause else effect
+    return f"{effect} (cause: {error.cause})" if error.cause else effect
 
 
 def _vanishes(error: NodeError, fmt: str) -> str:

@@ -45,7 +45,7 @@ def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[P
         return None
     if first is None:
         return fitting[0], "No plan of this audit is recommended."
-    remark = f"The recommended plan is {first.name!r}, a plan for which this other tool has no equivalent."
+    remark = f"The recommended plan, {first.name!r}, has no equivalent in this tool."
     return min(fitting, key=lambda plan: plan.format != first.format), remark
 
 

@@ -52,9 +52,15 @@ def written(m: Any, g: Any) -> Tensor:
     return m.second(g.x)
 
 
+def grown(m: Any, x: Tensor, cache: Graph) -> Tensor:
+    cache.past.append(m.first(x))
+    return m.second(torch.cat([part.to(x.dtype) for part in cache.past]))
+
+
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "dataclass": (lambda m, b: m.first(b.x) if b.mask is None else b.x, lambda: (Fields(normal(4, 8)),)),
     "graph that is set": (written, lambda: (Graph(x=normal(4, 8)),)),
+    "cache that grows": (grown, lambda: (normal(4, 8), Graph(past=[normal(2, 8)]))),
     "graph that is written": (lambda m, g: m.second(g.x.mul_(2)), lambda: (Graph(x=normal(4, 8)),)),
     "namespace": (lambda m, b: m.first(b.x), lambda: (SimpleNamespace(x=normal(4, 8)),)),
     "popped": (lambda m, given: m.first(given.pop("x")), lambda: ({"x": normal(4, 8), "y": 1},)),
@@ -72,7 +78,8 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
 @pytest.mark.parametrize("name", thinned(CALLS, 2))
 def test_inputs(name: str) -> None:
     function, call = CALLS[name]
-    held(lambda: (model_of(function), (call(), {})), formats=a_format(name))
+    audit = held(lambda: (model_of(function), (call(), {})), formats=a_format(name))
+    assert not any("keeps state" in warning for warning in audit.warnings)
 
 
 def doubled(m: Any, x: Any, by: Any = 2.0) -> Tensor:

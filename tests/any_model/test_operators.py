@@ -35,22 +35,12 @@ OPERATIONS: dict[str, Callable[[Tensor], Any]] = {
     "solved": lambda h: (torch.linalg.solve(definite(h), h), torch.linalg.inv(definite(h)), torch.linalg.pinv(h)),
     "least squares": lambda h: torch.linalg.lstsq(definite(h), h).solution,
     "eigenvectors": lambda h: torch.linalg.eigh(definite(h)).eigenvectors.abs(),
-    "determinants": lambda h: (torch.linalg.slogdet(definite(h)), torch.linalg.matrix_exp(definite(h) / 9)),
-    "special": lambda h: torch.special.i0e(h) + torch.special.ndtri(h.sigmoid()) + torch.special.entr(h.exp()),
-    "bessel": lambda h: torch.special.bessel_j0(h) + torch.special.airy_ai(h) + torch.special.zeta(h.exp() + 2, 2.0),
     "sorted": lambda h: (h.gather(1, h.argsort(1)), h.median(1), h.kthvalue(2), torch.msort(h)),
     "segments": lambda h: torch.segment_reduce(h, "mean", lengths=torch.tensor([1, 3])),
     "searched": lambda h: (h, torch.bucketize(h, torch.linspace(-1, 1, 5)), torch.searchsorted(h.sort(1).values, h)),
-    "running": lambda h: (h.cummax(1), h.logcumsumexp(1), h.cumprod(1), h.diff()),
     # a loop that never ends on zeros
     "lobpcg": lambda h: torch.lobpcg(h.T @ h + torch.eye(8), k=2, niter=200)[0],
     "einsum": lambda h: torch.einsum("ab,bc,cd,ad->a", h, h.T, h, h),
-    "distances": lambda h: (torch.cdist(h, h + 1, p=1), F.pdist(h), F.cosine_similarity(h, h + 1)),
-    "losses": lambda h: (
-        F.huber_loss(h, h.flip(0)),
-        F.gaussian_nll_loss(h, h.flip(0), h.exp()),
-        F.hinge_embedding_loss,
-    ),
     "ctc": lambda h: F.ctc_loss(
         h[:, None].log_softmax(-1), torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2]), reduction="none"
     ),

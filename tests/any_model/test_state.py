@@ -1,4 +1,4 @@
-"""Models that write to themselves, to what holds them and to what they are given: all of it comes back after an audit."""
+"""Models that write to themselves and to what holds them: all of it comes back after an audit."""
 
 import itertools
 import json
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
@@ -108,28 +107,6 @@ def test_what_cannot_be_put_back_is_said() -> None:
     assert steady.plans["autocast_bf16"].is_verified
 
 
-class Takes(Two):
-    def forward(self, given: Any) -> Any:
-        given["x"].mul_(2)
-        given["list"].append(self.first(given.pop("x")))
-        return self.second(given["list"][-1]), given
-
-
-def test_containers_of_the_caller_come_back() -> None:
-    given: dict[str, Any] = {"x": X.clone(), "list": [normal(4, 8, seed=1)]}
-    x, kept = given["x"], given["list"]
-    auditor.audit(seeded(Takes).eval(), (given,), device="cpu", formats=("fp16",))
-    assert list(given) == ["x", "list"] and given["x"] is x and given["list"] is kept and len(kept) == 1
-    assert torch.equal(x, X) and torch.equal(kept[0], normal(4, 8, seed=1))
-    held(lambda: (seeded(Takes).eval(), (({"x": X.clone(), "list": [X.clone()]},), {})), formats=("fp16",))
-
-
-# Models that keep what they made or make it late: tables, caches, weights of the first call, generators, threads.
-
-
-CALLER_X = normal(2, 6, 8)
-
-
 class ByDevice(nn.Module):
     """Attention whose biases are looked up once for each device in eval mode: what is kept was computed from a weight."""
 
@@ -152,60 +129,8 @@ class ByDevice(nn.Module):
 
 
 def test_biases_kept_for_each_device_follow_the_weights() -> None:
-    audit = held(lambda: (seeded(ByDevice).eval(), ((CALLER_X.clone(),), {})), objective="flops")
+    audit = held(lambda: (seeded(ByDevice).eval(), ((normal(2, 6, 8),), {})), objective="flops")
     assert all(plan.is_verified and plan.low_precision_flops == 1 for plan in audit.plans.values())
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.kv = nn.Linear(8, 8), nn.Linear(8, 16)
-
-    def attend(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(self.q(x), k, v)
-
-
-class Cache:
-    """Keys and values of earlier calls."""
-
-    def __init__(self, *past: Tensor) -> None:
-        self.past = list(past)
-
-    def update(self, kv: Tensor) -> tuple[Tensor, ...]:
-        self.past.append(kv.to(self.past[0].dtype) if self.past else kv)
-        return torch.cat(self.past, 1).chunk(2, -1)
-
-
-class Given(Attention):
-    def forward(self, x: Tensor, cache: Any) -> Tensor:
-        return self.attend(x, *(part.to(self.q.weight.dtype) for part in cache.update(self.kv(x))))
-
-
-@pytest.mark.parametrize("past", [(), (normal(2, 3, 16, seed=5),)])
-def test_key_value_caches_of_the_caller(past: tuple[Tensor, ...]) -> None:
-    cache = Cache(*(x.clone() for x in past))
-    model = seeded(Given).eval()
-    audit = auditor.audit(model, (CALLER_X, cache), device="cpu", formats=("fp16",))
-    assert [x.shape for x in cache.past] == [x.shape for x in past]
-    assert not any("keeps state" in warning for warning in audit.warnings)
-    held(lambda: (seeded(Given).eval(), ((CALLER_X.clone(), Cache(*(x.clone() for x in past))), {})), formats=("fp16",))
-
-
-def module_in_forward(m: Any, x: Tensor) -> Tensor:
-    x = m.first(x)
-    if m.head is None:
-        m.head = nn.Linear(x.shape[-1], 4).to(x.dtype)
-    return m.head(x)
-
-
-def test_what_the_first_forward_makes() -> None:
-    held(
-        lambda: (
-            seeded(lambda: Model(module_in_forward, first=nn.Linear(8, 8), head=None)).eval(),
-            ((normal(4, 8),), {}),
-        ),
-        formats=("fp16",),
-    )
 
 
 # Models that compute later or elsewhere: generators as results, memories that hold weakly, threads.

@@ -142,8 +142,8 @@ def test_the_report_and_sarif_have_the_ledger(project: Path) -> None:
     kept_by(next(case.code for case in PLANTED if case.name == "a buffer made in FP16"))
     assert main(["model.py", "--out", "audit", "--quick", "-q"]) < 2
     page = Path("audit/report.html").read_text()
-    assert "Dtypes, and who decided" in page
-    assert "1 cast that nobody asked for" in page
+    assert "Dtypes, and what decided them" in page
+    assert "1 unintended cast to fewer bits" in page
     (run,) = json.loads(Path("audit/findings.sarif").read_text())["runs"]
     line = next(n for n, text in enumerate(Path("model.py").read_text().splitlines(), 1) if "# here" in text)
     places = [r["locations"][0]["physicalLocation"] for r in run["results"] if r["ruleId"] == "CST003"]
@@ -161,7 +161,7 @@ def test_the_command_prints_what_a_merge_would_be_refused_for(
     page = capsys.readouterr().out
     here = next(n for n, text in enumerate(Path("model.py").read_text().splitlines(), 1) if "# here" in text)
     assert re.search(rf"(?m)^model\.py:{here} \(from model\.py:\d+ in Net\.forward\) CST004 ", page)
-    assert "Casts     1 cast that nobody asked for." in page
+    assert "Casts     1 unintended cast to fewer bits." in page
     rows = [line.split() for line in page.splitlines()]
     assert ["0.body.weight", "-", "FP32", "-", "-", "FP32"] in rows
     assert any(row[:2] == ["0", "to.dtype"] and row[-5:] == ["-", "FP16", "FP16", "-", "FP16"] for row in rows)

@@ -33,12 +33,10 @@ from auditor.resources import resource_dir, table
 from auditor.rulebook.load import load_rules
 from auditor.settings import Settings
 from auditor.verify import artefact
-from tests.pretend_gpu import kernels
 from tests.pretend_gpu.memory import ALLOCATOR, counted, failing, limited
 from tests.pretend_gpu.models import MODELS, Halves, architecture, fixed, made, mapped, packed
 from tests.pretend_gpu.natively import ROOT, SITE, natively
 from tests.pretend_gpu.same import audits, differences, same
-from tests.support.opinfo import HALVES
 from tests.support.refusing import refused
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded
@@ -308,13 +306,6 @@ def own(m: Any, x: Tensor) -> Tensor:
     return F.binary_cross_entropy(scores, torch.full_like(scores, 0.5), reduction="none")
 
 
-def loud() -> nn.Module:
-    """A recurrent layer whose input is beyond float16 and within bfloat16."""
-    over = nn.RNN(8, 8, nonlinearity="relu", batch_first=True)
-    over.weight_ih_l0.data.abs_().mul_(1e-3)
-    return Model(lambda m, x: m.head(m.over(x + 1e5)[0]), over=over, head=nn.Linear(8, 4))
-
-
 def attending(m: Any, x: Tensor) -> Tensor:
     q, k, v = m.into(x).chunk(3, -1)
     return m.out(F.scaled_dot_product_attention(q, k, v, dropout_p=0.5 if m.training else 0.0))
@@ -324,17 +315,6 @@ def attending(m: Any, x: Tensor) -> Tensor:
 def test_an_authors_own_region_and_a_loss_that_autocast_bans() -> None:
     layers = {"enter": linear(8, 16), "inside": linear(16, 16), "leave": linear(16, 4)}
     same(*audits(Model(own, **layers).eval(), normal(4, 8), formats="fp16"))
-
-
-@natively
-def test_their_overflow_is_found_in_bf16_too() -> None:
-    emulated, native = audits(seeded(loud), normal(2, 3, 8), formats="bf16", strategies="autocast")
-    for audit in (emulated, native):
-        assert not audit.baselines["autocast_bf16"].finite
-        plan = audit.plans["autocast_bf16"]
-        assert plan.is_verified and {plan.scopes[p].precision for p in ("", "over") if p in plan.scopes} == {"fp32"}
-        assert any("over" in reason.modules for reason in plan.reasons)
-    same(emulated, native)
 
 
 @natively
@@ -407,18 +387,6 @@ def test_a_device_that_is_not_there_is_named() -> None:
 aten = torch.ops.aten
 
 
-def angles(m: Any, x: Tensor) -> Tensor:
-    """Operations that CUDA has no half kernel for, and the CPU has."""
-    hidden = m.enter(x)
-    return m.leave(hidden + hidden.angle() + torch.igamma(hidden.abs() + 1, hidden.abs()))
-
-
-def spectral(m: Any, x: Tensor) -> Tensor:
-    """A transform of 16 entries, a power of two."""
-    spectrum = torch.fft.rfft(m.enter(x), norm="ortho")
-    return m.leave(torch.fft.fftshift(torch.fft.irfft(spectrum * 0.5, n=16, norm="ortho").float()))
-
-
 @natively
 def test_the_device_has_the_last_word() -> None:
     x = normal(4, 4).half()
@@ -444,28 +412,7 @@ def _forget() -> None:
     operation_of.cache_clear()
 
 
-@natively
-def test_what_cuda_lacks_is_unsafe_natively_and_emulated() -> None:
-    emulated, native = audits(Model(angles, enter=linear(8, 8), leave=linear(8, 4)).eval(), normal(4, 8))
-    for audit in (emulated, native):
-        for name in ("angle", "igamma"):
-            (report,) = (r for r in audit.nodes if r.node.op == f"aten.{name}.default")
-            assert {report.verdicts[fmt].verdict for fmt in HALVES} == {"unsafe"}
-    same(emulated, native)
-
-
-@natively
-def test_a_transform_of_a_power_of_two_runs_in_fp16_alone() -> None:
-    emulated, native = audits(Model(spectral, enter=linear(16, 16), leave=linear(16, 4)).eval(), normal(4, 16))
-    for audit in (emulated, native):
-        (report,) = (r for r in audit.nodes if r.node.op == "aten.fft_rfft.default")
-        assert report.verdicts["bf16"].verdict == "unsafe", report
-        assert report.verdicts["fp16"].verdict == "safe", report
-    same(emulated, native)
-
-
-# On a GPU: FP32 as it is set beside IEEE FP32, the noise of kernels that add in an order that varies, and measured
-# times.
+# On a GPU: FP32 as it is set beside IEEE FP32, and measured times.
 
 
 X = torch.linspace(-1, 1, 12 * 16).reshape(12, 16)
@@ -489,53 +436,6 @@ def test_tf32_is_a_row_of_its_own_where_flags_allow_it() -> None:
         assert auditor.audit(model, (x,), **asked).fp32_today is None
     finally:
         torch.backends.cudnn.allow_tf32 = True
-
-
-class Pools(nn.Module):
-    """Sums in which much cancels, so that their order shows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        rows = torch.cat([h, h.detach() * 0 + 3e4, h.detach() * 0 - 3e4])
-        where = torch.arange(len(rows), device=x.device) % 3
-        return self.b(torch.zeros(3, 16, device=x.device).index_add(0, where, rows))
-
-
-@natively
-def test_what_atomics_do_is_no_error() -> None:
-    torch.manual_seed(0)
-    model, computed, order = Pools().eval(), kernels._computed, torch.Generator()
-
-    def atomic(op: Any, packet: str, args: Any, kwargs: Any, low: Any) -> Any:
-        if packet != "index_add":
-            return computed(op, packet, args, kwargs, low)
-        given, axis, index, rows = args
-        shuffled = torch.randperm(len(index), generator=order)
-        return computed(op, packet, (given, axis, index[shuffled], rows[shuffled]), kwargs, low)
-
-    asked: dict[str, Any] = {"formats": "fp16", "strategies": "autocast", "device": "pretend", "max_error": 1e-4}
-    still = auditor.audit(model, (X,), **asked)
-    assert still.noise is not None and not still.noise.error and not still.noise.operations
-    kernels._computed = atomic
-    try:
-        audit = auditor.audit(model, (X,), **asked)
-    finally:
-        kernels._computed = computed
-    noise = audit.noise
-    assert noise is not None and noise.operations == ("index_add",)
-    assert noise.error > 1e-4 and set(noise.nodes) == {"index_add", "linear_1"}
-    before = {report.node.name: report.verdicts["fp16"].verdict for report in still.nodes}
-    assert before["linear"] == "unsafe" or before["linear_1"] == "unsafe"
-    hidden = [r for r in audit.nodes if audit.max_error < r.contributions["fp16"].isolated <= noise.floor]
-    assert hidden  # each of these would have been called an error
-    for report in hidden:
-        verdict = report.verdicts["fp16"]
-        assert verdict.verdict == "safe" and "the difference between FP32 runs" in verdict.reason
-    assert any("index_add in" in warning for warning in audit.warnings)
 
 
 class Clock:

@@ -86,11 +86,6 @@ def attributes(**values: Any) -> Callable[[Any], None]:
     return build
 
 
-def add_without_gradients(m: Any, x: torch.Tensor) -> None:
-    with torch.no_grad():
-        m.linear.weight.add_(1)
-
-
 def some_buffers(m: Any) -> None:
     m.register_buffer("unset", None)
     m.register_buffer("gone", torch.ones(2))
@@ -280,13 +275,10 @@ def delete(m: Any, x: torch.Tensor) -> None:
     del m.count, m.seen, m.linear
 
 
-def optimize(**how: Any) -> Callable[[Any, torch.Tensor], None]:
-    def write(m: Any, x: torch.Tensor) -> None:
-        optimizer = torch.optim.Adam(m.linear.parameters(), **how)
-        m.linear(x).sum().backward()
-        optimizer.step()
-
-    return write
+def optimize(m: Any, x: torch.Tensor) -> None:
+    optimizer = torch.optim.Adam(m.linear.parameters(), foreach=True)
+    m.linear(x).sum().backward()
+    optimizer.step()
 
 
 def own_optimizer(m: Any) -> None:
@@ -308,7 +300,6 @@ def through_numpy(m: Any, x: torch.Tensor) -> None:
 Build, Write = Callable[[Any], object], Callable[[Any, torch.Tensor], object]
 _WRITERS: dict[str, tuple[Build, Write]] = {
     "parameter data": (nothing, lambda m, x: m.linear.weight.data.mul_(2)),
-    "parameter without gradients": (nothing, add_without_gradients),
     "storage of a parameter": (nothing, lambda m, x: m.linear.weight.untyped_storage().fill_(0)),
     "item": (nothing, lambda m, x: m.seen.__setitem__(0, 3.0)),
     "out": (nothing, lambda m, x: torch.add(x[0], 1, out=m.seen)),
@@ -340,8 +331,7 @@ _WRITERS: dict[str, tuple[Build, Write]] = {
     "slots": (attributes(slots=Slots), write_slots),
     "generators": (some_generators, draw),
     "refusing": (attributes(norm=lambda: Refusing(3, 3)), normalize),
-    "adam foreach": (nothing, optimize(foreach=True)),
-    "adam fused": (nothing, optimize(fused=True)),
+    "adam foreach": (nothing, optimize),
     "own optimizer": (own_optimizer, own_step),
 }
 NAMES = sorted(_WRITERS)

@@ -80,7 +80,9 @@ def costs() -> dict[str, float]:
 
 def test_the_section_on_dtypes_and_plan_json_have_them() -> None:
     audit = auditor.audit(nn.Linear(8, 8), normal(4, 8), strategies="autocast", formats="bf16")
-    rows = next(block for block in ledger_section(audit) if isinstance(block, Grid) and block.heads[0] == "Flag").rows
+    rows = next(
+        block for block in ledger_section(audit) if isinstance(block, Grid) and block.heads[0] == "Setting"
+    ).rows
     assert [row[0] for row in rows] == [*audit.flags] == [*audit.to_dict()["flags"]]
 
 

@@ -100,7 +100,7 @@ def test_the_recommendation_and_the_proof_speak_of_the_criteria() -> None:
     most = max(plan.verification.criteria, key=lambda one: one.share)
     assert f"measured error {most.share:.2g} within the limit of every criterion" in audit.recommendation
     proof = ReportView(audit).proof
-    assert f"all limits hold; the error nearest to its limit is {percent(most.share)} of it" in proof
+    assert f"every criterion holds; the tightest uses {percent(most.share)} of its limit" in proof
 
 
 def test_where_no_plan_holds_the_next_step_is_a_criterion() -> None:
@@ -142,7 +142,7 @@ def test_the_headline_counts_causes_by_severity_and_notes():
 def test_a_plan_solves_a_problem_only_if_it_does_at_every_operation():
     audit = make_audit(60)
     several = next(cause for cause in causes(audit).all if len({f.node for f in cause.members}) > 1)
-    avoids, keeps = "The plan avoids this.", "The plan keeps this in FP32."
+    avoids, keeps = "The plan avoids this problem.", "The plan avoids this problem by keeping values in FP32."
     for first, other, said in (
         ("elsewhere", "elsewhere", avoids),
         ("elsewhere", "low", ""),
@@ -162,9 +162,9 @@ def test_a_plan_solves_a_problem_only_if_it_does_at_every_operation():
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
     [
-        ("autocast_fp16", "strategy", "run in FP16, except operations that autocast runs in FP32, and those"),
-        ("cast_fp16", "inherited", "run in FP16, except operations that read FP32 values."),
-        ("autocast_fp16", "not-floating", "run in FP16."),
+        ("autocast_fp16", "strategy", "are set to FP16. Still in FP32: operations that autocast always runs in FP32"),
+        ("cast_fp16", "inherited", "are set to FP16. Operations that read FP32 values still run in FP32."),
+        ("autocast_fp16", "not-floating", "are set to FP16."),
     ],
 )
 def test_a_plan_says_which_operations_of_low_modules_run_in_fp32(name: str, kind: str, said: str):
@@ -176,8 +176,8 @@ def test_a_plan_says_which_operations_of_low_modules_run_in_fp32(name: str, kind
 
 def test_the_plan_that_severities_are_for_is_named():
     audit = spoken(make_audit(60), RNG001="kept")
-    assert "The plan avoids this." not in text(audit)
-    assert "The plan avoids this." in text(spoken(make_audit(60), RNG001="elsewhere"))
+    assert "The plan avoids this problem." not in text(audit)
+    assert "The plan avoids this problem." in text(spoken(make_audit(60), RNG001="elsewhere"))
     assert causes(audit).about == "Severities apply to FP16 under autocast, the recommended plan."
     alone = replace(audit, recommended=None)
     assert causes(alone).about == "Severities apply to FP16 under autocast, the fastest plan within the budget."
@@ -196,8 +196,8 @@ def test_a_card_says_what_becomes_of_one_operation():
     opening = "FP16 under autocast, the recommended plan,"
     said = {
         "kept": f"{opening} keeps the operation in FP32.",
-        "low": f"{opening} runs the operation in low precision, within the budget.",
-        "reads": f"{opening} runs the operation in FP32 on low-precision inputs, within the budget.",
+        "low": f"{opening} runs the operation on low-precision values, within the error budget.",
+        "reads": f"{opening} runs the operation in FP32 on low-precision inputs, within the error budget.",
         "elsewhere": f"{opening} avoids the problem, which only occurs in FP16 with cast weights.",
     }
     for bearing, sentence in said.items():
@@ -206,18 +206,18 @@ def test_a_card_says_what_becomes_of_one_operation():
     plan = audit.plans["autocast_fp16"]
     scopes = {**plan.scopes, "head": ScopeChoice("fp16", fp32_output=("linear",))}
     audit = replace(audit, plans={**audit.plans, plan.name: replace(plan, scopes=scopes)})
-    assert cause(audit, "RNG001").plan_effect == f"{opening} keeps the operation, or only the output, in FP32."
+    assert cause(audit, "RNG001").plan_effect == f"{opening} keeps the operation (or only the output) in FP32."
 
 
 def test_a_card_says_how_many_operations_become_what():
     audit = spoken(make_audit(), SFT001="kept")
     members = [f.node for f in audit.findings if f.rule == "SFT001"]
-    assert cause(audit, "SFT001").plan_effect.endswith(f"keeps all {len(members)} operations in FP32.")
+    assert cause(audit, "SFT001").plan_effect.endswith(f"keeps these {len(members)} operations in FP32.")
     mixed = {members[0]: "low", members[1]: "elsewhere"}
     findings = tuple(replace(f, bearing=mixed.get(f.node, f.bearing)) for f in audit.findings)
     assert cause(replace(audit, findings=findings), "SFT001").plan_effect == (
         f"FP16 under autocast, the recommended plan, keeps {len(members) - 2} of these operations in FP32; runs 1 of these "
-        "operations in low precision, within the budget; avoids the problem of 1 of these operations, which only occurs in FP16 with cast "
+        "operations on low-precision values, within the error budget; avoids the problem of 1 of these operations, which only occurs in FP16 with cast "
         "weights or BF16 with cast weights."
     )
 
@@ -374,7 +374,7 @@ def test_what_limits_a_format_names_missing_kernels_beside_precision() -> None:
     for nodes, limit in (
         ((mixed, *safe), "operations that raise"),
         ((missing, *safe), "missing kernels"),
-        ((rounded, missing, *safe), "precision and missing kernels"),
+        ((rounded, missing, *safe), "rounding and missing kernels"),
     ):
         seen = ReportView(replace(audit, nodes=nodes))
         assert seen.tallies[0].limit == limit

@@ -230,6 +230,6 @@ def test_labels_and_tallies(mixed: Audit) -> None:
     one = mixed.nodes[0]
     low, high = (replace(one, planned=Dtypes((), name, name)) for name in ("float16", "float32"))
     assert tally([low, low]) == "FP16"
-    assert tally([low, high, low]) == "FP16 2 times and FP32 once"
+    assert tally([low, high, low]) == "FP16 (2 operations) and FP32 (1 operation)"
     assert tally([replace(one, planned=None)]) == ""
     assert computed_in(replace(one, planned=Dtypes((), "int64", "int64"))) is None

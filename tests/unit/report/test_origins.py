@@ -28,7 +28,9 @@ def test_the_same_birth_in_identical_blocks_is_told_once():
     nodes = tuple(replace(r, errors={**r.errors, "fp16": refused}) if r.node.op == softmax else r for r in audit.nodes)
     blocks = sum(r.node.op == softmax for r in nodes)
     (one,) = (text for text in said(replace(audit, nodes=nodes)) if "softmax" in text)
-    assert one.startswith("Does not run: `blocks.0.attn` softmax") and f"and in {blocks - 1} similar blocks" in one
+    assert (
+        one.startswith("FP16 fails to run in `blocks.0.attn` softmax") and f"and in {blocks - 1} similar blocks" in one
+    )
 
 
 def test_what_adds_most_comes_first_and_what_no_strategy_lowers_adds_nothing():

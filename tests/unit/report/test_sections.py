@@ -279,7 +279,7 @@ def test_a_format_is_only_safe_alone_where_a_run_of_it_is_not_finite():
     nodes = tuple(replace(node, verdicts={"fp16": safe, "bf16": safe}, errors={}) for node in made.nodes)
     made = replace(made, nodes=nodes)
     fp16, bf16 = (tally.sentence for tally in ReportView(made).tallies)
-    assert fp16.endswith("is unsafe or sensitive if run alone.")
+    assert fp16.endswith("is unsafe or sensitive when tested alone.")
     assert bf16.endswith("is unsafe or sensitive.")
     page = html(made)
     assert "In FP16 no single operation produces Inf or NaN, but the whole model in low precision does." in page

@@ -47,9 +47,7 @@ def test_the_recommended_plan_where_the_tool_can_follow_it() -> None:
     for tool, text in found.items():
         name = "cast_fp16" if tool == "hf" else "autocast_fp16"
         assert f"the plan '{name}'. Verified: measured error 0.004, budget 0.01" in words(text)
-    assert "The recommended plan is 'autocast_fp16', a plan for which this other tool has no equivalent." in words(
-        found["hf"]
-    )
+    assert "The recommended plan, 'autocast_fp16', has no equivalent in this tool." in words(found["hf"])
 
 
 def test_a_plan_that_does_not_hold_is_no_stand_in_and_says_so_when_named() -> None:
