@@ -104,12 +104,8 @@ def agrees(op: Any, x: Tensor, args: tuple[Any, ...]) -> bool:
 
 def test_operations_without_a_twin_run_on_copies() -> None:
     op = aten._fused_moving_avg_obs_fq_helper.default
-    low, high, scale, zero = (
-        torch.tensor([0.0]),
-        torch.tensor([1.0]),
-        torch.tensor([1.0]),
-        torch.tensor([0], dtype=torch.int32),
-    )
+    low, high, scale = (torch.tensor([value]) for value in (0.0, 1.0, 1.0))
+    zero = torch.tensor([0], dtype=torch.int32)
     args = (torch.linspace(-3, 3, 5), torch.tensor([1]), torch.tensor([1]), low, high, scale, zero, 0.5, 0, 255, 0)
     written = WritesOnCopies(op, written_arguments(op))
     (result, _), copies = written(*args)

@@ -12,7 +12,8 @@ import auditor
 from auditor.cli.program import main
 from auditor.records import Audit
 from auditor.report.reporters import REPORTERS
-from tests.support.subjects import normal
+from tests.support.replaying import Model
+from tests.support.subjects import normal, seeded
 
 SOURCE = '''
 import torch
@@ -128,16 +129,7 @@ def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def net(forward: Any) -> nn.Module:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.body, self.head = nn.Linear(6, 16), nn.Linear(16, 5)
-
-        def forward(self, *inputs: Tensor) -> Any:
-            return forward(self, *inputs)
-
-    return Net().eval()
+    return seeded(lambda: Model(forward, body=nn.Linear(6, 16), head=nn.Linear(16, 5)))
 
 
 def found_by(forward: Any, *inputs: Tensor, **how: Any) -> Audit:

@@ -200,17 +200,6 @@ def small(name: str) -> tuple[nn.Module, Capture]:
     return model, capture_of(model, *KINDS[name][1])
 
 
-class Observed:
-    """Notes the dtypes of a run."""
-
-    def __init__(self) -> None:
-        self.dtypes: dict[str, str] = {}
-
-    def __call__(self, node: fx.Node, result: Any) -> None:
-        if node.op in ("call_function", "placeholder") and isinstance(result, Tensor):
-            self.dtypes[node.name] = NAMES.get(result.dtype, "")
-
-
 def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict[str, str]) -> bool:
     """One choice of precisions: the graph under it, and the model that is patched to follow it, give the same bits.
 
@@ -224,12 +213,17 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
     planned = choice_from_scopes(scopes)
     assert (planned.keep, planned.fp32_output) == (choice.keep, choice.fp32_output)
     patched = apply_plan(copy.deepcopy(model), plan_table(Plan("drawn", strategy, fmt, scopes, 0.0, 0.0, 1.0)))
-    how, observed = Policy(capture, strategy, choice, fmt), Observed()
+    how, observed = Policy(capture, strategy, choice, fmt), dict[str, str]()
     foretold = resolve(how)
+
+    def observe(node: fx.Node, result: Any) -> None:
+        if node.op in ("call_function", "placeholder") and isinstance(result, Tensor):
+            observed[node.name] = NAMES.get(result.dtype, "")
+
     try:
         with torch.no_grad():
             flat = capture.bind(model, (inputs, {}))
-            simulated = tensor_outputs(Executor(capture.graph_module, how, observed).run(*flat))
+            simulated = tensor_outputs(Executor(capture.graph_module, how, observe).run(*flat))
     except UnsupportedInFormat:
         assert foretold.conflicts
         with pytest.raises(Exception, match=r"dtype|together"):
@@ -239,7 +233,7 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
     for a, b in zip(actual, simulated, strict=True):  # a low scope in an FP32 one hands its result back in FP32
         torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=0, equal_nan=True, msg=str(scopes))
     assert not foretold.conflicts
-    assert {node: foretold.dtypes[node] for node in observed.dtypes} == observed.dtypes
+    assert {node: foretold.dtypes[node] for node in observed} == observed
     return True
 
 

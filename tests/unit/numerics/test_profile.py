@@ -78,10 +78,6 @@ def t(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-def deviation(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> Deviation:
-    return Profile(reference).deviation(candidate, fmt)
-
-
 def defined(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> Deviation:
     """The same entry by entry, in Python's own numbers, but for the error."""
     pairs = list(zip(reference.tolist(), candidate.double().tolist(), strict=True))
@@ -111,7 +107,7 @@ def test_any_two_tensors_against_the_definitions(name: str, pairs: list[tuple[fl
     fmt = FORMATS[name]
     r, c = t(*(a for a, _ in pairs)), t(*(b for _, b in pairs)).to(fmt.dtype)
     for candidate in (c, r.to(fmt.dtype)):
-        got, wanted = deviation(r, candidate, fmt), defined(r, candidate, fmt)
+        got, wanted = Profile(r).deviation(candidate, fmt), defined(r, candidate, fmt)
         assert replace(got, error=0.0, max_ulp=0.0) == replace(wanted, error=0.0, max_ulp=0.0)
         assert got.error == pytest.approx(wanted.error, rel=1e-6)
         assert got.max_ulp == pytest.approx(wanted.max_ulp, rel=1e-6)

@@ -1,6 +1,7 @@
 """What operations cost: views nothing, and a reshape that no strides can express as much as the copy it makes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from torch import Tensor, nn
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from auditor.plan.costs import Cost, cast_seconds, costs_of, memory_of, seconds
 from auditor.plan.problem import Problem
 from auditor.plan.search import FORBIDDEN, HIGH, LOW, Arc, Candidate, Choice, Cuts, Energy
-from auditor.records import Capture, Contribution, MemoryUse, Verdict
+from auditor.records import Capture, Contribution, MemoryUse
 from tests.support.capturing import Function
 from tests.support.problems import captured, problem_of
 from tests.support.small_models import narrowing
@@ -66,15 +67,11 @@ COST = Cost(10**9, 10**4, False)
 CHEAP, DEAR = seconds(COST, "fp16", "A100"), seconds(COST, "fp32", "A100")
 
 
-def problem(kind: str, strategy: str, unsafe: tuple[str, ...] = ()) -> Problem:
+def problem(kind: str, strategy: str) -> Problem:
     """Every node costs the same; own errors are 0.3, casts 0.04 for values and 0.02 for weights and inputs."""
-    capture = captured(kind)
-    contributions = {name: Contribution(0.5, 0.3, 0.04) for name in capture.nodes}
-    contributions |= {place.name: Contribution(0.0, 0.0, 0.02) for place in capture.placeholders}
-    verdicts = {name: Verdict("unsafe" if name in unsafe else "safe", "") for name in capture.nodes}
-    return Problem(
-        capture, dict.fromkeys(capture.nodes, COST), {"fp16": contributions}, verdicts, strategy, "fp16", "A100"
-    )
+    found = problem_of(captured(kind), strategy, each=Contribution(0.5, 0.3, 0.04), cost=COST)
+    given = {place.name: Contribution(0.0, 0.0, 0.02) for place in found.capture.placeholders}
+    return replace(found, contributions={"fp16": {**found.contributions["fp16"], **given}})
 
 
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])

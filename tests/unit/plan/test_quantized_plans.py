@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from auditor import audit
@@ -29,26 +30,20 @@ from auditor.records.audit import Audit
 from auditor.records.quantization import QuantizedPlan
 from auditor.report.reporters import html, text
 from auditor.settings import Settings
+from tests.support.replaying import Model
+from tests.support.subjects import normal, seeded
 
 WIDTH = 64
 
 
-class Expert(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = nn.Linear(WIDTH, 128), nn.Linear(WIDTH, 128), nn.Linear(128, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+def expert() -> nn.Module:
+    parts = {"gate": nn.Linear(WIDTH, 128), "up": nn.Linear(WIDTH, 128), "down": nn.Linear(128, WIDTH)}
+    return Model(lambda m, x: m.down(F.silu(m.gate(x)) * m.up(x)), **parts)
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.o(nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
+def attention() -> nn.Module:
+    parts = {name: nn.Linear(WIDTH, WIDTH) for name in "qkvo"}
+    return Model(lambda m, x: m.o(F.scaled_dot_product_attention(m.q(x), m.k(x), m.v(x))), **parts)
 
 
 class Decoder(nn.Module):
@@ -56,8 +51,8 @@ class Decoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.attention = nn.Embedding(32, WIDTH), nn.ModuleList(Attention() for _ in range(2))
-        self.mlp, self.experts = Expert(), nn.ModuleList(Expert() for _ in range(2))
+        self.embed, self.attention = nn.Embedding(32, WIDTH), nn.ModuleList(attention() for _ in range(2))
+        self.mlp, self.experts = expert(), nn.ModuleList(expert() for _ in range(2))
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(5))
         self.head = nn.Linear(WIDTH, 32, bias=False)
         self.head.weight = self.embed.weight
@@ -70,12 +65,6 @@ class Decoder(nn.Module):
         y = self.norms[3](x)
         x = x + sum(expert(y) for expert in self.experts)
         return self.head(self.norms[4](x))
-
-
-def seeded(make: object, seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return make().eval()  # type: ignore[operator]
 
 
 def ids(seed: int) -> Tensor:
@@ -112,19 +101,14 @@ def plan(found: Audit, name: str) -> QuantizedPlan:
     return next(one for one in found.quantized_plans if one.name == name)
 
 
-class Twins(nn.Module):
+def twins() -> nn.Module:
     """Two layers with equal effects, side by side."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.a(x), self.b(x.flip(0))], -1)
+    layers = {name: nn.Linear(WIDTH, WIDTH) for name in "ab"}
+    return Model(lambda m, x: torch.cat([m.a(x), m.b(x.flip(0))], -1), **layers)
 
 
 def test_two_layers_within_the_budget_alone_but_not_together_are_not_both_quantized() -> None:
-    model, x = seeded(Twins), torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(1))
+    model, x = seeded(twins), normal(32, WIDTH, seed=1)
     alone = [change(model, by_hand(model, {name: "fp8"}), x) for name in "ab"]
     both = change(model, by_hand(model, {"a": "fp8", "b": "fp8"}), x)
     budget = 1.1 * max(alone)
@@ -141,20 +125,15 @@ def test_two_layers_within_the_budget_alone_but_not_together_are_not_both_quanti
     assert both_fit.single_errors == pytest.approx(sum(alone), rel=0.25)
 
 
-class Halves(nn.Module):
+def halves() -> nn.Module:
     """A layer for each half of the input; both results have the same norm, though one has twice the weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.b.weight.data *= math.sqrt(2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.a(x[:, :WIDTH]), self.b(x[:, WIDTH:])], -1)
+    a, b = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
+    b.weight.data *= math.sqrt(2)
+    return Model(lambda m, x: torch.cat([m.a(x[:, :WIDTH]), m.b(x[:, WIDTH:])], -1), a=a, b=b)
 
 
 def test_if_held_out_inputs_refuse_one_layer_another_is_quantized() -> None:
-    model, x = seeded(Halves), torch.randn(32, 2 * WIDTH, generator=torch.Generator().manual_seed(1))
+    model, x = seeded(halves), normal(32, 2 * WIDTH, seed=1)
     alone = {name: change(model, by_hand(model, {name: "fp8"}), x) for name in "ab"}
     assert alone["a"] == pytest.approx(alone["b"], rel=0.1)
     budget = 1.1 * max(alone.values())

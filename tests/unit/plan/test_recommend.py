@@ -102,50 +102,39 @@ def test_the_sentence_holds_the_evidence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "use", "found", "words"),
+    ("plan", "found", "words"),
     [
-        (named("cast_fp16"), "training", "not asked for", "No plan for training was requested"),
         (
             replace(BASE, verification=Verification(0.5)),
-            "inference",
             "out of reach",
-            "the smallest reachable error is 0.5, in FP16 under autocast",
+            "reachable error is 0.5, in FP16 under autocast",
         ),
-        (replace(WHOLE, reach=0.03), "inference", "out of reach", "the smallest reachable error is 0.03"),
-        (
-            replace(WHOLE, reasons=(UNSAFE,)),
-            "inference",
-            "out of reach",
-            "no plan with low precision is within the error budget of 0.01.",
-        ),
-        (
-            replace(WHOLE, reasons=(UNSAFE, replace(IDLE, adds=0.0))),
-            "inference",
-            "out of reach",
-            "no plan with low precision",
-        ),
-        (replace(WHOLE, reasons=(UNSAFE, IDLE)), "inference", "out of reach", "no plan with low precision"),
-        (replace(WHOLE, reasons=(replace(IDLE, adds=None),), least=()), "inference", "saves nothing", "saves no time"),
-        (replace(WHOLE, reasons=(replace(IDLE, ran=False),), least=("b",)), "inference", "saves nothing", "no time"),
-        (replace(WHOLE, reasons=(replace(IDLE, ran=False),), least=("a", "b")), "inference", "out of reach", "no plan"),
-        (
-            replace(WHOLE, reasons=(IDLE,), least=(), objective="flops"),
-            "inference",
-            "saves nothing",
-            "saves no FP32 FLOPs",
-        ),
-        (SLOW, "inference", "saves nothing", "saves no time"),
-        (replace(WHOLE, scopes=ROOT), "inference", "lowers nothing", "runs any operation in low precision"),
+        (replace(WHOLE, reach=0.03), "out of reach", "the smallest reachable error is 0.03"),
+        (replace(WHOLE, reasons=(UNSAFE,)), "out of reach", "no plan with low precision is within the error budget"),
+        (replace(WHOLE, reasons=(UNSAFE, replace(IDLE, adds=0.0))), "out of reach", "no plan with low precision"),
+        (replace(WHOLE, reasons=(UNSAFE, IDLE)), "out of reach", "no plan with low precision"),
+        (replace(WHOLE, reasons=(replace(IDLE, adds=None),), least=()), "saves nothing", "saves no time"),
+        (replace(WHOLE, reasons=(replace(IDLE, ran=False),), least=("b",)), "saves nothing", "no time"),
+        (replace(WHOLE, reasons=(replace(IDLE, ran=False),), least=("a", "b")), "out of reach", "no plan"),
+        (replace(WHOLE, reasons=(IDLE,), least=(), objective="flops"), "saves nothing", "saves no FP32 FLOPs"),
+        (SLOW, "saves nothing", "saves no time"),
+        (replace(WHOLE, scopes=ROOT), "lowers nothing", "runs any operation in low precision"),
     ],
 )
-def test_why_there_is_none(plan: Plan, use: str, found: str, words: str) -> None:
+def test_why_there_is_none(plan: Plan, found: str, words: str) -> None:
     """All low is said to hold only where a run was, and low precision only where something ran low."""
-    assert outcome(plans(plan), use) == found
-    name, reason = recommend(plans(plan), 0.01, use)
+    assert outcome(plans(plan), "inference") == found
+    name, reason = recommend(plans(plan), 0.01)
     assert name is None and words in reason
-    assert best_for(plans(plan), use) is None
-    if use == "training":
-        assert "For inference: FP16 with cast weights (`cast_fp16`), 2.00x" in reason
+    assert best_for(plans(plan), "inference") is None
+
+
+def test_where_no_plan_trains_the_one_for_inference_is_named() -> None:
+    only = plans(named("cast_fp16"))
+    assert (outcome(only, "training"), best_for(only, "training")) == ("not asked for", None)
+    name, reason = recommend(only, 0.01, "training")
+    assert name is None and "No plan for training was requested" in reason
+    assert "For inference: FP16 with cast weights (`cast_fp16`), 2.00x" in reason
 
 
 def on_a_gpu(low: float, median: float, high: float, share: float = 0.6, decides: bool = True) -> TimeAndMemory:

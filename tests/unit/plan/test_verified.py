@@ -25,6 +25,7 @@ from auditor.verify.running import Answers
 from tests.support import planning
 from tests.support.capturing import Function
 from tests.support.planning import bench_of
+from tests.support.replaying import Model
 from tests.support.small_models import Mlp
 from tests.support.subjects import normal, seeded
 
@@ -244,20 +245,18 @@ def logbook() -> tuple[list[Seen], Callable[[Seen], None]]:
 
 
 SEEN, note = logbook()
-"""What Noting was asked. No attribute of it and no global that it names, since every run leaves those as they were."""
+"""What a model of noting() was asked. No attribute of it and no global that it names, since every run leaves those as they were."""
 
 
-class Noting(nn.Module):
+def noting() -> nn.Module:
     """Notes the dtype in which it is asked, how often, and the shape."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.lin(x)
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.lin(x)
         note((len(x), x.dtype, y.dtype))
         return y
+
+    return Model(forward, lin=nn.Linear(4, 4))
 
 
 def bench_beside(model: nn.Module, *held_out: Tensor, formats: Sequence[str] = ("bf16",)) -> Workbench:
@@ -267,7 +266,7 @@ def bench_beside(model: nn.Module, *held_out: Tensor, formats: Sequence[str] = (
 
 
 def test_the_model_itself_is_run_low_on_every_check_whatever_its_shape() -> None:
-    model = seeded(Noting)
+    model = seeded(noting)
     bench = bench_beside(model, normal(2, 4), normal(5, 4))
     SEEN.clear()
     found = Planner(bench).baselines()
@@ -307,7 +306,7 @@ def test_fp32_as_the_caller_has_it_set_is_a_row_where_it_differs() -> None:
 
 
 def test_fp32_as_it_is_set_is_no_row_where_it_is_the_same() -> None:
-    bench = replace(bench_beside(seeded(Noting)), flags={**flags(), "mkldnn.matmul.fp32_precision": "ieee"})
+    bench = replace(bench_beside(seeded(noting)), flags={**flags(), "mkldnn.matmul.fp32_precision": "ieee"})
     SEEN.clear()
     assert today_of(bench) is None and not SEEN  # nothing else is allowed, so nothing is run
     assert today_of(replace(bench, flags=ALLOWED)) is None and SEEN

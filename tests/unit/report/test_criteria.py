@@ -302,9 +302,7 @@ def test_training_that_can_be_low_has_a_loop_in_the_report() -> None:
     )
     assert found.training.format == "bf16"
     assert next_step(found, HERE) == "train with the loop in audits/net/report.html, section Training."
-    from auditor.report.reporters import REPORTERS
-
-    assert "train_step(model, scaler" in REPORTERS["html"](found)
+    assert "train_step(model, scaler" in html(found)
 
 
 @pytest.mark.parametrize(

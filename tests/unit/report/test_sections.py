@@ -26,7 +26,6 @@ from auditor.report.charts import BINS, HEIGHT, depth_chart
 from auditor.report.diff import error, exceptions
 from auditor.report.plans import advice, score_headline, times
 from auditor.report.reporters import REPORTERS, html
-from auditor.report.reporters import html as render
 from auditor.report.view import NAMED, ReportView, noise
 from tests.golden.pages import timed_and_scored
 from tests.unit.report.factory import make_audit
@@ -183,7 +182,7 @@ def test_times_have_a_unit_and_a_spread(measured: Times, words: str) -> None:
 
 def test_fp32_that_failed_is_no_number() -> None:
     for today, said in ((Today((), None, "RuntimeError: no"), "fails to run"), (Today((), None), "non-finite")):
-        assert f">{said}</td>" in render(replace(make_audit(recommended="autocast_bf16"), fp32_today=today))
+        assert f">{said}</td>" in html(replace(make_audit(recommended="autocast_bf16"), fp32_today=today))
 
 
 @pytest.mark.parametrize(

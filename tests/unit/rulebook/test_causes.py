@@ -14,7 +14,6 @@ from auditor.rulebook.causes import FlowGraph, about, with_causes
 from auditor.rulebook.load import load_rules
 from tests.support.capturing import captured
 from tests.support.findings import finding as found
-from tests.support.findings import finding as made
 from tests.support.replaying import Model
 
 RULES = load_rules()
@@ -41,7 +40,7 @@ def graph(nodes: list[Node], errors: dict[str, NodeError], effects: dict[str, fl
 
 def finding(rule: str, of: Node, severity: str = "warning", fmt: str = "fp16", agrees: bool = True) -> Finding:
     at = {"owner": of.owner, "op": of.op, "source": of.source}
-    return made(rule, of.name, severity=severity, formats=(fmt,), agrees=agrees, **at)
+    return found(rule, of.name, severity=severity, formats=(fmt,), agrees=agrees, **at)
 
 
 def causes(findings: list[Finding], of: FlowGraph) -> list[str]:

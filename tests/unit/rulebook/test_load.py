@@ -116,55 +116,28 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
     assert rule.when == Condition("all", parts=(Condition("fact", "upcast", {"equals": False}), long))
 
 
+FACT = '"reduction_length", above'
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "words", "slug"),
     [
-        (
-            'severity = "warning"',
-            'severity = "fatal"',
-            1,
-            "severity: input should be 'info', 'warning' or 'error', not 'fatal'",
-            "rule-bad-value",
-        ),
+        ('"warning"', '"x"', 1, "severity: input should be 'info', 'warning' or 'error', not 'x'", "rule-bad-value"),
         ('why = "because"\n', "", 1, "why: is missing", "rule-missing-key"),
         ('why = "because"', "why = 3", 6, "why: input should be a valid string, not 3", "rule-bad-type"),
         ('why = "because"', 'why = "because"\ncolor = "red"', 7, "color: unknown key", "rule-unknown-key"),
         ("above = 8", 'above = "8"', 4, "reduction_length is a number, and '8' is not", "rule-bad-type"),
         ("above = 8", "matches = 8", 4, "when[0].matches: unknown key", "rule-unknown-key"),
         (", above = 8", "", 4, "has no comparison for reduction_length", "rule-missing-key"),
-        ('"reduction_length", above', '"reduction", above', 4, "'reduction' is not a fact", "rule-bad-value"),
-        (
-            '"reduction_length", above',
-            '"headroom_bits", above',
-            4,
-            "depends on the format: name one, as in",
-            "rule-bad-value",
-        ),
-        (
-            '"reduction_length", above',
-            '"headroom_bits.fp17", above',
-            4,
-            "'fp17' is not one of tf32, bf16",
-            "rule-bad-value",
-        ),
-        (
-            '"reduction_length", above',
-            '"numel.fp16", above',
-            4,
-            "'numel' does not depend on the format",
-            "rule-bad-value",
-        ),
+        (FACT, '"reduction", above', 4, "'reduction' is not a fact", "rule-bad-value"),
+        (FACT, '"headroom_bits", above', 4, "depends on the format: name one, as in", "rule-bad-value"),
+        (FACT, '"headroom_bits.fp17", above', 4, "'fp17' is not one of tf32, bf16", "rule-bad-value"),
+        (FACT, '"numel.fp16", above', 4, "'numel' does not depend on the format", "rule-bad-value"),
         ("{reduction_length}", "{reason.bf16:.3g}", 5, "is not a valid template", "rule-bad-value"),
         ("{reduction_length}", "{reduction_length", 5, "is not a valid template", "rule-bad-value"),
         ('formats = ["fp16"]', 'formats = ["half"]', 3, "formats[0]: 'half' is not one of", "rule-bad-value"),
         ('why = "because"', "why = ", 6, "Invalid value", "rule-not-toml"),
-        (
-            'formats = ["fp16"]',
-            'formats = ["fp16"]\nmeasurable = 1',
-            4,
-            "measurable: input should be a valid boolean, not 1",
-            "rule-bad-type",
-        ),
+        ("when", "measurable = 1\nwhen", 4, "measurable: input should be a valid boolean, not 1", "rule-bad-type"),
         ('formats = ["fp16"]', 'formats = ["fp16"]\nsupersedes = ["XYZ001"]', 4, "no rule is called", "rule-bad-value"),
         ("[match]", '[example]\ncod = "x"\n\n[match]', 11, "example.cod: unknown key", "rule-unknown-key"),
         ("[match]", '[example]\nfixed = "x"\n\n[match]', 10, "example.code: is missing", "rule-missing-key"),

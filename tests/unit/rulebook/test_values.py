@@ -253,6 +253,8 @@ def test_reasons_name_the_cause_and_the_limit(error: NodeError, isolated: float,
 
 
 ALONE = "as the only operation in low precision, it"
+TOGETHER = "in low precision with 3 others, it"
+OVER = "above the budget of 0.01 (cause: rounding)"
 BUDGETS = NodeError(local_error=0.1, cause="rounding")
 
 
@@ -261,26 +263,14 @@ BUDGETS = NodeError(local_error=0.1, cause="rounding")
     [
         (Contribution(0.001, 0, 0), "safe", f"{ALONE} is predicted to change the outputs by 0.001"),
         (Contribution(0.001, 0, 0, "re-run"), "safe", f"{ALONE} changes the outputs by 0.001"),
-        (
-            Contribution(0.001, 0, 0, "group", 4),
-            "safe",
-            "in low precision with 3 others, it changes the outputs by 0.001",
-        ),
+        (Contribution(0.001, 0, 0, "group", 4), "safe", f"{TOGETHER} changes the outputs by 0.001"),
         (
             Contribution(0.005, 0, 0, "group", 2),
             "sensitive",
             "in low precision with 1 other, it uses 50% of the error budget",
         ),
-        (
-            Contribution(0.02, 0, 0),
-            "unsafe",
-            f"{ALONE} is predicted to change the outputs by 0.02, above the budget of 0.01 (cause: rounding)",
-        ),
-        (
-            Contribution(0.01004, 0, 0, "re-run"),
-            "unsafe",
-            f"{ALONE} changes the outputs by 0.01004, above the budget of 0.01 (cause: rounding)",
-        ),
+        (Contribution(0.02, 0, 0), "unsafe", f"{ALONE} is predicted to change the outputs by 0.02, {OVER}"),
+        (Contribution(0.01004, 0, 0, "re-run"), "unsafe", f"{ALONE} changes the outputs by 0.01004, {OVER}"),
         (
             Contribution(0.0, 0, 0, "not-run"),
             "untested",
@@ -321,7 +311,7 @@ def test_exposure_under_the_two_strategies() -> None:
         (3.4, "boxes: iou >= 0.9", "re-run", 1, f"{ALONE} uses 340% of the limit 'boxes: iou >= 0.9'"),
         (1.001, "boxes: iou >= 0.9", "re-run", 1, f"{ALONE} uses just over 100% of the limit 'boxes: iou >= 0.9'"),
         (512.3, "boxes: iou >= 0.9", "re-run", 1, f"{ALONE} uses 512 times the limit 'boxes: iou >= 0.9'"),
-        (0.2, "boxes: iou >= 0.9", "group", 4, "in low precision with 3 others, it uses 20% of the limit 'boxes: iou >= 0.9'"),
+        (0.2, "boxes: iou >= 0.9", "group", 4, f"{TOGETHER} uses 20% of the limit 'boxes: iou >= 0.9'"),
         (2.25, "mask: flips <= 0", "re-run", 1, f"{ALONE} violates the limit 'mask: flips <= 0'"),
         (2.25, "y: top1 >= 1", "first-order", 1, f"{ALONE} is predicted to violate the limit 'y: top1 >= 1'"),
         (0.0, "mask: flips <= 0", "re-run", 1, f"{ALONE} meets the limit 'mask: flips <= 0'"),

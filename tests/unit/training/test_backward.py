@@ -53,9 +53,6 @@ def test_what_has_no_kernel_says_so() -> None:
     assert (found.error.local_error, found.gaps) == (None, {})
 
 
-U = 2.0**-7
-
-
 def test_errors_and_what_they_move() -> None:
     # y = w x and y^2 with x = 1 + U: w gets 2 (1 + U)^2, which BF16 rounds to 2 (1 + 2 U), off by 2 U^2
     step = stepped(Scaled(1.0, Tensor.square), torch.tensor([1 + U]), torch.tensor([1.0]))

@@ -122,11 +122,7 @@ def write(folder: Path, text: str) -> str:
         (INPUTS + "targets = Y\ncriterion = nn.MSELoss()\n", None, "subject.py:criterion"),
         (INPUTS + TARGETS, "mse", "--loss mse"),
         ("def get_inputs(): return X, Y\nloss_fn = mse\n", None, "subject.py:loss_fn"),
-        (
-            "def get_inputs(): return {'input': X, 't': Y}\ndef loss_fn(y, t): return mse(y, t)\n",
-            None,
-            "subject.py:loss_fn",
-        ),
+        ("def get_inputs(): return {'input': X, 't': Y}\nloss_fn = mse\n", None, "subject.py:loss_fn"),
         (INPUTS + "def loss_fn(y, batch): return mse(y, batch[0][:, :2] * 0)\n", None, "subject.py:loss_fn"),
         (
             "def audit_spec(): return {'model': model, 'inputs': X, 'loss': mse, 'targets': Y}\n",

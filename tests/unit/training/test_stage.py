@@ -1,6 +1,7 @@
 """What a training audit finds, against autograd on the model itself."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -60,24 +61,19 @@ def test_on_a_gpu_the_low_steps_run_natively() -> None:
     assert all(parameter.device.type == "cpu" for parameter in model.parameters())
 
 
-class Masked(nn.Module):
+def masked(m: Any, mask: torch.Tensor) -> torch.Tensor:
     """A root whose slope is infinite in FP16 at entries that the mask keeps from the weights, and one where it is not."""
-
-    def __init__(self, harmful: bool) -> None:
-        super().__init__()
-        self.weight, self.harmful = nn.Parameter(torch.tensor([0.5, 2.0])), harmful
-
-    def forward(self, mask: torch.Tensor) -> torch.Tensor:
-        absorbed = torch.where(mask > 0, self.weight, torch.full_like(self.weight, 1e-9)).sqrt().sum()
-        if self.harmful:
-            absorbed = absorbed + torch.rsqrt(self.weight * 1e-9 + 1e-9).sum() * 1e-5
-        return absorbed
+    absorbed = torch.where(mask > 0, m.weight, torch.full_like(m.weight, 1e-9)).sqrt().sum()
+    if m.harmful:
+        absorbed = absorbed + torch.rsqrt(m.weight * 1e-9 + 1e-9).sum() * 1e-5
+    return absorbed
 
 
 def test_only_the_operation_that_breaks_the_low_step_is_blamed() -> None:
     blamed = {}
     for harmful in (False, True):
-        subject = training_subject(Masked(harmful), torch.tensor([1.0, 0.0]), {}, None)
+        model = Model(masked, weight=nn.Parameter(torch.tensor([0.5, 2.0])), harmful=harmful)
+        subject = training_subject(model, torch.tensor([1.0, 0.0]), {}, None)
         nodes = prepare(subject, ("fp16",), 0).nodes
         assert next(n for n in nodes if "aten.sqrt" in n.op).errors["fp16"].overflow == 1
         blamed[harmful] = [node.op for node in nodes if node.reasons]
