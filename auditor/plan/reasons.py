@@ -30,8 +30,6 @@ def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
     problem = space.problem
     for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
         low = _lower(problem, chosen, [owner])
-        if low.price >= (1 - WORTH) * chosen.price:  # with FP32 outputs it saves even less
-            continue
         wide = evaluate(problem, low.high | outputs_in(problem, owner))
         for point in (*[low][: owner == module_of(owner)], *[wide][: wide != low]):
             if point.price < (1 - WORTH) * chosen.price and space.holds(chosen, point, limit):
