@@ -183,7 +183,7 @@ def decisions_section(audit: Audit) -> list[Block]:
 def _sentences(one: Decisions) -> list[str]:
     """Sentences on the parts of the error, the operation whose flips add most error, and the error with the scores of
     this operation in FP32."""
-    low = f"With all operations in {label(one.format)}, the error on the first batch is {ratio(one.error)}"
+    low = f"With all operations in {label(one.format)}, the first batch's error is {ratio(one.error)}"
     first = one.operations[0]
     if first.seen is None:
         others = " and others" if one.operations[1:] else ""
@@ -194,12 +194,12 @@ def _sentences(one: Decisions) -> list[str]:
         return [f"{low}, all from rounding: {'flipped decisions change no output' if flips else 'no decision flips'}."]
     earlier = "" if one.lifted_seen <= first.seen / 2 else "; the remaining flips come from earlier operations"
     return [
-        f"{low}; with the FP32 run's decisions, {ratio(one.frozen)}. Flipped decisions cause {percent(one.share)} of the squared error.",
-        f"Most of this error comes from {where(first)}: {f'{_in_1000(first.seen)} in 1,000 of its decisions flip' if first.seen else 'only the order of its choices changes'}.",
+        f"{low}; with FP32's decisions, {ratio(one.frozen)}. Flipped decisions cause {percent(one.share)} of the squared error.",
+        f"Most of this error comes from {where(first)}: {f'{_in_1000(first.seen)} in 1,000 decisions flip' if first.seen else 'only the order of its choices changes'}.",
         f"If the values that this operation compares are in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} in 1,000 flip, and the error is "
         f"{ratio(one.lifted_error)}{earlier}.",
     ]
 
 
 def _in_1000(share: float) -> str:
-    return f"{1000 * share:.2g}"
+    return f"{1000 * share:{'.2g' if share < 0.1 else '.0f'}}"
