@@ -149,7 +149,7 @@ def test_too_small_a_limit_is_one_line_before_any_measurement(here: Path, capsys
 def test_what_operations_make_is_let_go_of_and_comes_back() -> None:
     with resident_limit(None) as held:
         assert held is None and now() is None
-    with resident_limit(resident() + ROOM + (60 << 20)) as held:
+    with resident_limit(resident() + ROOM + (160 << 20)) as held:  # a large process is slow to let go
         assert held is not None and now() is held
         kept = [torch.full((2_500_000,), float(i)) for i in range(40)]  # 400 MB
         assert all(bool((x == i).all()) for i, x in enumerate(kept))
