@@ -216,8 +216,8 @@ class Settings(BaseModel):
     seed: Annotated[Whole, Field(ge=0, lt=SEEDS), Option(f"a whole number from 0 to {SEEDS - 1}", "N")] = 0
     """seed of every random choice"""
     timeout: Seconds = None
-    """stop a command after this many seconds without progress (default: never). In an audit, also the limit for the run
-    and for the score of each plan (default: half an hour)"""
+    """stop a command after this many seconds without progress (default: never). An audit also stops a plan whose run, or
+    whose scoring, takes longer than this (default: half an hour)"""
     progress: Annotated[StrictBool | Function, Option("True, False or a function of four arguments", flag="")] = None
     """a function, called as `progress(stage, detail, done, total)`; `total` is 0 if unknown. If the function raises,
     the audit ends with [an error](errors.md#bad-callback), whose `__cause__` is that exception. `True` shows a progress

@@ -167,7 +167,8 @@ class Runtime:
     def kept_functions(cls, paths: list[str], precision: str, scopes: dict[str, Any]) -> dict[str, Any]:
         """Functions that a scope keeps in FP32 or gives FP32 output, and the precision of an extra autocast region.
 
-        The extra region casts FP32 results of kept functions for low-precision weights; FP32 scopes inside disable it.
+        Inside the extra region, autocast casts FP32 results of kept functions that meet low-precision weights; FP32 scopes
+        disable it.
         """
         keep, low = dict[str, KeptFunctions](), DTYPES[precision]
         for key, dtype in (("keep", None), ("fp32_output", low)) if precision != "fp32" else ():

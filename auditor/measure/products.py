@@ -59,11 +59,11 @@ class Sample:
     exact: Tensor
 
     def split(self, row: Format) -> ProductError | None:
-        """The three parts of the product's error in a format, and the whole; None if one is not finite.
+        """Errors by rounded inputs, accumulation and rounded output, and in total; None if one is not finite.
 
         Formula: with r = exact, a the product of the rounded inputs in FP64, b in the accumulator's precision and c in the
         format: ||a - r||, ||b - a||, ||c - b|| and ||c - r||, each divided by ||r||. On a GPU, b is not visible, and the
-        squares of the last two parts add up to ||c - a||^2. Source: Higham, Accuracy and Stability of Numerical
+        squares of accumulation and output add up to ||c - a||^2. Source: Higham, Accuracy and Stability of Numerical
         Algorithms, section 3.5.
         """
         low = round_tree(self.args, row)

@@ -123,7 +123,7 @@ class Literals:
 CalledFrom = Annotated[
     str | None,
     FileField(
-        "`file:line in function` of a call that led to `source`: in a `forward`, your code or a loss; `null`: none"
+        "the call that reached `source`, as `file:line in function`: a line of your code or of a `forward`; `null`: none"
     ),
 ]
 

@@ -30,7 +30,7 @@ class Cause:
     """
 
     def __init__(self, audit: Audit, members: Sequence[Finding], reports: Mapping[str, NodeReport]) -> None:
-        self._audit, self.members = audit, members
+        self._audit, self.members, self._reports = audit, members, reports
         effects = {id(f): _effect(reports.get(f.node), f.formats) for f in members}
 
         def weight(f: Finding) -> tuple[Any, ...]:
@@ -79,23 +79,23 @@ class Cause:
             return "No plan within the budget uses low precision; this operation is one reason." if stops else ""
         nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
         every = {finding.node for finding in spoken}
-        output = " (or only the output)" if any(choice.fp32_output for choice in plan.scopes.values()) else ""
+        scopes = [plan.scopes.get(self._reports[name].node.owner) for name in nodes["kept"]]
+        output = " (or only the output)" * any(scope.fp32_output for scope in scopes if scope)
         said = [text.format(_these(nodes[how], every), output) for how, text in BEARINGS.items() if nodes[how]]
         if others := every.difference(*nodes.values()):
-            here = (finding for finding in spoken if finding.node in others)
-            met = dict.fromkeys((f, how) for finding in here for f, by in finding.met.items() for how in by)
+            met = dict.fromkeys((f, how) for x in spoken if x.node in others for f, by in x.met.items() for how in by)
             under = " or ".join(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met)
             what = "the problem" if others == every else f"the problem of {_these(others, every)}"
-            said.append(f"avoids {what}{f', which only occurs in {under}' if under else ''}")
+            occurs = "only occurs" if any(one.agrees for one in self.members) else "could only occur"
+            said.append(f"avoids {what}" + (f", which {occurs} in {under}" if under else ""))
         return f"{_plan_words(self._audit, plan)}, {'; '.join(said)}."
 
     @property
     def solved(self) -> str:
         """A sentence, if the plan that severities apply to removes the problem of every operation; otherwise ""."""
         bearings = {finding.bearing for finding in self.members}
-        if not bearings <= {"elsewhere", "kept"}:
-            return ""
-        return f"The plan avoids this problem{' by keeping values in FP32' if 'kept' in bearings else ''}."
+        how = " by keeping values in FP32" if "kept" in bearings else ""
+        return f"The plan avoids this problem{how}." if bearings <= {"elsewhere", "kept"} else ""
 
     @property
     def cost(self) -> str:

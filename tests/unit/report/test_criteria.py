@@ -204,9 +204,11 @@ def test_a_card_says_what_becomes_of_one_operation():
         assert cause(spoken(make_audit(60), RNG001=bearing), "RNG001").plan_effect == sentence
     audit = spoken(make_audit(60), RNG001="kept")
     plan = audit.plans["autocast_fp16"]
-    scopes = {**plan.scopes, "head": ScopeChoice("fp16", fp32_output=("linear",))}
-    audit = replace(audit, plans={**audit.plans, plan.name: replace(plan, scopes=scopes)})
-    assert cause(audit, "RNG001").plan_effect == f"{opening} keeps the operation (or only the output) in FP32."
+    wide, owner = ScopeChoice("fp16", fp32_output=("linear",)), cause(audit, "RNG001").worst.owner
+    for path, output in ((owner, " (or only the output)"), ("elsewhere", "")):
+        changed = replace(plan, scopes={**plan.scopes, path: wide})
+        audit = replace(audit, plans={**audit.plans, plan.name: changed})
+        assert cause(audit, "RNG001").plan_effect == f"{opening} keeps the operation{output} in FP32."
 
 
 def test_a_card_says_how_many_operations_become_what():
@@ -217,8 +219,8 @@ def test_a_card_says_how_many_operations_become_what():
     findings = tuple(replace(f, bearing=mixed.get(f.node, f.bearing)) for f in audit.findings)
     assert cause(replace(audit, findings=findings), "SFT001").plan_effect == (
         f"FP16 under autocast, the recommended plan, keeps {len(members) - 2} of these operations in FP32; runs 1 of these "
-        "operations on low-precision values, within the error budget; avoids the problem of 1 of these operations, which only occurs in FP16 with cast "
-        "weights or BF16 with cast weights."
+        "operations on low-precision values, within the error budget; avoids the problem of 1 of these operations, which could only occur in FP16 with "
+        "cast weights or BF16 with cast weights."
     )
 
 
