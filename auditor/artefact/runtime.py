@@ -167,7 +167,7 @@ class Runtime:
     def kept_functions(cls, paths: list[str], precision: str, scopes: dict[str, Any]) -> dict[str, Any]:
         """Functions that a scope keeps in FP32 or gives FP32 output, and the precision of an extra autocast region.
 
-        Inside the extra region, autocast casts FP32 results of kept functions that meet low-precision weights; FP32 scopes
+        In the extra region, autocast casts FP32 results of kept functions that meet low-precision weights. FP32 scopes
         disable it.
         """
         keep, low = dict[str, KeptFunctions](), DTYPES[precision]
