@@ -146,6 +146,17 @@ def test_if_held_out_inputs_refuse_one_layer_another_is_quantized() -> None:
     assert other.held_out_error == pytest.approx(alone["b"] * math.sqrt(2 / 17), rel=0.1)
 
 
+def test_a_held_out_error_that_is_no_number_refuses_a_plan() -> None:
+    def metric(reference: list[Tensor], candidate: list[Tensor]) -> float:
+        differs = not torch.equal(reference[0], candidate[0])
+        return math.nan if differs and float(reference[0].abs().max()) > 1e3 else 0.1 * differs
+
+    x = normal(32, 2 * WIDTH, seed=1)
+    asked = {"formats": "fp8", "max_error": 1.0, "metric": metric}
+    (found,), (other,) = (audited(seeded(halves), x, y, **asked).quantized_plans for y in (x, 1e4 * x))
+    assert (set(found.layers.values()), set(other.layers.values())) == ({"fp8"}, {""})
+
+
 @pytest.fixture(scope="module")
 def decoder() -> tuple[nn.Module, Audit]:
     model = seeded(Decoder)
