@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -26,17 +26,20 @@ from .scores import InFp32
 from .workbench import Workbench, worst_of
 
 MORE_RUNS = 8
-"""Further runs each time that the verification refuses a plan."""
+"""Further runs after each verification."""
 
 VERIFICATIONS = 20
 """Limit of choices for one plan that are verified; if none is accepted, all layers keep 16 bits."""
 
 CLOSER = 0.99
-"""After a refusal, the next limit on calibration inputs is CLOSER * error * sqrt(budget / worst error) of the refused
-choice. A limit in proportion would be stricter; but another choice may have less error on the held-out inputs."""
+"""Until a choice is accepted, the next target is at most CLOSER * error * sqrt(budget / worst error) of a refused choice.
+A target in proportion would be stricter; but another choice may have less error on the held-out inputs."""
 
 MUCH_CLOSER = 0.7
 """After a refusal by the user's score, or a failure, this factor replaces the square root."""
+
+NARROW = 1.02
+"""Ratio of a refused to an accepted error on the calibration inputs below which no target between them is tried."""
 
 _EXPERTS = re.compile(r"(.*?[^.]*expert[^.]*)\.\d+\.")
 """The list of a layer's experts, in the path of a layer of one expert."""
@@ -54,12 +57,16 @@ class _Verified(NamedTuple):
 
 @dataclass(frozen=True)
 class QuantizedPlans:
-    """Makes the plans of one audit. model: runs the user's model with quantized layers."""
+    """Makes the plans of one audit. model: runs the user's model with quantized layers. known, verified: what was run and
+    verified for any plan; refused: the verified choices that exceed a limit."""
 
     bench: Workbench
     model: QuantizedModel
     groups: Sequence[Group]
     score: InFp32 | None
+    known: dict[Choice, Run] = field(default_factory=dict)
+    verified: dict[Choice, _Verified] = field(default_factory=dict)
+    refused: set[Choice] = field(default_factory=set)
 
     @classmethod
     def of(cls, bench: Workbench, score: InFp32 | None = None) -> QuantizedPlans:
@@ -71,32 +78,39 @@ class QuantizedPlans:
     def plans(self) -> tuple[QuantizedPlan, ...]:
         """A plan for each scheme, and one that chooses among all of them if there are several."""
         schemes = self.bench.options.schemes if self.groups else ()
-        known: dict[Choice, Run] = {}
-        result = [self._plan(scheme, (scheme,), known) for scheme in schemes]
-        return (*result, *([self._plan(MIXED, schemes, known)] if len(schemes) > 1 else []))
+        result = [self._plan(scheme, (scheme,)) for scheme in schemes]
+        return (*result, *([self._plan(MIXED, schemes)] if len(schemes) > 1 else []))
 
-    def _plan(self, name: str, schemes: tuple[str, ...], known: dict[Choice, Run]) -> QuantizedPlan:
-        """The plan with the fewest bits that the verification accepts. known: results of runs, shared by all plans."""
-        subject, limit, groups = self.bench.subject, self.bench.max_error, self.groups
-        search = Search(groups, schemes, lambda choice: self.run(self._schemes(choice), subject.batches), known)
-        kept = accepted = ("",) * len(groups)
-        known.setdefault(kept, self.run({}, subject.batches))
-        verified, target = {kept: _Verified("emulation", 0.0, 0.0)}, limit
-        while len(verified) <= VERIFICATIONS:
-            if accepted != kept or (choice := search.best(target)) == kept:
-                search.best(limit)  # runs further choices
-                choice = search.safest(limit, accepted)
-            if choice in verified:
+    def _plan(self, name: str, schemes: tuple[str, ...]) -> QuantizedPlan:
+        """The plan with the fewest bits that the verification accepts."""
+        subject, limit, groups, verified = self.bench.subject, self.bench.max_error, self.groups, self.verified
+        kept = ("",) * len(groups)
+        self.known.setdefault(kept, self.run({}, subject.batches))
+        verified.setdefault(kept, _Verified("emulation", 0.0, 0.0))
+        search = Search(
+            groups, schemes, lambda choice: self.run(self._schemes(choice), subject.batches), self.known, self.refused
+        )
+        accepted = min(filter(search.allows, verified.keys() - self.refused), key=search.bits)
+        last, target = len(verified) + VERIFICATIONS, limit
+        low, high = 0.0, NARROW * limit  # errors on the calibration inputs: target without a better choice; refused
+        while len(verified) < last:
+            closed = low * NARROW >= high
+            choice = search.best(limit if closed else target)
+            if closed and (choice := search.safest(limit, accepted)) in verified:
                 break
-            verified[choice] = one = self._verify(self._schemes(choice))
-            worst = worst_of([one.measured, one.held_out])
-            if worst <= limit and (one.score is None or one.score.holds):
-                accepted = choice
-                continue
-            search.refused.add(choice)
-            share = math.sqrt(limit / worst) if limit < worst < math.inf else MUCH_CLOSER
-            target = CLOSER * min(target, share * known[choice].error)
-            search.left = MORE_RUNS
+            if choice in verified or search.bits(choice) >= search.bits(accepted):
+                low = target
+            else:
+                verified[choice] = one = self._verify(self._schemes(choice))
+                search.left, worst = MORE_RUNS, worst_of([one.measured, one.held_out])
+                if worst <= limit and (one.score is None or one.score.holds):
+                    accepted, low = choice, target
+                else:
+                    self.refused.add(choice)
+                    high = min(high, self.known[choice].error)
+                    share = math.sqrt(limit / worst) if limit < worst < math.inf else MUCH_CLOSER
+                    target = min(target, CLOSER * share * high)
+            target = math.sqrt(low * high) if low else target
         choice, layers, one = accepted, self._schemes(accepted), verified[accepted]
         return QuantizedPlan(
             name=name,
