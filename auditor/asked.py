@@ -25,7 +25,7 @@ LEVELS = ("error", "warning", "info", "never")
 
 
 class Command(Settings):
-    """All settings, and further options of the command line. configurable: whether [tool.auditor] sets defaults."""
+    """All settings of an audit, and options of the command line only. configurable: [tool.auditor] sets defaults."""
 
     configurable: ClassVar[bool] = True
     inputs: Annotated[str | None, Option(shown="I", path="place")] = None
@@ -78,7 +78,7 @@ OPTIONS = options_of(Command)
 
 
 def key_of(name: str) -> str:
-    """An option's key in a TOML file."""
+    """The key by which a TOML file sets an option."""
     return (OPTIONS[name].flag or name.replace("_", "-")).removeprefix("--")
 
 

@@ -87,7 +87,7 @@ def run(subject: Subject, options: Settings) -> Audit:
         if full:
             traceback.clear_frames(error.__traceback__)  # frees the frames' tensors on the device
         if not full or options.device != "auto":
-            explain("load", error)  # errors of moving the model, which happens before the first stage
+            explain("load", error)  # the model is moved to the device before the first stage
             raise
     gc.collect()
     let_go(options.where)

@@ -51,7 +51,7 @@ UNQUANTIZED = ("bf16",)
 TAKEN = "fp16, bf16, fp8_e4m3, fp8_e5m2, or a quantization scheme such as fp8, int8, mxfp4 or nvfp4"
 
 SEEDS = 2**32
-"""Every random generator accepts seeds below this number."""
+"""Upper limit of seeds: every random generator accepts seeds below this number."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ class Settings(BaseModel):
         return self.found or choose(self.device)
 
     def with_values(self: S, **found: Any) -> S:
-        """A copy of the settings with these derived values."""
+        """A copy of the settings with the given derived values."""
         return self.model_copy(update=found)
 
     @property
@@ -298,7 +298,7 @@ class Settings(BaseModel):
 
     @property
     def ignores(self) -> tuple[Ignore, ...]:
-        """All entries that suppress findings, in all modules or in some."""
+        """All entries that suppress findings, in all modules or in some modules."""
         return (*self.ignore, *self.per_module_ignores)
 
 

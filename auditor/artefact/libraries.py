@@ -27,7 +27,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Library:
-    """A library that quantizes. kinds: the kinds of layers that it quantizes under a scheme, none if it lacks the scheme.
+    """A quantization library. kinds: the kinds of layers that it quantizes under a scheme; none without the scheme.
     render: code for layers {path: scheme}, and for linear layers kept in 16 bits. notes: {start of a scheme's name:
     what differs in the library}."""
 
@@ -163,5 +163,5 @@ LIBRARIES = {
     ),
     "modelopt": Library("ModelOpt", _modelopt_kinds, modelopt_code, _MODELOPT_NOTES),
 }
-"""{name in `--for`: library}: what each can express was tested with torchao 0.18, compressed-tensors 0.20, ModelOpt 0.47
-and transformers 5.23."""
+"""{name in `--for`: library}. Their supported layers were tested with torchao 0.18, compressed-tensors 0.20,
+ModelOpt 0.47 and transformers 5.23."""

@@ -75,7 +75,7 @@ class Builder:
         written = row.known_as or op_name(target)
         target = _aten.reshape.default if target is _aten.view.default else target  # strides may differ in a replay
         node = self.recording.graph.create_node("call_function", target, name=row.name)
-        node.args = tuple(args)  # set afterwards: create_node would search them for symbolic numbers
+        node.args = tuple(args)  # set after create_node, which would search the arguments for symbolic numbers
         if kwargs:
             node.kwargs = dict(kwargs)
         self._describe_value(node, value)

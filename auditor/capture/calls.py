@@ -98,7 +98,7 @@ def paths_of(model: nn.Module) -> dict[int, list[str]]:
 
 
 class Functions(TorchFunctionMode):
-    """Observes calls of torch functions such as `F.softmax`; a call inside another counts as part of the outer call.
+    """Observes calls of torch functions such as `F.softmax`; a nested call counts as part of the outer call.
     tell: called with every tensor whose values Python reads without the dispatcher. asked: whether Python read a
     dtype."""
 

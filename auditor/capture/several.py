@@ -14,7 +14,7 @@ from .capture import record_path
 from .paths import same_operations
 
 MOST_PATHS = 8
-"""Maximum number of recorded paths: each costs a recording, and measurements on its batches."""
+"""Maximum number of recorded paths: each path takes a recording, and measurements on its batches."""
 
 
 @dataclass(frozen=True)

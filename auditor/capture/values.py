@@ -121,7 +121,7 @@ class Values:
         for other in root.memory.roots if root.memory is not None else ():
             pairs = (other.node, other.geometry), (root.node, root.geometry)
             seen = overwrite(self._emit, self._constant, *pairs) if other is not root else None
-            if seen is not None:  # a view made by an unseen operation shows the new entries
+            if seen is not None:  # the new entries also appear in a view made by an operation that was not seen
                 other.node, other.version = seen, other.version + 1
 
     def _entry_of(self, x: torch.Tensor) -> Entry | None:

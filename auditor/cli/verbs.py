@@ -332,7 +332,7 @@ class Rehearse(Verb):
         return 0
 
     def _batches(self, target: Any) -> Any:
-        """The batches for the step, from `--batches` or a conventional name in the file; None if there is neither."""
+        """The batches for the step, from `--batches` or a conventional name in the file; None if both are missing."""
         from ..loading.target import call, import_target, named_in, parse
 
         module = import_target(target)

@@ -115,7 +115,7 @@ def floor_of(error: float, joint: float) -> float:
 
 
 Function = Callable[[Any, Any], Any]
-"""(reference, candidate) -> a number, within the criterion's limit for equal outputs."""
+"""A user's error measure (reference, candidate) -> number, within the criterion's limit for equal outputs."""
 
 
 def name_of(function: object) -> str:
@@ -160,7 +160,7 @@ class Criterion:
         return dict(self.options).get(name, default)
 
     def speaks_of(self, name: str) -> bool:
-        """Whether the criterion covers the output of this name."""
+        """Whether the criterion covers the output called `name`."""
         wanted = self.output
         return name == wanted or name.startswith(f"{wanted}.") or ("*" in wanted and fnmatchcase(name, wanted))
 
@@ -217,12 +217,12 @@ def criteria_of(given: Any) -> tuple[Criterion, ...]:
 
 
 def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
-    """Yield the parsed criteria. output: the name of the output, if the dict gives it."""
+    """Yield the criteria in strings or a dict. output: the name of the output, if a dict names it."""
     if isinstance(given, Criterion):
         yield given
     elif isinstance(given, str):
         texts = [text.strip() for text in given.split(";") if text.strip()]
-        for text in texts or [given]:  # an empty text would set no limit
+        for text in texts or [given]:  # an empty string must raise, since it sets no limit
             name, colon, rest = (output, ":", text) if output else text.partition(":")
             if not (texts and colon and name.strip()):
                 raise bad_criterion(f"cannot parse the criterion {text!r}: {GRAMMAR}")

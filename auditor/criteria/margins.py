@@ -140,7 +140,7 @@ class Margins:
         return (total / weight / usual)[group] if usual > 0 else torch.ones_like(before)
 
     def _moved(self, reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-        """Change of the distance between the candidates of every decision."""
+        """How much the distance between the two candidates of each decision changes."""
         ours, theirs = (self._candidates(x) for x in (reference, candidate))
         return theirs[0] - theirs[1] - ours[0] + ours[1]
 

@@ -39,8 +39,8 @@ class CriterionResult:
 
 @dataclass(frozen=True)
 class Criteria:
-    """A distance between outputs: the largest share of its limit that any criterion uses; `max_error` limits the other
-    outputs.
+    """A distance between outputs: the largest share that a criterion uses of its limit; `max_error` limits outputs
+    without a criterion.
 
     names: the outputs' names, if a reference has none. joint: the error measure of all outputs without a criterion.
     """

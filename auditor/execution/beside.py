@@ -53,7 +53,7 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
 
 
 def under_policy(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> UnderPlan:
-    """Return the same as `under_plan`, for a Policy instead of a plan."""
+    """Return each node's error and dtypes under a Policy, as `under_plan` does for a plan."""
     under, predicted, read = UnderPlan(), resolve(policy).nodes, dict[str, dict[str, None]]()
     for path in capture.paths or (ModelPath(capture, (batch,)),):
         errors, dtypes = dict[str, float](), dict[str, Dtypes]()
@@ -108,7 +108,7 @@ WRONG: Mapping[str, Wrong] = {
 
 
 _Beginning = tuple[str, str]
-"""Name of the operation at which entries became zero, negative, Inf or NaN, and the cause."""
+"""(name of the operation at which entries became zero, negative, Inf or NaN; the cause)."""
 
 
 def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> NonFinite | None:
@@ -196,8 +196,8 @@ class _NonFiniteTrace:
         return "underflow" if kind == "vanished" and largest < self._row.smallest_normal else "rounding"
 
     def _upstream(self, n: fx.Node, expected: torch.Tensor, turned: torch.Tensor) -> _Beginning:
-        """Name of the operation that caused Inf or NaN in `n`, and the cause. This operation is upstream if inputs of
-        `n` became zero or negative, else `n` itself."""
+        """Name of the operation that caused Inf or NaN in `n`, and the cause. The operation is upstream if inputs of
+        `n` became zero or negative; else the operation is `n`."""
         if float(expected[turned].abs().max()) > self._row.largest:
             return n.name, "overflow"
         place = row_of(n).singular

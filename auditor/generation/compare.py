@@ -23,7 +23,7 @@ from ..records.generation import StoredCache, TokenComparison
 from .decode import Prompts, Store, decode
 
 RUNS = 32
-"""Maximum number of equal intervals into which `kl_by_position` divides the steps."""
+"""Maximum number of values in `kl_by_position`, each the mean over an interval of steps."""
 
 INT8 = 127.0
 STORED: dict[str, int] = {"bf16": 2, "fp8_e4m3": 1, "int8": 1}
@@ -184,7 +184,7 @@ class CacheRounding:
 def stored_caches(
     decoding: Decoding, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around
 ) -> tuple[StoredCache, ...]:
-    """Compare FP32 with a cache in each format of STORED to FP32 with an FP32 cache; () if the model has no cache."""
+    """Compare the FP32 model with its cache in each format of STORED and in FP32; () if the model has no cache."""
     result = []
     for stored in STORED:
         rounding = [CacheRounding(stored, len(one.tokens)) for one in batches]
@@ -199,8 +199,8 @@ def stored_caches(
 
 
 def recommend_cache(caches: Sequence[StoredCache], limits: Sequence[Criterion], *plan: TokenComparison) -> str | None:
-    """The smallest cache that, with the plan if given, meets the limits on KL and top tokens; None if none does, or
-    without limits.
+    """The smallest cache that, with the plan if given, meets the limits on KL and top tokens; None if every cache
+    violates a limit, or without limits.
 
     The errors of cache and plan are added. For KL this is exact to leading order if they are independent; for top
     tokens it overestimates the change.
@@ -257,7 +257,7 @@ def expected_flips(batches: Sequence[ReferenceTokens], change: float, sizes: tor
 
 
 def _first(flipped: torch.Tensor) -> float:
-    """The number of the first true entry, from 1; inf if there is none."""
+    """The number of the first true entry, from 1; inf if every entry is false."""
     return float(flipped.int().argmax()) + 1 if bool(flipped.any()) else math.inf
 
 

@@ -26,10 +26,10 @@ cannot_generate = partial(LoadError, slug="cannot-generate")
 """The error for a model or inputs that generation does not support."""
 
 Choose = Callable[[int, torch.Tensor], torch.Tensor]
-"""(step, logits [prompts, vocabulary]) -> the next tokens [prompts]."""
+"""A function that chooses tokens: (step, logits [prompts, vocabulary]) -> next tokens [prompts]."""
 
 Store = Callable[[Any], None]
-"""Changes, in place, the cache that one step passes to the next."""
+"""A function that changes, in place, the cache that one step passes to the next."""
 
 
 @dataclass(frozen=True)

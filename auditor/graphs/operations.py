@@ -33,9 +33,9 @@ each."""
 @dataclass(frozen=True)
 class GraphOperation:
     """An operation with FP32 inputs; or, with the suffix FP32_OUTPUT in its name, the rounding of a product's output,
-    which only a product in low precision can have. low, high: its cost in the format and in FP32; error: its part of
+    which only a product in low precision can have. low, high: the cost in the format and in FP32; error: the part of
     the outputs' squared error in the format; flops: multiply-adds counted as two. captured: the matching operation in
-    the recorded graph. kind, kept: if it must stay FP32, the kind (see records.KeptOperation) and the reason."""
+    the recorded graph. kind, kept: if FP32 is required, the kind (see records.KeptOperation) and the reason."""
 
     name: str
     op: str
@@ -74,7 +74,7 @@ class Table:
 
     @cached_property
     def free(self) -> frozenset[str]:
-        """Operations that a plan may run in low precision."""
+        """Names of the operations that a plan may run in low precision."""
         return frozenset(name for name, operation in self.operations.items() if not operation.kind)
 
     def low_flops(self, low: frozenset[str]) -> float:
@@ -92,15 +92,15 @@ class Table:
         return result
 
     def whole(self, name: str) -> frozenset[str]:
-        """The names of an operation and, if it may have FP32 output, of the rounding of its output."""
+        """An operation's name and, if the operation may have FP32 output, the name of the rounding of its output."""
         return frozenset((name, f"{name}{FP32_OUTPUT}")) & self.operations.keys()
 
     def keeps_output(self, name: str, low: frozenset[str]) -> bool:
-        """Whether, with these operations in low precision, a product has low-precision inputs and FP32 output."""
+        """Whether a product has low-precision inputs and FP32 output. low: the operations in low precision."""
         return name in low and not self.whole(name) <= low
 
     def price(self, low: frozenset[str], of: frozenset[str] | None = None) -> tuple[float, float]:
-        """Cost (mostly seconds) and squared error with these operations in low precision.
+        """Cost (mostly seconds) and squared error with the operations `low` in low precision.
 
         of: if given, count only these operations, and the casts of their inputs and outputs.
         """
@@ -174,7 +174,7 @@ def _reason_to_keep(
     if captured is None:
         row, writers = row_of(node), {table.operation(name).scatter for name in table.packets()}
         moves = row.entries or row.exact or row.joins or row.asks_shape or row.packet in writers
-        if not moves:  # an operation that only moves or selects entries may be low
+        if not moves:  # an operation that only moves or selects entries may run in low precision
             return "untested", "no matching operation in the recorded run", literals
     verdict = bench.judged.verdicts.get(captured or "", {}).get(format)
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):

@@ -37,7 +37,7 @@ def run_pipelines(
 
 
 def _attempt(name: str, run: Callable[[], PipelineRun]) -> PipelineRun:
-    """The pipeline's result, or in one line why it has none."""
+    """Run a pipeline; if it fails, the result is one line with the reason."""
     try:
         with quietly():
             return run()

@@ -47,7 +47,7 @@ def answer(
         with _nothing_saved(asked):
             result = from_the_start(model, batch, run, seed, gradients=True)
     except Exception as error:
-        if not asked and "saved tensor" not in str(error):  # torch.func's message about hooks
+        if not asked and "saved tensor" not in str(error):  # torch.func raises this message for hooks
             raise
     else:
         if not asked:

@@ -163,7 +163,7 @@ def require(target: Target) -> None:
     for name in PACKAGES[target.hub]:
         try:
             importlib.import_module(name)
-        except Exception as error:  # it is absent, lacks a package itself, or was built for another torch
+        except Exception as error:  # the package is absent, lacks a dependency, or was built for another torch
             said = f"{target.text} needs {name}, and importing that raised {blame(error)}"
             raise LoadError(f"{said}: `pip install {name}`, or fix the installation", "missing-package") from error
 

@@ -195,7 +195,7 @@ def reject_iterators(arguments: Any, source: str) -> None:
 
 
 def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Batch:
-    """Match named tensors with arguments of `forward`. Names "0", "1" ..., or one other name, mean positional ones.
+    """Match named tensors with arguments of `forward`. The names "0", "1" ..., or a single unknown name: by position.
 
     Raises: LoadError(slug="bad-inputs").
     """

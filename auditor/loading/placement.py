@@ -27,7 +27,7 @@ def devices_of(model: nn.Module) -> set[str]:
 
 
 def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
-    """The subject itself if its model is on the device, or is to remain on several; else a copy on the device.
+    """The subject itself if its model is on the device, or remains on several devices; else a copy on the device.
 
     Raises: AuditorError(slug="no-copy") if the model, or its loss, cannot be copied, or does not run on the device.
     """

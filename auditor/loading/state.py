@@ -142,7 +142,7 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
             note = "inputs in FP16 or BF16, on which the model does not run, were converted to FP32"
             yield _widen(subject, "inputs", note)
         return
-    counts = Counter(subject.stored_low)  # weights that the checkpoint stores low, converted to FP32 on loading
+    counts = Counter(subject.stored_low)  # low-precision weights of the checkpoint, in FP32 in the model
     for parameter in model.parameters():
         if is_low(parameter.dtype):
             counts[dtype_name(parameter.dtype)] += parameter.numel()
@@ -218,7 +218,7 @@ def present(model: nn.Module) -> Iterator[None]:
 
 
 def _hooks(module: nn.Module) -> list[Any]:
-    """The accelerate hooks that load a module's weights; none if it has other hooks too, or is a GraphModule."""
+    """The accelerate hooks that load a module's weights; empty if the module has other hooks, or is a GraphModule."""
     hook = vars(module).get("_hf_hook")
     if hook is None or isinstance(module, torch.fx.GraphModule):
         return []

@@ -162,7 +162,7 @@ def _is_narrow(dtype: torch.dtype) -> bool:
 
 
 def _rounded_to(before: Tensor, now: Tensor) -> torch.dtype | None:
-    """The narrower dtype with which rounding `before` gives `now`; None if both are equal, or no dtype does."""
+    """The narrower dtype such that rounding `before` to it gives `now`; None if both are equal, or no dtype fits."""
     if _is_equal(before, now):
         return None
     rows = (row for row in FORMATS.values() if row.dtype and row.mantissa + 1 < significant_bits(before.dtype))
@@ -171,7 +171,7 @@ def _rounded_to(before: Tensor, now: Tensor) -> torch.dtype | None:
 
 
 def _is_equal(x: Tensor, y: Tensor, via: torch.dtype | None = None) -> bool:
-    """Whether tensors of any dtypes have the same values. via: the first is rounded to this dtype."""
+    """Whether tensors of any dtypes have the same values. via: the dtype to which `x` is rounded first."""
     parts = zip(*(torch.split(one.detach().reshape(-1), PART) for one in (x, y.to(x.device))), strict=True)
     if via is None and x.dtype is y.dtype and x.dtype.itemsize > 1:
         return all(torch.equal(a, b) for a, b in parts)
@@ -256,7 +256,7 @@ class _Weights:
     def silent_casts(self, key: int) -> Iterator[tuple[str, Event]]:
         """The casts of a tensor that nobody asked for, with their kinds.
 
-        Not yielded, since the author asked for them: casts of all parameters of a one-dtype checkpoint, or of a module.
+        Casts of all parameters of a one-dtype checkpoint, or of a module, are not yielded: the author asked for them.
         """
         watch, x, owners = self.watch, self.tensors[key], [n.rpartition(".")[0] for n in self.names[key]]
         whole = isinstance(x, nn.Parameter) and key not in self.kept

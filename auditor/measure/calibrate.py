@@ -1,4 +1,4 @@
-"""Measures all calibration batches in turn; memory use does not grow with their number."""
+"""Measures all calibration batches in turn; memory use does not grow with the number of batches."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _merge(a: Mapping[K, T], b: Mapping[K, T], merge: Callable[[T, T], T]) -> di
 
 
 def worse(a: NodeError, b: NodeError) -> NodeError:
-    """The more severe of two errors, with the larger count and share of each kind."""
+    """The more severe of two NodeErrors, with the larger of both values of every count and share."""
 
     def severity(error: NodeError) -> tuple[bool, int, float, float]:
         broken = error.overflow + error.nan

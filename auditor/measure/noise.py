@@ -21,7 +21,7 @@ from ..records import Capture, Contribution, Noise, Subject
 from .rerun import Yardstick
 
 REPEATED = (37, 211)
-"""For each repeated FP32 run, how many numbers are allocated first, so that the model's memory addresses differ."""
+"""For each repeated FP32 run: how many numbers are allocated before the run, so that memory addresses differ."""
 
 
 @dataclass(frozen=True)

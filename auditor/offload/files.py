@@ -32,9 +32,9 @@ _FIXED = "resize storage that is not resizable"
 
 
 class OffloadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside this mode, every large result of an operation is stored in a file, with the same entries and strides.
+    """Inside this mode, every large result of an operation is stored in a temporary file, with unchanged strides.
 
-    That includes tensors that autograd saves or computes.
+    These results include tensors that autograd saves or computes.
     """
 
     supports_higher_order_operators = True
@@ -92,7 +92,7 @@ def folder() -> str:
 def release(*, others: bool) -> None:
     """Drop mapped files from resident memory; their pages are read again on access.
 
-    Each storage is referenced during the call: once freed, its addresses may belong to other memory, which would be
+    The call keeps each storage alive: the addresses of a freed storage may belong to other memory, which would be
     zeroed. others: include private mappings such as a library's checkpoint, but no shared libraries. Unmodified pages
     are read from the disk again; modified pages are kept.
     """

@@ -40,7 +40,7 @@ class Planner:
         result = dict[str, Verification]()
         for name, plan in self._run({name: space.low for name, space in self.spaces.items()}).items():
             ran, space = plan.verification, self.spaces[name]
-            if ran is None or not runs(plan.format):  # torch cannot run it: judge a replay
+            if ran is None or not runs(plan.format):  # torch cannot run the plan: judge a replay
                 result[name] = judge_replay(self.bench, space.error(space.low), policy_of(self.bench.capture, plan))
                 continue
             fails = ran.measured_error is None or not all(one.holds for one in ran.criteria)

@@ -1,4 +1,4 @@
-"""Explains why a plan keeps modules and operations in FP32: a prohibition, too much error, or too little saving."""
+"""Explains why a plan keeps modules and operations in FP32: forbidden, too much error, or too small a saving."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
 
 
 def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, most: float, harmless: bool) -> Reason:
-    """The reason why a module that could be in low precision is not, from replays if there are any. most: the largest
+    """The reason why a module that could run in low precision does not, from replays if possible. most: the largest
     saving of the modules that save too little; harmless: whether the budget holds with all these modules low."""
     before, budget, objective = space.before(chosen), space.budget, space.problem.objective
     idle = low.price >= chosen.price
@@ -111,7 +111,7 @@ def _operations(problem: Problem, owner: str) -> list[Node]:
 
 
 def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
-    """Owners that change to low precision with a module: itself, owners of a shared weight, functions that could be
+    """What changes to low precision with a module: itself, modules that share a weight, and functions that may be
     FP32."""
     group = {*problem.energy.together(owner)}
     functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
@@ -126,7 +126,7 @@ def _lower(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candid
 
 
 def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
-    """The reason why a module cannot be in low precision; None if it can. point: the choice with the module low."""
+    """The reason why a module cannot run in low precision, or None. point: the choice with the module low."""
     if (reason := _without_operations(problem, owner)) is not None:
         return reason
     if owner in point.high:
@@ -161,7 +161,7 @@ def explain_gain(saves: float, objective: str) -> str:
 
 
 def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
-    """Words for why low precision in a module is rejected though it would save something: too large an error."""
+    """A text that low precision in a module, although it would save something, causes too large an error."""
     if not math.isfinite(after):
         return "low precision there makes the model fail, or the outputs non-finite"
     return (
@@ -190,7 +190,7 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
         elif not setting.kept and setting.precision != "fp32":
             reason = known[n.name] = _explain_operation(problem, resolution, how, n, known)
         else:
-            continue  # its function or its module has a reason
+            continue  # the operation's function or module has a reason
         if n.name not in problem.capture.twins:
             result.append(replace(reason, operations=(n.name,)))
     return merge_alike(result)

@@ -29,7 +29,7 @@ class InFp32:
     evaluation: Evaluation
 
     def score_of(self, model: nn.Module, around: Around, options: Settings) -> Score:
-        """Score a model in the context manager that `around()` returns, and compare the score with FP32's."""
+        """Score a model in the context manager that `around()` returns; compare with the FP32 model's score."""
         given: ScoreResult | str
         most, limit = len(self.given.values), options.timeout or TIMEOUT
         try:

@@ -24,7 +24,7 @@ MARGIN = 0.8
 """Share of the budget that a plan may use on the calibration inputs: other inputs may have larger errors."""
 
 LITTLE = 0.01
-"""Relative saving below which a search stops."""
+"""Relative saving per step below which a search stops."""
 
 WORTH = 0.002
 """Relative saving that one more low module, or a choice of another strategy, must have to be adopted."""
@@ -36,7 +36,7 @@ FAR = 1.2
 """A choice is replayed if its expected error is up to this many times the limit: predictions may be too large."""
 
 STRICTER = 0.95
-"""After a choice exceeds the limit, the next one's predicted error is at most this share of that choice's."""
+"""After a choice exceeds the limit, the next choice's predicted error is at most this share of the last one's."""
 
 RUNS = 8
 """Maximum number of replays in one search."""
@@ -58,7 +58,7 @@ LOW, HIGH = ("low",), ("fp32",)
 """Source and sink of a network: tuples, so that they equal no module or operation name."""
 
 Choice = frozenset[Any]
-"""A choice of precisions: the set of modules, functions or operations in FP32."""
+"""A choice of precisions, as the set of modules, functions or operations in FP32."""
 
 FORBIDDEN = 1e6
 """Squared error charged for running an unsafe node low: above any budget, yet finite, so that cuts are exact."""
@@ -82,8 +82,8 @@ class Candidate:
 
     @property
     def feasible(self) -> bool:
-        """Whether no unsafe or untested operation runs in low precision and none gets two dtypes. An unsafe operation
-        does not become safe by one run within the budget."""
+        """Whether no unsafe or untested operation runs in low precision, and no operation gets two dtypes. An unsafe
+        operation does not become safe by one run within the budget."""
         return self.predicted_error < math.sqrt(FORBIDDEN)
 
 
@@ -95,12 +95,12 @@ class Cuts:
     """
 
     def __init__(self, arcs: Sequence[Arc], unit: float) -> None:
-        """unit: prices and errors are divided by this price."""
+        """unit: the price by which prices and errors are divided."""
         self._arcs, self._unit = arcs, unit or 1.0
         self._nothing = frozenset(end for arc in arcs for end in arc[:2]) - {LOW}
 
     def best(self, multiplier: float) -> Choice:
-        """The set of owners in FP32 that minimizes price + multiplier * squared error; of equal minima, the smallest.
+        """The FP32 set that minimizes price + multiplier * squared error; of several minima, the smallest set.
 
         Capacities are integers, in units of 1e-18, so that the cut is exact and unique. Prohibitions have large, not
         infinite, capacities, so that a cut always exists.
@@ -189,7 +189,7 @@ class Energy:
     shielded: frozenset[str] = frozenset()
 
     def together(self, owner: str) -> tuple[str, ...]:
-        """An owner, and all owners that must have the same precision."""
+        """An owner (a module, or a function in it), and all owners that must have the same precision."""
         return self._tied_groups.get(owner, (owner,))
 
     @cached_property
@@ -227,7 +227,7 @@ class Energy:
 
     @cached_property
     def cuts(self) -> Cuts:
-        """The network of the cut: an arc's price is paid if its tail is in low precision and its head is FP32."""
+        """The network of the minimum cut: an arc's price is paid if its tail is low and its head is FP32."""
         result: list[Arc] = []
         for owner, (low, high, error) in self.scopes.items():
             result += [Arc(owner, HIGH, low, error), Arc(LOW, owner, high)]
@@ -269,7 +269,7 @@ class Space(ABC):
         return self.log[point.high]
 
     def within_budget(self) -> list[Candidate]:
-        """Choices that are known to meet the budget before any search."""
+        """Choices of precisions that are known, before any search, to meet the error budget."""
         return []
 
 
@@ -304,8 +304,8 @@ def find_verified(
     make: Callable[[Mapping[str, float]], Mapping[str, Candidate]],
     verify: Callable[[Mapping[str, Candidate]], Mapping[str, Plan]],
 ) -> dict[str, Plan]:
-    """Return for every search space a plan that meets the budget when run, or that torch cannot run; else the last one
-    tried.
+    """Return for every search space a plan that meets the budget when run, or that torch cannot run; else the last
+    plan tried.
 
     make: returns choices with errors within the limits. If a choice's plan misses the budget, a new choice is made with
     a smaller limit: divided by the excess over the budget, and at least halved.

@@ -32,7 +32,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Output error with the whole model in one format, and the error that is left if all decisions are FP32's."""
+    """Output error with the whole model in one format, and the error if all decisions are those of the FP32 run."""
 
     format: Annotated[str, FileField("the number format")]
     error: Annotated[float, FileField("error of the outputs with the whole model in low precision")]
@@ -48,5 +48,5 @@ class Decisions:
 
     @property
     def share(self) -> float:
-        """Share of the squared error that is due to flipped decisions, if it is independent of the rest."""
+        """Share of the squared error that flipped decisions cause, if this part is independent of the rest."""
         return max(0.0, 1 - (self.frozen / self.error) ** 2) if 0 < self.error < math.inf else 0.0

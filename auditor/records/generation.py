@@ -52,7 +52,7 @@ class TokenComparison:
 
 @dataclass(frozen=True)
 class StoredCache:
-    """The FP32 model on the same tokens, with its key-value cache stored in a format."""
+    """Results of the FP32 model with its key-value cache stored in a low-precision format, on the reference tokens."""
 
     stored: Annotated[str, FileField("format: `bf16`, `fp8_e4m3` or `int8`; the last two with a scale per tensor")]
     fixed_bytes: Annotated[float, FileField("bytes per text that do not depend on its length", least=0)]
@@ -63,7 +63,7 @@ class StoredCache:
 
 @dataclass(frozen=True)
 class Generation:
-    """The tokens that FP32 generated, the reference for every plan."""
+    """Results of generation with the FP32 model, whose tokens are the reference for every plan."""
 
     prompts: Annotated[int, FileField("number of prompts that were continued", least=1)]
     steps: Annotated[int, FileField("number of tokens generated per prompt", least=1)]

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of one call of the model."""
+"""(positional arguments, keyword arguments) of one call of the model."""
 
 Progress = Callable[[str, str, int, int], None]
-"""Called as progress(stage, detail, done, total); total is 0 if it is unknown."""
+"""A progress callback, called as progress(stage, detail, done, total); total is 0 if unknown."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """How to build the model, as `patched_model.py` does. kind: factory | instance | class | spec.
+    """How `patched_model.py` builds the model. kind: factory | instance | class | spec.
 
     path: the model's file; None for an installed module or a hub model. module: `__module__` of its classes. folder: a
     directory that is passed to the symbol before `init_args`. digest: SHA-256 of the file. words: see loading.target.
@@ -57,12 +57,12 @@ class Objective:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, its inputs, and the origin of both.
+    """A model and its inputs, with the origins of model and inputs.
 
     raised: which of the model's FP16 or BF16 tensors become FP32 for the audit, see Plan.raised; the batches then
     contain no half precision. stored_low: {dtype: number of parameter entries stored in it}. flags: torch's flags after
     importing the model's file, if any. given: the caller's subject, if this subject is a copy on another device.
-    stored: dtypes of its tensors as loaded. casts: casts to fewer bits while loading.
+    stored: dtypes of the model's tensors as loaded. casts: casts to fewer bits while loading.
     """
 
     model: nn.Module
@@ -88,7 +88,7 @@ class Subject:
 @dataclass(frozen=True)
 class Call:
     """One call of a module or torch function. path: the module's first path, or the function's name; depth: number of
-    enclosing module calls; key: unique to the call.
+    enclosing module calls; key: a number unique to the call.
 
     handed: whether a dtype is among the arguments, so that casts in the call follow the caller's choice.
     """
@@ -195,7 +195,7 @@ class Capture:
     operations: number of operations run, including operations that no output depends on. compared: whether the run was
     compared with low-precision runs, to detect constants that depend on a dtype. aliases: {first name of a shared
     module: its other names}. paths: every recorded path, if batches take several; `bind` and the shapes of shared nodes
-    are the first path's. twins: {operation or input of a later path: the same one of an earlier path}.
+    are the first path's. twins: {operation or input of a later path: its equal in an earlier path}.
     """
 
     graph_module: torch.fx.GraphModule

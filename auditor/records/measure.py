@@ -158,11 +158,11 @@ class Weight:
 
 
 MEASURED = frozenset({"MSR001", "MSR002", "MSR003"})
-"""Codes of the rules that report an operation which is measured unsafe, if no other rule explains it."""
+"""Codes of the rules that report an operation which is measured unsafe, if no other rule reports it."""
 
 
 CODE = r"^[A-Z]{3}\d{0,3}$"
-"""Pattern of a rule's code or the beginning of one, such as NRM001, NRM00 or NRM."""
+"""Pattern of a rule's code, or of the beginning of a code: NRM001, NRM00 or NRM."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class FlaggedRegion:
-    """Connected operations that are sensitive or unsafe in a format, measured together, with all others in FP32."""
+    """Connected operations that are sensitive or unsafe in a format, run together in it with all others in FP32."""
 
     format: Annotated[str, FileField("the format of the run")]
     nodes: Annotated[tuple[str, ...], FileField("names of the operations in low precision in the captured graph")]

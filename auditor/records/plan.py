@@ -79,7 +79,7 @@ class Times:
 
 @dataclass(frozen=True)
 class TimeAndMemory:
-    """Time and peak memory of one forward; for each measurement that is missing, the reason."""
+    """Time and peak memory of one forward, or the reason why a measurement is missing."""
 
     eager: Annotated[Times | None, FileField("times of a plain call; `null`: see `missing`")] = None
     compiled: Annotated[Times | None, FileField("times under `torch.compile`; `null`: see `missing`")] = None
@@ -130,13 +130,13 @@ class Score:
 
     @property
     def holds(self) -> bool:
-        """Whether there is a score, and it is not worse than FP32's by more than allowed."""
+        """Whether the plan has a score, at most `max_drop` worse than FP32's; True without `max_drop`."""
         return self.failure is None and self.passed is not False
 
 
 @dataclass(frozen=True)
 class ScopeChoice:
-    """Precision of one scope, which is a module and its submodules without scopes of their own."""
+    """Precision of one scope: a module, with all submodules that are not scopes themselves."""
 
     precision: Annotated[str, FileField("`fp32`, or the plan's `format`")]
     output: Annotated[str, FileField("`keep`: no cast to the caller's precision", choices=("cast", "keep"))] = "cast"
@@ -147,13 +147,13 @@ class ScopeChoice:
 
     @property
     def exceptions(self) -> tuple[str, ...]:
-        """Names of functions kept in FP32, and of functions with FP32 output, which get the suffix FP32_OUTPUT."""
+        """Names of functions kept in FP32, and names, with the suffix FP32_OUTPUT, of functions with FP32 output."""
         return *self.keep, *(f"{name}{FP32_OUTPUT}" for name in self.fp32_output)
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why modules or operations are kept in FP32 under a plan. The reason applies to each of them separately."""
+    """Why modules or operations are kept in FP32 under a plan; the reason applies to each module or operation."""
 
     kind: Annotated[
         str,
@@ -241,7 +241,7 @@ class KeptOperation:
 
     @property
     def only_output(self) -> bool:
-        """Whether only the output is FP32: a product of low-precision inputs."""
+        """Whether only the output is FP32, and the inputs of the product are low-precision."""
         return self.name.endswith(FP32_OUTPUT)
 
 
@@ -276,7 +276,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Plan:
-    """Precision of every scope under one strategy and format, with its predicted cost and measured results."""
+    """A plan: the precision of every scope under one strategy and format, with predicted cost and measured results."""
 
     name: Annotated[str, FileField("key of this plan in `plans`")]
     strategy: Annotated[str, FileField("`autocast`: torch.autocast; `cast`: low-precision weights; `graph`: a program")]
@@ -314,7 +314,7 @@ class Plan:
 
     @property
     def measured_error(self) -> float | None:
-        """Error of the patched model in the worst batch; None if it was not run, failed, or gave Inf or NaN."""
+        """Error of the patched model in the worst batch; None if the model was not run, failed, or gave Inf or NaN."""
         return self.verification.measured_error if self.verification else None
 
     @property

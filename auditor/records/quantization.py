@@ -12,7 +12,7 @@ from .plan import Score
 from .written import FileField, empty
 
 KEEP = "keep"
-"""Value of `remedy`: leave the layer unquantized."""
+"""Value of the field `remedy` that means: leave the layer unquantized."""
 
 MIXED = "mixed"
 """Name of the plan that chooses among several schemes."""

@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema, core_schema
 T = TypeVar("T")
 
 NOT_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
-"""{text in a JSON file: number that JSON lacks}."""
+"""{text in a JSON file: the number, which JSON cannot represent, that it stands for}."""
 
 LARGEST = 2**64 - 1
 """The largest whole number in a file, large enough for any seed."""
@@ -92,7 +92,7 @@ class _Anything:
 
 
 Unwritten = Annotated[T, Field(init=False, exclude=True), _Anything()]
-"""A field that is not stored: `Unwritten[int]`. After loading it has its default."""
+"""A field that no file stores: `Unwritten[int]`. After loading, the field has its default."""
 
 
 def plain(value: Any) -> Any:

@@ -60,7 +60,7 @@ REMEDIES: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "kahan_sums": (fp32_updates, ("kahan",)),
     "fp32_accumulation": (fp32_accumulation, ()),
 }
-"""{name: (function, its arguments after the optimizer)}."""
+"""{name of a remedy: (function, its arguments after the optimizer)}."""
 
 
 def repair(name: str, optimizer: Any) -> None:
@@ -75,7 +75,7 @@ def title_of(name: str) -> str:
 
 
 def code_of(name: str) -> str:
-    """Code to paste: the remedy's function, and the call that applies it."""
+    """Code that the user can paste: the remedy's function, and the call that applies the function."""
     function, given = REMEDIES[name]
     text = re.sub(r": (Any|str|dict\[Any, Any\]|list\[Any\])|( -> [^:]+)(?=:\n)", "", inspect.getsource(function))
     call = ", ".join(["optimizer", *(f'"{one}"' for one in given)])

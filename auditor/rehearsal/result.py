@@ -42,7 +42,7 @@ FP32 = Recipe("fp32", "FP32")
 
 @dataclass(frozen=True)
 class NonFiniteStep:
-    """A step with non-finite gradients, whose update is skipped, or with a non-finite update.
+    """A training step with non-finite gradients, whose update is skipped, or with a non-finite update.
 
     step, batch: from 0; a repeated batch keeps its number. scale: the loss scale. where: the first operation with Inf or
     NaN, its module and line; "" if it was not searched for, or if FP32 is not finite there either.
@@ -119,7 +119,7 @@ class RecipeRun:
 
 
 def _late(series: Series) -> float | None:
-    """The mean over the last third of a series; None if nothing is defined there."""
+    """The mean over the last third of a series; None if no value is defined in the last third."""
     known = [x for x in series[-max(len(series) // 3, 1) :] if x is not None]
     return sum(known) / len(known) if known else None
 
@@ -137,7 +137,7 @@ class RecipeProblem:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A rehearsal. recommended: the name of a recipe, "fp32" if all others have problems. runs: {name: results}."""
+    """A rehearsal's results. recommended: a recipe, "fp32" if all others have problems. runs: {recipe: results}."""
 
     target: str
     steps: int

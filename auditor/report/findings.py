@@ -34,7 +34,7 @@ class Cause:
         effects = {id(f): _effect(reports.get(f.node), f.formats) for f in members}
 
         def weight(f: Finding) -> tuple[Any, ...]:
-            """Sort key: findings that the measurement contradicts last; then severity; rules before measurements."""
+            """Sort key of findings: contradicted by measurement last; then by severity; rules before measurements."""
             where = place_of(f)
             elsewhere = f.cause not in (where, f"{where}: precision")  # not at the operation of the cause
             severities = SEVERITIES.index(f.severity), f.rule in MEASURED, SEVERITIES.index(f.declared or f.severity)
@@ -92,7 +92,7 @@ class Cause:
 
     @property
     def solved(self) -> str:
-        """A sentence, if the plan that severities apply to removes the problem of every operation; otherwise ""."""
+        """A sentence that the plan avoids the problem, if this holds for every operation of the cause; otherwise ""."""
         bearings = {finding.bearing for finding in self.members}
         how = " by keeping values in FP32" if "kept" in bearings else ""
         return f"The plan avoids this problem{how}." if bearings <= {"elsewhere", "kept"} else ""
@@ -126,7 +126,7 @@ class Causes:
 
     @property
     def headline(self) -> str:
-        """The numbers of problems, by severity, and of notes, in words."""
+        """The number of problems of each severity, and the number of notes, in words."""
         said = count(len(self.notes), "note")
         if not self.wanting:
             return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule matched"
@@ -154,7 +154,7 @@ def causes(audit: Audit) -> Causes:
 
 
 def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:
-    """The largest change of the outputs, over formats, with only this operation in low precision."""
+    """The largest change of the outputs, over `formats`, with only the operation of `report` in low precision."""
     moved = [report.contributions[f].isolated for f in formats if f in report.contributions] if report else []
     return max((math.inf if math.isnan(effect) else effect for effect in moved), default=0.0)
 

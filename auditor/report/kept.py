@@ -18,7 +18,7 @@ from .words import count, fold, label, list_paths, scope, shorten
 _FORMATS = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}
 """{torch's name of a dtype: the name of its format}."""
 INSIDE = 12
-"""Maximum number of lines about the parts of one module, per plan."""
+"""Maximum number of lines, per plan, about the FP32 parts of one module."""
 SHAPES = 3
 """Maximum number of module patterns with reason `no-gain` that get a line each."""
 KEPT = "the module is in FP32"
@@ -97,7 +97,7 @@ def tally(reports: Iterable[NodeReport]) -> str:
 
 
 def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
-    """Return a function that says why an operation computes in FP32 under a plan; "" if it does not, or if unknown."""
+    """Return a function that says why an operation is FP32 under a plan; "" if unknown or in low precision."""
     modules, precision_of = _modules(plan), choice_from_scopes(plan.scopes)
     operations = {name: reason.words for reason in plan.reasons for name in reason.operations}
 

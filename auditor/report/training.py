@@ -20,7 +20,7 @@ FP16 = FORMATS["fp16"]
 
 
 def training_section(audit: Audit) -> list[Block]:
-    """The report's section on training; nothing for an audit in mode inference."""
+    """The report's section on training; empty for an audit in mode inference."""
     training = audit.training
     if training is None:
         return []

@@ -11,7 +11,7 @@ from ..numerics.schemes import SCHEMES
 
 _TYPES = {"str": "text", "bool": "flag", "int": "number", "float": "number"}
 EACH, SCHEME = "each", "scheme"
-"""In a rule's formats: words for all audited formats or schemes that no other rule of its family covers; `spread`."""
+"""Words in a rule's formats that mean all audited formats or schemes that no other rule of its family covers."""
 
 
 @dataclass(frozen=True)

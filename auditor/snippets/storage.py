@@ -169,7 +169,7 @@ def patterns(audit: Audit, plan: Plan) -> Iterator[str]:
         yield f"^{_literal(start)}" + (rf"(?!(?:{but_for})\.)" if but_for else "")
     for group in audit.tied_parameters:
         kept = [scopes[nearest(name.rpartition(".")[0], scopes) or ""].precision == "fp32" for name in group]
-        if any(kept):  # one weight, stored once: FP32 wins
+        if any(kept):  # a shared weight is stored once: FP32 wins
             yield from (f"^{_literal(name)}$" for name, is_kept in zip(group, kept, strict=True) if not is_kept)
 
 

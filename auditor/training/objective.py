@@ -115,7 +115,7 @@ def _loss_arguments(loss_fn: Callable[..., Any]) -> list[str] | None:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return ["target"]  # built-in losses have no signature, and take one target
+        return ["target"]  # torch's built-in losses have no signature, and take one target
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return None
     return [p.name for p in parameters[1:] if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
