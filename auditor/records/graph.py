@@ -123,7 +123,7 @@ class Literals:
 CalledFrom = Annotated[
     str | None,
     FileField(
-        "the call that reached `source`, as `file:line in function`: a line of your code or of a `forward`; `null`: none"
+        "the call that reached `source`, as `file:line in function`, in your code or a `forward`; `null`: no such call"
     ),
 ]
 
@@ -158,7 +158,7 @@ class Node:
     literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)
     autocast_literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)
     called_from: CalledFrom = None
-    caller_path: Annotated[str | None, FileField("the file of `called_from`")] = None
+    caller_path: Annotated[str | None, FileField("the path of the file in `called_from`")] = None
     column: Annotated[int | None, FileField("column in the source line; `null`: unknown", least=1)] = None
     caller_column: Annotated[int | None, FileField("column in `called_from`'s line; `null`: unknown", least=1)] = None
     batch: Annotated[int, FileField("number of the batch whose run recorded this operation", least=1)] = 1
