@@ -189,7 +189,7 @@ class Verification:
     """Results of running a model, patched or entirely in low precision, on all batches without gradients, and on the
     first batch also with gradients."""
 
-    measured_error: Annotated[float | None, FileField("worst error without gradients; `null`: not finite, failed")] = None
+    measured_error: Annotated[float | None, FileField("worst run without gradients; `null`: failed, Inf or NaN")] = None
     holds: Annotated[bool, FileField("whether all errors and criteria are within their limits")] = False
     inputs: Annotated[
         str, FileField("`audited`: calibration inputs; `held-out`: held-out inputs", choices=("held-out", "audited"))

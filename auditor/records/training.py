@@ -75,8 +75,8 @@ class LossScale:
     closed_by: Annotated[str | None, FileField("if no scale is usable: the module whose gradients overflow first")]
     largest: Annotated[str, FileField("module whose gradients determine `maximum`")]
     starved: Annotated[str | None, FileField("module with the most underflow at `maximum`; `null`: none underflows")]
-    flushed: Annotated[Mapping[int, float], FileField("by log2 of loss scale: share of zeros, FP16", least=0, most=1)]
-    subnormal: Annotated[Mapping[int, float], FileField("by log2 of loss scale: subnormal share, FP16", least=0, most=1)]
+    flushed: Annotated[Mapping[int, float], FileField("by log2 of scale: share of zeros in FP16", least=0, most=1)]
+    subnormal: Annotated[Mapping[int, float], FileField("by log2 of scale: subnormal share in FP16", least=0, most=1)]
 
 
 @dataclass(frozen=True)
