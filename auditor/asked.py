@@ -91,7 +91,7 @@ def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collect
     known = {key_of(name): name for name in given if name not in hidden}
     for key in (key.replace("_", "-") for key in table):
         if key not in known:
-            hint = suggest(key, known, f"known: {', '.join(known)}")
+            hint = suggest(key, known, f"the keys are {', '.join(known)}")
             raise AuditorError(f"{refusal} {key!r}: {hint}", slug)
     return {known[key.replace("_", "-")]: value for key, value in table.items()}
 

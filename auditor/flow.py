@@ -348,5 +348,5 @@ def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
     for reason in bench.not_fresh[:1]:
         yield (
             f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "
-            "the model, and did not run its plans."
+            "the model, but did not run its plans."
         )

@@ -30,14 +30,14 @@ def cast_inputs(dtype, module, *inputs):
 
 
 def quantize(model, {batches}dtype=torch.bfloat16):
-    \"\"\"Quantize the layers in place. dtype: the dtype of all else, and of inputs; None leaves them unchanged.{about}\"\"\"
+    \"\"\"Quantize LAYERS in place. dtype: for inputs and all other layers; None leaves them unchanged.{about}\"\"\"
     if dtype is not None:
         model.to(dtype).register_forward_pre_hook(partial(cast_inputs, dtype), with_kwargs=True)
     configs = {{path: CONFIGS[scheme] for path, scheme in LAYERS.items()}}
     for path, scheme in LAYERS.items():
         sizes = tuple(model.get_submodule(path).weight.shape[:2])
         if any(size % multiple for size, multiple in zip(sizes, MULTIPLES[scheme])):
-            warnings.warn(f"{{path}} stays in 16 bits: torchao has no {{scheme}} for a weight of {{sizes}}")
+            warnings.warn(f"{{path}} is not quantized: torchao has no {{scheme}} for a weight of {{sizes}}")
             del configs[path]
 {static}    quantize_(model, FqnToConfig(configs), filter_fn=None)
     return model

@@ -64,9 +64,7 @@ def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
     error = max(plan.calibration_error, plan.held_out_error or 0.0)
     notes = [note for start, note in library.notes.items() if any(map(re.compile(start).match, layers.values()))]
     head = f"{library.title}: the plan {plan.name!r}, {len(layers)} of {len(plan.layers)} layers quantized."
-    said = (
-        f"Verified: with all else in FP32, its error is {error:.2g}, budget {audit.max_error:.2g} ({plan.verified_by})."
-    )
+    said = f"Verified: error {error:.2g}, budget {audit.max_error:.2g} ({plan.verified_by}, all other layers in FP32)."
     return comment(f"{head} {said}", _left_out(library, left), *dict.fromkeys(notes)) + library.render(layers, kept)
 
 

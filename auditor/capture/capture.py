@@ -131,7 +131,7 @@ def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Seque
         let_through(error)
         raise CaptureError(
             f"{subject.name} runs, but a replay of its recorded operations fails: {describe(error)}. Check whether the model "
-            "uses an operation that works only inside a context manager, or handles that are freed after the run.",
+            "uses an operation that works only inside a context manager, or a resource that is freed after the run.",
             slug="capture-failed",
         ) from error
     answer = _unnest(answer)

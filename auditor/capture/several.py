@@ -59,7 +59,7 @@ def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0)
         names = (name for path in each for name in (*path.capture.nodes, *(p.name for p in path.capture.placeholders)))
         others = taken.setdefault(number, frozenset(names))
         each.append(replace(result, capture=_named_apart(result.capture, number, others)))
-    most = f"an audit records {MOST_PATHS} paths"
+    most = f"an audit records at most {MOST_PATHS} paths"
     unjudged += [unjudged_line(number_of(subject, batch), most) for batch in left]
     return RecordedPaths(tuple(each), tuple(unjudged))
 

@@ -246,7 +246,7 @@ def load_into(model: nn.Module, path: Path) -> list[str]:
     both = [(value, own[name]) for name, value in state.items() if isinstance(value, Tensor) and name in own]
     for given, held in dict.fromkeys((x.dtype, y.dtype) for x, y in both if x.is_floating_point()):
         if given is not held:
-            kept = "their values are exact" if torch.promote_types(given, held) is held else "they were rounded"
+            kept = "no value changed" if torch.promote_types(given, held) is held else "the values were rounded"
             notes.append(f"{file} stores weights in {dtype_name(given)}, the model in {dtype_name(held)}: {kept}")
     loaded = {id(value) for value in state.values()}
     if beside := [name for name, value in content.items() if id(value) not in loaded]:

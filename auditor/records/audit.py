@@ -92,7 +92,7 @@ class NodeReport:
     node: Annotated[Node, FileField("the operation")]
     findings: Annotated[tuple[str, ...], FileField("codes of the rules that report this operation")]
     verdicts: Annotated[Mapping[str, Verdict], FileField("by format: verdict and reason")]
-    exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that lower the operation")]
+    exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that run it in low precision")]
     errors: Annotated[Mapping[str, NodeError], FileField("by format: error of this operation")]
     contributions: Annotated[Mapping[str, Contribution], FileField("by format: the error's effect on the outputs")]
     flops: Annotated[int, FileField("floating-point operations; 0 if no matrix product or convolution", least=0)]

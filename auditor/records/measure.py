@@ -216,7 +216,7 @@ class Finding:
     measurable: Annotated[bool, MeasurementField("whether a run in low precision can confirm the rule")] = True
     called_from: Annotated[str | None, MeasurementField("user's call that reached `source`; `null`: none")] = None
     met: Annotated[
-        Mapping[str, tuple[str, ...]], MeasurementField("by format: strategies that lower the operation")
+        Mapping[str, tuple[str, ...]], MeasurementField("by format: strategies that run it in low precision")
     ] = empty()
 
 

@@ -173,7 +173,7 @@ class Reason:
     words: Annotated[str, FileField("the reason in one clause, with its evidence")]
     modules: Annotated[tuple[str, ...], FileField("modules in FP32 for this reason")] = ()
     operations: Annotated[
-        tuple[str, ...], FileField("FP32 operations in low-precision modules that stay FP32 for this reason")
+        tuple[str, ...], FileField("operations that stay in FP32, or in integers, for this reason")
     ] = ()
     functions: Annotated[tuple[str, ...], FileField("FP32 functions in low-precision modules: `module..function`")] = ()
     rules: Annotated[tuple[str, ...], FileField("codes of the rules that report these modules or operations")] = ()

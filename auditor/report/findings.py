@@ -105,10 +105,10 @@ class Cause:
         if not total or "" in owners:
             return ""
         share = sum(r.flops for r in nodes if any(within(r.node.owner, owner) for owner in owners)) / total
-        whole = "this module were" if len(owners) == 1 else f"these {len(owners):,} modules were"
+        whole = "this whole module" if len(owners) == 1 else f"all of these {len(owners):,} modules"
         if not share:
-            return f"If all of {whole} in FP32, this would only add dtype conversions."
-        return f"If all of {whole} in FP32, {percent(share)} of the model's FLOPs would not run in low precision."
+            return f"Keeping {whole} in FP32 would only add dtype conversions."
+        return f"Keeping {whole} in FP32 would move {percent(share)} of the model's FLOPs out of low precision."
 
 
 @dataclass(frozen=True)

@@ -126,9 +126,9 @@ _KEPT_NOTE = (
     "For transformers 5 or newer. Each entry is a regular expression: weights with a matching "
     "name are stored in FP32, for dtype FP16 and BF16 alike. The entries only affect storage, and "
     "most layers fail with FP16 or BF16 inputs and FP32 weights. patched_model.py, in the "
-    "directory of plan.json, converts the inputs. The file also rejects the "
+    "directory of plan.json, converts the inputs. patched_model.py also rejects the "
     "model if one of these weights was loaded in low precision.",
-    "model_class is the audited class, not an Auto class: its weights have these names.",
+    "model_class must be the audited class, not an Auto class: the names are those of its weights.",
 )
 
 _LOAD = '''
