@@ -1,7 +1,7 @@
 """All options of an audit: name, type, default and description, in Markdown.
 
 The command line, `auditor.audit()`, `[tool.auditor]`, a fleet's TOML, the tables of the docs and `__init__.pyi` are
-generated from this module. Importing it needs no torch.
+generated from this module. Importing this module does not import torch.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ FUSING = {
 
 
 def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """The `forward` of a wrapped module. It is bound by functools.partial, which can be pickled, deep-copied, exported
+    """The `forward` of a wrapped module, bound by functools.partial: a partial can be pickled, deep-copied, exported
     and compiled."""
     if how["raises"]:
         args, kwargs = convert((args, kwargs), torch.float32)
@@ -71,7 +71,7 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     If the audited model was stored in FP16 or BF16, `raised` in the plan says which of the tensors become FP32. Under
     autocast, FP32 weights then take twice the memory. Raises: ValueError if the plan is an exported program or does not
     fit the model: a scope is missing, `forward` is a property, weights are no longer FP32, or torch lacks a kept
-    function. The model is then unchanged.
+    function. A rejected plan leaves the model unchanged.
     """
     inner, runtime, raised = unwrap_model(model), runtime_of(plan["strategy"]), plan.get("raised", "none")
     names: dict[nn.Module, list[str]] = {}  # a shared module has several names

@@ -162,7 +162,7 @@ def _outline(x: torch.Tensor) -> torch.Tensor:
 def ends(node: fx.Node, x: torch.Tensor) -> bool:
     """Whether `x` requires no gradient, although the result of `node` would require one in a replay.
 
-    False inside `no_grad`: an autograd.Function runs its forward there, but the Function's result requires a gradient.
+    Always False inside `no_grad`, where an autograd.Function runs its forward although its result requires a gradient.
     """
     return torch.is_grad_enabled() and bool(node.meta[_GRADIENT]) and _differentiable(x) and not x.requires_grad
 
@@ -172,7 +172,7 @@ def _differentiable(x: torch.Tensor) -> bool:
 
 
 class RecordedModule(fx.GraphModule):
-    """A GraphModule that fx.Interpreter runs. It has no generated code, so that node arguments may have any type."""
+    """A GraphModule that fx.Interpreter runs, without generated code, so that node arguments may have any type."""
 
     def recompile(self) -> Any:
         """Do nothing, since no code is generated."""

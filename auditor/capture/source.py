@@ -56,8 +56,8 @@ def written_at(outermost: CodeType) -> SourceLine | None:
     """The innermost line outside torch in the call stack, and a call that reached this line; None if the stack has
     only torch's code.
 
-    For a line of a library, the call is the user's line that called the library. For other lines outside a `forward`,
-    the call is a caller's line in a `forward`, or else in the outermost function. Other source lines have no call.
+    For a line of a library, the call is the user's line that called the library. For another line outside a `forward`,
+    the call is a caller's line in a `forward`, or else in the outermost function. Any other source line has no call.
 
     outermost: the function whose frame ends the search, since its callers are not the model's code.
     """

@@ -353,7 +353,7 @@ def severe(findings: Iterable[Finding], level: str) -> int:
 def default_directory(subject: Subject) -> Path:
     """The output directory for a model if the user names none: `audits/NAME`.
 
-    If it contains the audit of a model from another file, names of parent folders of the model's file precede NAME.
+    If that folder has the audit of another file's model, names of parent folders of the model's file precede NAME.
     """
     name, file = subject.name, subject.origin.path if subject.origin else None
     folders = list(Path(file).parts[-2:0:-1]) if file else []

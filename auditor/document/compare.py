@@ -126,8 +126,8 @@ def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
 
 
 def contributions_of(audit: Audit) -> Contributions:
-    """The largest contribution of each operation of each module, to three digits. Operations are included if they are
-    sensitive, or would be at BAND times their contribution."""
+    """The largest contribution of each operation of each module, to three digits. Operations that would be safe even at
+    BAND times their contribution are left out."""
     if audit.contributions:
         return audit.contributions
     from ..measure.rerun import SENSITIVE_SHARE

@@ -223,7 +223,7 @@ def low_literals(node: Node, format: str) -> Literals | None:
     """Constants that Python derives from a dtype, for an operation in the format; None without such constants.
 
     In a model stored in low precision, an operation that reads FP32 tables computes in FP32, and no constant is
-    recorded for the format. Such an operation gets the constant that was recorded under autocast.
+    recorded for the format. An operation without a constant gets the constant that was recorded under autocast.
     """
     stored, regional = node.literals.get(format), node.autocast_literals.get(format)
     numbers = {key: x for key, x in regional.arguments.items() if isinstance(x, (int, float))} if regional else {}

@@ -207,7 +207,7 @@ def kept_low(capture: Capture, strategies: Collection[str], format: str) -> dict
     """{node: its low-precision format}, for nodes that run in this format under every strategy, whether all modules are
     FP32 or all in `format`.
 
-    Such nodes lie in autocast regions of the model's code, or after explicit casts. If a node's result is FP32, its
+    The nodes lie in autocast regions of the model's code, or after explicit casts. If a node's result is FP32, its
     inputs' format counts: an upcast cannot restore lost bits.
     """
 

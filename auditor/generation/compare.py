@@ -105,7 +105,7 @@ class Decoding:
 
     def _scores(self, step: int, logits: torch.Tensor) -> torch.Tensor:
         """Scores of the tokens, the largest of which is chosen: logits, plus Gumbel noise at a temperature above 0. The
-        noise depends only on seed and step, so it is the same for every model. Scores have the unit of the logits."""
+        noise depends only on seed and step, so all models get equal noise. Scores have the unit of the logits."""
         if not self.temperature:
             return logits
         generator = torch.Generator().manual_seed(self.seed + step)
@@ -202,8 +202,8 @@ def recommend_cache(caches: Sequence[StoredCache], limits: Sequence[Criterion], 
     """The smallest cache that, with the plan if given, meets the limits on KL and top tokens; None if every cache
     violates a limit, or without limits.
 
-    The errors of cache and plan are added. For KL this is exact to leading order if they are independent; for top
-    tokens it overestimates the change.
+    The errors of cache and plan are added. For KL the sum is exact to leading order if both errors are independent; for
+    top tokens the sum overestimates the change.
     """
     for one in sorted(caches, key=lambda one: (one.fixed_bytes + one.bytes_per_token, one.generated.kl)):
         both = (one.generated, *plan)

@@ -19,8 +19,8 @@ _digests: dict[str, str] = {}  # {module: digest of its file}, for files that we
 def as_script(argv: Sequence[str], folders: Sequence[str]) -> Iterator[None]:
     """Run the body with the `sys.argv` and `sys.path` of the user's own script.
 
-    folders: the first precedes `sys.path`, as a script's folder does; the others follow it. Afterwards all are at the
-    end of `sys.path`, since a forward may import modules.
+    folders: the first precedes `sys.path`, as a script's folder does; the others follow it. After the body, all folders
+    are at the end of `sys.path`, since a forward may import modules.
     """
     before, sys.argv = sys.argv, [*argv]
     sys.path[:] = [folders[0], *sys.path, *folders[1:]] if folders else sys.path

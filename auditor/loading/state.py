@@ -74,9 +74,9 @@ def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
 def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> Subject:
     """Decide which low-precision tensors of the subject become FP32 for the audit; `check` runs the subject.
 
-    First parameters, buffers and inputs become FP32; if the run then fails, plain tensor attributes of modules too. If
-    it fails again, the forward itself casts to a low dtype: all tensors then keep their dtypes, also in the reference
-    run. Raises: LoadError(slug="low-precision-model"), and the errors of `check`.
+    First parameters, buffers and inputs become FP32; if the run fails, plain tensor attributes of modules too. If both
+    runs fail, the forward itself casts to a low dtype: all tensors keep their dtypes, also in the reference run.
+    Raises: LoadError(slug="low-precision-model"), and the errors of `check`.
     """
     refused: LoadError | None = None
     for candidate in _candidates(subject):

@@ -179,7 +179,7 @@ def _existing_file(path: Path) -> Path:
 def _module_name(path: Path) -> str:
     """The name under which the user's code imports the file: its stem, with the packages around it.
 
-    A folder is a package if it has an `__init__.py`, or if the file imports it by name or relatively.
+    A folder is a package if it has an `__init__.py`, or if the file imports the folder by name or relatively.
     """
     folders = list(path.parents)
     depth = 0

@@ -150,7 +150,7 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
 def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
     """Leaves that further passes differentiate: all but weights of products, whose gradients cost as much as the rest.
 
-    A product's weight has many independent rounding errors, so one pass suffices for it. None: compute all gradients.
+    The weight of a product has many independent rounding errors, so one pass suffices. If no leaf is left, None.
     """
     result, places = list[torch.Tensor](), measurement.capture.placeholders
     weights = {place.name for place in places if place.kind == "parameter"}

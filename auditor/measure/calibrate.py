@@ -149,7 +149,7 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
 
     def average(one: Contribution, other: Contribution) -> Contribution:
         """The isolated effect is the maximum over batches, since it decides a verdict; own and cast are root mean
-        squares. An effect that is unknown for one batch is unknown for both."""
+        squares. An effect that is unknown for one of the two batches stays unknown."""
         worst = larger_effect(one, other)
         return replace(worst, own=mean_square(one.own, other.own), cast=mean_square(one.cast, other.cast))
 

@@ -161,8 +161,8 @@ class Profile:
         return self._roundings[fmt.name]
 
     def error(self, candidate: torch.Tensor) -> float:
-        """Relative L2 error of a candidate. If it is infinite and the tensor has Inf or NaN, it is computed again over
-        the tensor's finite entries."""
+        """Relative L2 error of a candidate. If the result is infinite and the tensor has Inf or NaN, only the tensor's
+        finite entries count."""
         gaps = (low.float() - r for r, low in runs(self._float, candidate.detach()))
         return self._relative(sum(map(sum_of_squares, gaps)), candidate)
 

@@ -1,4 +1,4 @@
-"""Quantization schemes below 16 bits: number formats that share a scale per block. Importing this needs no torch."""
+"""Quantization schemes below 16 bits: number formats that share a scale per block. Does not import torch."""
 
 from __future__ import annotations
 

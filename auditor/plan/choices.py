@@ -130,8 +130,8 @@ class Search:
     def best(self, limit: float) -> Choice:
         """Run more choices; return the choice with the fewest bits among those with a measured error within the limit.
 
-        Each run tries the choice that would be best if changes of the outputs added up. The search for it starts at the
-        best choice measured so far, then at other choices, with some options changed at random.
+        Each run tries the choice that would be best if changes of the outputs added up. The search starts at the best
+        choice measured so far, then at other measured choices, with some options changed at random.
         """
         draw, idle = random.Random(0), 0
         while self.left > 0 and idle < DRAWS and limit > 0:

@@ -50,8 +50,8 @@ class Modules(Space):
         return math.sqrt(max(self.before(before) ** 2 + point.predicted_error**2 - before.predicted_error**2, 0.0))
 
     def holds(self, before: Candidate, point: Candidate, limit: float) -> bool:
-        """Whether a replay of `point`, which has more in low precision than `before`, has an error within `limit`.
-        False without a replay if no replay is left, or if even 1 / MOST_OFF of the predicted increase is too much."""
+        """Whether a replay of `point`, which has more in low precision than `before`, has an error within `limit`. No
+        replay runs, and the result is False, if none is left or 1 / MOST_OFF of the predicted increase is too much."""
         known = self.before(before)
         if not (point.feasible and known + (self.after(before, point) - known) / MOST_OFF <= limit):
             return False

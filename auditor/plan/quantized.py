@@ -178,7 +178,7 @@ def groups_of(bench: Workbench) -> list[Group]:
     """The groups of layers that must have one scheme, with their options.
 
     A group has all layers that read one weight; the linear layers of one module that read the same value, such as q, k
-    and v, or gate and up; and all linear layers of the experts in one list. Ungrouped layers are groups of one.
+    and v, or gate and up; and all linear layers of the experts in one list. Every other layer is a group by itself.
     """
     names: dict[int, list[str]] = {}
     tensors = dict[str, torch.Tensor]()

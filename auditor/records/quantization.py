@@ -65,7 +65,7 @@ class QuantizedLayer:
 
 @dataclass(frozen=True)
 class QuantizedPlan:
-    """A scheme, or 16 bits, for every layer that the plan's schemes can quantize. Errors are in the error budget's measure."""
+    """A scheme, or 16 bits, for every layer that the plan's schemes can quantize. Errors have the budget's measure."""
 
     name: Annotated[str, FileField("the scheme, or `mixed` for several schemes")]
     schemes: Annotated[tuple[str, ...], FileField("the schemes from which the plan chooses")]

@@ -144,8 +144,8 @@ def _share(flags: torch.Tensor, among: torch.Tensor) -> float | None:
 def _decay_lost(
     before: torch.Tensor, grad: torch.Tensor, group: Mapping[str, Any], kind: type[Optimizer]
 ) -> float | None:
-    """Share of the weights that weight decay does not change. None without decay, or for optimizers outside torch,
-    whose decay is unknown."""
+    """Share of the weights that weight decay does not change. The result is None without weight decay, or for
+    optimizers outside torch, whose decay is unknown."""
     decay, rate = float(group.get("weight_decay") or 0.0), float(group.get("lr", 0.0))
     if not decay or not rate or not kind.__module__.startswith("torch.optim"):
         return None

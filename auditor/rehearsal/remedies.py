@@ -10,8 +10,8 @@ from typing import Any
 
 def fp32_updates(optimizer: Any, rounding: str) -> None:
     """Make the optimizer update weights in FP32, with its state in FP32. rounding: how to treat the part of an update
-    that the stored weight cannot represent. "master" keeps it in FP32, "kahan" in BF16; "stochastic" rounds up with the
-    probability that makes the mean exact."""
+    that the stored weight cannot represent: "master" keeps the part in FP32, "kahan" in BF16; "stochastic" rounds up
+    with the probability that makes the mean exact."""
     import torch
 
     rest: dict[Any, Any] = {}

@@ -299,7 +299,7 @@ def _html_chart(chart: Chart) -> Markup:
 
 @cache
 def environment() -> Environment:
-    """The Jinja environment, created once. It escapes values, raises for undefined names, and can inline files."""
+    """The Jinja environment, created once, which escapes values, raises for undefined names, and can inline files."""
     folder = resource_dir("reports")
     made = Environment(
         loader=FileSystemLoader(folder),

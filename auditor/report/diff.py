@@ -87,7 +87,7 @@ def _plans(both: Comparison) -> list[Block]:
 
 
 def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> list[Block]:
-    """A list of findings, the most severe first. Equal findings in repeated blocks are one entry."""
+    """A list of findings, the most severe first. Equal findings in repeated blocks share one entry."""
     groups = fold(findings, lambda f: f.owner, lambda f: (f.rule, f.severity, f.op))
     groups.sort(key=lambda same: SEVERITIES.index(same[0].severity))
     items = []

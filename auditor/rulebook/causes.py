@@ -97,7 +97,7 @@ def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[R
 
     Repeated blocks share a line, and thus a cause. The operation that produces Inf or NaN is the cause for its readers.
     A finding that only the measurement made gets the cause of the nearest confirmed finding of a precision rule, if
-    sensitive or unsafe operations connect the two. Other findings that are connected, or on one line, share a cause.
+    sensitive or unsafe operations connect the two. Other connected findings, or findings on one line, share a cause.
     """
     families = {rule.code: rule.family for rule in rules}
     begins = {fmt: _beginnings(graph, fmt) for fmt in dict.fromkeys(fmt for f in findings for fmt in f.formats)}
@@ -172,7 +172,7 @@ def _head(graph: FlowGraph, findings: Sequence[Finding]) -> str:
     """The operation where the errors begin that change the outputs: the operation whose result another operation
     amplifies.
 
-    All operations before an amplifying one change the outputs about equally, so their effects do not show which of them
+    All operations before an amplifying operation change the outputs about equally, so effects do not show which of them
     causes the error. Without an amplifying operation, the result is the operation that changes the outputs most.
     """
     each = {(f.node, fmt): graph.contribution(f.node, fmt) for f in findings for fmt in f.formats}

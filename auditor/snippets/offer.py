@@ -29,7 +29,7 @@ class Tool:
 def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[Plan, str] | None:
     """Choose the plan called `name`, else the recommended plan or a verified plan; also return the explanation.
 
-    None if no such plan meets the error budget. Raises: PlanError(slug="no-such-plan" | "no-arithmetic").
+    Returns None if no suitable plan meets the error budget. Raises: PlanError(slug="no-such-plan" | "no-arithmetic").
     """
     able = {name: plan for name, plan in audit.plans.items() if runs(plan.format)}
     if name is not None:

@@ -202,7 +202,7 @@ def own_step(step: Step, low: StepPrecision, scale: float = 1.0) -> LowStep:
 def settle(step: Step) -> Step:
     """Replace the parameters' gradients of a recorded step by the gradients of the model's own step.
 
-    These differ if the model has an autograd.Function, or hooks that change gradients. Raises:
+    Recorded and own gradients differ if the model has an autograd.Function, or hooks that change gradients. Raises:
     LoadError(slug="bad-loss") if the backward pass raises.
     """
     own = own_step(step, FP32)

@@ -266,8 +266,8 @@ def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, 
 
 @contextmanager
 def clock(device: str) -> Iterator[Number]:
-    """Time the `with` block. After the block, the function that it yields returns the seconds. The device's queue is
-    drained before and after."""
+    """Time the `with` block. After the block, the yielded function returns the seconds. The device's queue is drained
+    before and after the block."""
     module = torch.get_device_module(type_of(device)) if is_native(device) else torch.cpu
     module.synchronize(device)
     begun = time.perf_counter()
@@ -277,7 +277,7 @@ def clock(device: str) -> Iterator[Number]:
 
 
 def peak(device: str) -> AbstractContextManager[Number]:
-    """Watch memory in a `with` block. Afterwards the yielded function returns the peak increase of allocated bytes."""
+    """Watch memory in a `with` block. After the block, the yielded function returns the peak increase in bytes."""
     return _of_a_gpu(device) if is_native(device) else _of_the_cpu()
 
 

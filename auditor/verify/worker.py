@@ -51,8 +51,8 @@ def main() -> None:
 def jobs() -> Iterator[Any]:
     """Yield the messages to this process, in order: first the settings, which include `scratch`.
 
-    The process ends, and deletes the folder `scratch`, once the other end of its standard input is closed. Other code
-    reads an empty standard input.
+    The process ends, and deletes the folder `scratch`, once the other end of its standard input is closed. The user's
+    code reads an empty standard input.
     """
     pipe, empty = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
