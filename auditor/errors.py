@@ -64,7 +64,7 @@ def first_line(error: BaseException) -> str:
 
 
 def describe(error: BaseException, most: int | None = 200) -> str:
-    """An error's type and the first line of its message: `ValueError: unknown mode`. most: limit of its length."""
+    """An error's type and the first line of its message: `ValueError: unknown mode`. most: maximum length."""
     name, line = type(error).__name__, first_line(error).strip()
     return name if line == name else f"{name}: {line[:most]}"
 

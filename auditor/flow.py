@@ -229,7 +229,7 @@ def _assemble(
     planned: GraphPlans,
     **found: Any,
 ) -> Audit:
-    """Assemble the Audit. followed: the run under the recommended plan. planned: all plans. found: all other fields."""
+    """Assemble the Audit. followed: the run under the recommended plan. planned: all plans. found: other fields."""
     subject, captured, options, measured = bench.subject, bench.capture, bench.options, bench.measured
     plans, twins = planned.plans, captured.twins
     owners = {node.owner for node in captured.nodes.values()}

@@ -56,7 +56,7 @@ SEEDS = 2**32
 
 @dataclass(frozen=True)
 class Option:
-    """How users pass a field. takes: its type in error messages; shown: the placeholder in help.
+    """How users pass a field. takes: the type in error messages; shown: the placeholder in help.
 
     choices: allowed values; flag: the command-line flag, if it differs from the name; "" for a positional argument, or
     if there is no flag. path: "path" if values are paths relative to the file that sets them; "place" if a value is

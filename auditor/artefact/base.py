@@ -16,8 +16,8 @@ class Strategy:
 
     A plan gives every scope a precision; the strategy decides which tensors it converts. name: an identifier, the first
     part of its plans' names. title: follows a format in reports, such as "under autocast". rank: the lowest wins
-    among equally good plans. runtime: patches a live module. The source of the runtime's classes is copied into
-    `patched_model.py`, so these may use only torch and `auditor.artefact.runtime`.
+    among equally good plans. runtime: the class that patches a live module; its source and its bases' are copied into
+    `patched_model.py`, so they may use only torch and `auditor.artefact.runtime`.
     """
 
     name: str

@@ -135,7 +135,7 @@ class Runtime:
 
     @staticmethod
     def run(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
-        """Run one call of a wrapped module; `call` runs the original forward. output: see `wrapper_of`."""
+        """Run one call of a wrapped module; `call` runs the original forward. output: the result's precision."""
         raise NotImplementedError
 
     @staticmethod

@@ -70,7 +70,7 @@ class Builder:
         self._first: fx.Node | None = None
 
     def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
-        """Add an operation to the graph and return its node. value: its result in the recorded run."""
+        """Add an operation to the graph and return its node. value: the operation's result in the recorded run."""
         row = operation_of(target)
         written = row.known_as or op_name(target)
         target = _aten.reshape.default if target is _aten.view.default else target  # strides may differ in a replay
@@ -96,7 +96,7 @@ class Builder:
         return node
 
     def state(self, kind: str, path: str, x: torch.Tensor) -> fx.Node:
-        """Add a placeholder for a parameter or buffer. path: its dotted name in the model."""
+        """Add a placeholder for a parameter or buffer. path: the dotted name in the model."""
         letters = "".join(c if c.isalnum() else "_" for c in path)
         node = self._placeholder(f"{kind[0]}_{letters}", kind, x)
         self.recording.names[node.name] = path

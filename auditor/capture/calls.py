@@ -37,7 +37,7 @@ _READING: frozenset[Any] = frozenset(
 
 
 class Calls:
-    """Tracks a model's running module calls. open: these calls, outermost first. A module that does not belong to the
+    """Tracks a model's running module calls. open: running calls, outermost first. A module that does not belong to the
     model is skipped: its operations count as its caller's. elsewhere: whether another thread called modules; operations
     of other threads are not recorded."""
 

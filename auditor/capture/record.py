@@ -244,7 +244,7 @@ class _Recorder(Handler):
                 self.values.bind_view(x, own, source, None)
 
     def _item(self, node: fx.Node, path: tuple[int, ...], result: Any) -> fx.Node:
-        """The node of one tensor of an operation's result. node: the operation; path: the tensor's position in it."""
+        """The node of one tensor of a result. node: the operation; path: the tensor's position in the result."""
         for index in path:
             result = result[index]
             node = self._emit(operator.getitem, (node, index), {}, result)

@@ -21,7 +21,7 @@ _aten = torch.ops.aten
 
 
 class Geometry(NamedTuple):
-    """A tensor's layout in its storage. stride: None if unknown."""
+    """A tensor's layout in its storage. stride: None if the strides are unknown."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None

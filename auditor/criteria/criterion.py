@@ -27,8 +27,8 @@ class Kind:
     """An error measure that a criterion can limit, in units of `unit`. A limit lies between `best`, the value for equal
     outputs, and `worst`.
 
-    says: a description. takes: {argument in brackets: its type, or its allowed words}. squares: the measure grows
-    with the square of an error, so that independent errors add up. discrete: whether it suits discrete outputs too.
+    says: the measure in words. takes: {argument in brackets: its type, or its allowed words}. squares: the measure
+    grows with the square of an error, so independent errors add up. discrete: whether discrete outputs are allowed.
     """
 
     name: str

@@ -49,7 +49,7 @@ class Margins:
 
     first, second: [decisions], indices of the candidates among the output's entries; second is None for a threshold.
     signs: 1 if the first is larger, else -1. size: the distance of the candidates, float64. lost: factor from the mean
-    number of flips per decision to the share that the criterion counts. limit: share of flips that it allows. inside,
+    number of flips per decision to the share that the criterion counts. limit: allowed share of flips. inside,
     outside: [decisions, WINDOW at most], float64: the smallest chosen and the largest other entries of each row; None
     for a threshold.
     """

@@ -25,7 +25,7 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class CriterionResult:
-    """One criterion and its value. share: see Criterion.share; value: None if the model did not return the output."""
+    """One criterion and its value. share: of the limit; value: None if the model did not return the output."""
 
     criterion: Criterion
     value: float | None

@@ -140,7 +140,7 @@ class Executor(fx.Interpreter):
     """Runs a graph node by node, and calls observer(node, result) after each node.
 
     before: an earlier run on the same inputs. A node is computed again only if its semantics differ, its result is
-    missing or stale, or one of its inputs changed; other results are reused. at: the node that runs or ran last.
+    missing or stale, or one of its inputs changed; other results are reused. at: the current or last node.
     """
 
     def __init__(

@@ -138,8 +138,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class Boundary:
-    """Conversions at a module whose forward the plan wraps. entry, exit: precisions to which its inputs and result are
-    cast; None: no cast.
+    """Conversions at a module whose forward the plan wraps. entry, exit: precisions to which the module's inputs and
+    result are cast; None: no cast.
 
     exit "input": the caller's precision, if callers differ. keeps: whether the result of an FP32 module remains FP32.
     keep: functions kept in FP32 in a low-precision module. fp32_output: functions whose products return FP32.

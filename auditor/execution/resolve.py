@@ -28,7 +28,7 @@ def is_low(name: str) -> bool:
 
 @dataclass(frozen=True)
 class NodeType:
-    """Predicted dtypes of one node. dtype: the format of its result, or "" for discrete; kernel: the format of the
+    """Predicted dtypes of one node. dtype: the format of the node's result, "" for discrete; kernel: the format of the
     kernel's result, before an explicit cast of that result.
 
     cast: inputs that are cast, to low precision or to FP32, which takes time. rounded: FP32 inputs that are cast to low

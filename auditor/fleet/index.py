@@ -35,7 +35,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One audited model. state: a key of STATES; said: why it failed; link: path of its report; worse: regressions."""
+    """One audited model. state: a key of STATES; said: why it failed; link: path of the report; worse: regressions."""
 
     name: str
     target: str

@@ -174,7 +174,7 @@ class CacheRounding:
         return self._beyond / max(self._entries, 1)
 
     def bytes_of(self, first: int) -> tuple[float, float]:
-        """Cache bytes of a text that do not depend on its length, and bytes per token. first: tokens of the prompt."""
+        """Cache bytes of a text that do not depend on its length, and bytes per token. first: length of the prompt."""
         steps = len(self.sizes) - 1
         each = (self.sizes[-1] - self.sizes[0]) / steps if steps else self.sizes[0] / max(first, 1)
         width = STORED[self.stored]

@@ -36,7 +36,7 @@ Store = Callable[[Any], None]
 class Prompts:
     """One batch of prompts. ids, mask: [prompts, tokens], shorter prompts padded on the left.
 
-    kind: how the model decodes. rest: an encoder's inputs, by name. ends: end-of-text tokens.
+    kind: the way in which the model decodes. rest: an encoder's inputs, by name. ends: ids of end-of-text tokens.
     """
 
     kind: Literal["step", "causal", "encoder-decoder"]
@@ -174,7 +174,7 @@ def decode(
 ) -> None:
     """Continue the prompts for `steps` tokens, which `choose` selects; afterwards the model is restored.
 
-    store: rounds the cache after each step.
+    store: a function that rounds the cache after each step.
     """
     fed, mask, state = prompts.ids, prompts.mask, None
     with isolate(model, seed=seed), torch.no_grad(), disable_fused_path(), disable_compilers(), around():

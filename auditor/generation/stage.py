@@ -42,7 +42,7 @@ from .decode import cannot_generate, prompts_of
 
 @dataclass(frozen=True)
 class GenerationReference:
-    """FP32's tokens for the calibration inputs, and for held-out inputs if there are any. folder: holds the logits.
+    """FP32's tokens for the calibration inputs, and for held-out inputs if given. folder: for files with the logits.
 
     caches: the result of `stored_caches`. limits: the criteria of the logits whose measure is kl or top1.
     """

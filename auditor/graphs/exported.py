@@ -48,7 +48,7 @@ class ExportedModel:
 
 class SavedProgram(NamedTuple):
     """A saved program. content: bytes that `torch.export.load` reads. casts: number of dtype conversions in the graph.
-    fixed: see ExportedModel."""
+    fixed: why the batch size is fixed, or ""."""
 
     content: bytes
     casts: int

@@ -52,9 +52,9 @@ class GraphOperation:
 
 @dataclass(frozen=True)
 class Value:
-    """An FP32 tensor in the graph. made_by: its producer, None for inputs and weights. cast: the cost of a conversion;
-    error: the squared error that its rounding adds. stored: whether it is a weight, which is converted only once.
-    returned: whether it is an output of the graph."""
+    """An FP32 tensor in the graph. made_by: the producer, None for inputs and weights. cast: the cost of a conversion;
+    error: the squared error that rounding the tensor adds. stored: True for a weight, which is converted only once.
+    returned: True for an output of the graph."""
 
     name: str
     made_by: str | None

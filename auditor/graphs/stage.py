@@ -46,7 +46,7 @@ COPIED = "copied"
 
 @dataclass(frozen=True)
 class GraphPlans:
-    """Plans and baselines, by name. files: the saved programs, by file name. said: warnings.
+    """Plans and baselines, by name. files: contents of the saved programs, by file name. said: texts of warnings.
 
     fp32_today, timing: see Audit. held: see run_held_choices. schemes: plans of quantization schemes.
     pipelines: see run_pipelines.

@@ -45,8 +45,8 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
 class BuiltModel:
     """The model, its origin (None if it cannot be built again), and the result of `audit_spec()`.
 
-    stored_low: see Subject; counts FP16 or BF16 weights of the checkpoint, which the model has in FP32. notes: about
-    the model. checkpoint: notes about the checkpoint's weights.
+    stored_low: {dtype: number of FP16 or BF16 weights of the checkpoint, which the model has in FP32}. notes: texts
+    about the model. checkpoint: texts about the checkpoint's weights.
     """
 
     model: nn.Module
@@ -287,7 +287,7 @@ def _load_checkpoint(folder: Path) -> dict[str, Tensor]:
 
 
 def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Iterator[str]:
-    """Notes about weights that only the model, or only the checkpoint, has. info: the report of transformers.
+    """Notes about weights that only the model, or only the checkpoint, has. info: what transformers reports.
 
     Raises: LoadError(slug="weights-mismatch") if shapes differ, or no weight of the checkpoint fits.
     """

@@ -45,7 +45,7 @@ PART = 1 << 20
 
 
 class Event(NamedTuple):
-    """A cast of a tensor at a line of code. module: the module that was converted, if one was."""
+    """A cast of a tensor at a line of code. module: the module that was converted, if any."""
 
     place: Place | None
     before: torch.dtype
@@ -59,7 +59,7 @@ class Watch:
     """Observations from running code below the function `outermost`.
 
     seen: "restored" from a state dict, "read" from a file, "trained" by an optimizer. checkpoint: {tensor: the widest
-    dtype that it was loaded from, and the line}. rounded, converted, created: {tensor: its cast on loading, by a call
+    dtype in which it was loaded, and the line}. rounded, converted, created: {tensor: its cast on loading, by a call
     such as `module.to(dtype)`, or at creation}. default: {low-precision default dtype: the author's line that set it}.
     """
 

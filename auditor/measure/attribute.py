@@ -47,7 +47,7 @@ class Estimates:
 
     A value is a node's result, under the node's name, or the result as one product reads it: see `reading`.
     outputs_norm: divisor of effects. at_once: number of passes processed together. passes: {value: numbers of the
-    passes that reached it}. returned: {id of an output: its random signs in this pass}, the part of the output's
+    passes that reach it}. returned: {id of an output: its random signs in this pass}, the part of the output's
     gradient that comes from the probe instead of a reader.
     """
 
@@ -85,7 +85,7 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Target:
-    """The outputs that one criterion judges. forms: one per output, applied to a probe's random signs. samples: whether
+    """The outputs that one criterion judges. forms: a Form per output, applied to a probe's signs. samples: whether
     a batch's samples are separate.
 
     tied: operations whose rounding can make candidates of a decision equal.

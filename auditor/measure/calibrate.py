@@ -37,7 +37,7 @@ class Calibration:
     linearity: predictions compared with runs, by format. regions: effects of operations run in low precision together,
     on the first batch of each path. decisions: on these first batches; for each format, the Decisions with the largest
     error. first: results of the first batch, if several batches were measured. quantized: by (layer, scheme).
-    under_flags: by product, results of `flag_errors` on the first batch that has it.
+    under_flags: {product: result of `flag_errors` on the first batch with this product}.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]

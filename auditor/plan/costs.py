@@ -126,7 +126,7 @@ def half_of(device: str) -> str:
 
 
 def quantized_seconds(cost: Cost, weights: int, scheme: Scheme, device: str) -> float:
-    """Roofline seconds of a layer under a quantization scheme. weights: elements of its weight; activations: 16 bits.
+    """Roofline seconds of a layer under a quantization scheme; activations take 16 bits. weights: number of weights.
 
     The layer computes in 16 bits if the device lacks the scheme's products, or if the scheme only quantizes weights.
     """

@@ -268,7 +268,7 @@ class Problem:
 
     def price(self, resolution: Resolution, elapsed: float, stored: float) -> float:
         """Price of a choice without the price of changes of precision. elapsed: predicted seconds of one forward.
-        stored: price of storing its weights."""
+        stored: price of storing the weights."""
         if self.objective == "memory":
             needed = self.memory(resolution)
             return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed

@@ -219,7 +219,7 @@ def merge_alike(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
 def _explain_operation(
     problem: Problem, resolution: Resolution, how: Policy, n: fx.Node, known: Mapping[str, Reason]
 ) -> Reason:
-    """The reason why an operation of a low-precision module is not in low precision. known: reasons so far.
+    """The reason why an operation of a low-precision module is not in low precision. known: reasons found so far.
 
     A decision of autocast or of the author names no operation, so that repeated blocks share one reason.
     """

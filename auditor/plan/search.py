@@ -66,7 +66,7 @@ FORBIDDEN = 1e6
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice of precisions. high: its FP32 modules, functions or operations; seconds: roofline time of one forward;
+    """A choice of precisions. high: modules, functions or operations in FP32; seconds: roofline time of one forward;
     low_flops: share of the FLOPs in low precision.
 
     cost: value of the objective; for time, including the price of stored weights. price: cost plus the price of each
@@ -175,7 +175,7 @@ class Energy:
     """Price + multiplier * squared error of a choice of precisions, as terms that a minimum cut can minimize.
 
     scopes: {owner: (price if low, price if FP32, squared error if low)}, prices in seconds. pairs: {(producer,
-    consumer): (squared error, seconds) of the cast between them if their precisions differ}. tree: {owner: the owner
+    consumer): (squared error, seconds) of the cast if both precisions differ}. tree: {owner: the owner
     above it}; a different precision costs `island` seconds. tied: pairs of owners that share a stored weight, and so
     must have the same precision. shielded: owners that can be low only if the owner above is low: functions that it may
     keep in FP32, and owners that the model's code runs without autocast, which a separate scope would enable again.

@@ -26,7 +26,7 @@ class Origin:
     """How `patched_model.py` builds the model. kind: factory | instance | class | spec.
 
     path: the model's file; None for an installed module or a hub model. module: `__module__` of its classes. folder: a
-    directory that is passed to the symbol before `init_args`. digest: SHA-256 of the file. words: see loading.target.
+    directory that is passed to the symbol before `init_args`. digest: SHA-256 of the file. words: as in Target.
     """
 
     path: str | None
@@ -101,7 +101,7 @@ class Call:
 
 @dataclass(frozen=True)
 class AutocastRegion:
-    """An autocast region in the user's code. depth: number of module calls that enclose its beginning."""
+    """An autocast region in the user's code. depth: number of module calls that enclose the region's beginning."""
 
     enabled: bool
     dtype: str
@@ -134,7 +134,7 @@ class Node:
 
     calls: enclosing module calls, the root's first. returned: keys of the module calls that return its result. region:
     the user's autocast region around the operation. in_place: whether it writes in place, so that autocast does not
-    cast its inputs and its result keeps its dtype. function: the torch function call that contains it, which a scope
+    cast its inputs and its result keeps its dtype. function: the torch function call around the node, which a scope
     may keep in FP32. literals: by format, the constants that differ if the model is stored in the format;
     autocast_literals: under autocast.
     """
@@ -190,7 +190,7 @@ class Capture:
     """A recorded forward pass: a torch.fx graph of ATen operations. `bind(model, batch)` lists the graph's inputs.
 
     method: inputs for which the graph is valid. "run": all inputs of the recorded shapes; "path": only inputs for which
-    Python code takes the same branches, since it read tensor values. same_path: identifies such batches, see
+    Python code takes the same branches, since it read tensor values. same_path: keys of batches on this path, see
     capture/paths.py. nodes: {name: operation}, in execution order. outputs: names of the nodes that the model returns.
     operations: number of operations run, including operations that no output depends on. compared: whether the run was
     compared with low-precision runs, to detect constants that depend on a dtype. aliases: {first name of a shared

@@ -27,7 +27,7 @@ class LedgerRow:
 
 @dataclass(frozen=True)
 class Loss:
-    """How a cast to fewer bits changes a tensor. error: relative L2; changed: share of the values; zeros: share of the
+    """How a cast to fewer bits changes a tensor. error: relative L2; changed: share of changed values; zeros: share of
     non-zero values that become zero; infinite: number of finite values that become infinite or NaN."""
 
     error: float

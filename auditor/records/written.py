@@ -27,8 +27,8 @@ class FileField:
     """A field that is stored in a file: `Annotated[float, FileField("meaning")]`.
 
     meaning: description with unit, in Markdown. measured: whether measurements.json stores it; else plan.json, which
-    people commit, and which has settings and decisions. choices: allowed texts. least, most: bounds. exact: whether all
-    digits are stored, for settings; measured values have seven.
+    people commit, and which has settings and decisions. choices: allowed texts. least, most: bounds of a number. exact:
+    whether all digits are stored, as for settings; measured values have seven.
     """
 
     meaning: str

@@ -22,7 +22,7 @@ class Recipe:
     format: of autocast regions; or of weights, gradients and optimizer state if `stored`. remedies: names in
     `remedies.REMEDIES`. scale: initial loss scale of a GradScaler; None for no scaler. scopes: the scopes of a plan, or
     modules kept in FP32. loss_in_fp32: autocast covers only the model, whose outputs are cast to FP32. eps: a changed
-    eps for the optimizers. repairs: the name of the recipe that this one repairs.
+    eps for the optimizers. repairs: the name of the recipe that this variant repairs.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ParameterSeries:
 
     error: relative L2 error of the gradient against FP32's at the same weights and batch; in an FP32 run the difference
     between gradients of two sampled steps, over sqrt(2). Shares of entries: zero_gradient: the gradient is zero;
-    updates_lost: it is not zero, but the update does not change the weight; decay_lost: weight decay does not;
+    updates_lost: a non-zero gradient changes no weight; decay_lost: weight decay changes no weight;
     second_moment_stuck: Adam's second moment should change by over a hundredth, but does not; second_moment_zero: the
     second moment is zero although the gradient is not.
     """
@@ -82,7 +82,7 @@ class RecipeRun:
 
     errors: gradient errors of all parameters together, at these steps. skipped: non-finite steps; without a loss scale,
     such a step ends the run. scale: the loss scale at the end. batches: number of different batches. backward_passes:
-    per step. failure: why the recipe could not be run to its end; a failed run has only the losses of earlier steps.
+    number per step. failure: why the run ended early; a failed run has only the losses of earlier steps.
     """
 
     recipe: Recipe

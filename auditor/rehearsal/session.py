@@ -73,8 +73,8 @@ def call_forked(work: Callable[[Callable[[str], None]], Any], hear: Callable[[st
 
 
 class Session:
-    """The user's step, and its runs, each in a separate process. optimizers: by their ids. root: the module with all
-    their parameters. own_regions: whether the step opens autocast regions. used: the optimizers that the last step called.
+    """The user's step, and its runs, each in a separate process. optimizers: {id: optimizer}. root: the module with all
+    parameters. own_regions: whether the step opens autocast regions. used: the optimizers that the last step called.
     """
 
     def __init__(self, step: Callable[..., Any]) -> None:

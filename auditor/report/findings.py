@@ -25,7 +25,7 @@ class Cause:
     """Findings (`members`) with one root cause: an operation of one source line, in every module that runs this line.
 
     rules: {rule code: its findings}, the most important code and finding first. worst: the first finding of the first
-    code; report: measurements of its operation. where: modules in words; shapes: module paths without block numbers.
+    code; report: measurements of the operation. where: modules in words; shapes: module paths without block numbers.
     size: the number of findings in words, "" for a single finding.
     """
 
@@ -113,7 +113,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Causes:
-    """All causes, ranked. wanting: errors and warnings; notes: the others; about: which plan severities refer to."""
+    """All causes, ranked. wanting: errors and warnings; notes: other causes; about: the plan of severities."""
 
     wanting: tuple[Cause, ...]
     notes: tuple[Cause, ...]

@@ -27,7 +27,7 @@ KEPT = "the module is in FP32"
 @dataclass(frozen=True)
 class Island:
     """Modules that a plan keeps in FP32 for the same kind of reason, or functions that stay FP32 in low-precision
-    modules. why: the reason in a clause, then the codes of rules that report them; "" if unknown.
+    modules. why: the reason in a clause, then codes of rules that report the modules; "" if unknown.
 
     Paths differ only in block numbers (`blocks.*.norm`), except if over `SHAPES` patterns have the reason `no-gain`.
     """

@@ -116,7 +116,7 @@ def _linearity(audit: Audit, fmt: str) -> str:
 
 
 class NonFiniteRun(NamedTuple):
-    """Runs in one format that become non-finite at the same operation. first: this operation; None if a replay of the
+    """Runs in one format that become non-finite at the same operation. first: the operation; None if a replay of the
     graph is finite. said: sentences on the place and the cause."""
 
     format: str

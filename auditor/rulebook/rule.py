@@ -37,7 +37,7 @@ def facts_shown(message: str, formats: Collection[str]) -> list[str]:
 
 
 def fill_message(message: str, facts: Mapping[str, Any], formats: Collection[str]) -> str:
-    """Insert facts into a message; an unknown fact reads "unknown". formats: replace `{formats}`."""
+    """Insert facts into a message; an unknown fact reads "unknown". formats: the text for `{formats}`."""
     shown = {name: _field_value(value, formats) for name, value in facts.items()}
     return message.format_map({**shown, FORMATS: " and ".join(map(label, formats))})
 
@@ -173,7 +173,7 @@ class Rule(_Table):
 
     upcast: whether the rule also applies to values that the user's code converts to FP32; if not, loading adds a
     condition to `when`. supersedes: codes of more general rules, which are dropped if this rule fires; its finding gets
-    the highest severity of all. measurable: whether a run with one operation in low precision can confirm it.
+    the highest severity of all. measurable: whether running one operation in low precision can confirm the rule.
     """
 
     match: Match

@@ -45,7 +45,7 @@ def verdict_of(
     max_error: float,
     noise: Noise = QUIET,
 ) -> Verdict:
-    """Verdict of one node in one format. unsafe: alone in low precision, it raises or its effect exceeds the budget.
+    """Verdict of one node in one format. unsafe: alone in low precision, the node raises or its effect is over budget.
 
     A node that no strategy runs in low precision is safe, and the reason says so. NaN fails every threshold.
     Differences within the noise of FP32 are ignored.
@@ -232,7 +232,7 @@ def judge_layers(
 ) -> tuple[QuantizedLayer, ...]:
     """The layers under all schemes, with verdicts by the thresholds of `verdict_of`; per scheme, the worst first.
 
-    Layers that several recorded paths share appear once. measured: with effects in relative L2.
+    Layers that several recorded paths share appear once. measured: layers whose effects are relative L2 errors.
     """
     result = dict[tuple[str, str], QuantizedLayer]()
     for (name, scheme), layer in measured.quantized.items():

@@ -77,7 +77,7 @@ def find_function(
 def in_hand(
     function: Any, *, better: str | None = None, max_drop: float | None = None, what: str | None = None
 ) -> ScoreFunction:
-    """A ScoreFunction from a function object. what: its name in errors. Raises: LoadError(slug="missing-score")."""
+    """A ScoreFunction from a function object. what: the name in errors. Raises: LoadError(slug="missing-score")."""
     name = name_of(function)
     if isinstance(function, type | nn.Module) or not callable(function):
         wanted = "evaluate must be a function, func(model) -> a number, or a number for each sample"

@@ -119,7 +119,7 @@ def run_step(step: Step) -> Step:
 class LowStep:
     """Results of one low-precision step. gradients: {parameter: unscaled FP32 gradient, or None if missing}.
 
-    failure: the message if the step raised; such a step has no gradients.
+    failure: the exception's message if the step raised; a failed step has no gradients.
     """
 
     loss: float

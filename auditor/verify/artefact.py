@@ -123,7 +123,7 @@ class Verifier:
         noise: float = 0.0,
     ) -> None:
         """batches: inputs on the devices to use. scratch: a folder that is deleted if this process is killed.
-        gradients, most: see Runs. timeout: seconds for a plan, TIMEOUT by default. expected: FP32 outputs for the first
+        gradients, most: as in Runs. timeout: seconds for a plan, default TIMEOUT. expected: FP32 outputs for the first
         batch, which the model built in the process must reproduce up to ALIKE or three times `noise`, the difference
         between FP32 runs."""
         self.scratch, self.timeout = scratch, timeout or TIMEOUT
