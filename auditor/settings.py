@@ -135,7 +135,7 @@ class Settings(BaseModel):
     """The keyword arguments of `auditor.audit()`, and values derived from them.
 
     found: the audit's device, once the model is loaded; limits: the parsed criteria; scoring: the imported scoring
-    function. schemes: the quantization schemes that the user gave in `formats`; `formats` then holds only the others.
+    function. schemes: the quantization schemes that the user gave in `formats`, which then lacks them.
     """
 
     model_config = ConfigDict(

@@ -46,7 +46,7 @@ def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **
 
 
 def call_modules(model: nn.Module) -> None:
-    """Make PyTorch's transformer layers call their submodules if a plan wraps one of them.
+    """Make PyTorch's transformer layers call their submodules if a plan wraps any submodule.
 
     In eval mode without gradients, PyTorch's fused path reads the submodules' weights and skips their forwards. Setting
     one of the layer's attributes disables this path. The old value is stored in `_fusing`, to be restored later.
@@ -67,7 +67,7 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     """Patch `model` in place so that it follows `plan`: convert its weights and wrap its scopes, as the strategy
     requires.
 
-    Class, signature, state_dict keys, hooks and train/eval mode are unchanged. Applying another plan replaces this one.
+    Class, signature, state_dict keys, hooks and train/eval mode are unchanged. A later plan replaces an earlier one.
     If the audited model was stored in FP16 or BF16, `raised` in the plan says which of the tensors become FP32. Under
     autocast, FP32 weights then take twice the memory. Raises: ValueError if the plan is an exported program or does not
     fit the model: a scope is missing, `forward` is a property, weights are no longer FP32, or torch lacks a kept

@@ -56,7 +56,7 @@ def quantized_plan(audit: Audit, name: str | None = None) -> QuantizedPlan:
 
 
 def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
-    """The plan as code for a library, after comments on what the library cannot express."""
+    """The plan as code for a library, after comments that name layers the library cannot quantize."""
     layers, kept, left = _expressible(audit, library, plan)
     if not layers:
         why = _left_out(library, left) or "It quantizes no layer."

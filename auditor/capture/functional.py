@@ -145,7 +145,7 @@ def as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple
 
 
 def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
-    """The dtype that an operation casts to; None if it is not a cast."""
+    """The dtype that an operation casts to; None if the operation is no cast."""
     if not operation_of(op).cast:
         return None
     named = arguments_of(op, args, kwargs, defaults=True)

@@ -148,7 +148,7 @@ def put(
 def overwrite(
     emit: Emit, constant: Constant, other: tuple[fx.Node, Geometry], written: tuple[fx.Node, Geometry]
 ) -> fx.Node | None:
-    """A node with a tensor's entries after a write to another tensor in its storage; None if they are unaffected."""
+    """A node with a tensor's entries after a write to another tensor in its storage; None if no entry changed."""
     (whole, own), (node, source) = other, written
     if own.dtype != source.dtype or own.stride is None or source.stride is None:
         return None

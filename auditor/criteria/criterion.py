@@ -211,7 +211,7 @@ def criteria_of(given: Any) -> tuple[Criterion, ...]:
     seen: dict[tuple[str, str], Criterion] = {}
     for one in result:
         if (key := (one.output, one.measure_text)) in seen:
-            raise bad_criterion(f"two criteria set {one.output}: {one.measure_text}: '{seen[key]}' and '{one}'")
+            raise bad_criterion(f"two criteria for {one.output}: keep '{seen[key]}' or '{one}'")
         seen[key] = one
     return result
 
@@ -299,7 +299,7 @@ def _number(value: Any, what: str) -> float:
 
 
 def _options(kind: Kind, said: str | None) -> Options:
-    """Parse the arguments in brackets: `name=value`, a number by its position, or a word that one argument allows."""
+    """Parse arguments in brackets: `name=value`, a number by position, or a word that only one argument allows."""
     result: dict[str, int | float | str] = {}
     for part in filter(None, (part.strip() for part in (said or "").split(","))):
         name, equals, text = (side.strip() for side in part.partition("="))

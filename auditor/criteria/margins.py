@@ -172,7 +172,7 @@ def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
 
 
 def find_margins(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
-    """The decisions that a criterion of one of KINDS counts, regardless of its limit; None if there are none.
+    """The decisions that a criterion of one of KINDS counts, regardless of its limit; None without decisions.
 
     Decisions between equal or non-finite entries are left out: they count as never flipped.
     """
@@ -261,7 +261,7 @@ def across(criterion: Criterion, reference: torch.Tensor) -> bool:
 
 
 def relative_form(references: Sequence[torch.Tensor], limit: float) -> Form | None:
-    """The Form of a limit on the relative L2 error of all `references` together; None if they are all zero."""
+    """The Form of a limit on the relative L2 error of all `references` together; None if all references are zero."""
     size = math.hypot(*(float(finite(entries(x.detach())).double().norm()) for x in references))
     return (lambda signs: signs / (size * limit)) if size else None
 

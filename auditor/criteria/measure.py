@@ -113,7 +113,7 @@ class Criteria:
         return tuple(result)
 
     def output_indices(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
-        """Indices of the outputs that a criterion covers; for `rest_criterion`, outputs that no other one covers."""
+        """Indices of the outputs that a criterion covers; for `rest_criterion`, outputs that no criterion covers."""
         if criterion.output == OTHERS:
             return tuple(i for i, name in enumerate(names) if not any(one.speaks_of(name) for one in self.each))
         return tuple(i for i, name in enumerate(names) if criterion.speaks_of(name))

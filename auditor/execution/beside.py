@@ -89,7 +89,7 @@ def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
 
 def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: torch.dtype) -> Dtypes:
     """Return the dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
-    tensors. Scalars and discrete tensors count only if there are no others. kernel: the arguments after all casts."""
+    tensors. Scalars and discrete tensors count only without other tensors. kernel: the arguments after all casts."""
     read, handed = tensors_in(policy.converted_arguments(n, (n.args, n.kwargs), value_of)), tensors_in(kernel)
     floating = [x for x in handed if x.is_floating_point() or x.is_complex()] or handed
     deciding = [x.dtype for x in floating if x.dim()] or [x.dtype for x in floating]
@@ -114,7 +114,7 @@ _Beginning = tuple[str, str]
 def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> NonFinite | None:
     """Find the first operation in a replay that returns Inf or NaN where FP32 is finite; None if no operation does.
 
-    If an output is Inf or NaN, only operations that lead to it count. If an operation raises, only results before it
+    If an output is Inf or NaN, only operations upstream of it count. If an operation raises, only results before it
     are compared.
     """
     turning = _NonFiniteTrace(capture, policy)

@@ -63,7 +63,7 @@ class SeparateResults(Semantics):
 
 
 class SomeLow(Semantics):
-    """Computes some operations in a format and the others in FP32, for one run.
+    """Computes some operations in a format and all other operations in FP32, for one run.
 
     inside: names of the operations that run in low precision. `round` rounds their inputs; `left` has their results,
     converted to FP32, for other operations. held: {operation: its result in another run}; the discrete values in it

@@ -22,7 +22,7 @@ from .policy import Policy, choice_from_scopes
 
 def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPlan) -> tuple[LedgerRow, ...]:
     """A row for each parameter and buffer of the model, then for each recorded operation: its dtypes as loaded,
-    requested, planned and executed. run: a replay, under the plan if there is one."""
+    requested, planned and executed. run: a replay, under the plan if a plan is given."""
     program = plan.program if plan is not None else None
     choice = choice_from_scopes(plan.scopes) if plan and not program else None
     kept = {each.node for each in program.kept if not each.only_output} if program else set[str | None]()

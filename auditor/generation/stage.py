@@ -56,7 +56,7 @@ class GenerationReference:
 
     @property
     def checks(self) -> Sequence[ReferenceTokens]:
-        """The batches on which plans decode: held-out batches if there are any, else the calibration batches."""
+        """The batches on which plans decode: the held-out batches or, without them, the calibration batches."""
         return self.held_out or self.batches
 
     def record(self, plan: Plan | None) -> Generation:

@@ -66,7 +66,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Table:
-    """All operations that have FP32 inputs, and all FP32 values, of a graph, by name, in order."""
+    """A graph's operations with FP32 inputs, and its FP32 values: by name, in execution order."""
 
     format: str
     operations: Mapping[str, GraphOperation]

@@ -92,7 +92,7 @@ def _pt2e(bench: Workbench) -> tuple[nn.Module, str]:
 
 
 def _adam(gradients: Mapping[str, torch.Tensor]) -> PipelineRun:
-    """Relative error that the 8-bit state of torchao's Adam causes in the change of the weights; parts: by module."""
+    """Relative error of the weights' change caused by the 8-bit state of torchao's Adam, in total and by module."""
     from torchao.optim import Adam8bit
 
     squares: dict[str, list[float]] = {}

@@ -117,7 +117,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
 
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
-    """Run all operations in low precision. Return the table, in which those that raise are `refused`, and the error."""
+    """Run all operations in low precision. Return the table, with operations that raise as `refused`, and the error."""
     low = frozenset(name for name, operation in table.operations.items() if operation.kind != "refused")
     while True:
         try:

@@ -77,7 +77,7 @@ class _Snapshot:
                 waiting += self._open(value)
 
     def restore(self, process: Callable[[], None]) -> list[str]:
-        """Restore everything, `process` last; returns descriptions of what could not be restored.
+        """Restore everything, `process` last; returns descriptions of objects that could not be restored.
 
         Gradients are restored after tensors, since torch checks them against their tensor.
         """

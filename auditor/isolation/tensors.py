@@ -78,7 +78,7 @@ class StorageCopies:
         self._copies: dict[int, torch.UntypedStorage] = {}
 
     def watch(self, tensor: torch.Tensor) -> None:
-        """Add a tensor's storages to those that will be restored."""
+        """Add a tensor's storages to the set of storages that `restore` restores."""
         self._known.update((storage._cdata, (storage, storage.nbytes())) for storage in memory(tensor))
 
     def saved_before_written(self) -> AbstractContextManager[object]:
@@ -151,7 +151,7 @@ _Frames.set_code_exec_strategy(_SaveBeforeWrite.__torch_dispatch__.__code__, _al
 
 @cache
 def written_by(func: Any) -> tuple[tuple[int, str], ...] | None:
-    """Position and name of every argument to which `func` may write; None if it may write to any argument.
+    """Position and name of every argument to which `func` may write; None if `func` may write to any argument.
 
     The result includes writes that schemas omit: running statistics of older batch norms, collectives of c10d, and
     operations whose name ends in an underscore.

@@ -43,7 +43,7 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """The model, its origin (None if it cannot be built again), and the result of `audit_spec()`.
+    """The model, its origin (None if the model cannot be built again), and the result of `audit_spec()`.
 
     stored_low: {dtype: number of FP16 or BF16 weights of the checkpoint, which the model has in FP32}. notes: texts
     about the model. checkpoint: texts about the checkpoint's weights.
@@ -277,7 +277,7 @@ def _config(transformers: Any, folder: Path) -> Any:
 
 
 def _load_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """The tensors of the checkpoint, memory-mapped. {} if there is none.
+    """The tensors of the checkpoint, memory-mapped; {} for a folder without a checkpoint.
 
     Raises: LoadError(slug="missing-weights" | "bad-weights").
     """

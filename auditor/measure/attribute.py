@@ -148,7 +148,7 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
 
 
 def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
-    """Leaves that further passes differentiate: all but weights of products, whose gradients cost as much as the rest.
+    """Leaves that later passes differentiate: all but weights of products, which cost as much as all other gradients.
 
     The weight of a product has many independent rounding errors, so one pass suffices. If no leaf is left, None.
     """

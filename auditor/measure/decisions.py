@@ -106,7 +106,7 @@ class _LowRuns:
         """Return the outputs' error, a Decision per operation in `counted`, and the names whose results differ from
         FP32's.
 
-        held: operations that take FP32's decisions. wide: operations that run in FP32. The error of a failed run is inf.
+        held: operations that take FP32's decisions. wide: operations that run in FP32. A failed run has the error inf.
         """
         beat()
         capture, values = self.measurement.capture, self.measurement.values

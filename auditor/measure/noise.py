@@ -28,7 +28,7 @@ REPEATED = (37, 211)
 class FP32Runs:
     """The measured noise of FP32, and the outputs of the first run as {id of a batch: outputs}.
 
-    graded: outputs with gradients enabled, or the model's exception; None if they equal the first run's on a CPU.
+    graded: outputs with gradients enabled, or the model's exception; None if equal to the first run's on a CPU.
     """
 
     found: Noise = field(default_factory=Noise)

@@ -1,4 +1,4 @@
-"""Linear layers, convolutions and embeddings with quantized weights and inputs: results, errors, and what causes them."""
+"""Linear layers, convolutions and embeddings with quantized weights and inputs: results, errors, and their causes."""
 
 from __future__ import annotations
 

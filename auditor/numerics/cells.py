@@ -1,4 +1,4 @@
-"""Emulates CUDA's GRUs, LSTMs and plain RNNs: each step rounds two products; the rest is one float32 kernel.
+"""Emulates CUDA's GRUs, LSTMs and plain RNNs: each step rounds two products, and does the rest in one float32 kernel.
 
 A CPU rounds after every gate, or as oneDNN does, which depends on the processor. Source: `GRUCell` and `LSTMCell` of
 aten/src/ATen/native/RNN.cpp, and the kernels of aten/src/ATen/native/cuda/RNN.cu, which keep gates in `accscalar_t` and

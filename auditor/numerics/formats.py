@@ -31,7 +31,7 @@ class Format:
     mantissa: stored fraction bits. min_exponent: exponent of the smallest normal number. largest: the largest finite
     value. bytes: size of one element in memory. label: the display name, by default the name in capitals. storage: the
     name of torch's dtype, None if torch has none. native: whether torch computes in that dtype; other formats are
-    emulated by rounding FP32 results. autocast: whether `torch.autocast` accepts it. loss_scaling: whether its small
+    emulated by rounding FP32 results. autocast: whether `torch.autocast` accepts it. loss_scaling: whether the small
     range requires a scaled loss. overflows_to: the result beyond `largest`: "inf", or "largest" if the format has no
     infinity (torch saturates fp8_e4m3 from 2.13 on, and returned NaN before). speed: the column of plan/devices.toml
     with a device's rate; without an entry, FP32's rate is used. Sources: IEEE 754-2019 (fp16, fp32); bf16 and tf32:

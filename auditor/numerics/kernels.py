@@ -40,7 +40,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
     On a CPU, matrix products of half-precision tensors accumulate in float32 and round the result, as tensor cores do.
     Recurrent layers and cells round their products and results; running sums round every partial result. A
-    zero-dimensional tensor is rounded first if the others are in low precision. Other operations run natively in half
+    zero-dimensional tensor is rounded first if all others are in low precision. Other operations run natively in half
     precision, so that intermediate rounding is included. On a GPU everything runs natively. In a format without native
     arithmetic, the operation computes in float32 and its result is rounded. Raises: UnsupportedInFormat if CUDA has no
     half kernel, a constant is out of range, dtypes are mixed, or the operation raises in half precision.

@@ -62,7 +62,7 @@ class Modules(Space):
         return self.error(point) <= limit
 
     def within_budget(self) -> list[Candidate]:
-        """[everything in low precision], if the error meets the budget and no unsafe operation is low; otherwise []."""
+        """[the choice of low precision everywhere], if it meets the budget without unsafe operations; otherwise []."""
         return [self.low] if self.low.feasible and self.error(self.low) <= self.budget else []
 
     def reach(self) -> float | None:

@@ -49,7 +49,7 @@ class Planner:
         return result
 
     def plans(self) -> dict[str, Plan]:
-        """All plans, verified on held-out inputs if there are any."""
+        """Make all plans, and verify them on the held-out inputs or, without them, on the calibration inputs."""
         quick = self.bench.options.quick
         result = find_verified(self.spaces, self.bench.max_error, self.make, self._run)
         for name, space in self.spaces.items():

@@ -109,7 +109,7 @@ def timed_in(resolution: Resolution, name: str) -> str:
 
 
 def energy_of(problem: Problem) -> Energy:
-    """Build a problem's energy, from prices and errors with all in FP32 and with as much as possible low."""
+    """Build a problem's Energy, from prices and errors with all in FP32, and with all possible in low precision."""
     resolution, raised = problem.lowest.resolution, problem.resolve(plain("fp32"))
     nodes, graph = problem.capture.nodes, problem.capture.graph_module.graph
     users = {n.name: [user.name for user in n.users if user.name in nodes] for n in graph.nodes}
@@ -300,7 +300,7 @@ class Problem:
 
     def cast_squares(self, resolution: Resolution) -> dict[str, float]:
         """{value that is rounded once: squared error of its rounding}: FP32 values cast for an operation, weights and
-        inputs stored low."""
+        inputs stored in low precision."""
         stored = [p.name for p in self.capture.placeholders if resolution.low(p.name)]
         names = (name for name in (*resolution.lowered, *stored) if self.contribution(name, self.format))
         return {name: self.cast_square(resolution, name) for name in names}
@@ -328,7 +328,7 @@ class Problem:
         return kept_low(self.capture, (self.strategy,), self.format)
 
     def contribution(self, name: str, format: str) -> Contribution | None:
-        """Measured contribution of a node or placeholder in a format; None if it was not measured."""
+        """Measured contribution of a node or placeholder in a format; None if not measured."""
         return self.contributions.get(format, {}).get(name)
 
     def is_forbidden(self, resolution: Resolution, name: str) -> bool:

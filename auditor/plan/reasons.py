@@ -72,7 +72,7 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
 
 def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, most: float, harmless: bool) -> Reason:
     """The reason why a module that could run in low precision does not, from replays if possible. most: the largest
-    saving of the modules that save too little; harmless: whether the budget holds with all these modules low."""
+    saving of the modules that save too little; harmless: whether the budget holds with these in low precision."""
     before, budget, objective = space.before(chosen), space.budget, space.problem.objective
     idle = low.price >= chosen.price
     ran = not (idle and harmless) and low.high in space.log
@@ -119,14 +119,14 @@ def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
 
 
 def _lower(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
-    """The choice with `owners` and all that `lowered_with` adds in low precision. Functions in FP32 to avoid a dtype
-    conflict remain FP32 unless `owners` lists them."""
+    """The choice with `owners`, and all that `lowered_with` adds, in low precision. Functions that are FP32 to avoid a
+    dtype conflict remain FP32 unless `owners` lists them."""
     kept = {path for path in problem.lowest.raised if path != module_of(path)}
     return evaluate(problem, (chosen.high | kept).difference(*(lowered_with(problem, owner) for owner in owners)))
 
 
 def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
-    """The reason why a module cannot run in low precision, or None. point: the choice with the module low."""
+    """The reason why a module cannot run in low precision, or None. point: `chosen` with the module lowered."""
     if (reason := _without_operations(problem, owner)) is not None:
         return reason
     if owner in point.high:
@@ -171,7 +171,7 @@ def explain_budget(before: float, after: float, budget: float, saves: float, obj
 
 
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
-    """A reason for each FP32 operation of a low-precision module, and each discrete operation without low inputs."""
+    """A reason for each FP32 operation in a low-precision module, and each discrete operation on FP32 inputs."""
     precision, nodes = choice_keeping(chosen.high, problem.format), problem.capture.nodes
     how, resolution = problem.policy_for(precision), problem.resolve(precision)
     result, known = list[Reason](), dict[str, Reason]()

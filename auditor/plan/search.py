@@ -119,7 +119,7 @@ class Cuts:
         return sum(arc.price for arc in paid), sum(arc.square for arc in paid)
 
     def towards(self, holds: Callable[[Choice], bool]) -> list[Choice]:
-        """The choices all low, all FP32, and cuts between them whose errors approach the limit from both sides.
+        """Choices from everything in low precision to everything in FP32: cuts that approach the limit from both sides.
 
         holds: whether a choice is within the limit; all FP32 always is. The next multiplier gives the two choices next
         to the limit equal value, so that each new cut lies between them.
@@ -198,7 +198,7 @@ class Energy:
         return {owner: tuple(sorted(group)) for group in groups for owner in group}
 
     def settle(self, high: Collection[str]) -> frozenset[str]:
-        """All FP32 owners: those in `high`, and every shielded owner below an FP32 owner."""
+        """All FP32 owners: the owners in `high`, and every shielded owner below an FP32 owner."""
         result = set(high)
         for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):
             if self.tree[owner] in result:
@@ -212,8 +212,8 @@ class Energy:
 
     @cached_property
     def groups(self) -> list[frozenset[str]]:
-        """Sets to lower together: an owner, or an owner and all below it, plus tied owners. The largest saving per
-        squared error comes first."""
+        """Sets that change to low precision together: an owner, or an owner and all below it, plus tied owners. The
+        largest saving per squared error comes first."""
 
         def worth(group: frozenset[str]) -> float:
             square = sum(self.scopes[owner][2] for owner in group)
@@ -227,7 +227,7 @@ class Energy:
 
     @cached_property
     def cuts(self) -> Cuts:
-        """The network of the minimum cut: an arc's price is paid if its tail is low and its head is FP32."""
+        """The network of the minimum cut: a cut pays for an arc from a low-precision owner to an FP32 owner."""
         result: list[Arc] = []
         for owner, (low, high, error) in self.scopes.items():
             result += [Arc(owner, HIGH, low, error), Arc(LOW, owner, high)]

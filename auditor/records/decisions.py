@@ -48,5 +48,5 @@ class Decisions:
 
     @property
     def share(self) -> float:
-        """Share of the squared error that flipped decisions cause, if this part is independent of the rest."""
+        """Share of the squared error that flipped decisions cause, if flips and rounding are independent."""
         return max(0.0, 1 - (self.frozen / self.error) ** 2) if 0 < self.error < math.inf else 0.0

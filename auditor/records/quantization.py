@@ -22,7 +22,7 @@ UNJUDGED = Verdict("untested", "not judged yet")
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """Errors of one layer if only its weight and input are quantized, under one scheme; all else is in FP32."""
+    """Errors of one layer if only this layer's weight and input are quantized, under one scheme."""
 
     scheme: Annotated[str, FileField("name of the [scheme](quantization.md)")]
     node: Annotated[str, FileField("name of the operation in the captured graph")]

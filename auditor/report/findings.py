@@ -71,7 +71,7 @@ class Cause:
 
     @cached_property
     def plan_effect(self) -> str:
-        """A sentence on what the plan that severities refer to does with the operations of the cause."""
+        """A sentence on the precision of the cause's operations under the plan to which severities refer."""
         spoken = [finding for finding in self.members if finding.bearing]
         plan = self._audit.plans.get(spoken[0].plan or "") if spoken else None
         if plan is None:

@@ -219,7 +219,7 @@ class _Uses:
 
     @classmethod
     def by_operation(cls, capture: Capture, kept: Collection[str]) -> _Uses:
-        """For an exported program: every floating-point operation is in low precision, except those in `kept`."""
+        """_Uses for an exported program: all floating-point operations are in low precision, except for `kept`."""
         floating = {name for name, node in capture.nodes.items() if node.floating}
         floating |= {place.name for place in capture.placeholders}
         nodes = capture.nodes.items()

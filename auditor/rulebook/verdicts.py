@@ -158,7 +158,7 @@ def _unsafe_reason(
 
 
 def _vanishes(error: NodeError, fmt: str) -> str:
-    """A clause that says what underflows in the format."""
+    """A clause on the values that underflow in the format."""
     if error.overflow or error.nan:
         return f"an input that is not zero in FP32 is zero in {label(fmt)}"
     if error.underflow:

@@ -36,7 +36,7 @@ class ScoreFunction:
 
     function(model) returns a number, or an iterable with a number for each sample or batch: the score is the mean, or
     `of_mean` of the mean. better: one of records.plan.DIRECTIONS. max_drop: how much worse a plan's score may be; None:
-    no limit. place: where a fresh process can import the function; None if it cannot.
+    no limit. place: where a fresh process can import the function; None if impossible.
     """
 
     function: Callable[[nn.Module], Any]

@@ -14,7 +14,7 @@ from ..records import Audit, Plan
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool that can run plans. strategies: those it supports. otherwise: a sentence of advice for other plans.
+    """A tool that can run plans. strategies: the supported strategies. otherwise: a sentence of advice for other plans.
 
     impossible: why a plan of a supported strategy cannot be expressed, or None.
     """

@@ -99,7 +99,7 @@ def _sharding_code(audit: Audit, plan: Plan) -> str:
 
 
 def _names(audit: Audit, plan: Plan) -> dict[str, str]:
-    """{path of a shared module: one of its paths that stands for all, if possible one with a precision in the plan}."""
+    """{path of a shared module: the path that replaces all its paths, if possible a path with a precision}."""
     firsts = [next((path for path in paths if path in plan.scopes), paths[0]) for paths in audit.shared_modules]
     return {path: first for first, paths in zip(firsts, audit.shared_modules, strict=True) for path in paths}
 

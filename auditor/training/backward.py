@@ -112,7 +112,7 @@ def _norm(gradients: Sequence[torch.Tensor]) -> float:
 
 
 def _broken_parameter(step: Step, low: LowStep) -> str | None:
-    """The first parameter whose gradient is finite in FP32 and not in the low-precision step."""
+    """The first parameter whose gradient is finite in FP32 but not in the low-precision step."""
     broken = (n for n, g in low.gradients.items() if g is not None and not bool(torch.isfinite(g).all()))
     return next((n for n in broken if bool(torch.isfinite(step.by_parameter[n]).all())), None)
 

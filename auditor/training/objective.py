@@ -110,7 +110,7 @@ def _check_loss(loss: Any, objective: Objective) -> None:
 
 
 def _loss_arguments(loss_fn: Callable[..., Any]) -> list[str] | None:
-    """Names of the loss's arguments after the outputs; None if it takes any number of arguments."""
+    """Names of the loss's arguments after the outputs; None if any number of arguments is accepted."""
     function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     try:
         parameters = list(inspect.signature(function).parameters.values())
