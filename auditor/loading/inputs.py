@@ -77,7 +77,7 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
                     with np.load(path, allow_pickle=False) as arrays:
                         tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
                 except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
-                    said = f"{path.name} holds no plain arrays ({error}): write it with np.savez"
+                    said = f"{path.name} cannot be read ({error}): write plain arrays with np.savez"
                     raise LoadError(said, slug="bad-inputs") from error
                 # float64, NumPy's default, becomes float32
                 value = {name: x.float() if x.dtype == torch.float64 else x for name, x in tensors.items()}
