@@ -28,7 +28,7 @@ CHANGES = 1_000
 """Maximum number of changes that improve one choice: rounding errors in predictions could make changes cycle."""
 
 NEAR = 8
-"""Number of measured choices, those nearest to the error limit, from which the search starts."""
+"""Number of measured choices, with errors nearest to the limit, from which the search starts."""
 
 DRAWS = 64
 """Number of random starts in a row without a new choice to run, after which the search ends."""

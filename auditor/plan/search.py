@@ -27,7 +27,7 @@ LITTLE = 0.01
 """Relative saving per step below which a search stops."""
 
 WORTH = 0.002
-"""Relative saving that one more low module, or a choice of another strategy, must have to be adopted."""
+"""Minimum relative saving by which one more low-precision module, or another strategy's choice, is adopted."""
 
 MOST_OFF = 4.0
 """Largest factor by which errors are assumed to differ from predictions."""
@@ -61,7 +61,7 @@ Choice = frozenset[Any]
 """A choice of precisions, as the set of modules, functions or operations in FP32."""
 
 FORBIDDEN = 1e6
-"""Squared error charged for running an unsafe node low: above any budget, yet finite, so that cuts are exact."""
+"""Squared error charged for an unsafe node in low precision: above any budget, yet finite, so that cuts are exact."""
 
 
 @dataclass(frozen=True)
