@@ -266,7 +266,7 @@ class InFormat:
         trace = trace_of(n, self._values[n.name], ran, n.name in self._by_inputs) if told else Trace()
         if begins and self.pure and trace == Trace("rounding", "none"):  # the low run still equals FP32, rounded
             self._rounded[n] = self.env[n]
-        if row_of(n).recurrent:  # a recurrent layer is slow, and its inputs' errors are small
+        if row_of(n).recurrent:  # slow to run again; the result is smaller than its steps
             self._kept[n.name] = ran
         return error, replace(trace, broken=broken, near=n.name in self._deciding)
 

@@ -150,7 +150,7 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
 def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
     """Leaves that later passes differentiate: all but weights of products, which cost as much as all other gradients.
 
-    The weight of a product has many independent rounding errors, so one pass suffices. If no leaf is left, None.
+    The weight of a product has many independent rounding errors, so one pass suffices. Returns None if no leaf is left.
     """
     result, places = list[torch.Tensor](), measurement.capture.placeholders
     weights = {place.name for place in places if place.kind == "parameter"}

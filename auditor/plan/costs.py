@@ -83,8 +83,8 @@ TIE = 1e-3
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a node. flops: a multiply-add counts as two. elements: numbers read and written. free: whether the node
-    only returns a view."""
+    """Cost of a node. flops: a multiply-add counts as two. elements: floating-point numbers read and written. free:
+    whether the node only returns a view."""
 
     flops: int
     elements: int

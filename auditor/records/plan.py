@@ -130,7 +130,7 @@ class Score:
 
     @property
     def holds(self) -> bool:
-        """Whether the plan has a score, at most `max_drop` worse than FP32's; True without `max_drop`."""
+        """Whether the plan has a score, and the score is at most `max_drop`, if given, worse than FP32's."""
         return self.failure is None and self.passed is not False
 
 
