@@ -1,4 +1,4 @@
-"""How a strategy's runtime patches a live module. Everything from DTYPES on is copied into `patched_model.py`."""
+"""How a strategy's runtime patches a live module. `patched_model.py` copies this code from `DTYPES` on."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _answer: TextIO | None = None
 
 class Verb(Command):
     """A command and its arguments. takes: names of its arguments, in the order of the help; some are options of
-    `audit`. alone: whether this process runs only the command. If so, a forked process runs the command, so that
+    `audit`. alone: whether this process runs only the command. A lone command runs in a forked process, so that
     a crash of the user's code can be reported.
     """
 

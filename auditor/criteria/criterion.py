@@ -1,5 +1,5 @@
-"""Criteria, each with an output, an error measure and a limit. Also the table of measures, the noise floor of FP32, and
-the parser of criteria."""
+"""Criteria, each with an output, an error measure and a limit. The module has the table of measures, the noise floor of
+FP32, and the parser of criteria."""
 
 from __future__ import annotations
 

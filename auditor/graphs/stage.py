@@ -48,8 +48,8 @@ COPIED = "copied"
 class GraphPlans:
     """Plans and baselines, by name. files: contents of the saved programs, by file name. said: texts of warnings.
 
-    fp32_today, timing: see Audit. held: see run_held_choices. schemes: plans of quantization schemes.
-    pipelines: see run_pipelines.
+    fp32_today, timing: as in Audit. held: results of run_held_choices. schemes: plans of quantization schemes.
+    pipelines: results of run_pipelines.
     """
 
     plans: Mapping[str, Plan] = field(default_factory=dict)

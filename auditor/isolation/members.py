@@ -1,6 +1,6 @@
 """Modules, parameters and wrappers of a model as torch stores them, even if its class overrides attribute access.
 
-`patched_model.py` contains a copy of everything from WRAPPERS on.
+`patched_model.py` contains a copy of this code from `WRAPPERS` on.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def upcast_model(subject: Subject) -> Iterator[None]:
 def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
     """In the body, low-precision tensors of the model are FP32; then they are restored bit for bit, in the same memory.
 
-    which: see Subject.raised.
+    which: a value of Subject.raised: which tensors become FP32.
     """
     tensors = stored_low(model, attributes=which == "attributes") if which in ("weights", "attributes") else []
     kept = [(x, x.data, x.grad if x.is_leaf else None) for x in tensors]

@@ -1,4 +1,4 @@
-"""Reads checkpoints without running code, and loads them. `patched_model.py` copies the code from PREFIXES on."""
+"""Reads checkpoints without running code, and loads them. `patched_model.py` copies this code from `PREFIXES` on."""
 
 from __future__ import annotations
 

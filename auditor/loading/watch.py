@@ -180,7 +180,7 @@ def _is_equal(x: Tensor, y: Tensor, via: torch.dtype | None = None) -> bool:
 
 @contextmanager
 def watch_weights(outermost: CodeType) -> Iterator[Watch]:
-    """In the body, observe how tensors of modules are created, loaded and converted. outermost: see `Watch`."""
+    """In the body, observe how tensors of modules are created, loaded and converted. outermost: as in Watch."""
     watch = Watch(outermost)
     for module in {module for module, _ in READERS if module.startswith("safetensors")}:
         with suppress(ImportError):  # a library that the body imports gets these functions from it

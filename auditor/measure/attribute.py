@@ -45,7 +45,7 @@ ENOUGH = 0.1
 class Estimates:
     """Results of the backward passes, by value, format and kind of error.
 
-    A value is a node's result, under the node's name, or the result as one product reads it: see `reading`.
+    A value is a node's result, under the node's name, or a product's copy of the result, under the name of `reading`.
     outputs_norm: divisor of effects. at_once: number of passes processed together. passes: {value: numbers of the
     passes that reach it}. returned: {id of an output: its random signs in this pass}, the part of the output's
     gradient that comes from the probe instead of a reader.

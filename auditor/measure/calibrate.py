@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Calibration:
-    """Measurements of every node. contributions: also of every placeholder. batches: number of measured batches.
+    """Measurements of every node. contributions: of nodes and placeholders. batches: number of measured batches.
 
     linearity: predictions compared with runs, by format. regions: effects of operations run in low precision together,
     on the first batch of each path. decisions: on these first batches; for each format, the Decisions with the largest

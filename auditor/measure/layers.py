@@ -166,7 +166,7 @@ def _fold(row: torch.Tensor) -> torch.Tensor:
 
 
 class QuantizedModel:
-    """The user's model with quantized layers. spans: see `spans_of`."""
+    """The user's model with quantized layers. spans: the result of `spans_of`."""
 
     def __init__(self, model: nn.Module, spans: Mapping[str, Span] | None = None) -> None:
         self.model, self.spans = model, spans or {}

@@ -44,8 +44,8 @@ _PIECES = ("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk")
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with a weight. given: its input; None for an embedding. key: see `key_of`. summed: the weight's dimension
-    that is summed over; spatial: number of dimensions of a convolution's kernel."""
+    """A layer with a weight. given: the input; None for an embedding. key: the name by `key_of`. summed: the dimension
+    of the weight that is summed over; spatial: number of dimensions of a convolution's kernel."""
 
     node: fx.Node
     given: fx.Node | None
@@ -159,7 +159,7 @@ class Part:
 
 
 class QuantizedLayers:
-    """Runs layers under quantization schemes. values: FP32 results by name. spans: see `layers.spans_of`."""
+    """Runs layers under quantization schemes. values: FP32 results by name. spans: results of `spans_of`."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ def quantize_weight(weight: torch.Tensor, summed: int, by: Quantizer) -> Quantiz
 def quantize_input(
     given: torch.Tensor, spatial: int, by: Quantizer, span: tuple[float, float] | None = None
 ) -> QuantizedMatrix:
-    """Quantize a layer's input, with its channels as columns. spatial: see Layer. span: range of the calibration inputs."""
+    """Quantize a layer's input, with its channels as columns. spatial: as in Layer. span: calibrated range of inputs."""
     channels = given.dim() - 1 - spatial
     moved = given.movedim(channels, -1)
     made = fake_quantize(x := moved.reshape(-1, moved.shape[-1]), by, span if by.calibrated else None)

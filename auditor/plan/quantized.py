@@ -43,7 +43,7 @@ _EXPERTS = re.compile(r"(.*?[^.]*expert[^.]*)\.\d+\.")
 
 
 class _Verified(NamedTuple):
-    """A verified choice of schemes. by: see QuantizedPlan; measured, held_out: errors on the calibration and on the
+    """A verified choice of schemes. by: what ran the model; measured, held_out: errors on the calibration and on the
     held-out inputs. score: None if an error exceeds the limit, or if plans are not scored."""
 
     by: str
@@ -130,7 +130,7 @@ class QuantizedPlans:
         return _Verified(by, errors[0], errors[1], score)
 
     def run(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str = "emulation") -> Run:
-        """Run the model under {layer: scheme}; the error is inf if the model raises. by: see QuantizedPlan."""
+        """Run the model under {layer: scheme}; the error is inf if the model raises. by: what runs the model."""
         bench, errors, changes = self.bench, list[float](), list[torch.Tensor]()
         try:
             for batch in batches:

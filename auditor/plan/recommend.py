@@ -69,7 +69,7 @@ def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> 
 def recommend(
     plans: Plans, max_error: float, use: str = "inference", stepped: Collection[str] | None = None
 ) -> tuple[str | None, str]:
-    """The name of the plan to use, or None for FP32; and the reason in words. stepped: see `best_for`.
+    """The name of the plan to use, or None for FP32; and the reason in words. stepped: as in `best_for`.
 
     Raises: PlanError(slug="no-verdict") if no plan qualifies and one could not be run for reasons other than precision.
     """

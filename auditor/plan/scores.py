@@ -41,7 +41,7 @@ class InFp32:
     def under(
         self, plans: Mapping[str, Plan], bench: Workbench, files: Mapping[str, bytes] | None = None
     ) -> dict[str, Plan]:
-        """The plans, with scores for verified plans. files: see Workbench.ask."""
+        """The plans, with scores for verified plans. files: contents of exported programs, by file name."""
         wanted = {name: plan for name, plan in plans.items() if plan.is_verified}
         question = _question(self.scoring, len(self.given.values), bench.options.timeout)
         fresh = self.scoring.place is not None

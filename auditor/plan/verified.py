@@ -42,7 +42,7 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, byte
     """The plans with the results of running their artefacts: errors against FP32, and whether they meet the budget.
 
     If torch cannot compute in a plan's format, the plan has no artefact and remains unverified, with that reason.
-    files: see Workbench.ask.
+    files: contents of exported programs, by file name.
     """
     run = {name: plan for name, plan in plans.items() if runs(plan.format)}
     result = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}

@@ -141,7 +141,7 @@ class Workbench:
 
         The emitted file answers in a fresh process. The model patched in this process answers instead if it was passed
         as an object, cannot be built in a fresh process, or `fresh` is False. files: contents of plans that are
-        programs, by file name. names: names to ask about, by default all plans. later: see Verifier.ask.
+        programs, by file name. names: names to ask about, by default all plans. later: extra seconds.
         """
         names = list(names or plans)
         load: Load = partial(in_hand, self.subject.model, plans)

@@ -169,7 +169,7 @@ CODE = r"^[A-Z]{3}\d{0,3}$"
 class Ignore:
     """Suppresses findings whose code starts with `code`, in modules whose path matches the glob `module`.
 
-    source: the place of this setting; reason: the user's reason ("" if none is required).
+    source: the option, or file and line, of this setting; reason: the user's reason ("" if none is required).
     """
 
     code: Annotated[str, Field(pattern=CODE)]

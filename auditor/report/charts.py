@@ -89,7 +89,7 @@ def line_chart(
 ) -> Iterator[Chart]:
     """A chart with a logarithmic vertical axis; no chart without points. curves: (CSS class, words, points).
 
-    last: right end of the horizontal axis. least: see `decades`.
+    last: right end of the horizontal axis. least: minimum exponent of the upper end.
     """
     values = [value for _, _, points in curves for _, value in points]
     powers, x = decades(values, least), scale(0, last, LEFT + INSET, RIGHT - INSET)

@@ -73,9 +73,9 @@ def findings_of(
     casts: Sequence[SilentCast] = (),
     layers: Sequence[QuantizedLayer] = (),
 ) -> tuple[Finding, ...]:
-    """Findings of the rules, compared with the measurement, each with its cause. formats, trains: see `classify`;
+    """Findings of the rules, compared with the measurement, each with its cause. formats, trains: as in `classify`;
     exposed: {node: {format: strategies that run it on low-precision values}}; precision findings on other nodes are
-    dropped. select, ignores: see `apply_selection`; casts: unrequested casts; layers: quantized layers."""
+    dropped. select, ignores: as in `apply_selection`; casts: unrequested casts; layers: quantized layers."""
     by_node: dict[str, dict[str, QuantizedLayer]] = {name: {} for name in graph.verdicts}
     for layer in layers:
         by_node[layer.node][layer.scheme] = layer

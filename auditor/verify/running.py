@@ -130,7 +130,7 @@ class Runs:
     def score(
         self, plan: str, scoring: ScoreFunction | str, most: int | None = None, limit: float | None = None
     ) -> ScoreResult | str:
-        """The user's score of the model. most, limit: see `call_scoring`.
+        """The user's score of the model. most, limit: as in `call_scoring`.
 
         `limit` cannot stop code that neither calls the model nor yields a number.
         """
