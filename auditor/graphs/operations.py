@@ -165,8 +165,8 @@ def _is_fp32(node: fx.Node) -> bool:
 def _reason_to_keep(
     node: fx.Node, captured: str | None, format: str, bench: Workbench
 ) -> tuple[str, str, Literals | None]:
-    """Return why an operation must stay FP32, as one word and as a clause (both "" if it may run in low precision), and its literals
-    in the format if it matches a recorded operation."""
+    """Why an operation must stay FP32, as a word and as a clause; both are "" if low precision is possible. Also the
+    literals in the format of the matching recorded operation, if any."""
     known = bench.capture.nodes.get(captured or "")
     literals = low_literals(known, format) if known and known.op == op_name(node.target) else None
     if refused := _check_runs_low(node, dtype_of(format), literals):

@@ -35,8 +35,8 @@ _ATOMS = frozenset(
 def isolate(*roots: Any, seed: int | None = None) -> Iterator[None]:
     """Restore `roots` (models, batches, or other objects that may be written) and the process after the `with` block.
 
-    Restored: the values and the identity of parameters, buffers, gradients, flags, hooks, submodules and attributes, as
-    far as they are reachable through lists, tuples, dicts, sets, deques, arrays, generators and objects; the random
+    Restored: values and identity of parameters, buffers, gradients, flags, hooks, submodules and attributes, also
+    inside lists, tuples, dicts, sets, deques, arrays, generators and objects; the random
     generators of Python, NumPy, torch and the GPUs in use; process-wide settings, see process.py. seed: initial seed of
     these generators. Not restored: state in closures, globals, classes, function caches, iterators, threads and C++
     objects; a tensor's previous `grad_fn`. Call `backward()` in the block: tensors that autograd saved are overwritten

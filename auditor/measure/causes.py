@@ -34,8 +34,8 @@ def cause_of(
     another operation divides by this result.
 
     underflow: values so small that the format rounds them to zero or stores them with fewer bits; also Inf and NaN from
-    a divisor that became zero, if the exact result would fit. cancellation: an operation such as a subtraction with a
-    result more than eight times smaller (in RMS) than an operand, and an error above eight unit roundoffs. Source:
+    a divisor that became zero, if the exact result would fit. cancellation: the result of a subtraction or similar
+    operation is over eight times smaller (in RMS) than an operand, with an error above eight unit roundoffs. Source:
     Higham, section 1.7.
     """
     smallest = divisor.range.min_abs if divisor is not None else 0.0

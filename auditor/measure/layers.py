@@ -131,8 +131,8 @@ def change_of(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     several small changes can be added.
 
     The row of a criterion is A'd, see margins.py; another error measure has one row, a multiple of d. Long rows are
-    summed up with random signs, which preserves norms and inner products in the mean, with a relative standard
-    deviation of sqrt(2 / SKETCH) of the squares. Source: Charikar et al., Finding Frequent Items in Data Streams (2002).
+    summed up with random signs, which preserves norms and inner products in the mean. Squares have a relative standard
+    deviation of sqrt(2 / SKETCH). Source: Charikar et al., Finding Frequent Items in Data Streams (2002).
     """
     moved = [finite(entries(y) - entries(x)) if is_number(x) else None for x, y in zip(reference, outputs, strict=True)]
     rows, criteria = list[torch.Tensor](), by.distance if isinstance(by.distance, Criteria) else None

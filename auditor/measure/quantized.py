@@ -257,7 +257,7 @@ def quantize_weight(weight: torch.Tensor, summed: int, by: Quantizer) -> Quantiz
 def quantize_input(
     given: torch.Tensor, spatial: int, by: Quantizer, span: tuple[float, float] | None = None
 ) -> QuantizedMatrix:
-    """Quantize a layer's input, with its channels as columns. spatial: as in Layer. span: calibrated range of inputs."""
+    """Quantize a layer's input, with channels as columns. spatial: as in Layer. span: range of calibration inputs."""
     channels = given.dim() - 1 - spatial
     moved = given.movedim(channels, -1)
     made = fake_quantize(x := moved.reshape(-1, moved.shape[-1]), by, span if by.calibrated else None)

@@ -128,8 +128,8 @@ def round_tree(tree: Any, row: Format) -> Any:
 def scalars_lowered(tree: Any) -> Any:
     """Cast zero-dimensional tensors to FP16 or BF16 if all other floating-point tensors have that dtype.
 
-    torch ignores scalars in type promotion; CUDA's kernels load scalars in the promoted dtype, so that a scale of 1e5
-    is infinite next to FP16 values, while a CPU multiplies in float32. Source: ATen/native/cuda/Loops.cuh
+    torch ignores scalars in type promotion. CUDA's kernels load scalars in the promoted dtype: a scale of 1e5 is
+    infinite next to FP16 values. A CPU multiplies in float32. Source: ATen/native/cuda/Loops.cuh
     (`opmath_symmetric_gpu_kernel_with_scalars`), which excludes only scalars on the CPU; under emulation, every scalar
     counts as one on the GPU.
     """

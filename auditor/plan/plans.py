@@ -60,8 +60,8 @@ class Planner:
         return {name: result[name] for name in self.spaces}
 
     def make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
-        """Return the cheapest choices found within `limits`: the search's improved result, or, if that costs less,
-        another strategy's choice in the same format, or everything in low precision except some outputs of products."""
+        """Return the cheapest choices found within `limits`. Candidates are the search's improved result, another
+        strategy's choice in the same format, and everything in low precision except some outputs of products."""
         quick = self.bench.options.quick
         for name, limit in limits.items():
             tick(name.replace("_", " "))

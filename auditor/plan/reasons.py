@@ -25,8 +25,8 @@ GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 
 
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
-    """Lower further FP32 modules one by one, entirely or except the outputs of their products, if that saves enough and
-    the replayed error is at most `limit`."""
+    """Move FP32 modules to low precision, one by one, entirely or except the outputs of their products. A change must
+    save enough, and its replayed error must be at most `limit`."""
     problem = space.problem
     for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
         low = _lower(problem, chosen, [owner])

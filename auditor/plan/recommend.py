@@ -26,8 +26,8 @@ def gains(plan: Plan) -> bool:
 
 
 def is_worth_it(plan: Plan) -> bool:
-    """Whether a plan improves on FP32. With objective `time`, a plan that is measured to be slower than FP32 does not
-    improve on it, nor a plan with FP32 parts that is predicted to be slower."""
+    """Whether a plan improves on FP32. With objective `time`, it does not if it is measured to be slower than FP32, or
+    if it keeps something in FP32 and is predicted to be slower."""
     times = measured_times(plan)
     slower = plan.has_fp32 and plan.predicted_speedup < 1 if times is None else (times.speedup_high or 1.0) < 1
     return strategy_of(plan.strategy).gains(plan) and not (plan.objective == "time" and slower)

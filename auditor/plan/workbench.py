@@ -139,8 +139,8 @@ class Workbench:
     ) -> dict[str, Any]:
         """Ask `question` about each plan's artefact; return {name of the plan: answer}.
 
-        The emitted file answers in a fresh process. The model patched in this process answers instead if it was passed
-        as an object, cannot be built in a fresh process, or `fresh` is False. files: contents of plans that are
+        The emitted file answers in a fresh process. The model is patched in this process instead if it was passed as an
+        object or cannot be built elsewhere, or if `fresh` is False. files: contents of plans that are
         programs, by file name. names: names to ask about, by default all plans. later: extra seconds.
         """
         names = list(names or plans)
@@ -260,8 +260,8 @@ def _of_the_cpu(metric: Distance) -> Distance:
 def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: float) -> float:
     """Value of the metric per unit of relative L2 error, from the outputs rounded to BF16.
 
-    The result is 1 if the metric's value is not finite or not above 0 (as for a metric that counts flips), or if the
-    budget exceeds LARGEST_BUDGET.
+    The result is 1 if that value is not positive and finite (a metric that counts flips may be 0), or if the budget
+    exceeds LARGEST_BUDGET.
     """
     rounded = [round_tree(output, FORMATS["bf16"]) for output in reference]
     relative, measured = output_error(reference, rounded), metric(reference, rounded)

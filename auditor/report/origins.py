@@ -181,8 +181,8 @@ def decisions_section(audit: Audit) -> list[Block]:
 
 
 def _sentences(one: Decisions) -> list[str]:
-    """Sentences on the parts of the error, the operation whose flips add most error, and the error if the scores that
-    this operation compares are FP32."""
+    """Sentences on the parts of the error, and on the operation whose flips add most error, with the error if its
+    scores are FP32."""
     low = f"With all operations in {label(one.format)}, the first batch's error is {ratio(one.error)}"
     first = one.operations[0]
     if first.seen is None:

@@ -96,8 +96,8 @@ def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[R
     """Add to each finding the line and operation where its problem begins; findings with the same origin share a cause.
 
     Repeated blocks share a line, and thus a cause. The operation that produces Inf or NaN is the cause for its readers.
-    A finding that only the measurement made gets the cause of the nearest confirmed finding of a precision rule, if
-    sensitive or unsafe operations connect the two. Other connected findings, or findings on one line, share a cause.
+    An MSR finding gets the cause of the nearest confirmed finding of a precision rule, if sensitive or unsafe
+    operations connect the two. Other connected findings, or findings on one line, share a cause.
     """
     families = {rule.code: rule.family for rule in rules}
     begins = {fmt: _beginnings(graph, fmt) for fmt in dict.fromkeys(fmt for f in findings for fmt in f.formats)}
@@ -233,8 +233,8 @@ def about(
     """Set the severity of each finding for the recommended plan, else the fastest plan within the error budget.
 
     If such a plan exists, findings on operations that it keeps in FP32, or that fail only under other plans, are at
-    most warnings. Other findings become one level less severe, except findings on no operation or on quantization, and
-    untestable findings on operations that the plan runs in low precision.
+    most warnings. Other findings become one level less severe. Exceptions: findings on no operation, on quantization,
+    and untestable findings on operations that the plan runs in low precision.
     """
     findings = _with_strategies(findings, capture, graph)
     held = [plan for plan in plans.values() if plan.holds and plan.has_low]

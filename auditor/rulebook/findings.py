@@ -113,8 +113,8 @@ def compare_with_verdicts(
 ) -> tuple[Finding, ...]:
     """Set `agrees` of each finding; if rule and measurement differ, the measurement decides.
 
-    A finding on an operation that was measured to be safe becomes info. A finding that only the measurement made is
-    kept if, in one of its formats, no rule's warning or error is about its node or module.
+    A finding on an operation that was measured to be safe becomes info. An MSR finding is kept if, in one of its
+    formats, no rule's warning or error is about its node or module.
     """
     compared = [_confront(finding, verdicts.get(finding.node, {})) for finding in findings]
     causes = [one for one in compared if one.rule not in MEASURED and one.severity != "info" and one.measurable]
