@@ -191,7 +191,7 @@ class Settings(BaseModel):
     `lower_is_better = True`, else `higher`"""
     generate: Annotated[Whole | None, Field(ge=1), Option("a whole number of tokens, 1 or more", "N")] = None
     """[generate](generation.md) this many tokens in FP32, with the inputs as prompts. Under every verified plan, the
-    model reads the same tokens with a key-value cache of its own; its choices are compared with FP32's"""
+    model reads the same tokens with a separate key-value cache; its token choices are compared with the FP32 model's"""
     temperature: Annotated[Number, Field(ge=0), Option("a number from 0 on", "T")] = 0.0
     """sampling temperature for `generate`; random numbers come from `seed`; 0: always the likeliest token"""
     loss_fn: Annotated[Function, Option("a function: loss_fn(outputs, *targets) -> a scalar", flag="")] = None

@@ -293,7 +293,7 @@ class Fleet(Verb):
 
 
 class Rehearse(Verb):
-    """Run a training step a few hundred times in FP32, BF16 and FP16 autocast, and all in BF16; recommend a recipe."""
+    """Run a training step a few hundred times in FP32, under autocast and with BF16 weights; recommend a recipe."""
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
     target: Annotated[str, Option(shown="FILE.py:STEP")]
