@@ -121,7 +121,7 @@ class Audit:
     metric: Annotated[str, FileField("the error measure")]
     criteria: Annotated[tuple[str, ...], FileField("the user's criteria; errors are shares of their limits")] = ()
     proposals: Annotated[tuple[Proposal, ...], FileField("criteria not set by the user: defaults and suggestions")] = ()
-    capture_method: Annotated[str, FileField("`path`: the graph depends on input values", choices=("run", "path"))]
+    capture_method: Annotated[str, FileField("`path`: only valid for inputs on the same path", choices=("run", "path"))]
     environment: Annotated[Environment, FileField("device, versions and settings of the audit")]
     recommended: Annotated[str | None, FileField("name of the plan to use; `null`: FP32")]
     use: Annotated[str, FileField("purpose of the recommended plan", choices=("inference", "training"))] = "inference"

@@ -252,7 +252,7 @@ class Onnx:
     file: Annotated[str, FileField("name of the file next to plan.json")]
     ends: Annotated[str, FileField("dtype of inputs and outputs; `low`: the plan's format", choices=("fp32", "low"))]
     nodes: Annotated[int, FileField("number of floating-point operations, without casts and constants", least=0)]
-    high: Annotated[int, FileField("number of operations, among `nodes`, that are FP32", least=0)]
+    high: Annotated[int, FileField("number of FP32 operations among the `nodes`", least=0)]
     casts: Annotated[int, FileField("number of casts in the graph", least=0)]
     runtime: Annotated[str, FileField("name and version of the runtime")]
     error: Annotated[float | None, FileField("relative L2 error of the runtime's outputs; `null`: no run")]

@@ -55,7 +55,7 @@ class BackwardNode:
     owner: Annotated[str, FileField("module that contains the operation")]
     source: Annotated[str | None, FileField("source line as `file:line`; `null`: unknown")]
     errors: Annotated[Mapping[str, NodeError], FileField("by format: errors of the returned gradients")]
-    contributions: Annotated[Mapping[str, GradientChange], FileField("by format: change of all gradients")]
+    contributions: Annotated[Mapping[str, GradientChange], FileField("by format: change of the gradients, if run")]
     reaches: Annotated[Mapping[str, str], FileField("by format: a parameter whose gradient becomes Inf or NaN")]
     reasons: Annotated[Mapping[str, str], FileField("by format: why training needs FP32 here, if so")]
     called_from: CalledFrom = None
