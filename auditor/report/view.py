@@ -109,7 +109,7 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
         return f"{audit.recommendation} {trained}".strip(), proof
     plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
     apart = f", keeping {kept} in FP32" if kept else "; nothing has to stay in FP32"
-    said = f"Run it in {chosen.title}{apart}. {trained}".strip()
+    said = f"Run the model in {chosen.title}{apart}. {trained}".strip()
     budget = f"{audit.max_error:g}"
     if plan.measured_error is None:
         return said, f"Predicted error {ratio(plan.predicted_error)}, budget {budget}; {chosen.detail}."
