@@ -16,19 +16,19 @@ from ..numerics.schemes import SCHEMES
 from ..stages import tick
 
 RUNS = 48
-"""Limit of runs on all calibration inputs that choose the layers of one plan."""
+"""Maximum number of runs on all calibration inputs from which one plan's layers are chosen."""
 
 SINGLES = 256
-"""Limit of runs with only one group quantized; the options with the largest predicted effects are run."""
+"""Maximum number of runs with only one group quantized; the options with the largest predicted effects are run."""
 
 MOVES = 4
-"""Number of options that are changed at random before a choice is improved, to leave a local optimum."""
+"""Number of groups whose scheme is changed at random before the choice is improved, to leave a local optimum."""
 
 CHANGES = 1_000
 """Maximum number of changes that improve one choice: rounding errors in predictions could make changes cycle."""
 
 NEAR = 8
-"""Number of choices whose errors are nearest to the limit, from which further choices are searched."""
+"""Number of measured choices, with errors nearest to the limit, from which the search starts."""
 
 DRAWS = 64
 """Number of random starts in a row without a new choice to run, after which the search ends."""
@@ -41,14 +41,14 @@ KEPT = 16.0
 """Bits per weight of a layer that is not quantized."""
 
 FAILED = 1e30
-"""Squared effect of an option whose run failed: above any limit, yet finite."""
+"""Squared effect that stands for a failed run of an option: above any limit, yet finite."""
 
 Choice = tuple[str, ...]
-"""The scheme of each group, or "" for 16 bits."""
+"""A choice: the quantization scheme of each group of layers, or "" for 16 bits."""
 
 
 def bits_of(scheme: str) -> float:
-    """Bits per weight."""
+    """Bits per weight of a quantization scheme, or of 16-bit layers for ""."""
     return SCHEMES[scheme].weight.bits if scheme else KEPT
 
 
@@ -62,8 +62,8 @@ class Group:
 
 
 class Run(NamedTuple):
-    """Result of a run of a choice. error: the outputs' error on the worst batch; change: the outputs' change, [criteria
-    of all batches, entries], see `change_of`."""
+    """Result of a run of a choice of schemes. error: of the outputs, on the worst batch. change: of the outputs,
+    [criteria of all batches, entries], see `change_of`."""
 
     error: float
     change: torch.Tensor
@@ -71,7 +71,7 @@ class Run(NamedTuple):
 
 @dataclass
 class Search:
-    """Searches the choice with the fewest bits whose measured error is within a limit.
+    """Searches the choice of schemes with the fewest bits whose measured error is within a limit.
 
     measure: runs a choice on the calibration inputs. known: its results, also of other searches. refused: choices that the
     verification did not accept.
@@ -86,21 +86,22 @@ class Search:
     spent: int = 0
 
     def bits(self, choice: Choice) -> float:
-        """Bits of all groups' weights under a choice."""
+        """Total bits of the weights of all groups under a choice of schemes."""
         return sum(bits_of(scheme) * group.elements for group, scheme in zip(self.groups, choice, strict=True))
 
     def predicted(self, choice: Choice, share: float = 1.0) -> float:
-        """Predicted error: the error of the sum of the output changes by each group alone. share: see SHARES."""
+        """Predicted error of a choice: that of the sum of the output changes that each quantized group alone causes.
+        share: see SHARES."""
         at = self._places(choice)
         return float(self._shared(share)[:, at][:, :, at].sum((1, 2)).amax().clamp(min=0).sqrt())
 
     def summed(self, choice: Choice) -> float:
-        """Sum of the errors with each group alone."""
+        """Sum, over the groups of a choice, of the output error with only this group quantized."""
         return float(self._products.diagonal(dim1=1, dim2=2)[:, self._places(choice)].amax(0).sqrt().sum())
 
     @cached_property
     def _options(self) -> list[tuple[int, str]]:
-        """(group, scheme) of each option, in the order of groups."""
+        """All options, as (number of the group, scheme), in the order of groups."""
         return [(i, s) for i, group in enumerate(self.groups) for s in ("", *group.squares) if s in ("", *self.schemes)]
 
     def _places(self, choice: Choice) -> list[int]:
@@ -136,10 +137,10 @@ class Search:
         return tuple(scheme if i == group else "" for i in range(len(self.groups)))
 
     def best(self, limit: float) -> Choice:
-        """The choice with the fewest bits among those whose error was measured within the limit, after more runs.
+        """Run more choices; return the choice with the fewest bits among those with a measured error within the limit.
 
-        Each run tries the choice that would be best if changes of the outputs added up. The search for it starts at the
-        best choice measured so far, then at other choices, with some options changed at random.
+        Each run tries the choice that would be best if changes of the outputs added up. The search starts at the best
+        choice measured so far, then at other measured choices, with some options changed at random.
         """
         draw, idle = random.Random(0), 0
         while self.left > 0 and idle < DRAWS and limit > 0:
@@ -156,8 +157,8 @@ class Search:
         return self._within(limit)
 
     def safest(self, limit: float, other: Choice) -> Choice:
-        """The choice within the limit, with fewer bits than `other` and the least error if changes neither cancel nor add
-        up, which is nearer to the error on other inputs than the measured error; else `other`."""
+        """The choice within the limit, with fewer bits than `other` and the least error if output changes neither cancel
+        nor add up; else `other`. On other inputs, this error is nearer than the measured one."""
         fewer = [choice for choice in self._allowed(limit) if self.bits(choice) < self.bits(other)]
         return min(fewer, key=lambda choice: self.predicted(choice, 0.0), default=other)
 
@@ -173,8 +174,8 @@ class Search:
         return [choice for choice in choices if self.allows(choice)]
 
     def _improve(self, start: Choice, limit: float, moves: Sequence[int], share: float) -> Choice:
-        """Take some options, then change one or two groups at a time: until the predicted error is within the limit, and
-        then to save bits.
+        """Apply `moves` to a choice, then change one or two groups at a time: first until the predicted error is within
+        the limit, then to save bits.
 
         The prediction is the error of the measured change under `start` plus the changes by groups that differ from
         `start`, with inner products of different changes times `share`. Each step changes the one or two groups that save
@@ -184,7 +185,7 @@ class Search:
         bits = torch.tensor([bits_of(scheme) * self.groups[i].elements for i, scheme in self._options]).double()
         at, known = torch.tensor(self._places(start)), self.known[start].change.double()
         products, diagonal = self._shared(share), self._products.diagonal(dim1=1, dim2=2)
-        beyond = known - self._changes[:, at].sum(1)  # what the single changes do not explain
+        beyond = known - self._changes[:, at].sum(1)  # the change that the single changes do not explain
         added = share * (self._changes @ beyond[..., None])[..., 0]
         rest = known.square().sum(1) - (products[:, at][:, :, at].sum((1, 2)) + 2 * added[:, at].sum(1))
         for _ in range(CHANGES):
