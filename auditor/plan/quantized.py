@@ -26,23 +26,14 @@ from .scores import InFp32
 from .workbench import Workbench, worst_of
 
 MORE_RUNS = 8
-<<<<<<< HEAD
-"""Further runs after each verification."""
-=======
-"""Number of further runs after each plan that the verification refuses."""
->>>>>>> main
+"""Number of further runs after each verification."""
 
 VERIFICATIONS = 20
 """Maximum number of choices that are verified for one plan; if all are refused, all layers keep 16 bits."""
 
 CLOSER = 0.99
-<<<<<<< HEAD
-"""Until a choice is accepted, the next target is at most CLOSER * error * sqrt(budget / worst error) of a refused choice.
-A target in proportion would be stricter; but another choice may have less error on the held-out inputs."""
-=======
-"""After a refusal, the next limit on calibration inputs is CLOSER * error * sqrt(budget / worst error) of the refused
-choice. A limit in proportion to budget / error would be stricter; other choices may err less on held-out inputs."""
->>>>>>> main
+"""Until a choice is accepted, the next limit on calibration inputs is at most CLOSER * error * sqrt(budget / worst error)
+of a refused one. A limit in proportion to budget / error would be stricter; others may err less on held-out inputs."""
 
 MUCH_CLOSER = 0.7
 """After a refusal by the user's score, or a failed run, this factor replaces the square root."""
@@ -90,9 +81,8 @@ class QuantizedPlans:
         result = [self._plan(scheme, (scheme,)) for scheme in schemes]
         return (*result, *([self._plan(MIXED, schemes)] if len(schemes) > 1 else []))
 
-<<<<<<< HEAD
     def _plan(self, name: str, schemes: tuple[str, ...]) -> QuantizedPlan:
-        """The plan with the fewest bits that the verification accepts."""
+        """The accepted plan with the fewest bits."""
         subject, limit, groups, verified = self.bench.subject, self.bench.max_error, self.groups, self.verified
         kept = ("",) * len(groups)
         self.known.setdefault(kept, self.run({}, subject.batches))
@@ -107,20 +97,6 @@ class QuantizedPlans:
             closed = low * NARROW >= high
             choice = search.best(limit if closed else target)
             if closed and (choice := search.safest(limit, accepted)) in verified:
-=======
-    def _plan(self, name: str, schemes: tuple[str, ...], known: dict[Choice, Run]) -> QuantizedPlan:
-        """The accepted plan with the fewest bits. known: results of runs, shared by all plans."""
-        subject, limit, groups = self.bench.subject, self.bench.max_error, self.groups
-        search = Search(groups, schemes, lambda choice: self.run(self._schemes(choice), subject.batches), known)
-        kept = accepted = ("",) * len(groups)
-        known.setdefault(kept, self.run({}, subject.batches))
-        verified, target = {kept: _Verified("emulation", 0.0, 0.0)}, limit
-        while len(verified) <= VERIFICATIONS:
-            if accepted != kept or (choice := search.best(target)) == kept:
-                search.best(limit)  # runs further choices
-                choice = search.safest(limit, accepted)
-            if choice in verified:
->>>>>>> main
                 break
             if choice in verified or search.bits(choice) >= search.bits(accepted):
                 low = target
