@@ -31,12 +31,8 @@ MORE_RUNS = 8
 VERIFICATIONS = 20
 """Maximum number of choices that are verified for one plan; if all are refused, all layers keep 16 bits."""
 
-CLOSER = 0.99
-"""Until a choice is accepted, the next limit on calibration inputs is at most CLOSER * error * sqrt(budget / worst error)
-of a refused one. A limit in proportion to budget / error would be stricter; others may err less on held-out inputs."""
-
-MUCH_CLOSER = 0.7
-"""After a refusal by the user's score, or a failed run, this factor replaces the square root."""
+CLOSER = 0.8
+"""Ratio of the next target to a refused choice's error on the calibration inputs, until a choice is accepted."""
 
 NARROW = 1.02
 """Ratio of a refused to an accepted error on the calibration inputs below which no target between them is tried."""
@@ -108,8 +104,7 @@ class QuantizedPlans:
                 else:
                     self.refused.add(choice)
                     high = min(high, self.known[choice].error)
-                    share = math.sqrt(limit / worst) if limit < worst < math.inf else MUCH_CLOSER
-                    target = min(target, CLOSER * share * high)
+                    target = min(target, CLOSER * high)
             target = math.sqrt(low * high) if low else target
         choice, layers, one = accepted, self._schemes(accepted), verified[accepted]
         return QuantizedPlan(
