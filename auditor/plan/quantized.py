@@ -34,9 +34,6 @@ VERIFICATIONS = 20
 CLOSER = 0.8
 """Ratio of the next target to a refused choice's error on the calibration inputs, until a choice is accepted."""
 
-NARROW = 1.02
-"""Ratio of a refused to an accepted error on the calibration inputs below which no target between them is tried."""
-
 _EXPERTS = re.compile(r"(.*?[^.]*expert[^.]*)\.\d+\.")
 """Matches the list of experts in the module path of a layer that belongs to one expert."""
 
@@ -88,24 +85,22 @@ class QuantizedPlans:
         )
         accepted = min(filter(search.allows, verified.keys() - self.refused), key=search.bits)
         last, target = len(verified) + VERIFICATIONS, limit
-        low, high = 0.0, NARROW * limit  # errors on the calibration inputs: target without a better choice; refused
         while len(verified) < last:
-            closed = low * NARROW >= high
-            choice = search.best(limit if closed else target)
-            if closed and (choice := search.safest(limit, accepted)) in verified:
+            choice = search.best(target)
+            if choice in verified or (accepted != kept and target < limit):
+                choice = search.safest(limit, accepted)
+            if choice in verified:
                 break
-            if choice in verified or search.bits(choice) >= search.bits(accepted):
-                low = target
+            verified[choice] = one = self._verify(self._schemes(choice))
+            worst = worst_of([one.measured, one.held_out])
+            if worst <= limit and (one.score is None or one.score.holds):
+                accepted = choice
             else:
-                verified[choice] = one = self._verify(self._schemes(choice))
-                search.left, worst = MORE_RUNS, worst_of([one.measured, one.held_out])
-                if worst <= limit and (one.score is None or one.score.holds):
-                    accepted, low = choice, target
-                else:
-                    self.refused.add(choice)
-                    high = min(high, self.known[choice].error)
-                    target = min(target, CLOSER * high)
-            target = math.sqrt(low * high) if low else target
+                self.refused.add(choice)
+                target = min(target, CLOSER * self.known[choice].error)
+            if accepted != kept:
+                target = math.sqrt(limit * self.known[accepted].error)
+            search.left = MORE_RUNS
         choice, layers, one = accepted, self._schemes(accepted), verified[accepted]
         return QuantizedPlan(
             name=name,
