@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -163,8 +163,7 @@ class Boundary:
     fp32_output: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """Precision of a node's scope, the innermost module around it that has a precision in the plan. autocast: whether
     the node runs in an enabled autocast region.
 
@@ -185,8 +184,7 @@ class Setting:
         return Setting(self.precision if named is None else named.name, autocast=region.enabled)
 
 
-@dataclass(frozen=True)
-class Casts:
+class Casts(NamedTuple):
     """Conversions of the arguments and the result of one operation, except casts at the boundaries of modules.
 
     autocast: how autocast treats the arguments; "none" outside autocast, and for in-place operations. precision: the

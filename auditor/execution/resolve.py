@@ -26,8 +26,7 @@ def is_low(name: str) -> bool:
     return row is not None and row.low
 
 
-@dataclass(frozen=True)
-class NodeType:
+class NodeType(NamedTuple):
     """Predicted dtypes of one node. dtype: the format of its result, or "" for discrete; kernel: the format of the
     kernel's result, before an explicit cast of that result.
 
