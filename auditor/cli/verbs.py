@@ -39,6 +39,7 @@ PlanFile = Annotated[Location, Option(shown="PLAN"), Field(description="a plan.j
 Target = Annotated[str, Option(shown="TARGET"), Field(description="the model's file or module, such as model.py:Net")]
 PlanName = Annotated[str | None, Option(shown="NAME")]
 Count = Annotated[int, Field(ge=0, lt=10_000)]
+TextOrJson = Annotated[str, Option(choices=lambda: ("text", "json")), Field(description="format of the output")]
 Level = Annotated[str, Option(choices=lambda: LEVELS)]
 
 
@@ -142,8 +143,7 @@ class Ledger(Verb):
     target: Target
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
     """the plan.json or directory of an audit of this model; by default the model runs without a plan"""
-    format: Annotated[str, Option(choices=lambda: ("text", "json"))] = "text"
-    """format of the output"""
+    format: TextOrJson = "text"
     quiet: bool = True
 
     def run_watched(self, progress: Display) -> int:
@@ -193,8 +193,7 @@ class Diff(Verb):
     """the later audit: its plan.json or directory"""
     html: Annotated[Path | None, Option("the path of a file", "FILE", path="path")] = None
     """also write the comparison to this HTML file"""
-    format: Annotated[str, Option(choices=lambda: ("text", "json"))] = "text"
-    """format of the output"""
+    format: TextOrJson = "text"
     fail_on: Level = "never"
     """exit with code 1 if a new finding has this severity or a higher one"""
 

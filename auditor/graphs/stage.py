@@ -46,20 +46,16 @@ COPIED = "copied"
 
 @dataclass(frozen=True)
 class GraphPlans:
-    """Plans and baselines, by name. files: the saved programs, by file name. said: warnings.
-
-    fp32_today, timing: see Audit. held: see run_held_choices. schemes: plans of quantization schemes.
-    pipelines: see run_pipelines.
-    """
+    """Plans and baselines, by name, and other fields of Audit. said: warnings. held: see run_held_choices."""
 
     plans: Mapping[str, Plan] = field(default_factory=dict)
     baselines: Mapping[str, Verification] = field(default_factory=dict)
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    programs: Mapping[str, bytes] = field(default_factory=dict)
     said: tuple[str, ...] = ()
     fp32_today: Today | None = None
     held: tuple[Decisions, ...] = ()
     timing: Timing | None = None
-    schemes: tuple[QuantizedPlan, ...] = ()
+    quantized_plans: tuple[QuantizedPlan, ...] = ()
     pipelines: tuple[PipelineRun, ...] = ()
 
 

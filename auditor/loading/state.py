@@ -19,6 +19,7 @@ from .. import offload
 from ..errors import LoadError, describe, let_through
 from ..isolation.members import modules_of, named_modules, named_tensors, raise_in_place, size_of, stored_low
 from ..isolation.process import reseed, swap_attribute
+from ..isolation.tensors import TensorState
 from ..numerics.casting import widen
 from ..numerics.entries import entries
 from ..numerics.formats import dtype_name, is_low
@@ -115,20 +116,16 @@ def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
     which: see Subject.raised.
     """
     tensors = stored_low(model, attributes=which == "attributes") if which in ("weights", "attributes") else []
-    kept = [(x, x.data, x.grad if x.is_leaf else None) for x in tensors]
-    for x, _, gradient in kept:
-        if gradient is not None:
-            x.grad = None  # its dtype will differ from the tensor's
+    states = [TensorState(x) for x in tensors]
+    for x in tensors:
+        x.grad = None  # its dtype will differ from the tensor's
     raise_in_place(tensors)
     try:
         yield
     finally:
-        for x, data, gradient in kept:
-            if x.is_leaf:
-                x.grad = None
-            x.data = data
-            if gradient is not None:
-                x.grad = gradient
+        for state in states:
+            state.restore()
+            state.restore_gradient()
 
 
 def _candidates(subject: Subject) -> Iterator[Subject]:
