@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from ..devices import NATIVE
 from ..numerics.casting import widen
+from ..numerics.entries import over_tensors
 from ..numerics.formats import is_low
 from ..numerics.nodes import mutates
-from ..trees import over_tensors
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from ..numerics.entries import is_plain, places
-from ..trees import tensors_in
+from ..numerics.entries import is_plain, places, tensors_in
 
 AT_ONCE = 4 << 20
 """Bytes in total up to which all tensors are copied at the start. Above this size, a tensor is copied before its first
@@ -179,19 +178,11 @@ def memory(tensor: Any) -> list[torch.UntypedStorage]:
         if not is_plain(tensor) and not tensor.is_nested:
             return [s for part in (*places(tensor), tensor.values()) for s in memory(part)]
         storage = tensor.untyped_storage()
+        # Meta, fake and some wrapper tensors report a size, but have no memory; some refuse to give an address.
+        is_there = storage.device.type != "meta" and (not storage.nbytes() or storage.data_ptr())
+        return [storage] if is_there else []
     except (RuntimeError, NotImplementedError):
         return []
-    # Meta, fake and some wrapper tensors report a size, but have no memory.
-    if storage.device.type == "meta" or (storage.nbytes() and not _address(storage)):
-        return []
-    return [storage]
-
-
-def _address(storage: torch.UntypedStorage) -> int:
-    try:
-        return storage.data_ptr()
-    except RuntimeError:
-        return 0
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:

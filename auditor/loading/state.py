@@ -21,10 +21,9 @@ from ..isolation.members import modules_of, named_modules, named_tensors, raise_
 from ..isolation.process import reseed, swap_attribute
 from ..isolation.tensors import TensorState
 from ..numerics.casting import widen
-from ..numerics.entries import entries
+from ..numerics.entries import entries, over_tensors
 from ..numerics.formats import dtype_name, is_low
 from ..records import Batch, Subject
-from ..trees import over_tensors
 from . import statedicts
 from .statedicts import few
 
