@@ -72,7 +72,7 @@ def _placements(subject: Subject, device: str) -> Iterator[dict[str, Any]]:
 
 
 def move_subject(subject: Subject, device: str) -> Subject:
-    """Copy the subject's model and loss, with the loss's targets, to the device; `_placements` moves the inputs.
+    """Copy the subject, with its model, loss and inputs, to the device.
 
     Raises: AuditorError(slug="no-copy").
     """
@@ -81,7 +81,8 @@ def move_subject(subject: Subject, device: str) -> Subject:
     if objective is not None:
         loss_fn, targets = copy_to_device(objective.loss_fn, device, memo), _inputs(objective.targets, device)
         objective = replace(objective, loss_fn=loss_fn, targets=targets)
-    return replace(subject, model=model, objective=objective, given=subject)
+    batches, held_out = _inputs(subject.batches, device), _inputs(subject.held_out, device)
+    return replace(subject, model=model, batches=batches, held_out=held_out, objective=objective, given=subject)
 
 
 def copy_to_device(value: T, device: str, memo: dict[int, Any] | None = None) -> T:
