@@ -91,14 +91,14 @@ def run(subject: Subject, options: Settings) -> Audit:
             raise
     gc.collect()
     let_go(options.where)
-    audit = _audit(subject, options.with_values(device=CPU))
+    audit = _audit(subject, options.model_copy(update={"device": CPU}))
     return replace(audit, warnings=(*audit.warnings, TOO_SMALL))
 
 
 def _audit(subject: Subject, options: Settings) -> Audit:
     stages, formats, seed, as_set = Stages(options.progress), options.formats, options.seed, subject.flags or flags()
     with ieee(), isolate(seed=seed), torch.inference_mode(False), in_eval(subject.model), upcast_model(subject):
-        options = options.with_values(found=follow(options.device, devices_of(subject.model)))
+        options = options.model_copy(update={"found": follow(options.device, devices_of(subject.model))})
         subject, options, generating = generate_reference(place_subject(subject, options.where, seed), options, stages)
         score = step = training = None
         if options.scoring is not None:

@@ -50,7 +50,7 @@ class AuditTarget(Verb):
         from ..verify.artefact import standby
 
         known = load(self.baseline) if self.baseline else None  # before anything slow
-        settings = with_rules(self).with_values(progress=progress)
+        settings = with_rules(self).model_copy(update={"progress": progress})
         if self.onnx:
             from ..graphs.onnxfile import require
 
@@ -79,7 +79,7 @@ def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: f
 
         better, most = settings.better, settings.max_drop
         scoring = find_function(settings.evaluate, settings.target, better=better, max_drop=most, seed=settings.seed)
-        settings = settings.with_values(scoring=scoring)
+        settings = settings.model_copy(update={"scoring": scoring})
     if settings.dry_run:
         say(describe(subject, directory, settings))
         return 0

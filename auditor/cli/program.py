@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         from .parsers import parse
 
-        verb = parse(words).with_values(command=f"{PROGRAM} {shlex.join(words)}", alone=argv is None)
+        verb = parse(words).model_copy(update={"command": f"{PROGRAM} {shlex.join(words)}", "alone": argv is None})
         with _set_aside(verb.alone):
             return verb.run()
 

@@ -135,7 +135,7 @@ def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: Save
     bench = trial.bench
     kept = kept_of(table, low, MARGIN * bench.max_error)
     whole = [table.whole(each) <= low for each in table.operations if not each.endswith(FP32_OUTPUT)]
-    in_time = replace(bench, options=bench.options.with_values(objective="time"))
+    in_time = replace(bench, options=bench.options.model_copy(update={"objective": "time"}))
     timed = bench.options.objective == "time"
     seconds = table if timed else table_of(trial.exported.graph_module.graph, table.format, in_time)
     of_modules = bench.problem(SHIPPED[0], table.format)  # the same for every plan of the audit

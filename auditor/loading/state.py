@@ -32,13 +32,12 @@ from .statedicts import few
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """In the body, the model is in training or eval mode; afterwards, every module's `training` flag is restored. Other
     changes are restored by `isolate`."""
-    flags = [(module, flag) for module in modules_of(model) if (flag := getattr(module, "training", None)) is not None]
-    switch(model, training)
-    try:
+    with ExitStack() as stack:
+        for module in modules_of(model):
+            if (flag := getattr(module, "training", None)) is not None:
+                stack.callback(_set, module, flag)
+        switch(model, training)
         yield
-    finally:
-        for module, flag in flags:
-            _set(module, flag)
 
 
 in_eval, in_training = partial(in_mode, training=False), partial(in_mode, training=True)
@@ -115,16 +114,14 @@ def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
     which: see Subject.raised.
     """
     tensors = stored_low(model, attributes=which == "attributes") if which in ("weights", "attributes") else []
-    states = [TensorState(x) for x in tensors]
-    for x in tensors:
-        x.grad = None  # its dtype will differ from the tensor's
-    raise_in_place(tensors)
-    try:
+    with ExitStack() as stack:
+        for state in map(TensorState, tensors):
+            stack.callback(state.restore_gradient)
+            stack.callback(state.restore)
+        for x in tensors:
+            x.grad = None  # its dtype will differ from the tensor's
+        raise_in_place(tensors)
         yield
-    finally:
-        for state in states:
-            state.restore()
-            state.restore_gradient()
 
 
 def _candidates(subject: Subject) -> Iterator[Subject]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch import Tensor, nn
+from torch import nn
 
 from auditor.asked import Command, command_of
 from auditor.loading import from_object
@@ -121,12 +121,9 @@ def test_the_example_of_an_unused_ignore(here: Path) -> None:
 # Collectives are measured as they run: waited for before their result is read.
 
 
-def reduced(x: Tensor) -> Tensor:
-    return functional.all_reduce(x + 1.0, "sum", dist.group.WORLD)
-
-
 def test_a_collective_is_waited_for_before_its_result_is_read() -> None:
-    model, inputs = Function(reduced).eval(), (torch.full((2, 4), 3.0),)
+    model = Function(lambda x: functional.all_reduce(x + 1.0, "sum", dist.group.WORLD)).eval()
+    inputs = (torch.full((2, 4), 3.0),)
     traced = captured(model, *inputs).capture
     with Seen() as recorded:
         found = measure(traced, model, (inputs, {}), ("fp16", "bf16"))
