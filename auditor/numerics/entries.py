@@ -29,7 +29,7 @@ def over_tensors(function: Callable[[torch.Tensor], Any], tree: T) -> T:
 
 
 def entries(x: torch.Tensor) -> torch.Tensor:
-    """The entries of `x` as a real, strided tensor; `x` itself if it is one, except that FP8 becomes float32.
+    """The entries of `x` as a real, strided tensor (`x` itself if possible); FP8 becomes float32.
 
     Shapes: [*] -> [*]; complex numbers become pairs, [*, 2]. A sparse tensor gives its stored entries; a nested tensor
     gives the entries of all parts, concatenated.

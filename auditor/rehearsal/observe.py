@@ -30,7 +30,7 @@ STUCK = 0.01
 """Relative distance to the squared gradient below which a second moment need not change."""
 FORWARD, BACKWARD, WEIGHT = "", "the backward pass of ", "the weight's gradient in "
 NO_PASS = -1
-"""Torch's id of the backward pass if none runs. Operations of a pass are not recorded: hooks check the gradients."""
+"""Torch's id of the backward pass while no pass runs. Operations of a pass are not recorded: hooks check gradients."""
 
 Gradients = dict[str, Any]
 """{name of a parameter: its gradient in FP32, flat, as a tensor or an array}."""
@@ -73,7 +73,7 @@ class Trail(Emulation):
 
 
 def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str | None]:
-    """The first operation with Inf or NaN only in low precision, as a phrase, and its module; "" and None if none."""
+    """The first operation with Inf or NaN only in low precision, in words, and its module; ("", None) without one."""
     for stage, number in low.broken:
         if (stage, number) not in fp32.broken:
             words, module = low.operations[number]
@@ -112,7 +112,7 @@ class Updates:
             row.second_moment_zero.append(None if now is None else _share(now == 0, moved))
 
     def finish(self, step: int) -> Gradients:
-        """Record the gradient errors of a step with finite gradients: of all parameters together, and of each. Returns
+        """Record the gradient errors of a step with finite gradients, of all parameters together and of each. Return
         the last known gradient of every parameter."""
         if self.gradients:
             self._result.steps.append(step)
@@ -122,7 +122,7 @@ class Updates:
         return self._fp32 | self.gradients
 
     def _error(self, names: list[str]) -> float | None:
-        """The relative L2 error of some parameters' gradients together; None if FP32's are unknown or zero."""
+        """Relative L2 error of some parameters' gradients together; None if the FP32 gradients are unknown or zero."""
         known = [name for name in names if name in self._fp32]
         fp32 = [torch.as_tensor(self._fp32[name]) for name in known]
         error = output_error(fp32, [self.gradients[name] for name in known])
@@ -143,8 +143,8 @@ def _share(flags: torch.Tensor, among: torch.Tensor) -> float | None:
 def _decay_lost(
     before: torch.Tensor, grad: torch.Tensor, group: Mapping[str, Any], kind: type[Optimizer]
 ) -> float | None:
-    """Share of the weights that weight decay does not change. None without decay, or for optimizers outside torch,
-    whose decay is unknown."""
+    """Share of the weights that weight decay does not change. The result is None without weight decay, or for
+    optimizers outside torch, whose decay is unknown."""
     decay, rate = float(group.get("weight_decay") or 0.0), float(group.get("lr", 0.0))
     if not decay or not rate or not kind.__module__.startswith("torch.optim"):
         return None

@@ -10,8 +10,8 @@ from typing import Any
 
 def fp32_updates(optimizer: Any, rounding: str) -> None:
     """Make the optimizer update weights in FP32, with its state in FP32. rounding: how to treat the part of an update
-    that the stored weight cannot represent. "master" keeps it in FP32, "kahan" in BF16; "stochastic" rounds up with the
-    probability that makes the mean exact."""
+    that the stored weight cannot represent: "master" keeps the part in FP32, "kahan" in BF16; "stochastic" rounds up
+    with the probability that makes the mean exact."""
     import torch
 
     rest: dict[Any, Any] = {}
@@ -60,7 +60,7 @@ REMEDIES: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "kahan_sums": (fp32_updates, ("kahan",)),
     "fp32_accumulation": (fp32_accumulation, ()),
 }
-"""{name: (function, its arguments after the optimizer)}."""
+"""{name of a remedy: (function, its arguments after the optimizer)}."""
 
 
 def repair(name: str, optimizer: Any) -> None:
@@ -75,7 +75,7 @@ def title_of(name: str) -> str:
 
 
 def code_of(name: str) -> str:
-    """Code to paste: the remedy's function, and the call that applies it."""
+    """Code that the user can paste: the remedy's function, and the call that applies the function."""
     function, given = REMEDIES[name]
     text = re.sub(r": (Any|str|dict\[Any, Any\]|list\[Any\])|( -> [^:]+)(?=:\n)", "", inspect.getsource(function))
     call = ", ".join(["optimizer", *(f'"{one}"' for one in given)])
