@@ -11,11 +11,10 @@ import torch
 from torch import fx
 
 from ..numerics.casting import carried_in, widen
-from ..numerics.entries import entries, is_number, is_plain
+from ..numerics.entries import entries, is_number, is_plain, over_tensors
 from ..numerics.kernels import run_op
 from ..numerics.nodes import arguments_with_defaults, target_of, tensors_in, wait_for_result
 from ..records import Capture, Literals, Node
-from ..trees import over_tensors
 
 Observe = Callable[[fx.Node, Any], None]
 ValueOf = Callable[[fx.Node], Any]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..trees import over_tensors
-from ..trees import tensors_in as tensors_in  # re-exported for code that reads nodes
+from .entries import over_tensors
+from .entries import tensors_in as tensors_in  # re-exported for code that reads nodes
 from .operations import Operation, operation
 
 _TORCHS_OWN = ("aten", "prims", "_c10d_functional")

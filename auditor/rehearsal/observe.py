@@ -17,10 +17,9 @@ from ..capture.emulation import Emulation
 from ..capture.regions import Region
 from ..capture.source import line_of, written_at
 from ..isolation.tensors import plain_torch
-from ..numerics.entries import all_finite, dense
+from ..numerics.entries import all_finite, dense, tensors_in
 from ..numerics.metrics import output_error
 from ..training.step import LOSS
-from ..trees import tensors_in
 from .result import RecipeRun
 
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg")

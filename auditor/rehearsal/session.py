@@ -27,11 +27,10 @@ from ..isolation.process import disable_compilers, ieee, process_state, reseed, 
 from ..isolation.tensors import plain_torch
 from ..loading.target import call, required_arguments
 from ..numerics.casting import widen
-from ..numerics.entries import all_finite
+from ..numerics.entries import all_finite, over_tensors, tensors_in
 from ..numerics.formats import dtype_of
 from ..processes import supervise
 from ..training.step import LOSS
-from ..trees import over_tensors, tensors_in
 from .observe import Gradients, Trail, Updates, first_to_blame
 from .remedies import repair
 from .result import FP32, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
