@@ -207,7 +207,8 @@ class Session:
         dtype = dtype_of(recipe.format) if recipe.stored else torch.float32
         if recipe.name != "as_written" and any(p.dtype is not dtype for p in self._parameters):
             self._casts_inputs = True
-            self.root._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # `to` makes complex tensors real
+            # `root.to` would make complex tensors real.
+            self.root._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
             for optimizer in self.optimizers.values():
                 groups = optimizer.param_groups
                 optimizer.load_state_dict(optimizer.state_dict())  # which casts the state to the dtypes of the weights
