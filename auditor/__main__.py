@@ -2,7 +2,7 @@
 
 import sys
 
-here = sys.path.pop(0)  # a file of the working directory may have the name of a module of Python
+here = sys.path.pop(0)  # a file in the working directory may shadow a standard module
 try:
     from .cli.program import main
 except KeyboardInterrupt:

@@ -25,7 +25,7 @@ LEVELS = ("error", "warning", "info", "never")
 
 
 class Command(Settings):
-    """All settings, and further options of the command line. configurable: whether [tool.auditor] sets defaults."""
+    """All settings of an audit, and options of the command line only. configurable: [tool.auditor] sets defaults."""
 
     configurable: ClassVar[bool] = True
     inputs: Annotated[str | None, Option(shown="I", path="place")] = None
@@ -78,7 +78,7 @@ OPTIONS = options_of(Command)
 
 
 def key_of(name: str) -> str:
-    """An option's key in a TOML file."""
+    """The key by which a TOML file sets an option."""
     return (OPTIONS[name].flag or name.replace("_", "-")).removeprefix("--")
 
 
@@ -91,7 +91,7 @@ def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collect
     known = {key_of(name): name for name in given if name not in hidden}
     for key in (key.replace("_", "-") for key in table):
         if key not in known:
-            hint = suggest(key, known, f"known: {', '.join(known)}")
+            hint = suggest(key, known, f"the keys are {', '.join(known)}")
             raise AuditorError(f"{refusal} {key!r}: {hint}", slug)
     return {known[key.replace("_", "-")]: value for key, value in table.items()}
 

@@ -19,7 +19,7 @@ from .resources import table
 CPU = "cpu"
 
 NATIVE = ["cuda"]
-"""Types of devices with CUDA's formats, kernels and autocast lists."""
+"""Device types that have CUDA's formats, kernels and autocast lists."""
 
 
 def kind_and_number(asked: object) -> tuple[str, str]:
@@ -114,7 +114,7 @@ def libraries(device: str) -> dict[str, str]:
 
 
 def generators() -> list[Callable[[], None]]:
-    """Save the GPUs' random states; each returned function restores those of one device type. Initializes no GPU."""
+    """Save the GPUs' random states; each returned function restores the states of one device type. Starts no GPU."""
     used = [device for device in map(_module, NATIVE) if device.is_initialized()]
     return [partial(device.set_rng_state_all, device.get_rng_state_all()) for device in used]
 

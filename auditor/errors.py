@@ -64,7 +64,7 @@ def first_line(error: BaseException) -> str:
 
 
 def describe(error: BaseException, most: int | None = 200) -> str:
-    """An error's type and the first line of its message: `ValueError: unknown mode`. most: limit of its length."""
+    """An error's type and the first line of its message: `ValueError: unknown mode`. most: maximum length."""
     name, line = type(error).__name__, first_line(error).strip()
     return name if line == name else f"{name}: {line[:most]}"
 
@@ -101,7 +101,7 @@ def device_failed(error: BaseException) -> bool:
 
 
 def caused_by(error: BaseException, kind: type[E]) -> E | None:
-    """The first error of a kind in the chain of causes, such as the TimeoutError of a caller's time limit, or None."""
+    """The first error of type `kind` in the chain of causes, such as the TimeoutError of a time limit; else None."""
     return next((one for one in _raised_from(error) if isinstance(one, kind)), None)
 
 
@@ -112,7 +112,7 @@ def origin_of(error: BaseException) -> BaseException:
 
 
 def let_through(error: BaseException, *, memory: bool = True) -> None:
-    """Raise the error again if something other than the operation caused it: a time limit, the caller's function or,
+    """Raise the error again unless the operation caused it. Other causes are a time limit, the caller's function and,
     with `memory`, exhausted memory or disk space, or a failed GPU."""
     if isinstance(error, CallbackError) or caused_by(error, TimeoutError):
         raise error

@@ -87,7 +87,7 @@ def run(subject: Subject, options: Settings) -> Audit:
         if full:
             traceback.clear_frames(error.__traceback__)  # frees the frames' tensors on the device
         if not full or options.device != "auto":
-            explain("load", error)  # errors of moving the model, which happens before the first stage
+            explain("load", error)  # the model is moved to the device before the first stage
             raise
     gc.collect()
     let_go(options.where)
@@ -229,7 +229,7 @@ def _assemble(
     planned: GraphPlans,
     **found: Any,
 ) -> Audit:
-    """Assemble the Audit. followed: the run under the recommended plan. planned: all plans. found: all other fields."""
+    """Assemble the Audit. followed: the run under the recommended plan. planned: all plans. found: other fields."""
     subject, captured, options, measured = bench.subject, bench.capture, bench.options, bench.measured
     plans, twins = planned.plans, captured.twins
     owners = {node.owner for node in captured.nodes.values()}
@@ -348,5 +348,5 @@ def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
     for reason in bench.not_fresh[:1]:
         yield (
             f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "
-            "the model, and did not run its plans."
+            "the model, but did not run its plans."
         )

@@ -8,14 +8,14 @@ from typing import Any
 
 
 def nearest(path: str, known: Container[str]) -> str | None:
-    """The longest path in `known` that equals `path` or encloses it; None if there is none."""
+    """The longest path in `known` that equals `path` or encloses it; None if no known path does."""
     while path and path not in known:
         path = path.rpartition(".")[0]
     return path if path in known else None
 
 
 def nearest_above(path: str, known: Container[str]) -> str | None:
-    """The longest known path strictly above a module; None if there is none, for example for the root."""
+    """The longest path in `known` that is a proper parent of `path`; None if no known path is, as for the root."""
     return nearest(path.rpartition(".")[0], known) if path else None
 
 

@@ -65,7 +65,7 @@ def wait_until(over: Callable[[], bool], limit: float | None, progress: Callable
 
 
 class Process(subprocess.Popen[bytes]):
-    """A child process with a process group of its own. messages: a file with the process's stderr."""
+    """A child process in a process group of its own. messages: a file with the process's stderr."""
 
     def __init__(self, command: Sequence[str], **how: Any) -> None:
         self.messages = tempfile.TemporaryFile()  # noqa: SIM115 - the process writes there for as long as it lives

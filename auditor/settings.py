@@ -1,7 +1,7 @@
 """All options of an audit: name, type, default and description, in Markdown.
 
 The command line, `auditor.audit()`, `[tool.auditor]`, a fleet's TOML, the tables of the docs and `__init__.pyi` are
-generated from this module. Importing it needs no torch.
+generated from this module. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ UNQUANTIZED = ("bf16",)
 TAKEN = "fp16, bf16, fp8_e4m3, fp8_e5m2, or a quantization scheme such as fp8, int8, mxfp4 or nvfp4"
 
 SEEDS = 2**32
-"""Every random generator accepts seeds below this number."""
+"""Upper limit of seeds: every random generator accepts seeds below this number."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """How users pass a field. takes: its type in error messages; shown: the placeholder in help.
+    """How users pass a field. takes: the type in error messages; shown: the placeholder in help.
 
     choices: allowed values; flag: the command-line flag, if it differs from the name; "" for a positional argument, or
     if there is no flag. path: "path" if values are paths relative to the file that sets them; "place" if a value is
@@ -135,7 +135,7 @@ class Settings(BaseModel):
     """The keyword arguments of `auditor.audit()`, and values derived from them.
 
     found: the audit's device, once the model is loaded; limits: the parsed criteria; scoring: the imported scoring
-    function. schemes: the quantization schemes that the user gave in `formats`; `formats` then holds only the others.
+    function. schemes: the quantization schemes that the user gave in `formats`, which then lacks them.
     """
 
     model_config = ConfigDict(
@@ -191,7 +191,7 @@ class Settings(BaseModel):
     `lower_is_better = True`, else `higher`"""
     generate: Annotated[Whole | None, Field(ge=1), Option("a whole number of tokens, 1 or more", "N")] = None
     """[generate](generation.md) this many tokens in FP32, with the inputs as prompts. Under every verified plan, the
-    model reads the same tokens with a key-value cache of its own; its choices are compared with FP32's"""
+    model reads the same tokens with a separate key-value cache; its token choices are compared with the FP32 model's"""
     temperature: Annotated[Number, Field(ge=0), Option("a number from 0 on", "T")] = 0.0
     """sampling temperature for `generate`; random numbers come from `seed`; 0: always the likeliest token"""
     loss_fn: Annotated[Function, Option("a function: loss_fn(outputs, *targets) -> a scalar", flag="")] = None
@@ -268,7 +268,7 @@ class Settings(BaseModel):
         return self.found or choose(self.device)
 
     def with_values(self: S, **found: Any) -> S:
-        """A copy of the settings with these derived values."""
+        """A copy of the settings with the given derived values."""
         return self.model_copy(update=found)
 
     @property
@@ -298,7 +298,7 @@ class Settings(BaseModel):
 
     @property
     def ignores(self) -> tuple[Ignore, ...]:
-        """All entries that suppress findings, in all modules or in some."""
+        """All entries that suppress findings, in all modules or in some modules."""
         return (*self.ignore, *self.per_module_ignores)
 
 

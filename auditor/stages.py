@@ -85,7 +85,7 @@ def tick(detail: str) -> None:
 
 
 def beat(detail: str = "") -> None:
-    """Send a heartbeat between two steps, at most once a second. detail: the current work, if worth mentioning."""
+    """Send a heartbeat between two steps, at most once a second. detail: the current work in words, if any."""
     for stages in _running[-1:]:
         if time.perf_counter() - stages._told >= QUIET:
             stages.say(detail or stages._detail)

@@ -1,1 +1,1 @@
-"""Artefacts of a plan: the strategies, the runtime that patches a live module, and the file `patched_model.py`."""
+"""Applies plans to models: strategies, the runtime that patches a live module, and the file `patched_model.py`."""

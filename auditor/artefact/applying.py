@@ -1,4 +1,4 @@
-"""Applies a plan to a live module. `patched_model.py` contains a copy of everything from FUSING on."""
+"""Applies a plan to a live module. `patched_model.py` contains a copy of this code from `FUSING` on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .strategies import strategy_of
 
 
 def runtime_of(strategy: str) -> type[Runtime]:
-    """Return the runtime of a strategy, which patches live modules."""
+    """Return the Runtime class that patches live modules for a strategy."""
     return strategy_of(strategy).runtime
 
 
@@ -36,7 +36,7 @@ FUSING = {
 
 
 def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """The `forward` of a wrapped module. It is bound by functools.partial, which can be pickled, deep-copied, exported
+    """The `forward` of a wrapped module, bound by functools.partial: a partial can be pickled, deep-copied, exported
     and compiled."""
     if how["raises"]:
         args, kwargs = convert((args, kwargs), torch.float32)
@@ -46,7 +46,7 @@ def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **
 
 
 def call_modules(model: nn.Module) -> None:
-    """Make PyTorch's transformer layers call their submodules if a plan wraps one of them.
+    """Make PyTorch's transformer layers call their submodules if a plan wraps any submodule.
 
     In eval mode without gradients, PyTorch's fused path reads the submodules' weights and skips their forwards. Setting
     one of the layer's attributes disables this path. The old value is stored in `_fusing`, to be restored later.
@@ -67,14 +67,14 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     """Patch `model` in place so that it follows `plan`: convert its weights and wrap its scopes, as the strategy
     requires.
 
-    Class, signature, state_dict keys, hooks and train/eval mode are unchanged. Applying another plan replaces this one.
+    Class, signature, state_dict keys, hooks and train/eval mode are unchanged. A later plan replaces an earlier one.
     If the audited model was stored in FP16 or BF16, `raised` in the plan says which of the tensors become FP32. Under
     autocast, FP32 weights then take twice the memory. Raises: ValueError if the plan is an exported program or does not
     fit the model: a scope is missing, `forward` is a property, weights are no longer FP32, or torch lacks a kept
-    function. The model is then unchanged.
+    function. A rejected plan leaves the model unchanged.
     """
     inner, runtime, raised = unwrap_model(model), runtime_of(plan["strategy"]), plan.get("raised", "none")
-    names: dict[nn.Module, list[str]] = {}  # a shared module has several
+    names: dict[nn.Module, list[str]] = {}  # a shared module has several names
     for path, module in named_modules(inner):
         names.setdefault(module, []).append(path)
     paths_of_all = {path for paths in names.values() for path in paths}
@@ -102,7 +102,7 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
         raises = names[module][0] == "" and not stored and raised not in ("none", "kept")
         how = {"runtime": runtime, "raises": raises, **choice}
         scope = functools.partial(run_scope, module, module.__dict__.get("forward"), how)
-        # Bypasses the module's own __setattr__; the scope keeps the forward's signature.
+        # __dict__ bypasses the module's own __setattr__; the scope keeps the forward's signature.
         module.__dict__["forward"] = functools.update_wrapper(scope, module.forward)
     call_modules(inner)
     return model
@@ -119,7 +119,7 @@ def refuse_fixed_forward(path: str, module: nn.Module) -> None:
 def refuse_lost_weights(model: nn.Module, stored: dict[int, str], audited: dict[str, int]) -> None:
     """Raise ValueError if the plan needs FP32 weights that the model already stores rounded.
 
-    audited: {dtype: number of parameters that the audited model stored in that dtype}; as many are accepted.
+    audited: {dtype: number of parameters that the audited model stored in that dtype}; the model may have as many.
     """
     result = dict.fromkeys(LOW, 0)
     for parameter in parameters_of(model):
@@ -143,4 +143,4 @@ def store_weights(model: nn.Module, stored: dict[int, str]) -> None:
             if buffer is not None and id(buffer) in stored:
                 module._buffers[key] = convert(buffer, DTYPES[stored[id(buffer)]])
         if stored and isinstance(module, nn.RNNBase):
-            module.flatten_parameters()  # cuDNN needs contiguous weights; elsewhere this does nothing
+            module.flatten_parameters()  # cuDNN needs contiguous weights; without cuDNN this does nothing

@@ -16,8 +16,8 @@ class Strategy:
 
     A plan gives every scope a precision; the strategy decides which tensors it converts. name: an identifier, the first
     part of its plans' names. title: follows a format in reports, such as "under autocast". rank: the lowest wins
-    among equally good plans. runtime: patches a live module. The source of its class and base classes is copied into
-    `patched_model.py`, so it may import only torch and `auditor.artefact.runtime`.
+    among equally good plans. runtime: the class that patches a live module; its source and its bases' are copied into
+    `patched_model.py`, so they may use only torch and `auditor.artefact.runtime`.
     """
 
     name: str
@@ -36,11 +36,11 @@ class Strategy:
     """Seconds that the solver charges for a byte of stored weights, in addition to computing time."""
 
     def computes_in(self, precision: str) -> str:
-        """Precision in which a scope's operations run."""
+        """Precision in which the operations of a scope with this precision run."""
         return precision
 
     def boundary(self, precision: str, above: str | None, keeps: bool) -> tuple[str | None, str | None]:
-        """The precisions of a wrapped scope's inputs and of its result; None means no conversion.
+        """Precisions to which a wrapped scope's inputs and its result are converted; None: no conversion.
 
         above: precision around the scope; "input" if it differs between calls, None for the root. keeps: whether no
         low-precision operation reads the result of an FP32 scope. The runtime must make the same conversions.

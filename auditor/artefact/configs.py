@@ -30,14 +30,14 @@ def cast_inputs(dtype, module, *inputs):
 
 
 def quantize(model, {batches}dtype=torch.bfloat16):
-    \"\"\"Quantize the layers in place. dtype: the dtype of all else, and of inputs; None leaves them unchanged.{about}\"\"\"
+    \"\"\"Quantize LAYERS in place. dtype: for inputs and all other layers; None leaves them unchanged.{about}\"\"\"
     if dtype is not None:
         model.to(dtype).register_forward_pre_hook(partial(cast_inputs, dtype), with_kwargs=True)
     configs = {{path: CONFIGS[scheme] for path, scheme in LAYERS.items()}}
     for path, scheme in LAYERS.items():
         sizes = tuple(model.get_submodule(path).weight.shape[:2])
         if any(size % multiple for size, multiple in zip(sizes, MULTIPLES[scheme])):
-            warnings.warn(f"{{path}} stays in 16 bits: torchao has no {{scheme}} for a weight of {{sizes}}")
+            warnings.warn(f"{{path}} is not quantized: torchao has no {{scheme}} for a weight of {{sizes}}")
             del configs[path]
 {static}    quantize_(model, FqnToConfig(configs), filter_fn=None)
     return model
@@ -99,7 +99,7 @@ def _multiples(scheme: Scheme) -> tuple[int, int]:
 
 
 def _configs(layers: Mapping[str, str], *names: str) -> tuple[str, str]:
-    """Code that imports torchao's configurations and `names`, and assigns LAYERS and CONFIGS."""
+    """Code that imports `names` and torchao's configuration classes, and assigns LAYERS and CONFIGS."""
     used = {scheme: SCHEMES[scheme].config or "" for scheme in dict.fromkeys(layers.values())}
     emulates = any(config.startswith("MX") for config in used.values())
     text = " ".join([*used.values(), *names, "KernelPreference" if emulates else ""])
@@ -117,11 +117,11 @@ _METHODS = {
     "fp8_block": "FineGrainedFP8Config(weight_block_size=(128, 128), modules_to_not_convert=KEPT)",
     "int8": "BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0, llm_int8_skip_modules=KEPT)",
 }
-"""{scheme: the quantization method of transformers with the same scales, besides torchao}."""
+"""{scheme: another quantization method of transformers, besides torchao, that computes the same scales}."""
 
 
 def transformers_code(layers: Mapping[str, str], kept: list[str]) -> str:
-    """Code that defines QUANTIZATION_CONFIG for `from_pretrained`, also by another method if there is one."""
+    """Code that defines QUANTIZATION_CONFIG for `from_pretrained`, and OTHER_CONFIG if another method fits."""
     imports, configs = _configs(layers, "FqnToConfig")
     schemes = set(layers.values())
     other = _METHODS.get(*schemes) if len(schemes) == 1 else None

@@ -160,7 +160,7 @@ def emit(
 def _runtimes(used: Set[str]) -> str:
     """Source of the runtimes that the plans use, and of the function that looks them up."""
     runtimes = {name: strategy_of(name).runtime for name in strategies.names() if name in used}
-    lines = (reversed(runtime.__mro__) for runtime in runtimes.values())  # a runtime may inherit from another one
+    lines = (reversed(runtime.__mro__) for runtime in runtimes.values())  # a runtime may inherit from another runtime
     classes = dict.fromkeys(kind for line in lines for kind in line if kind not in (object, Runtime))
     table = "".join(f'    "{name}": {runtime.__name__},\n' for name, runtime in runtimes.items())
     return _SEPARATED.join(
@@ -217,7 +217,7 @@ def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
 
 
 def _place(path: str | None, directory: Path) -> str | None:
-    """Path of a file relative to the directory."""
+    """The file's path, relative to the directory."""
     return None if path is None else Path(os.path.relpath(Path(path).resolve(), directory.resolve())).as_posix()
 
 

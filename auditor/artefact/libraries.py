@@ -27,7 +27,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Library:
-    """A library that quantizes. kinds: the kinds of layers that it quantizes under a scheme, none if it lacks the scheme.
+    """A quantization library. kinds: the kinds of layers that it quantizes under a scheme; none without the scheme.
     render: code for layers {path: scheme}, and for linear layers kept in 16 bits. notes: {start of a scheme's name:
     what differs in the library}."""
 
@@ -56,7 +56,7 @@ def quantized_plan(audit: Audit, name: str | None = None) -> QuantizedPlan:
 
 
 def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
-    """The plan as code for a library, after comments on what the library cannot express."""
+    """The plan as code for a library, after comments that name layers the library cannot quantize."""
     layers, kept, left = _expressible(audit, library, plan)
     if not layers:
         why = _left_out(library, left) or "It quantizes no layer."
@@ -64,9 +64,7 @@ def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
     error = max(plan.calibration_error, plan.held_out_error or 0.0)
     notes = [note for start, note in library.notes.items() if any(map(re.compile(start).match, layers.values()))]
     head = f"{library.title}: the plan {plan.name!r}, {len(layers)} of {len(plan.layers)} layers quantized."
-    said = (
-        f"Verified: with all else in FP32, its error is {error:.2g}, budget {audit.max_error:.2g} ({plan.verified_by})."
-    )
+    said = f"Verified: error {error:.2g}, budget {audit.max_error:.2g} ({plan.verified_by}, all other layers in FP32)."
     return comment(f"{head} {said}", _left_out(library, left), *dict.fromkeys(notes)) + library.render(layers, kept)
 
 
@@ -163,5 +161,5 @@ LIBRARIES = {
     ),
     "modelopt": Library("ModelOpt", _modelopt_kinds, modelopt_code, _MODELOPT_NOTES),
 }
-"""{name in `--for`: library}: what each can express was tested with torchao 0.18, compressed-tensors 0.20, ModelOpt 0.47
-and transformers 5.23."""
+"""{name in `--for`: library}. Their supported layers were tested with torchao 0.18, compressed-tensors 0.20,
+ModelOpt 0.47 and transformers 5.23."""

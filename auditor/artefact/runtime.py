@@ -1,4 +1,4 @@
-"""How a strategy's runtime patches a live module. Everything from DTYPES on is copied into `patched_model.py`."""
+"""How a strategy's runtime patches a live module. `patched_model.py` copies this code from `DTYPES` on."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def convert(tree: Any, dtype: torch.dtype) -> Any:
 
 
 def call(module: nn.Module, inner: Any, args: Any, kwargs: Any) -> Any:
-    """Call a wrapped module's original forward: the instance's own, if it has one, else its class's."""
+    """Call a wrapped module's original forward: the instance attribute `forward`, if set, else the class's method."""
     if inner is not None:
         return inner(*args, **kwargs)
-    if isinstance(module, torch.jit.ScriptModule):  # its class has no forward
+    if isinstance(module, torch.jit.ScriptModule):  # the class of a ScriptModule has no forward
         return module.__getattr__("forward")(*args, **kwargs)
     return type(module).forward(module, *args, **kwargs)
 
 
 def in_region(region: Callable[[], AbstractContextManager[Any]], run: Callable[[], Any]) -> Any:
-    """Call `run` inside a context such as autocast. A lazy result, such as a generator, is computed there too."""
+    """Call `run` inside a context such as autocast. A generator that `run` returns also computes inside the context."""
     with region():
         result = run()
         return iter(list(result)) if isinstance(result, LAZY) else result
@@ -68,14 +68,14 @@ def floating_dtype(inputs: Any) -> torch.dtype | None:
 
 class KeptFunctions:
     """Functions that a scope keeps in FP32; or, with `low`, products with inputs in `low` and FP32 output. Pickle
-    stores them by name."""
+    stores the functions by name."""
 
     def __init__(self, names: tuple[str, ...], low: torch.dtype | None = None) -> None:
         known = functions_by_name()
         unknown = next((name for name in names if name not in known), None)
         if unknown is not None:
             raise ValueError(
-                f"the plan keeps the function {unknown!r} in FP32, which this version of torch does not have"
+                f"torch {torch.__version__} has no function {unknown!r}, which the plan keeps in FP32: audit again"
             )
         self.names, self.low = names, low
         self.functions = {function: name for name in names for function in known[name]}
@@ -119,14 +119,14 @@ def inside(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwa
 
 
 def precision_of(path: str, scopes: dict[str, Any]) -> str:
-    """Precision of a module path in `scopes`, or of its nearest parent there; FP32 if there is none."""
+    """Precision of a module path in `scopes`, or of its nearest parent in `scopes`; FP32 without a parent."""
     while path and path not in scopes:
         path = path.rpartition(".")[0]
     return scopes[path]["precision"] if path in scopes else "fp32"
 
 
 class Runtime:
-    """How a strategy patches a live module: which tensors it converts, which modules it wraps, and how these run.
+    """How a strategy patches a live module: which tensors are converted, which modules wrapped, and how they run.
 
     regional: whether `run` enters an autocast region.
     """
@@ -135,12 +135,12 @@ class Runtime:
 
     @staticmethod
     def run(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
-        """Run one call of a wrapped module; `call` runs the original forward. output: see `wrapper_of`."""
+        """Run one call of a wrapped module; `call` runs the original forward. output: the result's precision."""
         raise NotImplementedError
 
     @staticmethod
     def storage_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
-        """{id of a parameter or buffer: the precision in which it is stored}; others are not converted."""
+        """{id of a parameter or buffer: the precision in which it is stored}; tensors not listed are not converted."""
         return {}
 
     @staticmethod
@@ -149,7 +149,7 @@ class Runtime:
     ) -> dict[str, Any] | None:
         """The precision and output of the wrapper for a module; None if its caller's precision is the same.
 
-        If a module's paths differ in precision, FP32 wins; if its callers differ, the result gets the inputs' dtype.
+        If a shared module's paths differ in precision, FP32 wins; if its callers differ, results get the inputs' dtype.
         """
         precisions = {precision_of(path, scopes) for path in paths}
         own = [x for _, x in module._parameters.items() if x is not None]  # TorchScript's dict lacks values()
@@ -180,7 +180,7 @@ class Runtime:
 
 
 def by_scope(tensors: list[tuple[str, torch.Tensor]], scopes: dict[str, Any]) -> dict[int, str]:
-    """{id of a named parameter or buffer: the precision in which it is stored}; FP32 if any of its owners is FP32."""
+    """{id of a parameter or buffer: the precision in which it is stored}; FP32 if any module that has it is FP32."""
     wanted: dict[int, str] = {}
     for name, tensor in tensors:
         if wanted.get(id(tensor)) != "fp32":

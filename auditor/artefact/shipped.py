@@ -48,7 +48,7 @@ class Autocast(Strategy):
     regional = True
 
     def boundary(self, precision: str, above: str | None, keeps: bool) -> tuple[str | None, str | None]:
-        """Convert to FP32 the inputs of an FP32 scope, and the results of low-precision scopes inside it."""
+        """Convert to FP32: inputs of an FP32 scope, and results of the low-precision scopes inside an FP32 scope."""
         if precision == "fp32":
             return "fp32", None
         return None, "fp32" if above == "fp32" else None
@@ -75,7 +75,7 @@ class CastRuntime(Runtime):
 
     @staticmethod
     def storage_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
-        """{id of a parameter or buffer: its precision}; FP32 if any module that shares it is FP32."""
+        """{id of a parameter or buffer: its precision}; FP32 if any module that has this tensor is FP32."""
         return by_scope(named_tensors(model), scopes)
 
 
@@ -102,7 +102,7 @@ class GraphRuntime(Runtime):
 
     @staticmethod
     def storage_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
-        """Raises ValueError: a program cannot be applied to a live module."""
+        """Raises ValueError: a plan that is an exported program cannot patch a live module."""
         raise ValueError(
             "a plan of strategy graph cannot be applied to a module: it is an exported program, "
             "loaded from its file with torch.export.load(FILE).module()"

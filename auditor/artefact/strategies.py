@@ -18,18 +18,18 @@ SHIPPED = ("autocast", "cast")
 """Built-in strategies that an audit plans by default."""
 
 GRAPHS = ("graph",)
-"""Strategies whose plans are exported programs; audits plan them on request."""
+"""Strategies whose plans are exported programs; an audit makes such plans only on request."""
 
 _KNOWN: dict[str, Strategy] = {}
 
 
 def names() -> tuple[str, ...]:
-    """Names of the strategies that patch a live model: built-in and registered ones."""
+    """Names of all strategies, built-in and registered, that patch a live model."""
     return tuple(dict.fromkeys((*SHIPPED, *(name for name in _KNOWN if name not in GRAPHS))))
 
 
 def all_strategies() -> tuple[str, ...]:
-    """Every built-in and registered strategy."""
+    """Names of all strategies, built-in and registered."""
     return (*names(), *GRAPHS)
 
 

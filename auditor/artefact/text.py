@@ -1,4 +1,4 @@
-"""Text of generated code: comments and literals. Importing this needs no torch."""
+"""Writes comments and literals of generated code. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import textwrap
 from typing import Any
 
 WIDTH = 100
-"""Maximum length of a comment, and of a table's entry on one line."""
+"""Maximum number of characters of a comment line, and of an entry of a dict that takes one line."""
 
 
 def comment(*paragraphs: str) -> str:
-    """Paragraphs as comment lines; line breaks in a paragraph cannot end the comment."""
+    """Format paragraphs as comment lines; a line break inside a paragraph cannot end the comment."""
     wrapper = textwrap.TextWrapper(WIDTH, "# ", "# ", break_long_words=False, break_on_hyphens=False)
     printable = ("".join(c if c.isprintable() else " " for c in paragraph) for paragraph in paragraphs if paragraph)
     return "".join(f"{line}\n" for paragraph in printable for line in wrapper.wrap(paragraph))

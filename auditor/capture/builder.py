@@ -70,12 +70,12 @@ class Builder:
         self._first: fx.Node | None = None
 
     def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
-        """Add an operation to the graph and return its node. value: its result in the recorded run."""
+        """Add an operation to the graph and return its node. value: the operation's result in the recorded run."""
         row = operation_of(target)
         written = row.known_as or op_name(target)
         target = _aten.reshape.default if target is _aten.view.default else target  # strides may differ in a replay
         node = self.recording.graph.create_node("call_function", target, name=row.name)
-        node.args = tuple(args)  # set afterwards: create_node would search them for symbolic numbers
+        node.args = tuple(args)  # set after create_node, which would search the arguments for symbolic numbers
         if kwargs:
             node.kwargs = dict(kwargs)
         self._describe_value(node, value)
@@ -96,7 +96,7 @@ class Builder:
         return node
 
     def state(self, kind: str, path: str, x: torch.Tensor) -> fx.Node:
-        """Add a placeholder for a parameter or buffer. path: its dotted name in the model."""
+        """Add a placeholder for a parameter or buffer. path: the dotted name in the model."""
         letters = "".join(c if c.isalnum() else "_" for c in path)
         node = self._placeholder(f"{kind[0]}_{letters}", kind, x)
         self.recording.names[node.name] = path
@@ -162,7 +162,7 @@ def _outline(x: torch.Tensor) -> torch.Tensor:
 def ends(node: fx.Node, x: torch.Tensor) -> bool:
     """Whether `x` requires no gradient, although the result of `node` would require one in a replay.
 
-    False inside `no_grad`: an autograd.Function runs its forward there, but the Function's result requires a gradient.
+    Always False inside `no_grad`, where an autograd.Function runs its forward although its result requires a gradient.
     """
     return torch.is_grad_enabled() and bool(node.meta[_GRADIENT]) and _differentiable(x) and not x.requires_grad
 
@@ -172,7 +172,7 @@ def _differentiable(x: torch.Tensor) -> bool:
 
 
 class RecordedModule(fx.GraphModule):
-    """A GraphModule that fx.Interpreter runs. It has no generated code, so that node arguments may have any type."""
+    """A GraphModule that fx.Interpreter runs, without generated code, so that node arguments may have any type."""
 
     def recompile(self) -> Any:
         """Do nothing, since no code is generated."""

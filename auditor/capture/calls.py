@@ -37,7 +37,7 @@ _READING: frozenset[Any] = frozenset(
 
 
 class Calls:
-    """Tracks a model's running module calls. open: these calls, outermost first. A module that does not belong to the
+    """Tracks a model's running module calls. open: running calls, outermost first. A module that does not belong to the
     model is skipped: its operations count as its caller's. elsewhere: whether another thread called modules; operations
     of other threads are not recorded."""
 
@@ -98,7 +98,7 @@ def paths_of(model: nn.Module) -> dict[int, list[str]]:
 
 
 class Functions(TorchFunctionMode):
-    """Observes calls of torch functions such as `F.softmax`; a call inside another counts as part of the outer call.
+    """Observes calls of torch functions such as `F.softmax`; a nested call counts as part of the outer call.
     tell: called with every tensor whose values Python reads without the dispatcher. asked: whether Python read a
     dtype."""
 

@@ -131,7 +131,7 @@ def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Seque
         let_through(error)
         raise CaptureError(
             f"{subject.name} runs, but a replay of its recorded operations fails: {describe(error)}. Check whether the model "
-            "uses an operation that works only inside a context manager, or handles that are freed after the run.",
+            "uses an operation that works only inside a context manager, or a resource that is freed after the run.",
             slug="capture-failed",
         ) from error
     answer = _unnest(answer)
@@ -151,7 +151,7 @@ def _unnest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tensor], seed: int) -> str | None:
     """A warning if the model keeps state between calls that changes the outputs of a later call; None otherwise.
 
-    The caller has just run the model, and restores the model's state later. answer: the outputs of that run. The model
+    The caller has just run the model, and restores the model's state later. answer: outputs of that run. The model
     is first called on changed inputs, since some state affects only a call that follows other inputs. A cache that is
     filled once changes no output; growing caches, counters and statistics do.
     """

@@ -145,7 +145,7 @@ def as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple
 
 
 def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
-    """The dtype that an operation casts to; None if it is not a cast."""
+    """The dtype that an operation casts to; None if the operation is no cast."""
     if not operation_of(op).cast:
         return None
     named = arguments_of(op, args, kwargs, defaults=True)
@@ -154,7 +154,7 @@ def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
 
 def is_no_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> bool:
     """For an operation that returned its input's dtype: whether the user's code requested no cast. `x.to(device)`
-    requests none, although torch adds x's dtype to its arguments."""
+    requests no cast, although torch adds x's dtype to its arguments."""
     dtype = cast_to(op, given, args, kwargs)
     return dtype is None or (op is _aten.to.dtype_layout and dtype is given[0].dtype)
 

@@ -60,7 +60,7 @@ class Handler:
 def intercept(
     handler: Handler, depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | None = None
 ) -> Iterator[None]:
-    """In the `with` block, every operation of this thread goes through `handler`. depth_of, around: see `one_stack`.
+    """In the `with` block, every operation of this thread goes through `handler`. depth_of, around: as in `one_stack`.
 
     Autocast regions of every device type share one stack; PyTorch's fused transformer path is off, since it bypasses
     modules; compiled functions run eagerly. Raises: MeasureError(slug="emulation-busy") if another `intercept` is

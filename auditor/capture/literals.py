@@ -137,7 +137,7 @@ def _operations(recording: Recording) -> Iterator[tuple[str, Hashable, fx.Node]]
 def translate(found: Literals, row: Format) -> Literals:
     """Convert numbers in the code of an FP16 run to a format that torch cannot compute in.
 
-    FP16 and its limits become the format and its limits. Other numbers keep their FP32 values.
+    FP16 and its limits become the format and its limits. All other numbers in the code keep their FP32 values.
     """
 
     def as_there(value: Any) -> Any:

@@ -99,7 +99,7 @@ def align(ours: Iterable[tuple[str, Hashable, S]], theirs: Iterable[tuple[str, H
     others = _by_module(theirs)
     for module, (keys, items) in _by_module(ours).items():
         their_keys, their_items = others.get(module, ([], []))
-        if keys == their_keys:  # the usual case; the general one takes quadratic time
+        if keys == their_keys:  # the usual case; the general case takes quadratic time
             yield from zip(items, their_items, strict=True)
             continue
         for a, b, size in SequenceMatcher(None, keys, their_keys, autojunk=False).get_matching_blocks():

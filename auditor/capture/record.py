@@ -109,8 +109,8 @@ class _Recorder(Handler):
         return result
 
     def note_returned(self, call: Call, result: Any) -> None:
-        """Note the tensors that a module call returned: a plan casts returned tensors, but not tensors in
-        attributes."""
+        """Note the tensors that a module call returned: a plan casts returned tensors, but not tensors in attributes of
+        the module."""
         with torch._C.DisableTorchFunction():  # the calls below are not the model's
             for x in tensors_in(result):
                 while torch._C._functorch.is_functorch_wrapped_tensor(x):
@@ -161,7 +161,7 @@ class _Recorder(Handler):
         def own(x: torch.Tensor) -> torch.Tensor:
             """A cast without effect returns its input: give the result a separate name and node."""
             if id(x) in known:
-                with suppress(RuntimeError, NotImplementedError):  # layouts without views
+                with suppress(RuntimeError, NotImplementedError):  # some layouts have no views
                     x = _aten.alias.default(x)
                 apart.add(id(x))
             return x
@@ -215,7 +215,7 @@ class _Recorder(Handler):
         args, kwargs = before
         unchanged = op.namespace == "aten" and isinstance(result, torch.Tensor) and id(result) in apart
         if unchanged and is_no_cast(op, given, *before):
-            self.values.same(result, given[0])  # dropout outside training, contiguous() without effect
+            self.values.same(result, given[0])  # dropout in eval mode, or contiguous() without effect
             return
         if operation_of(op).writes_statistics and args[5] and args[3] is not None:
             self._by_batch(op, given, args, result)
@@ -244,7 +244,7 @@ class _Recorder(Handler):
                 self.values.bind_view(x, own, source, None)
 
     def _item(self, node: fx.Node, path: tuple[int, ...], result: Any) -> fx.Node:
-        """The node of the tensor at position `path` in the result of an operation's `node`."""
+        """The node of one tensor of a result. node: the operation; path: the tensor's position in the result."""
         for index in path:
             result = result[index]
             node = self._emit(operator.getitem, (node, index), {}, result)

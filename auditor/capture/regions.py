@@ -83,7 +83,7 @@ def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def clear_weight_casts() -> None:
-    """Forget the casts of weights, as on leaving the outermost region."""
+    """Clear the cache of weight casts, as torch does when the outermost autocast region ends."""
     if _STATE.stack is not None:
         _STATE.stack.casts.clear()
 
@@ -160,7 +160,7 @@ def _exit(self: Any, *exception: Any) -> Any:
 
 
 def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-    """The cast of `custom_fwd`, which converts tensors of its device type; inside `one_stack` also tensors on a CPU."""
+    """Cast as `custom_fwd` does: tensors of its device type; inside `one_stack` also tensors on a CPU."""
     value = _ORIGINAL_CAST(value, device_type, dtype)
     return value if _STATE.stack is None or device_type == "cpu" else _ORIGINAL_CAST(value, "cpu", dtype)
 

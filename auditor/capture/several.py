@@ -14,7 +14,7 @@ from .capture import record_path
 from .paths import same_operations
 
 MOST_PATHS = 8
-"""Maximum number of recorded paths: each costs a recording, and measurements on its batches."""
+"""Maximum number of recorded paths: each path takes a recording, and measurements on its batches."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0)
         names = (name for path in each for name in (*path.capture.nodes, *(p.name for p in path.capture.placeholders)))
         others = taken.setdefault(number, frozenset(names))
         each.append(replace(result, capture=_named_apart(result.capture, number, others)))
-    most = f"an audit records {MOST_PATHS} paths"
+    most = f"an audit records at most {MOST_PATHS} paths"
     unjudged += [unjudged_line(number_of(subject, batch), most) for batch in left]
     return RecordedPaths(tuple(each), tuple(unjudged))
 

@@ -1,4 +1,4 @@
-"""Locates the source line of an operation, outside torch, and the call that led to it."""
+"""Locates the source line outside torch that ran an operation, and the user's call that reached the line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GENERATED = "<eval_with_key>"
 _MODULE = nn.Module.__call__.__code__.co_filename
 _AUTOGRAD = torch.autograd.function.__file__
 _PASSING_ON = frozenset({"__torch_function__", "__torch_dispatch__"})
-"""Methods that only pass on an operation from another line."""
+"""Functions that only dispatch an operation that another source line called."""
 _INLINE = re.compile(r"\.<locals>\.<(?:list|set|dict)comp>|\.<locals>\.<genexpr>")
 
 
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceLine:
-    """An operation's source line. caller: a call that led to it; function: the function that contains this call."""
+    """An operation's source line. caller: the user's call that reached the line; function: the caller's function."""
 
     place: Place
     caller: Place | None = None
@@ -53,11 +53,11 @@ class SourceLine:
 
 
 def written_at(outermost: CodeType) -> SourceLine | None:
-    """The innermost line outside torch of the current call stack, and a call that led to it; None if all code is
-    torch's.
+    """The innermost line outside torch in the call stack, and a call that reached this line; None if the stack has
+    only torch's code.
 
-    For a line of a library, the call is the user's line that called the library. For other lines outside a `forward`,
-    the call is a caller's line in a `forward`, or else in the outermost function. Other source lines have no call.
+    For a line of a library, the call is the user's line that called the library. For another line outside a `forward`,
+    the call is a caller's line in a `forward`, or else in the outermost function. Any other source line has no call.
 
     outermost: the function whose frame ends the search, since its callers are not the model's code.
     """

@@ -17,7 +17,7 @@ _aten = torch.ops.aten
 
 @dataclass(eq=False)
 class Memory:
-    """A storage. roots: tensors in it that are not views of another known tensor.
+    """A storage. roots: tensors in the storage that are not views of another known tensor.
 
     `storage`, a weak reference, prevents that another storage gets this address, even after Python freed the tensors.
     """
@@ -69,7 +69,7 @@ class Values:
         self._add(x, Entry(node, geometry_of(x), self._memory_of(x)))
 
     def bind_view(self, x: torch.Tensor, node: fx.Node, source: torch.Tensor, view: View | None) -> None:
-        """Register `x` as a view of `source`. view: None if it must be derived from the memory layout.
+        """Register `x` as a view of `source`. view: None if the View must be derived from the memory layout.
 
         The source may be `x` itself before it changed shape.
         """
@@ -121,7 +121,7 @@ class Values:
         for other in root.memory.roots if root.memory is not None else ():
             pairs = (other.node, other.geometry), (root.node, root.geometry)
             seen = overwrite(self._emit, self._constant, *pairs) if other is not root else None
-            if seen is not None:  # a view made by an unseen operation shows the new entries
+            if seen is not None:  # the new entries also appear in a view made by an operation that was not seen
                 other.node, other.version = seen, other.version + 1
 
     def _entry_of(self, x: torch.Tensor) -> Entry | None:

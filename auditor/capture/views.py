@@ -21,7 +21,7 @@ _aten = torch.ops.aten
 
 
 class Geometry(NamedTuple):
-    """A tensor's layout in its storage. stride: None if unknown."""
+    """A tensor's layout in its storage. stride: None if the strides are unknown."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None
@@ -70,7 +70,7 @@ class Selection:
 
 
 def find_view(own: Geometry, source: Geometry) -> View | None:
-    """The View that makes a tensor of layout `own` from one of layout `source`; None if there is none."""
+    """The View that derives a tensor of layout `own` from a tensor of layout `source`; None if no View does."""
     if own.dtype != source.dtype or own.stride is None or source.stride is None:
         return None
     if own == source:
@@ -94,7 +94,7 @@ def read(emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geom
         return _take(emit, constant, whole, view.op, value)
     if view.index is None:
         return emit(view.op, (whole, *view.args), view.kwargs, value)
-    if operation_of(view.op).packet == "unbind":  # one of many results: the others are not needed
+    if operation_of(view.op).packet == "unbind":  # selecting one entry replaces unbind, which would compute all
         return emit(_aten.select.int, (whole, _dim_of(view), view.index), {}, value)
     along = _slice_of(own, parent)
     if along is not None:
@@ -148,7 +148,7 @@ def put(
 def overwrite(
     emit: Emit, constant: Constant, other: tuple[fx.Node, Geometry], written: tuple[fx.Node, Geometry]
 ) -> fx.Node | None:
-    """A node with a tensor's entries after a write to another tensor in its storage; None if they are unaffected."""
+    """A node with a tensor's entries after a write to another tensor in its storage; None if no entry changed."""
     (whole, own), (node, source) = other, written
     if own.dtype != source.dtype or own.stride is None or source.stride is None:
         return None
@@ -188,7 +188,7 @@ def _inverse(view: View, parent: Geometry) -> tuple[Any, tuple[Any, ...]] | None
 
 
 def _order(own: Geometry, source: Geometry) -> list[int] | None:
-    """The permutation of the source's dimensions that gives the view; None if there is none."""
+    """The permutation of the source's dimensions that gives the view; None if no permutation does."""
     assert own.stride is not None and source.stride is not None
     if own.offset != source.offset or len(own.shape) != len(source.shape):
         return None
@@ -215,7 +215,7 @@ def _slice_of(own: Geometry, parent: Geometry) -> tuple[int, int, int] | None:
 
 
 def _indices_of(among: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:
-    """Indices of `places` in `among`; None if one is missing."""
+    """Indices of the positions `places` in `among`; None if a position is missing."""
     order = among.argsort()
     at = torch.searchsorted(among[order], places).clamp(max=max(0, len(among) - 1))
     if not len(among):

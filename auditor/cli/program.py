@@ -24,7 +24,7 @@ _answer: TextIO | None = None
 
 class Verb(Command):
     """A command and its arguments. takes: names of its arguments, in the order of the help; some are options of
-    `audit`. alone: whether this process runs nothing but the command. If so, a forked process runs the command, so that
+    `audit`. alone: whether this process runs only the command. A lone command runs in a forked process, so that
     a crash of the user's code can be reported.
     """
 
@@ -46,7 +46,7 @@ class Verb(Command):
         try:
             return supervise(lambda tell: exit_code_of(lambda: run_command(tell), self.debug), self.timeout)
         finally:
-            shown.close()  # which erases the forked process's progress line
+            shown.close()  # erases the forked process's progress line
 
     def run_watched(self, progress: Display) -> int:
         """For a command that loads the user's code: run the command and return its exit code. Raises: AuditorError."""
@@ -89,7 +89,7 @@ def exit_code_of(command: Callable[[], int], debug: bool) -> int:
         if debug:
             traceback.print_exc()
         text = printable(" ".join(message.split()))
-        print(f"error: {text}\nhint: {hint}\n", end="", file=sys.stderr)  # one call: other processes write there too
+        print(f"error: {text}\nhint: {hint}\n", end="", file=sys.stderr)  # one write: other processes may write too
         return 2
 
 

@@ -293,7 +293,7 @@ class Fleet(Verb):
 
 
 class Rehearse(Verb):
-    """Run a training step a few hundred times in FP32, BF16 and FP16 autocast, and all in BF16; recommend a recipe."""
+    """Run a training step a few hundred times in FP32, under autocast and with BF16 weights; recommend a recipe."""
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
     target: Annotated[str, Option(shown="FILE.py:STEP")]
@@ -332,7 +332,7 @@ class Rehearse(Verb):
         return 0
 
     def _batches(self, target: Any) -> Any:
-        """The batches for the step, from `--batches` or a conventional name in the file; None if there is neither."""
+        """The batches for the step, from `--batches` or a conventional name in the file; None if both are missing."""
         from ..loading.target import call, import_target, named_in, parse
 
         module = import_target(target)
@@ -353,7 +353,7 @@ def severe(findings: Iterable[Finding], level: str) -> int:
 def default_directory(subject: Subject) -> Path:
     """The output directory for a model if the user names none: `audits/NAME`.
 
-    If it contains the audit of a model from another file, names of parent folders of the model's file precede NAME.
+    If that folder has the audit of another file's model, names of parent folders of the model's file precede NAME.
     """
     name, file = subject.name, subject.origin.path if subject.origin else None
     folders = list(Path(file).parts[-2:0:-1]) if file else []

@@ -1,5 +1,5 @@
-"""Criteria, each with an output, an error measure and a limit. Also the table of measures, the noise floor of FP32, and
-the parser of criteria."""
+"""Criteria, each with an output, an error measure and a limit. The module has the table of measures, the noise floor of
+FP32, and the parser of criteria."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Kind:
     """An error measure that a criterion can limit, in units of `unit`. A limit lies between `best`, the value for equal
     outputs, and `worst`.
 
-    says: a description. takes: {argument in brackets: its type, or its allowed words}. squares: the measure grows
-    with the square of an error, so that independent errors add up. discrete: whether it suits discrete outputs too.
+    says: the measure in words. takes: {argument in brackets: its type, or its allowed words}. squares: the measure
+    grows with the square of an error, so independent errors add up. discrete: whether discrete outputs are allowed.
     """
 
     name: str
@@ -115,7 +115,7 @@ def floor_of(error: float, joint: float) -> float:
 
 
 Function = Callable[[Any, Any], Any]
-"""(reference, candidate) -> a number, within the criterion's limit for equal outputs."""
+"""A user's error measure (reference, candidate) -> number, within the criterion's limit for equal outputs."""
 
 
 def name_of(function: object) -> str:
@@ -160,7 +160,7 @@ class Criterion:
         return dict(self.options).get(name, default)
 
     def speaks_of(self, name: str) -> bool:
-        """Whether the criterion covers the output of this name."""
+        """Whether the criterion covers the output called `name`."""
         wanted = self.output
         return name == wanted or name.startswith(f"{wanted}.") or ("*" in wanted and fnmatchcase(name, wanted))
 
@@ -211,18 +211,18 @@ def criteria_of(given: Any) -> tuple[Criterion, ...]:
     seen: dict[tuple[str, str], Criterion] = {}
     for one in result:
         if (key := (one.output, one.measure_text)) in seen:
-            raise bad_criterion(f"two criteria set {one.output}: {one.measure_text}: '{seen[key]}' and '{one}'")
+            raise bad_criterion(f"two criteria for {one.output}: keep '{seen[key]}' or '{one}'")
         seen[key] = one
     return result
 
 
 def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
-    """Yield the parsed criteria. output: the name of the output, if the dict gives it."""
+    """Yield the criteria in strings or a dict. output: the name of the output, if a dict names it."""
     if isinstance(given, Criterion):
         yield given
     elif isinstance(given, str):
         texts = [text.strip() for text in given.split(";") if text.strip()]
-        for text in texts or [given]:  # an empty text would set no limit
+        for text in texts or [given]:  # an empty string must raise, since it sets no limit
             name, colon, rest = (output, ":", text) if output else text.partition(":")
             if not (texts and colon and name.strip()):
                 raise bad_criterion(f"cannot parse the criterion {text!r}: {GRAMMAR}")
@@ -299,7 +299,7 @@ def _number(value: Any, what: str) -> float:
 
 
 def _options(kind: Kind, said: str | None) -> Options:
-    """Parse the arguments in brackets: `name=value`, a number by its position, or a word that one argument allows."""
+    """Parse arguments in brackets: `name=value`, a number by position, or a word that only one argument allows."""
     result: dict[str, int | float | str] = {}
     for part in filter(None, (part.strip() for part in (said or "").split(","))):
         name, equals, text = (side.strip() for side in part.partition("="))

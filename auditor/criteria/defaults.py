@@ -56,7 +56,7 @@ def suggest_criteria(criteria: Sequence[Criterion], names: Sequence[str], captur
 
 
 def _suggestion(node: fx.Node) -> tuple[str, str] | None:
-    """(criterion, evidence) for an output, from the operations that compute it; None if none suits."""
+    """(criterion, evidence) for an output, from the operations that compute it; None without a suggestion."""
     given = source(node)
     columns = shape(given)[-1:]
     if row_of(given).distribution == "logarithms":

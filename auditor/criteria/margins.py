@@ -1,5 +1,5 @@
 """Margins of decisions such as an argmax: the gap between the two best candidates, and how many decisions flip under
-errors of a given size. Also the quadratic form of a criterion: how its value depends on an error's direction and size.
+errors of a given size. The quadratic form of a criterion gives its value for an error of any direction and size.
 
 To second order, an output error d uses a share of the criterion's limit, whose square is d' A A' d. The matrix A
 multiplies random signs e, since E<A e, d>^2 = d' A A' d.
@@ -49,7 +49,7 @@ class Margins:
 
     first, second: [decisions], indices of the candidates among the output's entries; second is None for a threshold.
     signs: 1 if the first is larger, else -1. size: the distance of the candidates, float64. lost: factor from the mean
-    number of flips per decision to the share that the criterion counts. limit: share of flips that it allows. inside,
+    number of flips per decision to the share that the criterion counts. limit: allowed share of flips. inside,
     outside: [decisions, WINDOW at most], float64: the smallest chosen and the largest other entries of each row; None
     for a threshold.
     """
@@ -140,7 +140,7 @@ class Margins:
         return (total / weight / usual)[group] if usual > 0 else torch.ones_like(before)
 
     def _moved(self, reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-        """Change of the distance between the candidates of every decision."""
+        """How much the distance between the two candidates of each decision changes."""
         ours, theirs = (self._candidates(x) for x in (reference, candidate))
         return theirs[0] - theirs[1] - ours[0] + ours[1]
 
@@ -172,7 +172,7 @@ def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
 
 
 def find_margins(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
-    """The decisions that a criterion of one of KINDS counts, regardless of its limit; None if there are none.
+    """The decisions that a criterion of one of KINDS counts, regardless of its limit; None without decisions.
 
     Decisions between equal or non-finite entries are left out: they count as never flipped.
     """
@@ -261,7 +261,7 @@ def across(criterion: Criterion, reference: torch.Tensor) -> bool:
 
 
 def relative_form(references: Sequence[torch.Tensor], limit: float) -> Form | None:
-    """The Form of a limit on the relative L2 error of all `references` together; None if they are all zero."""
+    """The Form of a limit on the relative L2 error of all `references` together; None if all references are zero."""
     size = math.hypot(*(float(finite(entries(x.detach())).double().norm()) for x in references))
     return (lambda signs: signs / (size * limit)) if size else None
 

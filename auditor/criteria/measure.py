@@ -25,7 +25,7 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class CriterionResult:
-    """One criterion and its value. share: see Criterion.share; value: None if the model did not return the output."""
+    """One criterion and its value. share: of the limit; value: None if the model did not return the output."""
 
     criterion: Criterion
     value: float | None
@@ -39,8 +39,8 @@ class CriterionResult:
 
 @dataclass(frozen=True)
 class Criteria:
-    """A distance between outputs: the largest share of its limit that any criterion uses; `max_error` limits the other
-    outputs.
+    """A distance between outputs: the largest share that a criterion uses of its limit; `max_error` limits outputs
+    without a criterion.
 
     names: the outputs' names, if a reference has none. joint: the error measure of all outputs without a criterion.
     """
@@ -113,7 +113,7 @@ class Criteria:
         return tuple(result)
 
     def output_indices(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
-        """Indices of the outputs that a criterion covers; for `rest_criterion`, outputs that no other one covers."""
+        """Indices of the outputs that a criterion covers; for `rest_criterion`, outputs that no criterion covers."""
         if criterion.output == OTHERS:
             return tuple(i for i, name in enumerate(names) if not any(one.speaks_of(name) for one in self.each))
         return tuple(i for i, name in enumerate(names) if criterion.speaks_of(name))

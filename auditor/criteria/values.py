@@ -147,7 +147,7 @@ VALUES: dict[str, Value] = {
 
 
 def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | None:
-    """Why a criterion does not suit an output; None if the criterion suits it."""
+    """The reason why a criterion does not suit an output; None if the criterion is suitable."""
     kind, how = criterion.kind, criterion.how
     sizes = extent(reference) if reference.is_nested else tuple(reference.shape)
     shape = f"{dtype_name(reference.dtype)}{list(sizes)}"

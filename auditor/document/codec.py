@@ -108,7 +108,7 @@ def _portable(audit: Audit) -> Audit:
 
 
 def under_several_names(named: Iterable[tuple[str, Any]]) -> tuple[tuple[str, ...], ...]:
-    """All names of each parameter or module that has more than one name. named: (name, parameter or module)."""
+    """All names of each parameter or module that has more than one name. named: pairs (name, parameter or module)."""
     names: dict[int, list[str]] = {}
     for name, item in named:
         names.setdefault(id(item), []).append(name)

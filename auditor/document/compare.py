@@ -87,7 +87,7 @@ def settings(audit: Audit) -> dict[str, str]:
 
 
 def figures(plan: Plan | None) -> tuple[Any, ...] | None:
-    """The values of a plan that are compared between two audits; None without a plan."""
+    """The values of a plan that two audits are compared by; None if `plan` is None."""
     if plan is None:
         return None
     errors = plan.predicted_error, plan.measured_error
@@ -126,8 +126,8 @@ def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
 
 
 def contributions_of(audit: Audit) -> Contributions:
-    """The largest contribution of each operation of each module, to three digits. Operations are included if they are
-    sensitive, or would be at BAND times their contribution."""
+    """The largest contribution of each operation of each module, to three digits. Operations that would be safe even at
+    BAND times their contribution are left out."""
     if audit.contributions:
         return audit.contributions
     from ..measure.rerun import SENSITIVE_SHARE
@@ -144,7 +144,7 @@ def contributions_of(audit: Audit) -> Contributions:
 
 
 def _covers(old: Finding, finding: Finding, steady: Callable[[Finding], bool]) -> bool:
-    """Whether an old finding covers this one: it is as severe, or this one is no error and measured unchanged."""
+    """Whether an old finding covers `finding`: it is as severe, or `finding` is no error and measured unchanged."""
     if _level(old) >= _level(finding):
         return True
     borne_out = old.agrees is not None and old.agrees == finding.agrees

@@ -34,5 +34,5 @@ def portable_path(path: str) -> str:
 
 @cache
 def _repository(folder: Path) -> Path | None:
-    """The nearest parent folder that contains `.git`; None if there is none."""
+    """The nearest parent folder that contains `.git`; None if no parent does."""
     return next((f for f in (folder, *folder.parents) if (f / ".git").exists()), None)

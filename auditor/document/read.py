@@ -74,7 +74,7 @@ def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Read a plan.json, or the one in a directory. Raises: PlanError(slug="missing-plan" | "bad-plan")."""
+    """Read a plan.json. path: the file, or its directory. Raises: PlanError(slug="missing-plan" | "bad-plan")."""
     file = _plan_in(path)
     try:
         return json.loads(file.read_text(encoding="utf-8"))
@@ -89,7 +89,7 @@ def read_json(path: Path) -> Any:
 
 
 def audit_of(document: Any, where: str) -> Audit:
-    """Build an Audit from the contents of plan.json, or of both files. where: names the source in messages.
+    """Build an Audit from plan.json's contents, if given with measurements.json's. where: the source, for messages.
 
     Raises: PlanError(slug="bad-plan"), with the JSON path of the error.
     """
@@ -133,7 +133,7 @@ def audit_in(plan: Any) -> Audit:
 
 
 def plan_called(plans: Mapping[str, Plan], name: object, others: Iterable[str] = ()) -> Plan:
-    """The plan of this name. Raises: PlanError, which lists the plans that can be applied, and `others`."""
+    """The plan called `name`. Raises: PlanError, which lists the plans that can be applied, and `others`."""
     if isinstance(name, str) and name in plans:
         return plans[name]
     wanted = f"{name!r} is not among the plans" if name else "no plan is recommended"

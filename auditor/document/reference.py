@@ -47,7 +47,7 @@ def objects() -> dict[str, dict[str, Any]]:
 
 
 def json_schema(file: str = PLAN) -> str:
-    """The schema that docs/plan.schema.json or docs/measurements.schema.json contains."""
+    """The JSON schema of plan.json or measurements.json, as text."""
     records = objects()
     split = {name for name, fields in records.items() if any(map(_is_measured, fields.values()))}
     kept = {
@@ -90,7 +90,7 @@ def _is_measured(value: Any) -> bool:
 
 
 def _is_in(value: Any, in_split: bool, split: set[str], file: str) -> bool:
-    """Whether plan.json or measurements.json (`file`) contains a field. Each contains some fields of a split record."""
+    """Whether `file`, plan.json or measurements.json, contains a field. A split record has fields in both files."""
     if file == PLAN:
         return not _is_measured(value)
     return not in_split or _is_measured(value) or any(f'"#/$defs/{name}"' in json.dumps(value) for name in split)

@@ -24,8 +24,8 @@ def quantized_audit(plan: Any, name: str | None) -> Audit | None:
 
 
 def quantize(model: nn.Module, audit: Audit, name: str, then: Callable[[], object] = lambda: None) -> nn.Module:
-    """Run a plan's code for torchao, in place. then: a check, called after a trial that is undone. Raises:
-    PlanError(slug="no-arithmetic"); the model is then unchanged."""
+    """Quantize `model` in place by a plan's torchao code. then: a check, called after a trial that is undone. Raises:
+    PlanError(slug="no-arithmetic"), with the model unchanged."""
     library, plan, names = LIBRARIES["torchao"], quantized_plan(audit, name), dict[str, Any]()
     if name not in applicable(audit):
         raise PlanError(

@@ -53,7 +53,7 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
 
 
 def under_policy(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> UnderPlan:
-    """Return the same as `under_plan`, for a Policy instead of a plan."""
+    """Return each node's error and dtypes under a Policy, as `under_plan` does for a plan."""
     under, predicted, read = UnderPlan(), resolve(policy).nodes, dict[str, dict[str, None]]()
     for path in capture.paths or (ModelPath(capture, (batch,)),):
         errors, dtypes = dict[str, float](), dict[str, Dtypes]()
@@ -89,7 +89,7 @@ def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
 
 def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: torch.dtype) -> Dtypes:
     """Return the dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
-    tensors. Scalars and discrete tensors count only if there are no others. kernel: the arguments after all casts."""
+    tensors. Scalars and discrete tensors count only without other tensors. kernel: the arguments after all casts."""
     read, handed = tensors_in(policy.converted_arguments(n, (n.args, n.kwargs), value_of)), tensors_in(kernel)
     floating = [x for x in handed if x.is_floating_point() or x.is_complex()] or handed
     deciding = [x.dtype for x in floating if x.dim()] or [x.dtype for x in floating]
@@ -108,13 +108,13 @@ WRONG: Mapping[str, Wrong] = {
 
 
 _Beginning = tuple[str, str]
-"""Name of the operation at which entries became zero, negative, Inf or NaN, and the cause."""
+"""(name of the operation at which entries became zero, negative, Inf or NaN; the cause)."""
 
 
 def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> NonFinite | None:
     """Find the first operation in a replay that returns Inf or NaN where FP32 is finite; None if no operation does.
 
-    If an output is Inf or NaN, only operations that lead to it count. If an operation raises, only results before it
+    If an output is Inf or NaN, only operations upstream of it count. If an operation raises, only results before it
     are compared.
     """
     turning = _NonFiniteTrace(capture, policy)
@@ -196,8 +196,8 @@ class _NonFiniteTrace:
         return "underflow" if kind == "vanished" and largest < self._row.smallest_normal else "rounding"
 
     def _upstream(self, n: fx.Node, expected: torch.Tensor, turned: torch.Tensor) -> _Beginning:
-        """Name of the operation that caused Inf or NaN in `n`, and the cause. This operation is upstream if inputs of
-        `n` became zero or negative, else `n` itself."""
+        """Name of the operation that caused Inf or NaN in `n`, and the cause. The operation is upstream if inputs of
+        `n` became zero or negative; else the operation is `n`."""
         if float(expected[turned].abs().max()) > self._row.largest:
             return n.name, "overflow"
         place = row_of(n).singular

@@ -21,7 +21,7 @@ ValueOf = Callable[[fx.Node], Any]
 
 
 class Semantics:
-    """How a graph's nodes compute their results. This class computes as recorded; subclasses use other precisions."""
+    """Computes the nodes of a graph. This class computes as recorded; subclasses compute in other precisions."""
 
     def placeholder_value(self, n: fx.Node, value: Any) -> Any:
         """The value of a placeholder, from the caller's argument."""
@@ -33,10 +33,10 @@ class Semantics:
         return args[0] if n.op == "output" else wait_for_result(target_of(n), target_of(n)(*args, **kwargs))
 
     changed: Collection[str] = ()
-    """Names of nodes that do not compute as recorded."""
+    """Names of nodes that these semantics compute in another way than recorded."""
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
-        """Names of nodes that compute otherwise than under `then` (another run's semantics), even on equal inputs."""
+        """Names of nodes that compute differently under `then`, another run's semantics, even on equal inputs."""
         return self.changed
 
     def same(self, result: Any, other: Any) -> bool:
@@ -63,7 +63,7 @@ class SeparateResults(Semantics):
 
 
 class SomeLow(Semantics):
-    """Computes some operations in a format and the others in FP32, for one run.
+    """Computes some operations in a format and all other operations in FP32, for one run.
 
     inside: names of the operations that run in low precision. `round` rounds their inputs; `left` has their results,
     converted to FP32, for other operations. held: {operation: its result in another run}; the discrete values in it
@@ -113,7 +113,7 @@ def hold_decisions(n: fx.Node, decided: Any, value_of: ValueOf) -> Any:
     """Return an operation's result with the decisions of another run: discrete and step-function results are from
     `decided`.
 
-    Values that indices select are read from the current inputs at the other run's indices; all else is computed.
+    Values that indices select are read from the current inputs at the other run's indices; other values are computed.
     """
     if isinstance(decided, torch.Tensor):
         return decided
@@ -140,7 +140,7 @@ class Executor(fx.Interpreter):
     """Runs a graph node by node, and calls observer(node, result) after each node.
 
     before: an earlier run on the same inputs. A node is computed again only if its semantics differ, its result is
-    missing or stale, or one of its inputs changed; other results are reused. at: the node that runs or ran last.
+    missing or stale, or one of its inputs changed; other results are reused. at: the current or last node.
     """
 
     def __init__(
@@ -220,10 +220,10 @@ def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
 
 
 def low_literals(node: Node, format: str) -> Literals | None:
-    """Constants in an operation that Python derives from a dtype, for an operation in the format; None if it has none.
+    """Constants that Python derives from a dtype, for an operation in the format; None without such constants.
 
     In a model stored in low precision, an operation that reads FP32 tables computes in FP32, and no constant is
-    recorded for the format. Such an operation gets the constant that was recorded under autocast.
+    recorded for the format. An operation without a constant gets the constant that was recorded under autocast.
     """
     stored, regional = node.literals.get(format), node.autocast_literals.get(format)
     numbers = {key: x for key, x in regional.arguments.items() if isinstance(x, (int, float))} if regional else {}

@@ -22,7 +22,7 @@ from .policy import Policy, choice_from_scopes
 
 def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPlan) -> tuple[LedgerRow, ...]:
     """A row for each parameter and buffer of the model, then for each recorded operation: its dtypes as loaded,
-    requested, planned and executed. run: a replay, under the plan if there is one."""
+    requested, planned and executed. run: a replay, under the plan if a plan is given."""
     program = plan.program if plan is not None else None
     choice = choice_from_scopes(plan.scopes) if plan and not program else None
     kept = {each.node for each in program.kept if not each.only_output} if program else set[str | None]()
@@ -53,8 +53,8 @@ def _asked(n: fx.Node, region: AutocastRegion | None) -> str | None:
 
 
 class _Cast(NamedTuple):
-    """A cast in the forward. source: the value that is cast; None: the operation's result, written in place. scale: the
-    divisor or factor before a cast to 8 bits."""
+    """A cast in the forward. source: the node whose value is cast; None: the result written in place. scale: the node
+    of the divisor or factor before a cast to 8 bits."""
 
     kind: str
     source: fx.Node | None
@@ -64,7 +64,7 @@ class _Cast(NamedTuple):
 
 def forward_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
     """Casts to fewer bits in the forward that change values of the first batch: explicit casts, and casts by autocast
-    regions of the model that undo an upcast; none to the only dtype of the parameters. A line's casts count as one."""
+    regions of the model that undo an upcast; none to the only dtype of the parameters. Casts on one line count once."""
     capture = capture.first
     loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
     nodes = [n for n in capture.graph_module.graph.nodes if n.name in capture.nodes]

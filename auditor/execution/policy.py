@@ -24,12 +24,12 @@ from ..records import AutocastRegion, Call, Capture, Literals, Node, ScopeChoice
 from .execute import Semantics, ValueOf, readers_of, with_literals
 
 KEPT = function_in("", "")
-"""Among paths of modules, this stands for a call of a torch function that is kept in FP32."""
+"""Stands for a call of a torch function that is kept in FP32, in lists of module paths."""
 
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """A precision for every module. keep: {low-precision module: functions kept in FP32, also in its submodules}.
+    """Assigns precisions to modules. keep: {low-precision module: functions kept in FP32, also in its submodules}.
     fp32_output: {low-precision module: functions whose products have low-precision inputs and FP32 output}."""
 
     precision: Callable[[str], str]
@@ -56,7 +56,7 @@ def choice_keeping(high: Collection[str], format: str) -> PrecisionChoice:
 
 
 def choice_from_scopes(scopes: Mapping[str, ScopeChoice]) -> PrecisionChoice:
-    """A plan's precisions; a module that the plan does not list has the precision of its nearest listed parent."""
+    """The PrecisionChoice of a plan; a module that is not in `scopes` has the precision of its nearest parent there."""
 
     def precision(path: str) -> str:
         listed = nearest(path, scopes)
@@ -97,7 +97,7 @@ class Layout:
 
     @cached_property
     def exited_modules(self) -> Mapping[str, frozenset[str]]:
-        """{module: other modules, but no parents, whose calls returned values that its operations read}."""
+        """{module: other modules, except parents, whose calls returned values that the module's operations read}."""
         nodes, result = self.capture.nodes, dict[str, set[str]]()
         read = {(nodes[source].owner, n.owner) for n in nodes.values() for source in n.inputs if source in nodes}
         for producer, reader in read:
@@ -108,7 +108,7 @@ class Layout:
 
     @cached_property
     def deciding_owners(self) -> Mapping[str, tuple[str, ...]]:
-        """{placeholder: modules whose precision decides how it is stored}: its readers, and modules that share it."""
+        """{placeholder: modules whose precision decides its storage}: the modules that read or share it."""
         held = {place.name: place.holders for place in self.capture.placeholders if place.is_shared}
         readers = readers_of(self.capture).items()
         return {name: tuple(dict.fromkeys((*owners, *held.get(name, ())))) for name, owners in readers}
@@ -127,7 +127,7 @@ class Layout:
 
     @cached_property
     def around(self) -> Mapping[str, frozenset[str]]:
-        """{module: nodes that run inside one of its calls, and nodes that read the results of these nodes}."""
+        """{module: nodes that run inside a call of this module, and nodes that read the results of these nodes}."""
         result: dict[str, set[str]] = {}
         for n in self.capture.graph_module.graph.nodes:
             for name in (n.name, *(source.name for source in n.all_input_nodes)):
@@ -138,8 +138,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class Boundary:
-    """Conversions at a module whose forward the plan wraps. entry, exit: precisions to which its inputs and result are
-    cast; None: no cast.
+    """Conversions at a module whose forward the plan wraps. entry, exit: precisions to which the module's inputs and
+    result are cast; None: no cast.
 
     exit "input": the caller's precision, if callers differ. keeps: whether the result of an FP32 module remains FP32.
     keep: functions kept in FP32 in a low-precision module. fp32_output: functions whose products return FP32.
@@ -168,7 +168,7 @@ class Setting:
     kept: bool = False
 
     def in_region(self, region: AutocastRegion | None) -> Setting:
-        """The setting in an autocast region of the model's code, which decides unless the node's scope is inside it."""
+        """The setting in an autocast region of the model's code. The region wins unless the node's scope is inside."""
         if region is None or self.wins:
             return self
         named = format_of(getattr(torch, region.dtype))
@@ -388,7 +388,7 @@ class Policy(Semantics):
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
         """Names of nodes affected by modules that the policies wrap differently, and of placeholders that they store
-        differently. All names if strategy or format differs."""
+        differently. If strategy or format differs, all names."""
         assert isinstance(then, Policy)
         if (self.how, self.format, not self._keeping) != (then.how, then.format, not then._keeping):
             return {n.name for n in self.capture.graph_module.graph.nodes}

@@ -28,7 +28,7 @@ def is_low(name: str) -> bool:
 
 @dataclass(frozen=True)
 class NodeType:
-    """Predicted dtypes of one node. dtype: the format of its result, or "" for discrete; kernel: the format of the
+    """Predicted dtypes of one node. dtype: the format of the node's result, "" for discrete; kernel: the format of the
     kernel's result, before an explicit cast of that result.
 
     cast: inputs that are cast, to low precision or to FP32, which takes time. rounded: FP32 inputs that are cast to low
@@ -77,7 +77,7 @@ class Resolution:
         return frozenset(name for name, typed in self.nodes.items() if typed.conflict)
 
     def computed_format(self, name: str) -> str:
-        """The format of the kernel's result, before an explicit cast of that result."""
+        """The format of the kernel's result, before an explicit cast by the same node."""
         return self.nodes[name].kernel if name in self.nodes else ""
 
     def low(self, name: str) -> bool:
@@ -132,7 +132,7 @@ class _Algebra(Semantics):
         return self.policy.differing_nodes(then.policy)
 
     def same(self, result: NodeType, other: NodeType) -> bool:
-        """Whether two results have the same format; nodes that read a result use nothing else of it."""
+        """Whether two results have the same format, the only property that nodes use of their inputs."""
         return result.dtype == other.dtype
 
     def placeholder_value(self, n: fx.Node, value: Any) -> NodeType:
@@ -150,7 +150,7 @@ class _Algebra(Semantics):
         def convert(source: str, format: str) -> None:
             if arrived[source] != format:
                 cast.append(source)
-                if is_low(format) and given[source] == "fp32":  # a value that was low before loses nothing
+                if is_low(format) and given[source] == "fp32":  # a value already in low precision loses nothing
                     rounded.append(source)
 
         for source in given:
@@ -207,12 +207,12 @@ def kept_low(capture: Capture, strategies: Collection[str], format: str) -> dict
     """{node: its low-precision format}, for nodes that run in this format under every strategy, whether all modules are
     FP32 or all in `format`.
 
-    Such nodes lie in autocast regions of the model's code, or after explicit casts. If a node's result is FP32, its
+    The nodes lie in autocast regions of the model's code, or after explicit casts. If a node's result is FP32, its
     inputs' format counts: an upcast cannot restore lost bits.
     """
 
     def low_format(node: Node, resolution: Resolution) -> str | None:
-        """The only low-precision format that a node computes in or reads; None if there is none, or several."""
+        """The only low-precision format that a node computes in or reads; None if the node uses none or several."""
         if resolution.low(node.name):
             return resolution.dtypes[node.name]
         read = {resolution.dtypes[source] for source in node.inputs if is_low(resolution.dtypes[source])}

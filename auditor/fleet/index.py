@@ -35,7 +35,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One audited model. state: a key of STATES; said: why it failed; link: path of its report; worse: regressions."""
+    """One audited model. state: a key of STATES; said: why it failed; link: path of the report; worse: regressions."""
 
     name: str
     target: str
@@ -54,7 +54,7 @@ class Row:
 def rows_of(
     targets: Sequence[FleetTarget], outcomes: Mapping[str, Outcome], directory: Path, baseline: Path | None
 ) -> list[Row]:
-    """A row for each target, in their order. baseline: the directory of an earlier fleet."""
+    """A row for each target, in the order of `targets`. baseline: the output directory of an earlier fleet run."""
     return [_row(target, outcomes.get(target.name), directory, baseline) for target in targets]
 
 
@@ -107,7 +107,7 @@ def _record(directory: Path) -> Audit | None:
 
 
 def worse(before: Audit, after: Audit) -> list[str]:
-    """Texts about what got worse between two audits: plan, error, speed-up, findings, verdicts."""
+    """Sentences on what got worse between two audits: plan, error, speed-up, findings, verdicts."""
     result = compare(before, after)
     was, now = before.plans.get(before.recommended or ""), after.plans.get(after.recommended or "")
     lines = [f"{before.recommended} was recommended before, no plan now"] if before.recommended and not now else []

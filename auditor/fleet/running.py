@@ -71,7 +71,7 @@ def asked_of(target: FleetTarget) -> str:
 
 
 def earlier_outcomes(directory: Path, targets: Sequence[FleetTarget]) -> dict[str, Outcome]:
-    """{target: outcome} of finished audits in a directory whose targets are unchanged; empty if it cannot be read."""
+    """{target: outcome} of a directory's finished audits with unchanged targets; empty without readable fleet.json."""
     try:
         before = _OUTCOMES.validate_json((directory / KEPT).read_text(encoding="utf-8"))
     except (OSError, ValueError):

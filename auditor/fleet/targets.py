@@ -24,7 +24,7 @@ class FleetTarget:
     """One model and its audit. words: the command line, without program and --out; folder: base of relative paths.
 
     directory: where the audit's files go. limit: seconds that the audit may take. retries: maximum number of restarts
-    after a crash. threads: their number in the audit's process, unless OMP_NUM_THREADS is set.
+    after a crash. threads: number of threads of the audit's process, unless OMP_NUM_THREADS is set.
     """
 
     name: str
@@ -78,7 +78,7 @@ def _options(file: Path, what: str, given: Any) -> dict[str, Any]:
 
 
 def _words(given: Mapping[str, Any]) -> list[str]:
-    """Options as words of a command line, such as `--formats=fp16`."""
+    """Convert options to command-line arguments, such as `--formats=fp16`."""
     words: list[str] = []
     for name, value in given.items():
         flag = str(OPTIONS[name].flag)

@@ -23,7 +23,7 @@ from ..records.generation import StoredCache, TokenComparison
 from .decode import Prompts, Store, decode
 
 RUNS = 32
-"""Maximum number of equal intervals into which `kl_by_position` divides the steps."""
+"""Maximum number of values in `kl_by_position`, each the mean over an interval of steps."""
 
 INT8 = 127.0
 STORED: dict[str, int] = {"bf16": 2, "fp8_e4m3": 1, "int8": 1}
@@ -105,7 +105,7 @@ class Decoding:
 
     def _scores(self, step: int, logits: torch.Tensor) -> torch.Tensor:
         """Scores of the tokens, the largest of which is chosen: logits, plus Gumbel noise at a temperature above 0. The
-        noise depends only on seed and step, so it is the same for every model. Scores have the unit of the logits."""
+        noise depends only on seed and step, so all models get equal noise. Scores have the unit of the logits."""
         if not self.temperature:
             return logits
         generator = torch.Generator().manual_seed(self.seed + step)
@@ -174,7 +174,7 @@ class CacheRounding:
         return self._beyond / max(self._entries, 1)
 
     def bytes_of(self, first: int) -> tuple[float, float]:
-        """Cache bytes of a text that do not depend on its length, and bytes per token. first: tokens of the prompt."""
+        """Cache bytes of a text that do not depend on its length, and bytes per token. first: length of the prompt."""
         steps = len(self.sizes) - 1
         each = (self.sizes[-1] - self.sizes[0]) / steps if steps else self.sizes[0] / max(first, 1)
         width = STORED[self.stored]
@@ -184,7 +184,7 @@ class CacheRounding:
 def stored_caches(
     decoding: Decoding, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around
 ) -> tuple[StoredCache, ...]:
-    """Compare FP32 with a cache in each format of STORED to FP32 with an FP32 cache; () if the model has no cache."""
+    """Compare the FP32 model with its cache in each format of STORED and in FP32; () if the model has no cache."""
     result = []
     for stored in STORED:
         rounding = [CacheRounding(stored, len(one.tokens)) for one in batches]
@@ -199,11 +199,11 @@ def stored_caches(
 
 
 def recommend_cache(caches: Sequence[StoredCache], limits: Sequence[Criterion], *plan: TokenComparison) -> str | None:
-    """The smallest cache that, with the plan if given, meets the limits on KL and top tokens; None if none does, or
-    without limits.
+    """The smallest cache that, with the plan if given, meets the limits on KL and top tokens; None if every cache
+    violates a limit, or without limits.
 
-    The errors of cache and plan are added. For KL this is exact to leading order if they are independent; for top
-    tokens it overestimates the change.
+    The errors of cache and plan are added. For KL the sum is exact to leading order if both errors are independent; for
+    top tokens the sum overestimates the change.
     """
     for one in sorted(caches, key=lambda one: (one.fixed_bytes + one.bytes_per_token, one.generated.kl)):
         both = (one.generated, *plan)
@@ -257,7 +257,7 @@ def expected_flips(batches: Sequence[ReferenceTokens], change: float, sizes: tor
 
 
 def _first(flipped: torch.Tensor) -> float:
-    """The number of the first true entry, from 1; inf if there is none."""
+    """The number of the first true entry, from 1; inf if every entry is false."""
     return float(flipped.int().argmax()) + 1 if bool(flipped.any()) else math.inf
 
 

@@ -26,17 +26,17 @@ cannot_generate = partial(LoadError, slug="cannot-generate")
 """The error for a model or inputs that generation does not support."""
 
 Choose = Callable[[int, torch.Tensor], torch.Tensor]
-"""(step, logits [prompts, vocabulary]) -> the next tokens [prompts]."""
+"""A function that chooses tokens: (step, logits [prompts, vocabulary]) -> next tokens [prompts]."""
 
 Store = Callable[[Any], None]
-"""Changes, in place, the cache that one step passes to the next."""
+"""A function that changes, in place, the cache that one step passes to the next."""
 
 
 @dataclass(frozen=True)
 class Prompts:
     """One batch of prompts. ids, mask: [prompts, tokens], shorter prompts padded on the left.
 
-    kind: how the model decodes. rest: an encoder's inputs, by name. ends: end-of-text tokens.
+    kind: the way in which the model decodes. rest: an encoder's inputs, by name. ends: ids of end-of-text tokens.
     """
 
     kind: Literal["step", "causal", "encoder-decoder"]
@@ -174,7 +174,7 @@ def decode(
 ) -> None:
     """Continue the prompts for `steps` tokens, which `choose` selects; afterwards the model is restored.
 
-    store: rounds the cache after each step.
+    store: a function that rounds the cache after each step.
     """
     fed, mask, state = prompts.ids, prompts.mask, None
     with isolate(model, seed=seed), torch.no_grad(), disable_fused_path(), disable_compilers(), around():

@@ -42,7 +42,7 @@ from .decode import cannot_generate, prompts_of
 
 @dataclass(frozen=True)
 class GenerationReference:
-    """FP32's tokens for the calibration inputs, and for held-out inputs if there are any. folder: holds the logits.
+    """FP32's tokens for the calibration inputs, and for held-out inputs if given. folder: for files with the logits.
 
     caches: the result of `stored_caches`. limits: the criteria of the logits whose measure is kl or top1.
     """
@@ -56,7 +56,7 @@ class GenerationReference:
 
     @property
     def checks(self) -> Sequence[ReferenceTokens]:
-        """The batches on which plans decode: held-out batches if there are any, else the calibration batches."""
+        """The batches on which plans decode: the held-out batches or, without them, the calibration batches."""
         return self.held_out or self.batches
 
     def record(self, plan: Plan | None) -> Generation:
@@ -140,8 +140,8 @@ def generate_reference(
 
 
 def parts_of(capture: Capture) -> dict[str, str]:
-    """{node or placeholder: its part}: by its row in the table of operations, and by the operations that read its
-    result; a weight belongs to the part of the last operation that reads it."""
+    """{node or placeholder: its part of the model, such as `norms`}, by its row in the table of operations and by the
+    operations that read its result; a weight belongs to the part of the last operation that reads the weight."""
     nodes = list(capture.graph_module.graph.nodes)
     varying = {placeholder.name for placeholder in capture.placeholders if placeholder.kind in ("input", "parameter")}
     rotary, angles, cached, routed = set[fx.Node](), set[fx.Node](), set[fx.Node](), set[fx.Node]()
@@ -190,7 +190,7 @@ def _through(node: fx.Node | None) -> Iterator[fx.Node]:
 
 
 def _of_product(node: fx.Node) -> list[fx.Node]:
-    """A node and its first inputs, back to the nearest matrix product; [] if there is none."""
+    """A node and its first inputs, back to the nearest matrix product; [] if no product precedes the node."""
     result = [node]
     while not row_of(result[-1]).product and len(result) < len(node.graph.nodes):
         before = [source for source in result[-1].all_input_nodes if source.op == "call_function"]

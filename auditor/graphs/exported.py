@@ -27,7 +27,7 @@ from ..trees import over_tensors, tensors_in
 _aten = torch.ops.aten
 
 SAME = 1e-3
-"""Largest relative L2 difference between the outputs of program and model that counts as rounding."""
+"""Largest relative L2 difference between the outputs of the program and the model that counts as rounding."""
 
 INNER = "model"
 """Attribute that holds the model inside the exported wrapper."""
@@ -48,7 +48,7 @@ class ExportedModel:
 
 class SavedProgram(NamedTuple):
     """A saved program. content: bytes that `torch.export.load` reads. casts: number of dtype conversions in the graph.
-    fixed: see ExportedModel."""
+    fixed: why the batch size is fixed, or ""."""
 
     content: bytes
     casts: int
@@ -63,8 +63,8 @@ def export_model(model: nn.Module, batch: Batch) -> ExportedModel:
     wrapped = _Plain(model, batch[1])
 
     def agrees(program: ExportedProgram) -> bool:
-        """Whether the program agrees with the model on the batch and on the doubled batch. Raises: errors of either
-        run."""
+        """Whether the program agrees with the model on the audited batch and on the doubled batch. Raises: errors of
+        these runs."""
         module = program.module()
         both = (batch, _twice(batch))
         return all(output_error(answer(wrapped, each), answer(module, each)) <= SAME for each in both)
@@ -94,14 +94,14 @@ def save_program(module: fx.GraphModule, of: ExportedModel) -> SavedProgram:
 
 
 def cannot(said: str) -> PlanError:
-    """Make the error that a model has no plans for exported graphs, with the reason."""
+    """The error for a model without plans for exported graphs. said: the reason."""
     return PlanError(f"{said}: use plans of other strategies, which need no export.", slug="cannot-export")
 
 
 def _program(
     module: nn.Module, batch: Batch, fixed: str = "", takes: Callable[[ExportedProgram], bool] = lambda program: True
 ) -> tuple[ExportedProgram, str]:
-    """Export a module for any batch size if possible; also return why the size is fixed, "" if it is not. Raises:
+    """Export a module for any batch size if possible; also return why the batch size is fixed ("" if variable). Raises:
     errors of torch.export."""
     sizes = {x.shape[0] if x.dim() else 0 for x in tensors_in(batch)}
     if len(sizes) != 1 or 0 in sizes:

@@ -110,7 +110,7 @@ def _export_onnx(audit: Audit, plan: Plan, ends: str) -> bytes:
 
 
 def _run_models(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) -> dict[str, float | str]:
-    """{model: its error in onnxruntime, or why it did not run}, also for copies with GPU rounding (suffix AS_IT_IS)."""
+    """{model: its error in onnxruntime, or why the run failed}, also for copies with GPU rounding (suffix AS_IT_IS)."""
     assert audit.live is not None
     held = any(plan.verification is not None and plan.verification.inputs == "held-out" for plan in plans.values())
     batches = audit.live.held_out if held else audit.live.batches
@@ -175,7 +175,7 @@ def tidy(model: Any) -> Any:
     common.InlinePass()(model)
     fold_constants(model)
     common.ShapeInferencePass()(model)
-    fold_constants(model)  # including casts to the type of another value, now that types are inferred
+    fold_constants(model)  # also folds casts to the type of another value, whose type is known by now
     for tidy in (
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedOpsetsPass(),
@@ -243,7 +243,7 @@ def _casts_to(node: Any, kind: Any) -> bool:
 
 
 def _take_place(graph: Any, index: int, value: Any, kind: Any) -> None:
-    """Replace an output of the graph by a value, under the output's name."""
+    """Let `value` replace an output of the graph, and take the output's name."""
     before = graph.outputs[index]
     value.shape, value.dtype = before.shape, kind
     before.name, value.name = f"{before.name}_inner", before.name
@@ -251,7 +251,7 @@ def _take_place(graph: Any, index: int, value: Any, kind: Any) -> None:
 
 
 def insert_rounding(model: Any, format: str) -> None:
-    """Rewrite the model in place to emulate a GPU: compute in FP32, and round each low value by a pair of casts.
+    """Rewrite the model in place to emulate a GPU: compute in FP32, and round low-precision values by pairs of casts.
 
     Without these casts, onnxruntime's CPU provider rounds nothing between operations for which it has no low-precision
     kernel. Raises: ValueError for a node with subgraphs.

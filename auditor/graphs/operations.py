@@ -33,9 +33,9 @@ each."""
 @dataclass(frozen=True)
 class GraphOperation:
     """An operation with FP32 inputs; or, with the suffix FP32_OUTPUT in its name, the rounding of a product's output,
-    which only a product in low precision can have. low, high: its cost in the format and in FP32; error: its part of
+    which only a product in low precision can have. low, high: the cost in the format and in FP32; error: the part of
     the outputs' squared error in the format; flops: multiply-adds counted as two. captured: the matching operation in
-    the recorded graph. kind, kept: if it must stay FP32, the kind (see records.KeptOperation) and the reason."""
+    the recorded graph. kind, kept: if FP32 is required, the kind (see records.KeptOperation) and the reason."""
 
     name: str
     op: str
@@ -52,9 +52,9 @@ class GraphOperation:
 
 @dataclass(frozen=True)
 class Value:
-    """An FP32 tensor in the graph. made_by: its producer, None for inputs and weights. cast: the cost of a conversion;
-    error: the squared error that its rounding adds. stored: whether it is a weight, which is converted only once.
-    returned: whether it is an output of the graph."""
+    """An FP32 tensor in the graph. made_by: the producer, None for inputs and weights. cast: the cost of a conversion;
+    error: the squared error that rounding the tensor adds. stored: True for a weight, which is converted only once.
+    returned: True for an output of the graph."""
 
     name: str
     made_by: str | None
@@ -66,7 +66,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Table:
-    """All operations that have FP32 inputs, and all FP32 values, of a graph, by name, in order."""
+    """A graph's operations with FP32 inputs, and its FP32 values: by name, in execution order."""
 
     format: str
     operations: Mapping[str, GraphOperation]
@@ -74,7 +74,7 @@ class Table:
 
     @cached_property
     def free(self) -> frozenset[str]:
-        """Operations that a plan may run in low precision."""
+        """Names of the operations that a plan may run in low precision."""
         return frozenset(name for name, operation in self.operations.items() if not operation.kind)
 
     def low_flops(self, low: frozenset[str]) -> float:
@@ -92,15 +92,15 @@ class Table:
         return result
 
     def whole(self, name: str) -> frozenset[str]:
-        """The names of an operation and, if it may have FP32 output, of the rounding of its output."""
+        """An operation's name and, if the operation may have FP32 output, the name of the rounding of its output."""
         return frozenset((name, f"{name}{FP32_OUTPUT}")) & self.operations.keys()
 
     def keeps_output(self, name: str, low: frozenset[str]) -> bool:
-        """Whether, with these operations in low precision, a product has low-precision inputs and FP32 output."""
+        """Whether a product has low-precision inputs and FP32 output. low: the operations in low precision."""
         return name in low and not self.whole(name) <= low
 
     def price(self, low: frozenset[str], of: frozenset[str] | None = None) -> tuple[float, float]:
-        """Cost (mostly seconds) and squared error with these operations in low precision.
+        """Cost (mostly seconds) and squared error with the operations `low` in low precision.
 
         of: if given, count only these operations, and the casts of their inputs and outputs.
         """
@@ -165,8 +165,8 @@ def _is_fp32(node: fx.Node) -> bool:
 def _reason_to_keep(
     node: fx.Node, captured: str | None, format: str, bench: Workbench
 ) -> tuple[str, str, Literals | None]:
-    """Return why an operation must stay FP32, as one word and as a clause (both "" if it may run in low precision), and its literals
-    in the format if it matches a recorded operation."""
+    """Why an operation must stay FP32, as a word and as a clause; both are "" if low precision is possible. Also the
+    literals in the format of the matching recorded operation, if any."""
     known = bench.capture.nodes.get(captured or "")
     literals = low_literals(known, format) if known and known.op == op_name(node.target) else None
     if refused := _check_runs_low(node, dtype_of(format), literals):
@@ -174,7 +174,7 @@ def _reason_to_keep(
     if captured is None:
         row, writers = row_of(node), {table.operation(name).scatter for name in table.packets()}
         moves = row.entries or row.exact or row.joins or row.asks_shape or row.packet in writers
-        if not moves:  # an operation that only moves or selects entries may be low
+        if not moves:  # an operation that only moves or selects entries may run in low precision
             return "untested", "no matching operation in the recorded run", literals
     verdict = bench.judged.verdicts.get(captured or "", {}).get(format)
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):

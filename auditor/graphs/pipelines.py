@@ -37,7 +37,7 @@ def run_pipelines(
 
 
 def _attempt(name: str, run: Callable[[], PipelineRun]) -> PipelineRun:
-    """The pipeline's result, or in one line why it has none."""
+    """Run a pipeline; if it fails, the result is one line with the reason."""
     try:
         with quietly():
             return run()
@@ -92,7 +92,7 @@ def _pt2e(bench: Workbench) -> tuple[nn.Module, str]:
 
 
 def _adam(gradients: Mapping[str, torch.Tensor]) -> PipelineRun:
-    """Relative error that the 8-bit state of torchao's Adam causes in the change of the weights; parts: by module."""
+    """Relative error of the weights' change caused by the 8-bit state of torchao's Adam, in total and by module."""
     from torchao.optim import Adam8bit
 
     squares: dict[str, list[float]] = {}

@@ -46,10 +46,10 @@ COPIED = "copied"
 
 @dataclass(frozen=True)
 class GraphPlans:
-    """Plans and baselines, by name. files: the saved programs, by file name. said: warnings.
+    """Plans and baselines, by name. files: contents of the saved programs, by file name. said: texts of warnings.
 
-    fp32_today, timing: see Audit. held: see run_held_choices. schemes: plans of quantization schemes.
-    pipelines: see run_pipelines.
+    fp32_today, timing: as in Audit. held: results of run_held_choices. schemes: plans of quantization schemes.
+    pipelines: results of run_pipelines.
     """
 
     plans: Mapping[str, Plan] = field(default_factory=dict)
@@ -117,7 +117,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
 
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
-    """Run all in low precision. Return the table, where operations that raise are `refused`, and the others' error."""
+    """Run all operations in low precision. Return the table, with operations that raise as `refused`, and the error."""
     low = frozenset(name for name, operation in table.operations.items() if operation.kind != "refused")
     while True:
         try:
@@ -205,7 +205,7 @@ class Trial:
     bench: Workbench
 
     def error(self, table: Table, low: frozenset[str]) -> float:
-        """The worst batch's output error with these operations in low precision. Raises: OperationRefused."""
+        """The worst batch's output error with the operations `low` in low precision. Raises: OperationRefused."""
         module = lower_operations(self.exported, table, low)
         return worst_of([self._distance(module, batch) for batch in self.bench.subject.batches])
 
@@ -255,11 +255,11 @@ class Operations(Space):
         self._groups = sorted(groups, key=gain)
 
     def low(self, point: Candidate) -> frozenset[str]:
-        """The operations of a choice that run in low precision."""
+        """Names of the operations that run in low precision at a point of the search space."""
         return self.table.free - point.high
 
     def replay(self, point: Candidate) -> float:
-        """Run the graph with a choice; return its error."""
+        """Run the graph with the operations of `point` in low precision; return the output error."""
         return self._trial.error(self.table, self.low(point))
 
     def propose(self, allowed: float) -> Candidate:
@@ -296,15 +296,15 @@ def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOpera
 
 
 def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str]) -> fx.GraphModule:
-    """The exported model with these operations in low precision; it shares the FP32 weights with the original. Products
-    with FP32 output are calls of a function that differs by device, until `save_program` traces it.
+    """The exported model with the operations `low` in low precision, and the original's FP32 weights. Products with
+    FP32 output are calls of a function that differs by device, until `save_program` traces the function.
 
-    Inputs and outputs are FP32; the graph casts them. Weights that no FP32 operation reads are stored in low precision.
+    Inputs and outputs are FP32: the graph has the casts. Weights without an FP32 reader are stored in low precision.
     """
     source, dtype, graph = exported.graph_module.graph, dtype_of(table.format), fx.Graph()
 
     def kind_of(node: fx.Node) -> torch.dtype:
-        """The dtype of a node's formerly FP32 result; a weight is low if all operations that read it are low."""
+        """The dtype of a formerly FP32 result; a weight is in low precision if all operations that read it are."""
         value = table.values.get(node.name)
         if value is not None and value.stored:
             is_low = bool(node.users) and all(user.name in low for user in node.users)
@@ -360,7 +360,7 @@ def _multiply(target: Callable[..., Any], *args: Any) -> torch.Tensor:
 
 
 def memory_needed(module: fx.GraphModule) -> MemoryUse:
-    """Bytes that a forward of a graph in low precision needs: its weights as stored, plus the peak of live values.
+    """Bytes that a forward of a low-precision graph needs: the weights as stored, plus the peak of live values.
 
     Views take no memory; a value is freed after its last reader.
     """

@@ -31,7 +31,7 @@ def answer(
 ) -> NamedTensors:
     """Run the model on a batch, in the context manager `around()`; return its output tensors with their names.
 
-    Model and batch are unchanged. gradients: run without `torch.no_grad()`. fused: allow PyTorch's fused transformer
+    Model and batch are unchanged. gradients: enable gradients in the run. fused: allow PyTorch's fused transformer
     path, which is off by default, since its results differ where a mask hides an entry.
     """
 
@@ -47,7 +47,7 @@ def answer(
         with _nothing_saved(asked):
             result = from_the_start(model, batch, run, seed, gradients=True)
     except Exception as error:
-        if not asked and "saved tensor" not in str(error):  # torch.func's message about hooks
+        if not asked and "saved tensor" not in str(error):  # torch.func raises this message for hooks
             raise
     else:
         if not asked:

@@ -35,8 +35,8 @@ _ATOMS = frozenset(
 def isolate(*roots: Any, seed: int | None = None) -> Iterator[None]:
     """Restore `roots` (models, batches, or other objects that may be written) and the process after the `with` block.
 
-    Restored: the values and the identity of parameters, buffers, gradients, flags, hooks, submodules and attributes, as
-    far as they are reachable through lists, tuples, dicts, sets, deques, arrays, generators and objects; the random
+    Restored: values and identity of parameters, buffers, gradients, flags, hooks, submodules and attributes, also
+    inside lists, tuples, dicts, sets, deques, arrays, generators and objects; the random
     generators of Python, NumPy, torch and the GPUs in use; process-wide settings, see process.py. seed: initial seed of
     these generators. Not restored: state in closures, globals, classes, function caches, iterators, threads and C++
     objects; a tensor's previous `grad_fn`. Call `backward()` in the block: tensors that autograd saved are overwritten
@@ -62,7 +62,7 @@ def isolate(*roots: Any, seed: int | None = None) -> Iterator[None]:
 
 
 class _Snapshot:
-    """All objects reachable from some roots, with their contents when the snapshot was taken."""
+    """All objects that are reachable from the given roots, with their contents at the time of the snapshot."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.memory = StorageCopies()
@@ -77,7 +77,7 @@ class _Snapshot:
                 waiting += self._open(value)
 
     def restore(self, process: Callable[[], None]) -> list[str]:
-        """Restore everything, `process` last; returns descriptions of what could not be restored.
+        """Restore everything, `process` last; returns descriptions of objects that could not be restored.
 
         Gradients are restored after tensors, since torch checks them against their tensor.
         """
@@ -103,7 +103,7 @@ class _Snapshot:
             yield from state.children
         elif isinstance(value, nn.Module):
             stores = value._parameters, value._buffers, value._modules
-            yield from (member for store in stores for _, member in store.items())  # TorchScript's are in C++
+            yield from (member for store in stores for _, member in store.items())  # TorchScript's tensors are in C++
             self.memory.save([buffer for _, buffer in value._buffers.items() if buffer is not None])
         for kind in _kinds_of(type(value)):  # type: ignore[arg-type]
             held = kind.read(value)
@@ -113,7 +113,7 @@ class _Snapshot:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How to read an object's contents as a list and write them back. leads: whether the items are visited too."""
+    """Functions that read an object's contents as a list and write them back. leads: whether items are visited too."""
 
     read: Callable[[Any], list[Any]]
     write: Callable[[Any, list[Any]], object] = lambda owner, held: None
@@ -129,7 +129,7 @@ def _put_back(owner: Any, kind: _Kind, held: list[Any]) -> None:
 
 @lru_cache(maxsize=1024)
 def _kinds_of(cls: type) -> list[_Kind]:
-    """How to read and write objects of a class: as a container, and by their attributes."""
+    """Functions that read and write objects of a class, as containers and by their attributes."""
     result = [kind for base, kind in _CONTAINERS.items() if issubclass(cls, base)][:1]
     if _is_open(cls):
         if cls.__dictoffset__:
@@ -159,7 +159,7 @@ def _pairs(held: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _dict_of(owner: Any) -> dict[str, Any]:
-    """The real `__dict__`, even if the class overrides attribute access; {} if the real one is not a dict."""
+    """The object's `__dict__`, even if its class overrides attribute access; {} if `__dict__` is not a dict."""
     own = object.__getattribute__(owner, "__dict__")
     return own if isinstance(own, dict) else {}
 
@@ -225,7 +225,7 @@ def _write_buffers(owner: torch.jit.ScriptModule, held: list[Any]) -> None:
 
 
 def _read_array(owner: np.ndarray[Any, Any]) -> list[Any]:
-    """Read a NumPy array, except a read-only one, which cannot change and may map a file larger than memory."""
+    """Read a NumPy array. Read-only arrays are skipped: they cannot change, and may map a file larger than memory."""
     return [] if not owner.flags.writeable or isinstance(owner, np.memmap) else [owner.copy()]
 
 

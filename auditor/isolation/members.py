@@ -1,6 +1,6 @@
 """Modules, parameters and wrappers of a model as torch stores them, even if its class overrides attribute access.
 
-`patched_model.py` contains a copy of everything from WRAPPERS on.
+`patched_model.py` contains a copy of this code from `WRAPPERS` on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OWN = frozenset(vars(nn.Module()))  # attributes that torch keeps in every modul
 
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """(path, module) of every module, under each of its paths; a module inside itself is not entered again."""
+    """(path, module) of every module, under each of its paths; the traversal of a cyclic module ends."""
     result: list[tuple[str, nn.Module]] = []
     waiting: list[tuple[str, nn.Module, tuple[nn.Module, ...]]] = [("", model, ())]
     while waiting:
@@ -33,7 +33,7 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """Every module once, in the order of their first paths."""
+    """List every module once, in the order of the modules' first paths."""
     return list({id(module): module for _, module in named_modules(model)}.values())
 
 
@@ -59,7 +59,7 @@ def named_in(model: nn.Module, store: str) -> list[tuple[str, torch.Tensor]]:
 
 
 def parameters_of(model: nn.Module) -> list[torch.Tensor]:
-    """Every parameter once."""
+    """List every parameter once, even if several modules share it."""
     return list({id(parameter): parameter for _, parameter in named_parameters(model)}.values())
 
 
@@ -120,7 +120,7 @@ def rename_scopes(scopes: dict[str, Any], paths: set[str]) -> dict[str, Any]:
 
 
 def stored_low(model: nn.Module, attributes: bool = False) -> list[torch.Tensor]:
-    """Parameters and buffers in FP16 or BF16, each once; attributes: also tensors in other attributes of modules."""
+    """List parameters and buffers in FP16 or BF16, each once. attributes: include modules' other tensor attributes."""
     held: list[Any] = [x for _, x in named_tensors(model)]
     if attributes:
         named = [item for module in modules_of(model) for item in vars(module).items()]

@@ -22,7 +22,7 @@ _ENDLESS = (io.IOBase, itertools.count, itertools.cycle, itertools.repeat)
 _NUMBERS = (str, bytes, bytearray, memoryview, range, bool, int, float, complex)
 _CODE = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, functools.partial, Enum)
 _CLOSED = (*_NUMBERS, *_CODE)
-"""Types that are skipped: a module's tensors are not outputs, and the others contain no tensors."""
+"""Types that `tensor_outputs` skips: a module's tensors are not outputs, and the other types contain no tensors."""
 
 
 class NamedTensors(list[torch.Tensor]):

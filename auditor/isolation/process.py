@@ -88,8 +88,8 @@ def process_state() -> Callable[[], None]:
 
 
 ENOUGH = 3_000
-"""Lowest recursion limit during a run: a module call takes three Python calls, and more while a run is recorded. The
-C++ stack is large enough for this limit."""
+"""Minimum recursion limit during a run: a module call takes three Python calls, and more in a recorded run. The C++
+stack is large enough for this limit."""
 
 
 def flags() -> dict[str, Any]:
@@ -146,7 +146,7 @@ def disable_compilers() -> Iterator[None]:
     try:
         with ExitStack() as stack:
             stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
-            if "torch._dynamo" in sys.modules:  # else nothing has been compiled, and importing it takes a second
+            if "torch._dynamo" in sys.modules:  # without torch._dynamo nothing is compiled; its import takes a second
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
     finally:
@@ -177,7 +177,7 @@ def _flag(name: str) -> Any:
 
 
 def _set_flags(wanted: Flags) -> None:
-    """Set the flags that differ, each after the flags it depends on.
+    """Set the flags that differ from `wanted`, each after the flags that it depends on.
 
     Torch's own test utilities freeze the flags; frozen flags change only in an internal context manager of torch.
     """
@@ -193,7 +193,7 @@ def _set_flag(name: str, value: Any) -> None:
         torch.set_float32_matmul_precision(value)
     elif name == _DETERMINISTIC:
         torch.use_deterministic_algorithms(value, warn_only=torch.is_deterministic_algorithms_warn_only_enabled())
-    elif name in _GENERAL:  # `torch.backends.mkldnn.fp32_precision = ...` sets it for all backends in torch 2.13
+    elif name in _GENERAL:  # `torch.backends.mkldnn.fp32_precision = ...` sets all backends in torch 2.13
         torch._C._set_fp32_precision_setter(_GENERAL[name], "all", value)
     else:
         holder, _, flag = name.rpartition(".")

@@ -27,7 +27,7 @@ def plain_torch() -> Iterator[None]:
 
 
 class TensorState:
-    """A tensor's storage, flags, gradient and hooks when this object is created. children: the gradient and hooks."""
+    """A tensor's storage, flags, gradient and hooks, when this object is created. children: gradient and hooks."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -61,7 +61,7 @@ class TensorState:
         elif self._place is not None:
             if not base.is_leaf:
                 base.detach_()
-            with torch.enable_grad():  # else it could not be written with gradients enabled
+            with torch.enable_grad():  # otherwise the view could not be written with gradients enabled
                 torch._C._swap_tensor_impl(tensor, base.as_strided(*self._place[2:]))
 
     def restore_gradient(self) -> None:
@@ -78,7 +78,7 @@ class StorageCopies:
         self._copies: dict[int, torch.UntypedStorage] = {}
 
     def watch(self, tensor: torch.Tensor) -> None:
-        """Add a tensor's storages to those that will be restored."""
+        """Add a tensor's storages to the set of storages that `restore` restores."""
         self._known.update((storage._cdata, (storage, storage.nbytes())) for storage in memory(tensor))
 
     def saved_before_written(self) -> AbstractContextManager[object]:
@@ -91,14 +91,14 @@ class StorageCopies:
         return nullcontext()
 
     def save(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy the current bytes of `tensors`, unless they are already copied."""
+        """Copy the current bytes of `tensors`, except of storages that are already copied."""
         for storage in (storage for tensor in tensors for storage in memory(tensor)):
             if storage._cdata not in self._copies:
                 self._known.setdefault(storage._cdata, (storage, storage.nbytes()))
                 self._copies[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
 
     def restore(self) -> Iterator[str]:
-        """Restore the bytes; yields descriptions of what could not be restored."""
+        """Restore the bytes of all storages; yield descriptions of storages that cannot be restored."""
         for key, copy in self._copies.items():
             try:
                 _write(self._known[key][0], copy)
@@ -151,10 +151,10 @@ _Frames.set_code_exec_strategy(_SaveBeforeWrite.__torch_dispatch__.__code__, _al
 
 @cache
 def written_by(func: Any) -> tuple[tuple[int, str], ...] | None:
-    """Position and name of every argument to which `func` may write; None if it may write to any argument.
+    """Position and name of every argument to which `func` may write; None if `func` may write to any argument.
 
-    Includes writes that schemas omit: running statistics of older batch norms, collectives of c10d, and operations
-    whose name ends in an underscore.
+    The result includes writes that schemas omit: running statistics of older batch norms, collectives of c10d, and
+    operations whose name ends in an underscore.
     """
     schema = getattr(func, "_schema", None)
     if schema is None:

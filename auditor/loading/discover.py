@@ -43,10 +43,10 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """The model, its origin (None if it cannot be built again), and the result of `audit_spec()`.
+    """The model, its origin (None if the model cannot be built again), and the result of `audit_spec()`.
 
-    stored_low: see Subject; counts FP16 or BF16 weights of the checkpoint, which the model has in FP32. notes: about
-    the model. checkpoint: notes about the checkpoint's weights.
+    stored_low: {dtype: number of FP16 or BF16 weights of the checkpoint, which the model has in FP32}. notes: texts
+    about the model. checkpoint: texts about the checkpoint's weights.
     """
 
     model: nn.Module
@@ -163,7 +163,7 @@ def require(target: Target) -> None:
     for name in PACKAGES[target.hub]:
         try:
             importlib.import_module(name)
-        except Exception as error:  # it is absent, lacks a package itself, or was built for another torch
+        except Exception as error:  # the package is absent, lacks a dependency, or was built for another torch
             said = f"{target.text} needs {name}, and importing that raised {blame(error)}"
             raise LoadError(f"{said}: `pip install {name}`, or fix the installation", "missing-package") from error
 
@@ -277,7 +277,7 @@ def _config(transformers: Any, folder: Path) -> Any:
 
 
 def _load_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """The tensors of the checkpoint, memory-mapped. {} if there is none.
+    """The tensors of the checkpoint, memory-mapped; {} for a folder without a checkpoint.
 
     Raises: LoadError(slug="missing-weights" | "bad-weights").
     """
@@ -287,7 +287,7 @@ def _load_checkpoint(folder: Path) -> dict[str, Tensor]:
 
 
 def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Iterator[str]:
-    """Notes about weights that only the model, or only the checkpoint, has. info: the report of transformers.
+    """Notes about weights that only the model, or only the checkpoint, has. info: what transformers reports.
 
     Raises: LoadError(slug="weights-mismatch") if shapes differ, or no weight of the checkpoint fits.
     """

@@ -19,8 +19,8 @@ _digests: dict[str, str] = {}  # {module: digest of its file}, for files that we
 def as_script(argv: Sequence[str], folders: Sequence[str]) -> Iterator[None]:
     """Run the body with the `sys.argv` and `sys.path` of the user's own script.
 
-    folders: the first precedes `sys.path`, as a script's folder does; the others follow it. Afterwards all are at the
-    end of `sys.path`, since a forward may import modules.
+    folders: the first precedes `sys.path`, as a script's folder does; the others follow it. After the body, all folders
+    are at the end of `sys.path`, since a forward may import modules.
     """
     before, sys.argv = sys.argv, [*argv]
     sys.path[:] = [folders[0], *sys.path, *folders[1:]] if folders else sys.path
@@ -36,9 +36,9 @@ def as_script(argv: Sequence[str], folders: Sequence[str]) -> Iterator[None]:
 def import_source(name: str, path: Path | None) -> ModuleType:
     """Import the user's module once, so that its classes are the same as in the user's program.
 
-    name: as in an `import` statement. path: the module's file; None to search for the name. Files outside packages
-    get another name if a loaded or standard module already has it. Raises: ImportError if a package of this name was
-    imported from elsewhere; and the exceptions of the module itself.
+    name: as in an `import` statement. path: the module's file; None to search for the name. A file outside packages
+    gets another name if a loaded or standard module has its name. Raises: ImportError if a package of this name was
+    imported from elsewhere; and the exceptions that the module raises.
     """
     if path is None:
         return importlib.import_module(name)
@@ -82,7 +82,7 @@ def digest_of(path: Path) -> str:
 def locate(where: str, file: str, digest: str | None = None) -> Path:
     """Locate a file or folder of the user, relative to `file`.
 
-    If it has moved: the same path without ".." in the nearest folder around `file`, or around the working directory.
+    If the file has moved: the path without ".." in the nearest folder around `file`, or around the working directory.
     digest: of the audited file, which is preferred; another file is used with a warning.
     Raises: FileNotFoundError.
     """

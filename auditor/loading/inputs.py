@@ -77,7 +77,7 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
                     with np.load(path, allow_pickle=False) as arrays:
                         tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
                 except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
-                    said = f"{path.name} cannot be read as plain arrays: {error}"
+                    said = f"{path.name} cannot be read ({error}): write plain arrays with np.savez"
                     raise LoadError(said, slug="bad-inputs") from error
                 # float64, NumPy's default, becomes float32
                 value = {name: x.float() if x.dtype == torch.float64 else x for name, x in tensors.items()}
@@ -195,7 +195,7 @@ def reject_iterators(arguments: Any, source: str) -> None:
 
 
 def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Batch:
-    """Match named tensors with arguments of `forward`. Names "0", "1" ..., or one other name, mean positional ones.
+    """Match named tensors with arguments of `forward`. The names "0", "1" ..., or a single unknown name: by position.
 
     Raises: LoadError(slug="bad-inputs").
     """
@@ -295,7 +295,7 @@ def _of_hugging_face(model: Any) -> dict[str, Tensor]:
 
 
 def _shapes(layer: Any) -> list[tuple[int, ...]]:
-    """Input shapes to try for a layer with weights, in order; none for other modules."""
+    """Input shapes to try for a layer with weights, in order; [] for other modules."""
     match layer:
         case nn.modules.conv._ConvNd():
             sides = ([8 * n for n in LENGTHS], SIDES, (16, 8, 32))[len(layer.kernel_size) - 1]

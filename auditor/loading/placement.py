@@ -27,7 +27,7 @@ def devices_of(model: nn.Module) -> set[str]:
 
 
 def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
-    """The subject itself if its model is on the device, or is to remain on several; else a copy on the device.
+    """The subject itself if its model is on the device, or remains on several devices; else a copy on the device.
 
     Raises: AuditorError(slug="no-copy") if the model, or its loss, cannot be copied, or does not run on the device.
     """
@@ -55,8 +55,8 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
 
 
 def beside(subject: Subject) -> Iterator[Subject]:
-    """Variants of the subject with its inputs moved to the model's GPU, see `_placements`; none if the model is on no
-    GPU."""
+    """Variants of the subject with its inputs moved to the model's GPU, see `_placements`; empty for a model on a
+    CPU."""
     device = next((str(x.device) for x in subject.model.parameters() if x.device.type in NATIVE), None)
     if device is not None:
         held = subject.objective
@@ -66,7 +66,7 @@ def beside(subject: Subject) -> Iterator[Subject]:
 
 
 def _placements(subject: Subject, device: str) -> Iterator[dict[str, Any]]:
-    """Placements of the inputs to try: all on the device; all except integers (lengths may need the CPU); none."""
+    """Inputs to move to the device, in the order to try: all; all except integers (lengths may need the CPU); none."""
     for wanted in (lambda x: True, Tensor.is_floating_point, lambda x: False):
         yield {name: _inputs(getattr(subject, name), device, wanted) for name in ("batches", "held_out")}
 

@@ -74,9 +74,9 @@ def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
 def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> Subject:
     """Decide which low-precision tensors of the subject become FP32 for the audit; `check` runs the subject.
 
-    First parameters, buffers and inputs become FP32; if the run then fails, plain tensor attributes of modules too. If
-    it fails again, the forward itself casts to a low dtype: all tensors then keep their dtypes, also in the reference
-    run. Raises: LoadError(slug="low-precision-model"), and the errors of `check`.
+    First parameters, buffers and inputs become FP32; if the run fails, plain tensor attributes of modules too. If both
+    runs fail, the forward itself casts to a low dtype: all tensors keep their dtypes, also in the reference run.
+    Raises: LoadError(slug="low-precision-model"), and the errors of `check`.
     """
     refused: LoadError | None = None
     for candidate in _candidates(subject):
@@ -112,7 +112,7 @@ def upcast_model(subject: Subject) -> Iterator[None]:
 def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
     """In the body, low-precision tensors of the model are FP32; then they are restored bit for bit, in the same memory.
 
-    which: see Subject.raised.
+    which: a value of Subject.raised: which tensors become FP32.
     """
     tensors = stored_low(model, attributes=which == "attributes") if which in ("weights", "attributes") else []
     kept = [(x, x.data, x.grad if x.is_leaf else None) for x in tensors]
@@ -142,7 +142,7 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
             note = "inputs in FP16 or BF16, on which the model does not run, were converted to FP32"
             yield _widen(subject, "inputs", note)
         return
-    counts = Counter(subject.stored_low)  # weights that the checkpoint stores low, converted to FP32 on loading
+    counts = Counter(subject.stored_low)  # low-precision weights of the checkpoint, in FP32 in the model
     for parameter in model.parameters():
         if is_low(parameter.dtype):
             counts[dtype_name(parameter.dtype)] += parameter.numel()
@@ -218,7 +218,7 @@ def present(model: nn.Module) -> Iterator[None]:
 
 
 def _hooks(module: nn.Module) -> list[Any]:
-    """The accelerate hooks that load a module's weights; none if it has other hooks too, or is a GraphModule."""
+    """The accelerate hooks that load a module's weights; empty if the module has other hooks, or is a GraphModule."""
     hook = vars(module).get("_hf_hook")
     if hook is None or isinstance(module, torch.fx.GraphModule):
         return []
@@ -246,7 +246,7 @@ def load_into(model: nn.Module, path: Path) -> list[str]:
     both = [(value, own[name]) for name, value in state.items() if isinstance(value, Tensor) and name in own]
     for given, held in dict.fromkeys((x.dtype, y.dtype) for x, y in both if x.is_floating_point()):
         if given is not held:
-            kept = "their values are exact" if torch.promote_types(given, held) is held else "they were rounded"
+            kept = "no value changed" if torch.promote_types(given, held) is held else "the values were rounded"
             notes.append(f"{file} stores weights in {dtype_name(given)}, the model in {dtype_name(held)}: {kept}")
     loaded = {id(value) for value in state.values()}
     if beside := [name for name, value in content.items() if id(value) not in loaded]:

@@ -1,4 +1,4 @@
-"""Reads checkpoints without running code, and loads them. `patched_model.py` copies the code from PREFIXES on."""
+"""Reads checkpoints without running code, and loads them. `patched_model.py` copies this code from `PREFIXES` on."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def harmless() -> list[Any]:
 
 
 def is_extra(name: Any) -> bool:
-    """Whether a name in a state dict means a module's extra state, which a checkpoint may lack or have in addition."""
+    """Whether a state dict's entry is a module's extra state, which may be missing or superfluous in a checkpoint."""
     return isinstance(name, str) and name.rpartition(".")[2] == "_extra_state"
 
 

@@ -41,11 +41,11 @@ ZEROS = (
 )
 
 Finder = Callable[[ModuleType, Mapping[str, Any], Subject], Subject]
-"""(the target's module, the result of `audit_spec()`, the Subject) -> the Subject with a training step's objective."""
+"""Adds the loss and targets of a training step: (target's module, result of `audit_spec()`, Subject) -> Subject."""
 
 
 def cautions(subject: Subject) -> tuple[str, ...]:
-    """The subject's warnings, and one more each if its weights are random or its inputs were generated."""
+    """The subject's warnings, with a warning for random weights and a warning for generated inputs, if any."""
     random = (RANDOM_WEIGHTS,) if subject.random_weights else ()
     synthetic = (SYNTHETIC_INPUTS,) if subject.synthetic_inputs else ()
     return (*subject.warnings, *random, *synthetic)
@@ -140,7 +140,7 @@ def check(subject: Subject) -> Subject:
 
 
 def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
-    """The subject and the outputs of its batches; inputs are moved to the model's GPU if the model runs only then.
+    """The subject and the outputs of its batches; inputs are moved to the model's GPU if the model fails otherwise.
     Raises: LoadError."""
     try:
         return subject, [_forward(subject, batch) for batch in subject.batches + subject.held_out]

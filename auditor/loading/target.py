@@ -34,8 +34,8 @@ _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", r
 class Target:
     """A parsed TARGET: a file or a module name, and the symbol in it.
 
-    hub: "timm", or "hf" for Hugging Face, if the model is from there; args then begin with its name. words: arguments
-    on the command line of the user's script.
+    hub: "timm" or "hf" (Hugging Face) for a model of these libraries, whose name is the first of `args`. words: the
+    command-line arguments of the user's script.
     """
 
     text: str
@@ -179,7 +179,7 @@ def _existing_file(path: Path) -> Path:
 def _module_name(path: Path) -> str:
     """The name under which the user's code imports the file: its stem, with the packages around it.
 
-    A folder is a package if it has an `__init__.py`, or if the file imports it by name or relatively.
+    A folder is a package if it has an `__init__.py`, or if the file imports the folder by name or relatively.
     """
     folders = list(path.parents)
     depth = 0
@@ -209,7 +209,7 @@ def _imports(path: Path) -> tuple[set[str], int]:
 
 
 def _is_elsewhere(folder: Path) -> bool:
-    """Whether Python imports a module of the folder's name from another place."""
+    """Whether `import NAME`, with the folder's name, imports a module from elsewhere."""
     try:
         spec = importlib.util.find_spec(folder.name)
     except (ImportError, ValueError):
@@ -257,7 +257,7 @@ def required_arguments(function: Callable[..., Any]) -> list[str]:
 def blame(error: BaseException) -> str:
     """The error as text, with the innermost line of user code: `TypeError: message (model.py:12)`.
 
-    If the error was raised from another one, such as a library's failed import, the other error follows.
+    If the error was raised from another error, such as a library's failed import, the other error follows.
     """
     first = origin_of(error)
     text = describe(error, None)

@@ -45,7 +45,7 @@ PART = 1 << 20
 
 
 class Event(NamedTuple):
-    """A cast of a tensor at a line of code. module: the module that was converted, if one was."""
+    """A cast of a tensor at a line of code. module: the module that was converted, if any."""
 
     place: Place | None
     before: torch.dtype
@@ -59,7 +59,7 @@ class Watch:
     """Observations from running code below the function `outermost`.
 
     seen: "restored" from a state dict, "read" from a file, "trained" by an optimizer. checkpoint: {tensor: the widest
-    dtype that it was loaded from, and the line}. rounded, converted, created: {tensor: its cast on loading, by a call
+    dtype in which it was loaded, and the line}. rounded, converted, created: {tensor: its cast on loading, by a call
     such as `module.to(dtype)`, or at creation}. default: {low-precision default dtype: the author's line that set it}.
     """
 
@@ -162,7 +162,7 @@ def _is_narrow(dtype: torch.dtype) -> bool:
 
 
 def _rounded_to(before: Tensor, now: Tensor) -> torch.dtype | None:
-    """The narrower dtype with which rounding `before` gives `now`; None if both are equal, or no dtype does."""
+    """The narrower dtype such that rounding `before` to it gives `now`; None if both are equal, or no dtype fits."""
     if _is_equal(before, now):
         return None
     rows = (row for row in FORMATS.values() if row.dtype and row.mantissa + 1 < significant_bits(before.dtype))
@@ -171,7 +171,7 @@ def _rounded_to(before: Tensor, now: Tensor) -> torch.dtype | None:
 
 
 def _is_equal(x: Tensor, y: Tensor, via: torch.dtype | None = None) -> bool:
-    """Whether tensors of any dtypes have the same values. via: the first is rounded to this dtype."""
+    """Whether tensors of any dtypes have the same values. via: the dtype to which `x` is rounded first."""
     parts = zip(*(torch.split(one.detach().reshape(-1), PART) for one in (x, y.to(x.device))), strict=True)
     if via is None and x.dtype is y.dtype and x.dtype.itemsize > 1:
         return all(torch.equal(a, b) for a, b in parts)
@@ -180,7 +180,7 @@ def _is_equal(x: Tensor, y: Tensor, via: torch.dtype | None = None) -> bool:
 
 @contextmanager
 def watch_weights(outermost: CodeType) -> Iterator[Watch]:
-    """In the body, observe how tensors of modules are created, loaded and converted. outermost: see `Watch`."""
+    """In the body, observe how tensors of modules are created, loaded and converted. outermost: as in Watch."""
     watch = Watch(outermost)
     for module in {module for module, _ in READERS if module.startswith("safetensors")}:
         with suppress(ImportError):  # a library that the body imports gets these functions from it
@@ -256,7 +256,7 @@ class _Weights:
     def silent_casts(self, key: int) -> Iterator[tuple[str, Event]]:
         """The casts of a tensor that nobody asked for, with their kinds.
 
-        Not yielded, since the author asked for them: casts of all parameters of a one-dtype checkpoint, or of a module.
+        Casts of all parameters of a one-dtype checkpoint, or of a module, are not yielded: the author asked for them.
         """
         watch, x, owners = self.watch, self.tensors[key], [n.rpartition(".")[0] for n in self.names[key]]
         whole = isinstance(x, nn.Parameter) and key not in self.kept

@@ -27,7 +27,7 @@ from .products import Sample
 
 Leaves = list[torch.Tensor]
 Error = Literal["none", "rounding", "inputs", "run"]
-"""Source of an error. none: no error; rounding: only the FP32 result is rounded; inputs: the node's own error and the
+"""Source of an error. none: exact; rounding: only the FP32 result is rounded; inputs: the node's own error and the
 rounding of its inputs, each estimated separately; run: only a run of the operation shows the error."""
 
 _ONE_ROUNDING = 1.1
@@ -103,7 +103,7 @@ def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
 
 
 def _agree(reference: Any, local: Any, *, rounded: bool = True) -> bool:
-    """Whether every entry of a low-precision result equals the reference; `rounded`: the reference is rounded first."""
+    """Whether a low-precision result equals the reference at every entry. rounded: round the reference first."""
     for wide, low in zip(tensors_in(reference), tensors_in(local), strict=True):
         for r, c in runs(entries(wide), entries(low)):
             if not torch.equal(entries(_like(r, low)).to(r.dtype) if rounded else r, c.to(r.dtype)):
@@ -220,7 +220,7 @@ class InFormat:
             yield "isolated", low - tensors_in(self._values[n.name])[index]
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:
-        """Free the low-precision values of `nodes`; inputs and weights are rounded again for a later reader."""
+        """Free the low-precision values of `nodes`; inputs and weights are rounded again when read later."""
         for node in nodes:
             self.env.pop(node, None)
             self._rounded.pop(node, None)
@@ -266,7 +266,7 @@ class InFormat:
         trace = trace_of(n, self._values[n.name], ran, n.name in self._by_inputs) if told else Trace()
         if begins and self.pure and trace == Trace("rounding", "none"):  # the low run still equals FP32, rounded
             self._rounded[n] = self.env[n]
-        if row_of(n).recurrent:  # slow to run again, and small compared with its steps
+        if row_of(n).recurrent:  # slow to run again; the result is smaller than its steps
             self._kept[n.name] = ran
         return error, replace(trace, broken=broken, near=n.name in self._deciding)
 

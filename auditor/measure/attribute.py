@@ -1,5 +1,5 @@
 """Estimates the first-order effect ||J d|| of each node's error d on the outputs, from a few vector-Jacobian products
-for all nodes. Lists the nodes for which that effect is undefined."""
+for all nodes. Lists the nodes whose effect is undefined."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STEPS = 256
 """Backward passes count as slow if recurrent layers have this many steps in total, even if the results are small."""
 
 FEW_PROBES = {1: 4, 2: 3, 3: 3}
-"""{samples in the batch: maximum number of backward passes, if passes are slow}; 2 for more samples."""
+"""{number of samples in the batch: maximum number of backward passes, if these are slow}; 2 for more samples."""
 
 ENOUGH = 0.1
 """If passes are slow, no further pass runs once the estimates' median relative standard error is at most this."""
@@ -45,9 +45,9 @@ ENOUGH = 0.1
 class Estimates:
     """Results of the backward passes, by value, format and kind of error.
 
-    A value is a node's result, under the node's name, or the result as one product reads it: see `reading`.
+    A value is a node's result, under the node's name, or a product's copy of the result, under the name of `reading`.
     outputs_norm: divisor of effects. at_once: number of passes processed together. passes: {value: numbers of the
-    passes that reached it}. returned: {id of an output: its random signs in this pass}, the part of the output's
+    passes that reach it}. returned: {id of an output: its random signs in this pass}, the part of the output's
     gradient that comes from the probe instead of a reader.
     """
 
@@ -61,7 +61,7 @@ class Estimates:
     returned: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def contribution(self, name: str, fmt: str) -> Contribution:
-        """Effect of a value's errors in a format on the outputs, divided by `outputs_norm`."""
+        """The effect on the outputs of a value's errors in a format, divided by `outputs_norm`."""
         isolated, own, cast = (self._relative(name, fmt, kind) for kind in ("isolated", "own", "cast"))
         trace = self.measurement.traces.get(name, {}).get(fmt)
         if trace is not None and trace.isolated == "inputs":
@@ -85,7 +85,7 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Target:
-    """The outputs that one criterion judges. forms: one per output, applied to a probe's random signs. samples: whether
+    """The outputs that one criterion judges. forms: a Form per output, applied to a probe's signs. samples: whether
     a batch's samples are separate.
 
     tied: operations whose rounding can make candidates of a decision equal.
@@ -148,9 +148,9 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
 
 
 def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
-    """Leaves that are still differentiated: all except weights of products, whose gradients cost as much as all others.
+    """Leaves that later passes differentiate: all but weights of products, which cost as much as all other gradients.
 
-    A product's weight has many independent rounding errors, so one pass suffices for it. None: compute all gradients.
+    The weight of a product has many independent rounding errors, so one pass suffices. Returns None if no leaf is left.
     """
     result, places = list[torch.Tensor](), measurement.capture.placeholders
     weights = {place.name for place in places if place.kind == "parameter"}
@@ -187,7 +187,7 @@ def lone_views(measurement: Measurement) -> dict[str, str]:
 
 
 class _Hook:
-    """Turns the gradients of a value into squared inner products with its errors."""
+    """Computes squared inner products of a value's gradients with the value's errors."""
 
     def __init__(self, estimates: Estimates, place: Place, shape: torch.Size, batch: int | None) -> None:
         self.estimates, (self.name, self.source, self.index) = estimates, place
@@ -198,7 +198,7 @@ class _Hook:
         self.returned: list[torch.Tensor] = []
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
-        if gradient is None:  # an unread result of an operation with several results
+        if gradient is None:  # no node reads this result of an operation with several results
             return
         self.waiting.append(dense(gradient.detach()).contiguous())
         signs = self.estimates.returned.get(id(self.output))
@@ -222,7 +222,7 @@ class _Hook:
     def _products(
         self, value: torch.Tensor, gradients: torch.Tensor, returned: torch.Tensor | None = None
     ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
-        """Yield (format, kinds of error that are equal in it, inner products of the gradients with that error)."""
+        """Yield (format, kinds of error that are equal in it, inner products of the gradients with this error)."""
         measurement = self.estimates.measurement
         kinds = dict[str, tuple[str, ...]]()  # kinds of error that are only the rounding of the value
         for fmt in measurement.formats:
@@ -325,7 +325,7 @@ def _rounding(measurement: Measurement, output: torch.Tensor) -> frozenset[str]:
 
 
 def forms_of(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.Tensor]) -> tuple[Form, ...] | None:
-    """The forms of a criterion's probes of these outputs, see margins.py; None if it has no quadratic form."""
+    """The Forms (see margins.py) of a criterion's probes of these outputs; None for a measure without a Form."""
     numbers = [x for x in outputs if is_number(x)]
     if criterion == criteria.rest_criterion:
         form = relative_form(numbers, criterion.limit) if criteria.joint is output_error else None
@@ -335,7 +335,7 @@ def forms_of(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.T
 
 
 def _most(found: Mapping[str, Contribution]) -> Contribution:
-    """The contribution with the largest isolated effect, and its criterion; own and cast are maxima over criteria."""
+    """The contribution with the largest isolated effect, with its criterion; own and cast: maxima over criteria."""
     criterion, most = max(found.items(), key=lambda pair: pair[1].isolated)
     own, cast = max(one.own for one in found.values()), max(one.cast for one in found.values())
     return replace(most, own=own, cast=cast, criterion=criterion)

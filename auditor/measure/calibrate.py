@@ -1,4 +1,4 @@
-"""Measures all calibration batches in turn; memory use does not grow with their number."""
+"""Measures all calibration batches in turn; memory use does not grow with the number of batches."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Calibration:
-    """Measurements of every node. contributions: also of every placeholder. batches: number of measured batches.
+    """Measurements of every node. contributions: of nodes and placeholders. batches: number of measured batches.
 
     linearity: predictions compared with runs, by format. regions: effects of operations run in low precision together,
     on the first batch of each path. decisions: on these first batches; for each format, the Decisions with the largest
     error. first: results of the first batch, if several batches were measured. quantized: by (layer, scheme).
-    under_flags: by product, results of `flag_errors` on the first batch that has it.
+    under_flags: {product: result of `flag_errors` on the first batch with this product}.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]
@@ -149,7 +149,7 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
 
     def average(one: Contribution, other: Contribution) -> Contribution:
         """The isolated effect is the maximum over batches, since it decides a verdict; own and cast are root mean
-        squares. An effect that is unknown for one batch is unknown for both."""
+        squares. An effect that is unknown for one of the two batches stays unknown."""
         worst = larger_effect(one, other)
         return replace(worst, own=mean_square(one.own, other.own), cast=mean_square(one.cast, other.cast))
 
@@ -183,7 +183,7 @@ def _merge(a: Mapping[K, T], b: Mapping[K, T], merge: Callable[[T, T], T]) -> di
 
 
 def worse(a: NodeError, b: NodeError) -> NodeError:
-    """The more severe of two errors, with the larger count and share of each kind."""
+    """The more severe of two NodeErrors, with the larger of both values of every count and share."""
 
     def severity(error: NodeError) -> tuple[bool, int, float, float]:
         broken = error.overflow + error.nan

@@ -34,8 +34,8 @@ def cause_of(
     another operation divides by this result.
 
     underflow: values so small that the format rounds them to zero or stores them with fewer bits; also Inf and NaN from
-    a divisor that became zero, if the exact result would fit. cancellation: an operation such as a subtraction with a
-    result more than eight times smaller (in RMS) than an operand, and an error above eight unit roundoffs. Source:
+    a divisor that became zero, if the exact result would fit. cancellation: the result of a subtraction or similar
+    operation is over eight times smaller (in RMS) than an operand, with an error above eight unit roundoffs. Source:
     Higham, section 1.7.
     """
     smallest = divisor.range.min_abs if divisor is not None else 0.0
@@ -97,7 +97,7 @@ def guarding_nodes(capture: Capture) -> set[str]:
 
 
 def divisors(node: fx.Node) -> list[fx.Node]:
-    """The operand that the node divides by, or takes a logarithm or an inverse root of, in a list; otherwise []."""
+    """[the operand that the node divides by, or takes a logarithm or an inverse root of]; [] for other nodes."""
     if node.op != "call_function":
         return []
     row = row_of(node)
@@ -122,7 +122,7 @@ def _upstream(capture: Capture, names: set[str]) -> set[str]:
 def storage_notes(
     subject: Subject, capture: Capture, ranges: Mapping[str, Magnitudes], formats: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """One sentence per format about parameters that the user's model stores in low precision; none if all are FP32."""
+    """One sentence per format on the parameters that the user's model stores in low precision, if there are any."""
     if not subject.stored_low or subject.raised == "kept":
         return ()
     total = size_of(subject.model)

@@ -58,7 +58,7 @@ def _take_apart(runs: _LowRuns) -> Decisions | None:
     costs = costs or {name: runs.run(runs.nodes.keys() - {name}, ())[0] for name in flipping}
     still = replace(
         free[names[0]], seen=0.0, predicted=0.0, own=0.0
-    )  # for operations that no low value reaches while other decisions are fixed
+    )  # for operations that no low-precision value reaches if other decisions are fixed
     own = {name: held.get(name, still) for name in names}
     operations = [replace(free[n], predicted=x.predicted, own=x.own, error=costs.get(n)) for n, x in own.items()]
     operations.sort(key=lambda one: (-(one.error or 0.0), -(one.seen or 0.0)))
@@ -91,7 +91,7 @@ def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
 
 
 class _LowRuns:
-    """Runs a model in a low-precision format with some of FP32's decisions. nodes: the operations that decide."""
+    """Runs a model in low precision, some decisions fixed to the FP32 run's. nodes: the operations that decide."""
 
     def __init__(
         self, measurement: Measurement, format: str, yardstick: Yardstick, nodes: Mapping[str, fx.Node]
@@ -106,7 +106,7 @@ class _LowRuns:
         """Return the outputs' error, a Decision per operation in `counted`, and the names whose results differ from
         FP32's.
 
-        held: operations that take FP32's decisions. wide: operations in FP32. If the run fails, the error is inf.
+        held: operations that take FP32's decisions. wide: operations that run in FP32. A failed run has the error inf.
         """
         beat()
         capture, values = self.measurement.capture, self.measurement.values
@@ -145,8 +145,8 @@ class _LowRuns:
         return Decision(*about, count, seen, flips if math.isfinite(change) else None, seen)
 
     def find_scorer(self, name: str) -> tuple[str, set[str]]:
-        """Return the module whose product computes a decision's scores (else the decision's own module), and the
-        operations in this module and from there to the decision."""
+        """Return the module whose product computes a decision's scores, else the decision's module; and the operations
+        in this module and from there to the decision."""
         nodes, level, result = self.measurement.capture.nodes, [self.nodes[name]], {name}
         for _ in range(LEVELS):
             level = [source for n in level for source in n.all_input_nodes if source.name in nodes]

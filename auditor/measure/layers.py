@@ -1,4 +1,4 @@
-"""Measures every layer under every scheme, alone (effect, cause, cheapest remedy), and runs the model with any of them."""
+"""Measures every layer alone under every quantization scheme: effect, cause, cheapest remedy. Runs quantized models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .quantized import Part, Roles, for_layer, key_of, quantize_input, quantize_
 from .rerun import SENSITIVE_SHARE, Reruns, Yardstick
 
 RUNS = 24
-"""Run limit per scheme, in forward passes of the model."""
+"""Maximum number of runs per scheme, in forward passes of the model."""
 
 _ALIKE = 1.5
 """Weight and input count as equally harmful up to this ratio of their effects."""
@@ -88,7 +88,7 @@ def _describe(
     weighs = [effect.own, effect.cast] if effect.own or effect.cast else errors
     ranked = sorted(zip(weighs, parts, strict=False), key=lambda pair: -pair[0])
     if broken := [part for part in parts if not part.error.isfinite().all()]:
-        ranked = [(math.inf, broken[0])]  # NaN of a weight is in the input's part too
+        ranked = [(math.inf, broken[0])]  # a NaN of the weight also appears in the input's part
     told = [part for weight, part in ranked if _ALIKE * weight >= ranked[0][0]]
     causes = [(part.name, *measurement.quantized.cause(name, part)) for part in told]
     plain = ("both" if len(told) > 1 else told[0].name, "rounding", "")
@@ -120,10 +120,10 @@ STORED = 1 << 27
 """Elements of quantized weights that are kept for the next run; further weights are quantized again in each run."""
 
 SKETCH = 4096
-"""Number of entries to which a change of the outputs is compressed, see `change_of`."""
+"""Number of entries to which `change_of` compresses a change of the outputs."""
 
 Span = tuple[float, float]
-"""The smallest and the largest value of a layer's input."""
+"""(smallest value, largest value) of a layer's input."""
 
 
 def change_of(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], by: Yardstick) -> torch.Tensor:
@@ -131,8 +131,8 @@ def change_of(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     several small changes can be added.
 
     The row of a criterion is A'd, see margins.py; another error measure has one row, a multiple of d. Long rows are
-    summed up with random signs, which preserves norms and inner products in the mean, with a relative standard
-    deviation of sqrt(2 / SKETCH) of the squares. Source: Charikar et al., Finding Frequent Items in Data Streams (2002).
+    summed up with random signs, which preserves norms and inner products in the mean. Squares have a relative standard
+    deviation of sqrt(2 / SKETCH). Source: Charikar et al., Finding Frequent Items in Data Streams (2002).
     """
     moved = [finite(entries(y) - entries(x)) if is_number(x) else None for x, y in zip(reference, outputs, strict=True)]
     rows, criteria = list[torch.Tensor](), by.distance if isinstance(by.distance, Criteria) else None
@@ -166,7 +166,7 @@ def _fold(row: torch.Tensor) -> torch.Tensor:
 
 
 class QuantizedModel:
-    """The user's model with quantized layers. spans: see `spans_of`."""
+    """The user's model with quantized layers. spans: the result of `spans_of`."""
 
     def __init__(self, model: nn.Module, spans: Mapping[str, Span] | None = None) -> None:
         self.model, self.spans = model, spans or {}
@@ -183,12 +183,12 @@ class QuantizedModel:
             yield
 
     def outputs(self, schemes: Mapping[str, str], batch: Batch, seed: int, by: str = "emulation") -> list[torch.Tensor]:
-        """The model's outputs with these layers quantized. by: `emulation`, or `torchao`, see `runs_in_torchao`."""
+        """The model's outputs under {layer: scheme}. by: `emulation`, or `torchao`, see `runs_in_torchao`."""
         around = partial(self.under, schemes) if by == "emulation" else partial(self._in_torchao, schemes)
         return answer(self.model, batch, seed=seed, around=around)
 
     def runs_in_torchao(self, schemes: Mapping[str, str]) -> bool:
-        """Whether torchao quantizes all of these layers, with kernels for a CPU."""
+        """Whether torchao has CPU kernels for all layers in {layer: scheme}."""
         used = {key: scheme for key, scheme in schemes.items() if scheme}
         modules = dict(self.model.named_modules())
         fits = all(SCHEMES[scheme].on_cpu and type(modules.get(key)) in _TORCHAO for key, scheme in used.items())

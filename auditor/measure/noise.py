@@ -21,14 +21,14 @@ from ..records import Capture, Contribution, Noise, Subject
 from .rerun import Yardstick
 
 REPEATED = (37, 211)
-"""For each repeated FP32 run, how many numbers are allocated first, so that the model's memory addresses differ."""
+"""For each repeated FP32 run: how many numbers are allocated before the run, so that memory addresses differ."""
 
 
 @dataclass(frozen=True)
 class FP32Runs:
     """The measured noise of FP32, and the outputs of the first run as {id of a batch: outputs}.
 
-    graded: outputs with gradients enabled, or the model's exception; None if they equal the first run's on a CPU.
+    graded: outputs with gradients enabled, or the model's exception; None if equal to the first run's on a CPU.
     """
 
     found: Noise = field(default_factory=Noise)

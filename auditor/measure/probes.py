@@ -17,18 +17,18 @@ from ..numerics.formats import Format
 
 PARTS = 1024
 SHORT = 16
-"""Chunk length below which summing takes longer than computing the products."""
+"""Length of a chunk below which summing its products takes longer than computing them."""
 
 _CHUNK = 1 << 18
 
 _FEW_TERMS = 4
-"""Minimum number of squares for an estimate of their scatter."""
+"""Minimum number of squares from which their scatter is estimated."""
 
 _LEVELS = (1024, 128, 16, 1)
 """Maximum number of parts into which an error is split, by level."""
 
 _DOUBT = 3.3
-"""A standard normal exceeds this once in 2000 draws; sums further apart mean that an error's parts are correlated."""
+"""A standard normal exceeds this value once in 2000 draws. If sums differ by more, parts of an error are correlated."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Probe:
 
 
 def probes(tensors: Sequence[torch.Tensor], count: int, seed: int, shape: Sequence[Form] = ()) -> Iterator[Probe]:
-    """`count` probes of the same tensors, generated lazily. shape: one function per tensor, applied to the signs.
+    """Generate `count` Probes of the tensors, lazily. shape: one function per tensor, applied to the signs.
 
     For a random sign vector v and the effect J d of any error d on the tensors y, E<v, J d>^2 = ||J d||^2. A backward
     pass from <v, y> gives <v, J d> = <J^T v, d> for all errors at once. Source: Hutchinson, A stochastic estimator of
@@ -106,7 +106,7 @@ def _products(gradient: torch.Tensor, value: torch.Tensor, row: Format | None) -
 class Sums:
     """Running sums, over probes and samples, of squared inner products with parts of the error, finest parts first.
 
-    squares: sums by level. counts: number of terms in each sum. finest: the terms of the first sum, by probe and
+    squares: sums by level. counts: number of terms in each sum. finest: terms of the finest level's sum, by probe and
     sample.
     """
 
@@ -135,7 +135,7 @@ class Sums:
         return result
 
     def scatter(self) -> float:
-        """Relative standard error of the square root of the finest sum; nan for fewer than four terms."""
+        """Relative standard error of the square root of the finest level's sum; nan for fewer than four terms."""
         terms, total = len(self.finest), self.squares[0]
         if terms < _FEW_TERMS or not total:
             return math.nan

@@ -52,14 +52,14 @@ FLAGS: Mapping[str, Flag] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """Some rows and columns of a product. args: the FP32 arguments that give these. exact: the result in FP64."""
+    """Some rows and columns of a product. args: the FP32 arguments that yield them. exact: the result in FP64."""
 
     target: Callable[..., Any]
     args: tuple[Any, ...]
     exact: Tensor
 
     def split(self, row: Format) -> ProductError | None:
-        """Errors by rounded inputs, accumulation and rounded output, and in total; None if one is not finite.
+        """Errors from rounded inputs, accumulation and rounded output, and the total; None if an error is not finite.
 
         Formula: with r = exact, a the product of the rounded inputs in FP64, b in the accumulator's precision and c in the
         format: ||a - r||, ||b - a||, ||c - b|| and ||c - r||, each divided by ||r||. On a GPU, b is not visible, and the
@@ -82,13 +82,13 @@ class Sample:
         return ProductError(*parts) if all(map(math.isfinite, parts)) else None
 
     def flag_errors(self) -> dict[str, float]:
-        """{flag: relative L2 error of the product with this flag on}, for the flags that affect the product."""
+        """{flag: relative L2 error of the product with only this flag on}, for flags that affect the product."""
         row = operation_of(self.target)
         of = "product" if row.packet in FACTORS else row.gemm
         return {name: self._error_under(flag) for name, flag in FLAGS.items() if flag.of == of}
 
     def _error_under(self, flag: Flag) -> float:
-        """Relative L2 error with a flag on; for a flag that changes sums, of SAMPLE entries only."""
+        """Relative L2 error with a flag on; if the flag changes the accumulator, on SAMPLE entries only."""
         row, known = FORMATS[flag.reads], operation_of(self.target)
         factors = FACTORS.get(known.packet, (0, 1))
         if flag.sum is None:
@@ -116,7 +116,7 @@ def sample_product(n: fx.Node, values: Mapping[str, Any]) -> Sample | None:
     try:
         args = _some_of(target_of(n), args)
         exact = target_of(n)(*over_tensors(_in_fp64, args))
-    except Exception as error:  # a kernel that FP64 does not have
+    except Exception as error:  # the operation has no FP64 kernel
         let_through(error)
         return None
     return Sample(target_of(n), args, exact)

@@ -1,4 +1,4 @@
-"""Linear layers, convolutions and embeddings with quantized weights and inputs: results, errors, and what causes them."""
+"""Linear layers, convolutions and embeddings with quantized weights and inputs: results, errors, and their causes."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _OUTLIER, _MOST_OUTLIERS = 4.0, 8
 """Factor by which an outlier channel's largest magnitude exceeds the channels' median; maximum number of outliers."""
 
 _EASED = 0.5
-"""Outliers are the cause if the error of all other entries falls to this share without them."""
+"""Outliers count as the cause if the error of all other entries falls to this share when the outliers are removed."""
 
 _WORSE_SLICE = 3.0
-"""A slice is the cause if its relative error is this many times that of every other slice."""
+"""A slice counts as the cause if its relative error is this many times that of every other slice."""
 
 _PIECES = ("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with a weight. given: its input; None for an embedding. key: see `key_of`. summed: the weight's dimension
-    that is summed over; spatial: number of dimensions of a convolution's kernel."""
+    """A layer with a weight. given: the input; None for an embedding. key: the name by `key_of`. summed: the dimension
+    of the weight that is summed over; spatial: number of dimensions of a convolution's kernel."""
 
     node: fx.Node
     given: fx.Node | None
@@ -56,7 +56,7 @@ class Layer:
 
 
 class Roles(NamedTuple):
-    """Positions of a layer's input and weight among its arguments, and the rest of `Layer`."""
+    """Positions of a layer's input and weight among the operation's arguments, and other fields of `Layer`."""
 
     given: int | None
     weight: int
@@ -65,12 +65,12 @@ class Roles(NamedTuple):
 
 
 def key_of(parameter: str) -> str:
-    """A layer's name, from its weight's: the module's path, or the whole name of a parameter not called `weight`."""
+    """A layer's name: the path of the module whose `weight` the parameter is; else the parameter's full name."""
     return "" if parameter == "weight" else parameter.removesuffix(".weight")
 
 
 def roles_of(op: str, args: Sequence[Any], shape: Callable[[Any], torch.Size]) -> Roles | None:
-    """Roles of an operation's arguments; None if it is no layer. shape: returns the shape of an argument."""
+    """Roles of an operation's arguments; None if the operation is no layer. shape: returns an argument's shape."""
     name = op.split(".")[1] if op.startswith("aten.") else ""
     if name not in _ARGUMENTS:
         return None
@@ -80,7 +80,7 @@ def roles_of(op: str, args: Sequence[Any], shape: Callable[[Any], torch.Size]) -
 
 
 def layers_of(capture: Capture) -> dict[str, Layer]:
-    """The layers whose weight is a parameter, or a view of one, by name of the operation."""
+    """{operation: Layer}, for layers whose weight is a parameter or a view of a parameter."""
     names = {place.name: place.fqn or "" for place in capture.placeholders if place.kind in ("parameter", "buffer")}
     result = {}
     for n in capture.graph_module.graph.nodes:
@@ -148,8 +148,8 @@ def fits(layer: Layer, scheme: str) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """The weight or input of a layer as a matrix [rows, channels], and quantized. error: change of the layer's
-    result; for an input, with the weight already quantized."""
+    """The weight or input of a layer as a matrix [rows, channels], before and after quantization. error: change of the
+    layer's result; for an input, with the weight already quantized."""
 
     name: str
     x: torch.Tensor
@@ -159,7 +159,7 @@ class Part:
 
 
 class QuantizedLayers:
-    """Runs layers under schemes. values: FP32 results by name. spans: see `layers.spans_of`."""
+    """Runs layers under quantization schemes. values: FP32 results by name. spans: results of `spans_of`."""
 
     def __init__(
         self,
@@ -172,8 +172,8 @@ class QuantizedLayers:
         self._values, self._spans = values, spans or {}
 
     def errors(self, name: str) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Yield (scheme, kind, error of the result): "own" of the weight alone, "cast" of the input alone, "isolated" of
-        both together."""
+        """Yield (scheme, kind, error of the result). Kinds: "own", only the weight quantized; "cast", only the input;
+        "isolated", both."""
         for scheme in self.schemes if name in self.layers else ():
             parts = self.run(name, scheme)
             for kind, part in zip(("own", "cast"), parts, strict=False):
@@ -195,7 +195,7 @@ class QuantizedLayers:
         return parts
 
     def cause(self, name: str, part: Part) -> tuple[str, str]:
-        """The cause of the error of a layer's weight or input, see QuantizedLayer.cause, and its place in words."""
+        """The cause of the error in a layer's weight or input (see QuantizedLayer.cause), and its place in words."""
         made, is_weight = part.made, part.name == "weight"
         if not made.values.isfinite().all():
             return "range", "a block of zeros has scale 0"
@@ -257,7 +257,7 @@ def quantize_weight(weight: torch.Tensor, summed: int, by: Quantizer) -> Quantiz
 def quantize_input(
     given: torch.Tensor, spatial: int, by: Quantizer, span: tuple[float, float] | None = None
 ) -> QuantizedMatrix:
-    """Quantize a layer's input, with its channels as columns. spatial: see Layer. span: range of the calibration inputs."""
+    """Quantize a layer's input, with channels as columns. spatial: as in Layer. span: range of calibration inputs."""
     channels = given.dim() - 1 - spatial
     moved = given.movedim(channels, -1)
     made = fake_quantize(x := moved.reshape(-1, moved.shape[-1]), by, span if by.calibrated else None)
@@ -265,7 +265,7 @@ def quantize_input(
 
 
 def _outliers(part: Part, axis: int = 1) -> list[int]:
-    """Channels without which the error of all other entries is much smaller; with axis 0, rows."""
+    """Channels (axis 0: rows) whose removal makes the error of all other entries much smaller."""
     x = part.x
     largest = x.abs().amax(1 - axis)
     median = largest[largest > 0].median() if (largest > 0).any() else largest.sum()
@@ -280,7 +280,7 @@ def _outliers(part: Part, axis: int = 1) -> list[int]:
 
 
 def _slices(n: fx.Node) -> list[tuple[int, int]]:
-    """Bounds of the slices of the result's last dimension that the model reads separately; empty if there are none."""
+    """Bounds of slices of the result's last dimension that the model reads separately; empty without such slices."""
     shape = n.meta["val"].shape
     bounds = set[tuple[int, int]]()
     for user in n.users:

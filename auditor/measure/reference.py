@@ -22,7 +22,7 @@ from ..trees import over_tensors, tensors_in
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 
 _FLAGS = ("training", "use_input_stats")
-"""Names of the argument with which batch and instance norms select batch statistics; one norm has no such argument."""
+"""Names of the argument by which batch and instance norms select batch statistics."""
 
 
 def run_with_gradients(
@@ -47,7 +47,7 @@ def run_with_gradients(
             let_through(error)
             refused = _REFUSED.search(first_line(error))
             found = arguments_of(target, args, kwargs).get(refused[1]) if refused is not None else None
-            if not isinstance(found, torch.Tensor) or not found.requires_grad:  # it raises with gradients enabled
+            if not isinstance(found, torch.Tensor) or not found.requires_grad:  # the norm raises with gradients enabled
                 lost += [x for x in tensors_in((args, kwargs)) if x.requires_grad]
                 args, kwargs = over_tensors(torch.Tensor.detach, (args, kwargs))
                 with torch.no_grad():
@@ -86,7 +86,7 @@ def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
         return target(x, *args)
     native = target(x, weight, bias, mean.detach().clone(), variance.detach().clone(), *rest)
     given = arguments_of(target, (x, *args), {})
-    if any(given.get(flag) for flag in _FLAGS):  # it normalizes by its input's statistics
+    if any(given.get(flag) for flag in _FLAGS):  # the norm uses the statistics of its input
         return native
     eps = given["eps"]
     if isinstance(native, torch.Tensor):
@@ -109,7 +109,7 @@ class _ByStatistics(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.eps = eps
-        return result.data  # not a view, which would keep the memory alive as long as autograd's graph
+        return result.data  # `.data`, since a view would live as long as autograd's graph
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -152,7 +152,7 @@ class Reference(SeparateResults):
         """Compute the node inside the autograd graph."""
         if n.op == "output":
             return RECORDED.compute(n, value_of)
-        many = row_of(n).recurrent  # tensors of every step, which hooks would slow down
+        many = row_of(n).recurrent  # hooks on the tensors of every step would be slow
         with nullcontext() if many else torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda x: x):
             result = self._compute(n, value_of)
             return self._connect(separate_tensors(result, [value_of(source) for source in n.all_input_nodes]))
@@ -166,7 +166,7 @@ class Reference(SeparateResults):
             self.lost |= set(n.all_input_nodes)
             with torch.no_grad():
                 return RECORDED.compute(n, value_of)
-        if row_of(n).packet == "detach":  # its value reaches the outputs, so its error must be attributed
+        if row_of(n).packet == "detach":  # the value reaches the outputs, so its error must be attributed
             return torch.ops.aten.alias.default(value_of(n.all_input_nodes[0]))
         args: Any
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), value_of)

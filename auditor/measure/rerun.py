@@ -34,7 +34,7 @@ MAX_REGIONS = 4
 
 @dataclass(frozen=True)
 class Yardstick:
-    """The error budget and the error measure. unit: value of the measure per unit of relative L2 error."""
+    """The error budget and the error measure. unit: the measure's value for a relative L2 error of 1."""
 
     budget: float = 0.0
     distance: Distance = output_error
@@ -69,7 +69,7 @@ class Yardstick:
 
 
 PLAIN = Yardstick()
-"""Relative L2 error with budget 0: any change of the outputs counts as harmful."""
+"""A Yardstick by which any change of the outputs is harmful: relative L2 error with budget 0."""
 
 
 class Reruns:
@@ -122,12 +122,12 @@ class Reruns:
             outputs, flipped = self._run(semantics, before)
             error, self.criterion = self.yardstick(self._outputs, outputs)
             return error, flipped
-        except Exception as error:  # later operations cannot run: shapes or entries do not fit
+        except Exception as error:  # later operations may not run: shapes or entries do not fit
             let_through(error)
             return math.inf, True
 
     def _run(self, semantics: Semantics, before: Run) -> tuple[list[torch.Tensor], bool]:
-        """The output tensors, and whether any discrete result changed."""
+        """Run the graph under `semantics`. Return the output tensors, and whether a discrete result changed."""
         beat()
         executor = Executor(self.measurement.capture.graph_module, semantics, before=before)
         result, flipped = None, False
@@ -151,7 +151,7 @@ def chooses_otherwise(n: fx.Node, result: Any, values: Mapping[str, Any]) -> boo
 def regions_of(
     measured: Measurement, found: Mapping[str, Mapping[str, Contribution]], yardstick: Yardstick
 ) -> Iterator[FlaggedRegion]:
-    """Run regions (connected operations that change the outputs noticeably) in low precision, with all else in FP32.
+    """Run regions (connected operations that change the outputs noticeably) in low precision, others in FP32.
     Yields the joint effect and the root sum of squares of the single effects."""
     for fmt in measured.formats:
         known = {name: by_format[fmt] for name, by_format in found.items()}

@@ -24,22 +24,22 @@ from .measure import Measurement
 from .rerun import PLAIN, SENSITIVE_SHARE, Reruns, Yardstick
 
 RUNS = 96
-"""Maximum cost of runs per format, in forward passes of the whole model; a partial run counts by its operations."""
+"""Maximum cost of runs per format, in forward passes of the whole model; partial runs count by their operations."""
 
 TRUSTED = 8
-"""Number of runs per format that check predictions; more, up to RUNS in all, only if these runs refute predictions."""
+"""Number of runs per format that check predictions; if these refute predictions, up to RUNS runs in total."""
 
 SAMPLE = 6
 """Number of predictions that are run first, spread over their sizes, to test whether first order holds."""
 
 OFF = 1.6
-"""Factor by which a prediction may be off, too large or too small; with few probes and samples, 1.3 is usual."""
+"""Factor by which a prediction may be too large or too small; with few probes and samples, 1.3 is usual."""
 
 REFUTED = 0.1
 """Predictions are no longer trusted if runs refute more than this share of the checked predictions above the budget."""
 
 _TOLD = 1e-3
-"""Share of the budget below which a prediction is irrelevant and is not compared with a run."""
+"""Share of the error budget below which a prediction is irrelevant and is not compared with a run."""
 
 
 def settle(
@@ -113,7 +113,7 @@ class FormatRuns:
                 self.found[group[0]] = self._run_alone(group[0])
             else:
                 self._run_group(group, waiting)
-        if not self._answers:  # values without a run: weights, inputs, and operations beyond the run limit
+        if not self._answers:  # values that no run can measure: weights, inputs, and operations beyond the run limit
             rate = statistics.median(self._rates or [0.0])
             for name, first in self._first.items():
                 one = self.found.get(name, first)
@@ -221,7 +221,7 @@ class FormatRuns:
         return replace(ran, cast=self.reruns.error(name, rounded))
 
     def _rate(self, error: float, *predicted: float) -> float:
-        """Ratio of measured to first-order effects; 1 if both have the same unit."""
+        """Ratio of measured effects to first-order effects; 1 if both have the same unit."""
         together = math.hypot(*predicted)
         if self._answers or not 0 < together < math.inf:
             return 1.0
@@ -248,11 +248,11 @@ class FormatRuns:
         return [one / run for one, run in self._relevant_pairs() if one > 0 and 0 < run < math.inf]
 
     def _holds(self) -> bool:
-        """Whether at least 90 % of the relevant predictions are within a factor OFF of the runs."""
+        """Whether at least 90 % of the relevant predictions are within the factor OFF of the measurement."""
         return sum(_near(ratio, 1.0) for ratio in self._ratios()) >= 0.9 * len(self._relevant_pairs())
 
     def _outcome(self, claims: Iterable[str]) -> tuple[int, int]:
-        """How many predictions above the budget were run, and how many of these the runs refuted."""
+        """Number of predictions above the error budget that runs checked, and how many of these the runs refuted."""
         run = [self._compared[first][1] for name in claims if (first := self._twins.get(name, name)) in self._compared]
         return len(run), sum(one <= self._limit for one in run)
 

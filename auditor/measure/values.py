@@ -17,7 +17,7 @@ IN_A_ROW = 2
 """Maximum number of operations in a row that run again to recompute a released result."""
 
 Listener = Callable[[torch.Tensor | None], None]
-"""Receives the gradient of one value in each backward pass; None if the pass does not reach the value."""
+"""Function that receives the gradient of one value in each backward pass; None if the pass misses the value."""
 
 
 class Place(NamedTuple):
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 def reading(product: str, source: str) -> str:
-    """Name for the copy of a shared value that one product reads."""
+    """Name of the copy of a shared value that only the product `product` reads."""
     return f"{product} reads {source}"
 
 
@@ -43,7 +43,7 @@ class Values(Mapping[str, Any]):
         self._released, self._needed = dict[str, int](), set[str]()  # {name: operations in a row that compute it again}
 
     def keep(self, n: fx.Node, value: Any) -> None:
-        """Store the result of a node."""
+        """Store the result `value` of a node."""
         self._held[n.name] = value
 
     def release(self, n: fx.Node, saved: Collection[int]) -> None:

@@ -21,8 +21,8 @@ def rounded_sum(terms: Tensor, format: str, step: int = 0) -> Tensor:
 
 
 def truncated_sum(terms: Tensor, bits: int, step: int, promoted: int = 0) -> Tensor:
-    """Sum terms, [k, *] -> [*], like a tensor core that aligns `step` terms and the accumulator to the largest of them,
-    and truncates each to `bits` bits.
+    """Sum terms, [k, *] -> [*], like a tensor core: `step` terms and the accumulator are aligned to the largest of
+    these numbers, and truncated to `bits` bits.
 
     promoted: number of terms after which the accumulator is added to an FP32 register and cleared; 0: never. Source:
     DeepSeek-V3 technical report (2024), section 3.5.2.

@@ -33,7 +33,7 @@ def autocast_target(known: Operation, row: Format, given: Iterable[Format | None
 def autocast_arguments(
     op: str, args: tuple[Any, ...], kwargs: dict[str, Any], row: Format
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Cast arguments of `op` as CUDA's autocast does. Raises: UnsupportedInFormat for operations that it forbids."""
+    """Cast arguments of `op` as CUDA's autocast does. Raises: UnsupportedInFormat for ops that autocast forbids."""
     told = any(isinstance(value, (torch.dtype, Format)) for value in (*args, *kwargs.values()))
     target = autocast_target(operation(op), row, map(format_in, tensors_in((args, kwargs))), told)
     if target is None:

@@ -18,7 +18,7 @@ _SINGLE = 23
 def round_to(x: torch.Tensor, name: str) -> torch.Tensor:
     """Round `x` to nearest even in the format `name`; the result is float32.
 
-    Shapes: [*] -> [*]. Larger numbers than the format has become inf, or its largest if it has no inf. NaN stays NaN.
+    Shapes: [*] -> [*]. Numbers beyond the format's range become inf, or its largest number if it has no inf.
     """
     return round_in(x, FORMATS[name])
 
@@ -82,7 +82,7 @@ def format_in(x: torch.Tensor) -> Format | None:
 
 
 def asked_for(dtype: torch.dtype | Format | None) -> Format | None:
-    """The format that a dtype argument requests: the Format itself, or the format of a torch dtype; None for others."""
+    """The format that a dtype argument requests: a Format itself, or the format of a torch dtype; else None."""
     return format_of(dtype) if isinstance(dtype, torch.dtype) else dtype
 
 
@@ -106,7 +106,7 @@ def _round_tensor(x: torch.Tensor, name: str) -> torch.Tensor:
 
 def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """Compute `target` on the arguments converted to float32, and round floating-point results to the format."""
-    return round_tree(target(*widen(args), **widen(kwargs)), row)  # by then the wide arguments are freed
+    return round_tree(target(*widen(args), **widen(kwargs)), row)  # the FP32 arguments are freed before rounding
 
 
 def widen(tree: Any) -> Any:
@@ -126,10 +126,10 @@ def round_tree(tree: Any, row: Format) -> Any:
 
 
 def scalars_lowered(tree: Any) -> Any:
-    """Cast zero-dimensional tensors to FP16 or BF16 if that is the only floating-point dtype of the other tensors.
+    """Cast zero-dimensional tensors to FP16 or BF16 if all other floating-point tensors have that dtype.
 
-    torch ignores scalars in type promotion; CUDA's kernels load scalars in the promoted dtype, so that a scale of 1e5
-    is infinite next to FP16 values, while a CPU multiplies in float32. Source: ATen/native/cuda/Loops.cuh
+    torch ignores scalars in type promotion. CUDA's kernels load scalars in the promoted dtype: a scale of 1e5 is
+    infinite next to FP16 values. A CPU multiplies in float32. Source: ATen/native/cuda/Loops.cuh
     (`opmath_symmetric_gpu_kernel_with_scalars`), which excludes only scalars on the CPU; under emulation, every scalar
     counts as one on the GPU.
     """

@@ -1,4 +1,4 @@
-"""Emulates CUDA's GRUs, LSTMs and plain RNNs: each step rounds two products; the rest is one float32 kernel.
+"""Emulates CUDA's GRUs, LSTMs and plain RNNs: each step rounds two products, and does the rest in one float32 kernel.
 
 A CPU rounds after every gate, or as oneDNN does, which depends on the processor. Source: `GRUCell` and `LSTMCell` of
 aten/src/ATen/native/RNN.cpp, and the kernels of aten/src/ATen/native/cuda/RNN.cu, which keep gates in `accscalar_t` and
@@ -46,7 +46,7 @@ def run_layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     each = len(params) // (given["num_layers"] * ways)
     step, back, lasts = STEPS[operation_of(target).name], _backwards(sizes), []
     for layer in range(given["num_layers"]):
-        if layer and given["train"]:  # in the format: random numbers depend on the dtype
+        if layer and given["train"]:  # drawn in the format: random numbers depend on the dtype
             rows = widen(torch.dropout(round_tree(rows, row), given["dropout"], True))
         these = slice(layer * ways, (layer + 1) * ways)
         of_ways = [params[i * each : (i + 1) * each] for i in range(these.start, these.stop)]
@@ -99,7 +99,7 @@ def _backwards(sizes: Sequence[int]) -> Tensor:
 
 
 def _rows(given: dict[str, Any]) -> tuple[Tensor, list[int]]:
-    """The input of a layer: the rows of all steps, concatenated, and the number of rows per step."""
+    """A layer's input as (the concatenated rows of all steps, the number of rows in each step)."""
     if "data" in given:
         return given["data"], given["batch_sizes"].tolist()
     x = given["input"].transpose(0, 1) if given["batch_first"] else given["input"]

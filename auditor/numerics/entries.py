@@ -11,7 +11,7 @@ _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 
 
 def entries(x: torch.Tensor) -> torch.Tensor:
-    """The entries of `x` as a real, strided tensor; `x` itself if it is one, except that FP8 becomes float32.
+    """The entries of `x` as a real, strided tensor (`x` itself if possible); FP8 becomes float32.
 
     Shapes: [*] -> [*]; complex numbers become pairs, [*, 2]. A sparse tensor gives its stored entries; a nested tensor
     gives the entries of all parts, concatenated.

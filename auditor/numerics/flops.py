@@ -16,7 +16,7 @@ def flops_of(node: fx.Node) -> int:
     """FLOPs of a node; 0 if it is not a matrix product, or its shape was not recorded."""
     name = row_of(node).flops
     function = FORMULAS.get(name)
-    # Rows of a jagged tensor are rows of a matrix, whatever the sequence lengths; its attention isn't counted.
+    # Rows of a jagged tensor count as rows of a matrix, whatever the sequence lengths; its attention isn't counted.
     shape = "rows" if name in ("product", "added_product") else "val"
     out = tensors_in(_outline(node, shape))
     if function is None or not out:

@@ -31,7 +31,7 @@ class Format:
     mantissa: stored fraction bits. min_exponent: exponent of the smallest normal number. largest: the largest finite
     value. bytes: size of one element in memory. label: the display name, by default the name in capitals. storage: the
     name of torch's dtype, None if torch has none. native: whether torch computes in that dtype; other formats are
-    emulated by rounding FP32 results. autocast: whether `torch.autocast` accepts it. loss_scaling: whether its small
+    emulated by rounding FP32 results. autocast: whether `torch.autocast` accepts it. loss_scaling: whether the small
     range requires a scaled loss. overflows_to: the result beyond `largest`: "inf", or "largest" if the format has no
     infinity (torch saturates fp8_e4m3 from 2.13 on, and returned NaN before). speed: the column of plan/devices.toml
     with a device's rate; without an entry, FP32's rate is used. Sources: IEEE 754-2019 (fp16, fp32); bf16 and tf32:
@@ -79,7 +79,7 @@ class Format:
 
     @property
     def low(self) -> bool:
-        """Whether a value takes fewer bytes than in FP32, so that an audit accepts the format."""
+        """Whether a number takes fewer bytes than in FP32; an audit accepts only such formats."""
         return self.bytes < _WIDE
 
     @property
@@ -112,7 +112,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(_known)
 """{name: Format}: built-in and registered formats."""
 
 DEFAULT = ("fp16", "bf16")
-"""Formats of an audit by default, in which GPUs commonly train and run models."""
+"""Formats that an audit tests by default: GPUs commonly train and run models in them."""
 
 
 def narrower() -> tuple[str, ...]:
@@ -139,7 +139,7 @@ def format_of(dtype: torch.dtype) -> Format | None:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype in which torch computes in a format. Raises: AuditorError(slug="no-arithmetic") if there is none."""
+    """The dtype in which torch computes in a format. Raises: AuditorError(slug="no-arithmetic") if torch has none."""
     row = FORMATS[name]
     if not row.native or row.dtype is None:
         raise AuditorError(
@@ -155,13 +155,13 @@ def runs(name: str) -> bool:
 
 
 def is_low(dtype: torch.dtype) -> bool:
-    """Whether torch computes in this dtype, and it has fewer bits than FP32."""
+    """Whether torch computes in this dtype, and the dtype has fewer bits than FP32."""
     row = _by_dtype().get(dtype)
     return row is not None and row.low
 
 
 def significant_bits(dtype: torch.dtype) -> int:
-    """Number of significant bits of a floating-point dtype, the leading one included; 0 for another dtype."""
+    """Number of significant bits of a floating-point dtype, including the implicit bit; 0 for other dtypes."""
     return next((row.mantissa + 1 for row in FORMATS.values() if row.storage and row.dtype is dtype), 0)
 
 
@@ -195,7 +195,7 @@ def temporary_format(row: Format) -> Iterator[Format]:
 
 
 def _problem(row: Format) -> str | None:
-    """Why a format cannot be registered, or None. No format may exceed FP32, since values are rounded from FP32."""
+    """Why a format cannot be registered, else None. No format may exceed FP32: values are rounded from FP32."""
     if not NAME.fullmatch(row.name):
         return "a name has lower-case letters followed by a digit, for instance e6m9"
     if row.name in FORMATS:
@@ -241,7 +241,7 @@ def _storage_problem(row: Format) -> str | None:
 
 
 def _holds(dtype: torch.dtype, row: Format) -> bool:
-    """Whether torch's dtype represents the same numbers as the Format, so that both round alike."""
+    """Whether a torch dtype represents the same numbers as the Format, so that rounding to both is equal."""
     import torch
 
     if not dtype.is_floating_point:

@@ -1,4 +1,4 @@
-"""Matrix products of low-precision inputs with FP32 output. `patched_model.py` contains a copy from FACTORS on."""
+"""Matrix products of low-precision inputs with FP32 output. `patched_model.py` copies this code from `FACTORS` on."""
 
 from __future__ import annotations
 

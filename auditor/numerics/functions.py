@@ -1,4 +1,4 @@
-"""Finds torch functions by their names in precision plans. `patched_model.py` contains a copy from function_name on."""
+"""Finds torch functions by their names in precision plans. `patched_model.py` copies this from `function_name` on."""
 
 from __future__ import annotations
 

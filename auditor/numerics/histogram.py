@@ -15,7 +15,7 @@ from .formats import FORMATS, Format
 from .metrics import relative_l2, runs, sum_of_squares
 
 SIGNIFICANT_BITS = 24
-"""Bits of FP32's significand: a number this many powers of two below another vanishes in their sum."""
+"""Bits of FP32's significand: a number this many powers of two below another number vanishes in their sum."""
 
 _BIAS, _BEYOND = 127, 255
 _EXPONENT_SHIFT, _EXPONENT_FIELD = 23, 0xFF
@@ -23,7 +23,7 @@ _EXPONENT = _EXPONENT_FIELD << _EXPONENT_SHIFT
 
 
 def histogram_of(x: torch.Tensor) -> Magnitudes:
-    """Counts of a real tensor's finite entries by power of two, their L2 norm and extremes; counts of other entries."""
+    """Counts of a real tensor's finite entries by power of two, with L2 norm and extremes; counts of other entries."""
     exponents: Counter[int] = Counter()
     zeros, largest, smallest, square = 0, 0.0, math.inf, 0.0
     for (run,) in runs(x.detach().float()):
@@ -58,7 +58,7 @@ def magnitudes_of(x: torch.Tensor) -> Magnitudes:
 
 
 def _rounding(x: torch.Tensor, fmt: Format, largest: float) -> float:
-    """Relative L2 error of rounding, after scaling by the power of two that brings the largest entry near 1."""
+    """Relative L2 error of rounding `x` to a format, after scaling by a power of two to a largest entry near 1."""
     scaled = torch.ldexp(x, torch.tensor(-math.floor(math.log2(largest))))
     return relative_l2(scaled, scaled.to(fmt.dtype))
 
@@ -88,7 +88,7 @@ def merge_magnitudes(parts: Iterable[Magnitudes]) -> Magnitudes:
 
 
 def significant(histogram: Magnitudes) -> Magnitudes:
-    """One tensor's histogram without the entries that even FP32 loses when it adds them to the largest entry.
+    """One tensor's histogram without the entries so small that even FP32 loses them in a sum with the largest entry.
 
     Saturated outputs leave gradients of 1e-30 next to gradients of 1e-3: no format needs to represent the smaller ones.
     """
@@ -161,8 +161,8 @@ class Profile:
         return self._roundings[fmt.name]
 
     def error(self, candidate: torch.Tensor) -> float:
-        """Relative L2 error of a candidate. If it is infinite and the tensor has Inf or NaN, it is computed again over
-        the tensor's finite entries."""
+        """Relative L2 error of a candidate. If the result is infinite and the tensor has Inf or NaN, only the tensor's
+        finite entries count."""
         gaps = (low.float() - r for r, low in runs(self._float, candidate.detach()))
         return self._relative(sum(map(sum_of_squares, gaps)), candidate)
 
@@ -179,8 +179,8 @@ class Profile:
     def deviation(self, candidate: torch.Tensor, fmt: Format) -> Deviation:
         """How `candidate` (same shape, any real dtype) differs from the tensor, in one pass.
 
-        Computed in float32, where the difference of two close numbers is exact (Sterbenz). max_ulp is inf if only the
-        candidate is not finite.
+        Differences are in float32, exact for two close numbers (Sterbenz). max_ulp is inf if an entry is finite in the
+        tensor but not in the candidate.
         """
         squares, most, damage = 0.0, 0.0, Counter[str]()
         for r, low in runs(self._float, candidate.detach()):

@@ -40,7 +40,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
     On a CPU, matrix products of half-precision tensors accumulate in float32 and round the result, as tensor cores do.
     Recurrent layers and cells round their products and results; running sums round every partial result. A
-    zero-dimensional tensor is rounded first if the others are in low precision. Other operations run natively in half
+    zero-dimensional tensor is rounded first if all others are in low precision. Other operations run natively in half
     precision, so that intermediate rounding is included. On a GPU everything runs natively. In a format without native
     arithmetic, the operation computes in float32 and its result is rounded. Raises: UnsupportedInFormat if CUDA has no
     half kernel, a constant is out of range, dtypes are mixed, or the operation raises in half precision.
@@ -86,7 +86,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Format | None, bool]:
-    """The low-precision format of the tensors (None if there is none), and whether they are on a CPU; Fourier
+    """The low-precision format of the tensors (None for FP32 tensors), and whether they are on a CPU; Fourier
     transforms may have complex tensors."""
     for x in tensors:
         dtype = x.dtype.to_real() if known.powers_of_two and x.is_complex() else x.dtype
@@ -96,7 +96,7 @@ def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Form
 
 
 def _run_discrete(target: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation on discrete tensors; if FP16 or BF16 is requested, numbers in the arguments must fit it."""
+    """Run an operation on discrete tensors; numbers in the arguments must fit a requested FP16 or BF16 dtype."""
     try:
         return target(*args, **kwargs)
     except RuntimeError as error:
@@ -126,7 +126,7 @@ def _reason(name: str, row: Format, error: BaseException) -> str:
 
 
 def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """A matrix product or convolution in a format on a CPU, rounded like on tensor cores."""
+    """Compute a matrix product or convolution on a CPU in a format, with the rounding of tensor cores."""
     if adds_bias_apart(target, args):
         result: torch.Tensor = product(target, (*args[:2], None), kwargs, row) + args[2]
         return result
@@ -150,7 +150,7 @@ def is_product(target: Callable[..., Any]) -> bool:
 
 
 def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
-    """The format that torch's type promotion gives. given: (format, whether a scalar) of each tensor, at least one.
+    """The result format of torch's type promotion. given: (format, whether a scalar) of each tensor, at least one.
 
     Scalars count only if all are scalars. Two different low-precision formats promote to float32.
     """
@@ -180,5 +180,5 @@ def _result(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _wide(tree: Any) -> Any:
-    """The arguments in float32; requested formats become float32 too."""
+    """Convert the arguments to float32; dtype arguments that request a format become float32 too."""
     return pytree.tree_map_only(Format, lambda _: torch.float32, widen(tree))

@@ -12,7 +12,7 @@ from ..records.ledger import Loss
 from .entries import ON_GPU, dense, entries, is_plain, places
 
 _RUN = 1 << 17
-"""Entries per chunk, so that its copies fit in the processor's cache."""
+"""Number of entries per chunk; copies of a chunk fit in the processor's cache."""
 
 _SQUARES = (1e-24, 1e36)
 """Range of sums of squares that are accurate in float32; sums outside it are computed in float64."""
@@ -90,7 +90,7 @@ def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
 
 
 def loss_of(before: torch.Tensor, after: torch.Tensor) -> Loss | None:
-    """How a cast changed a tensor's values, as a Loss; None if it changed none. Shapes: both [*], equal."""
+    """How a cast changed a tensor's values, as a Loss; None if all are unchanged. Shapes: both [*], equal."""
     wide = torch.promote_types(before.dtype if before.dtype.itemsize > 1 else after.dtype, torch.float32)
     ours, theirs = (entries(x.detach()).to(wide) for x in (before, after))
     changed = (ours != theirs) & ~(ours.isnan() & theirs.isnan())
@@ -138,7 +138,7 @@ def comparable_pairs(
 
 
 def _comparable(r: torch.Tensor, c: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Strided pairs: the entries of two sparse tensors with equal indices, or the parts of nested tensors."""
+    """Pairs of strided tensors: the entries of two sparse tensors with equal indices, or parts of nested tensors."""
     r, c = r.detach(), c.detach()
     if r.is_nested and c.is_nested:
         parts = r.unbind(), c.unbind()

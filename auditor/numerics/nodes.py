@@ -19,7 +19,7 @@ _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d")
 
 
 def target_of(n: fx.Node) -> Callable[..., Any]:
-    """The operation, a callable, of a call_function node."""
+    """The callable that a call_function node calls."""
     assert callable(n.target)
     return n.target
 
@@ -121,7 +121,7 @@ def readers(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _first(node: Any) -> Any:
-    """The node's first recorded result, usually a meta tensor; None if there is none."""
+    """The node's first recorded result, usually a meta tensor; None if no result was recorded."""
     held = node.meta.get("val") if isinstance(node, fx.Node) else None
     return held[0] if isinstance(held, (tuple, list)) and held else held
 
@@ -138,13 +138,13 @@ def shape(node: Any) -> tuple[int, ...]:
 
 
 def dtype(node: fx.Node) -> torch.dtype | None:
-    """Dtype of the node's first tensor result; None if there is none."""
+    """Dtype of the node's first tensor result; None for a node without tensor results."""
     result = getattr(_first(node), "dtype", None)
     return result if isinstance(result, torch.dtype) else None
 
 
 def arguments_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], defaults: bool = False) -> dict[str, Any]:
-    """A call's arguments by their names in the schema; `kwargs` if there is none. defaults: include default values."""
+    """A call's arguments by their schema names; `kwargs` if no schema exists. defaults: include default values."""
     listed = _schema_arguments(target)
     omitted = {a.name: a.default_value for a in listed if defaults and a.has_default_value()}
     return omitted | dict(zip((a.name for a in listed), args, strict=False)) | dict(kwargs)
@@ -156,7 +156,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def arguments_with_defaults(node: fx.Node) -> dict[str, Any]:
-    """Like `arguments`, but with the schema's defaults."""
+    """{name: argument} of a node's call, with the schema's defaults."""
     return arguments_of(node.target, node.args, node.kwargs, defaults=True)
 
 

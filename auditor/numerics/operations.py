@@ -112,7 +112,7 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """The name without namespace and overload, for messages."""
+        """The operation's name without namespace and overload, for messages."""
         return packet(self.op).rpartition(".")[2]
 
     @property
@@ -196,7 +196,7 @@ def _rows() -> dict[str, Operation]:
 
 
 def _row(own: str) -> Operation | None:
-    """The table row of a packet (operation name), or of the packet that it is a variant of; None without one."""
+    """The table row of a packet (operation name), or of the packet whose variant it is; None without a row."""
     result = _rows().get(own)
     if result is not None:
         return result

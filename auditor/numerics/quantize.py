@@ -75,7 +75,7 @@ def asymmetric(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
 
 
 def power_of_two(x: torch.Tensor, span: Range, by: Quantizer, rounding: str) -> Scaled:
-    """Scale rule in E8M0: the exponent of the largest magnitude minus that of the largest element.
+    """Scale rule in E8M0: the exponent of the largest magnitude minus the exponent of the format's largest element.
 
     rounding of the largest magnitude to a power of two: "floor", "ceil" or "even" (up if the element's rounding would
     carry). Source: OCP Microscaling Formats 1.0, section 6.3 (floor); torchao 0.18, `to_mx` with ScaleCalculationMode.
@@ -152,8 +152,8 @@ def _round(x: torch.Tensor, zero: torch.Tensor | None, element: Element) -> tupl
 
 @dataclass(frozen=True)
 class Quantized:
-    """A tensor after fake quantization, in FP32. beyond, vanished: masks of the entries that exceed the largest
-    element, and of non-zero entries that became zero."""
+    """A tensor after fake quantization, in FP32. beyond: mask of the entries that exceed the largest element.
+    vanished: mask of the non-zero entries that became zero."""
 
     values: torch.Tensor
     beyond: torch.Tensor

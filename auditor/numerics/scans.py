@@ -2,7 +2,7 @@
 
 For example, the running sum of 4096 ones in FP16 ends at 4096 on a CPU, which adds in float32, but at 2048 on CUDA. The
 order of additions follows `scan_dim` in PyTorch's aten/src/ATen/native/cuda/ScanUtils.cuh. CUDA scans a single row with
-the library cub, several rows along the last dimension in tiles by Sklansky's network, and any other dimension
+the library cub, several rows along the last dimension in tiles (Sklansky's network), and any other dimension
 sequentially. The tiles of cub have its default size for two-byte types; after the first tile, cub may use another order
 of additions than this emulation.
 """

@@ -1,4 +1,4 @@
-"""Quantization schemes below 16 bits: number formats that share a scale per block. Importing this needs no torch."""
+"""Quantization schemes below 16 bits: number formats that share a scale per block. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import MappingProxyType
 from .formats import FORMATS, Format, label
 
 FP4 = Format("fp4_e2m1", 1, 0, 6.0, 1, overflows_to="largest")
-"""The element of MXFP4 and NVFP4 (OCP Microscaling Formats 1.0). It needs a scale, so no audit takes it as a format."""
+"""The number format of elements in MXFP4 and NVFP4 (OCP Microscaling Formats 1.0). It is only used with a scale."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Element:
 
 @dataclass(frozen=True)
 class Quantizer:
-    """How one tensor is quantized. block: (rows, columns) of a matrix that share a scale; 0: all of them.
+    """How one tensor is quantized. block: numbers of (rows, columns) that share a scale; 0: all rows or columns.
 
     rule: the scale rule, see `quantize.RULES`. least_scale: lower bound of the scale of integers. scale_bits: bits
     stored per block. calibrated: whether the range comes from calibration inputs, not from the tensor.
@@ -70,7 +70,7 @@ class Scheme:
 
     @property
     def config(self) -> str | None:
-        """torchao's configuration for `quantize_`, as Python; None: torchao has only tensor classes for it."""
+        """torchao's configuration for `quantize_`, as Python; None if torchao has just tensor classes for a scheme."""
         return self.source if "Config(" in self.source else None
 
     @property
@@ -80,7 +80,7 @@ class Scheme:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether torchao has kernels for a CPU, and `source` is its configuration: INT8 and INT4."""
+        """Whether torchao can run the scheme on a CPU: true for INT8 and INT4 schemes without calibrated scales."""
         return self.weight.element.row is None and not self.is_calibrated
 
     @property

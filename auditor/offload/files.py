@@ -32,9 +32,9 @@ _FIXED = "resize storage that is not resizable"
 
 
 class OffloadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside this mode, every large result of an operation is stored in a file, with the same entries and strides.
+    """Inside this mode, every large result of an operation is stored in a temporary file, with unchanged strides.
 
-    That includes tensors that autograd saves or computes.
+    These results include tensors that autograd saves or computes.
     """
 
     supports_higher_order_operators = True
@@ -92,7 +92,7 @@ def folder() -> str:
 def release(*, others: bool) -> None:
     """Drop mapped files from resident memory; their pages are read again on access.
 
-    Each storage is referenced during the call: once freed, its addresses may belong to other memory, which would be
+    The call keeps each storage alive: the addresses of a freed storage may belong to other memory, which would be
     zeroed. others: include private mappings such as a library's checkpoint, but no shared libraries. Unmodified pages
     are read from the disk again; modified pages are kept.
     """
@@ -124,7 +124,7 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _to_file(x: Tensor, given: Any) -> Tensor:
-    """Move a result to a file, unless it shares memory with an input, or autograd has recorded its parts."""
+    """Move a result to a file, unless the result shares memory with an input or autograd has recorded its parts."""
     storage = x.untyped_storage()
     if (
         is_offloaded(x)
@@ -144,14 +144,14 @@ def laid_as(x: Tensor, storage: torch.UntypedStorage) -> Tensor:
 
 @cache
 def _is_looked_into(func: Any) -> bool:
-    """Whether autograd records an operation's parts: if it is user-defined and has no registered derivative."""
+    """Whether autograd records the operations inside `func`: for user-defined operations without a derivative."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     own = isinstance(func, torch._ops.OpOverload) and not is_torchs_own(func)
     return own and not any(has(func.name(), key) for key in ("Autograd", "AutogradCPU"))
 
 
 def _run_recorded(func: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that runs the operation while autograd records its parts, which torch does not do inside a mode."""
+    """A function that runs `func` while autograd records the operations inside, which torch's modes prevent."""
     of, without = torch._C._dispatch_key_parse, torch._C._SetExcludeDispatchKeyGuard
 
     def run(*args: Any, **kwargs: Any) -> Any:

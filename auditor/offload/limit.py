@@ -46,12 +46,12 @@ class Limit:
     """Keeps the process below `size` bytes of resident memory if possible; `peak` is the maximum observed."""
 
     def __init__(self, size: int) -> None:
-        """Raises: AuditorError(slug="memory-too-small") if the process already uses nearly that much."""
+        """Raises: AuditorError(slug="memory-too-small") if the process already uses nearly `size` bytes."""
         self.size, self.peak, self._after = size, resident(), 0
         self.need(0)
 
     def need(self, size: int) -> None:
-        """Free memory for `size` bytes at once. Raises: AuditorError(slug="memory-too-small") if they exceed the
+        """Free memory for `size` bytes at once. Raises: AuditorError(slug="memory-too-small") if `size` exceeds the
         limit."""
         self.let_go()
         if self.size < (least := resident() + ROOM + size):
@@ -68,7 +68,7 @@ class Limit:
             self.let_go()
 
     def let_go(self) -> None:
-        """Drop mapped files now; if that is not enough, also files that libraries mapped."""
+        """Drop mapped files now; if memory is still near the limit, also files that libraries mapped."""
         release(others=False)
         if resident() > NEARLY * self.size:
             release(others=True)
@@ -146,7 +146,7 @@ def within() -> tuple[str, ...]:
 
 
 def came_to() -> str | None:
-    """Words for the peak memory so far, compared with the limit; None without a limit."""
+    """A text about the peak memory so far, compared with the limit; None without a limit."""
     limit = now()
     if limit is None:
         return None
@@ -162,7 +162,7 @@ def limit_for(weights: int) -> int | None:
 
 
 def free() -> int | None:
-    """Available bytes of the machine, or of this process's cgroup if fewer; None if unknown."""
+    """Available memory in bytes: the machine's, or this process's cgroup's if smaller; None if unknown."""
     with suppress(OSError):
         left = 1024 * int(MEMINFO.read_text(encoding="utf-8").split("MemAvailable:")[1].split()[0])
         with suppress(OSError, ValueError):  # "max": without a limit

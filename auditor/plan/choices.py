@@ -16,19 +16,19 @@ from ..numerics.schemes import SCHEMES
 from ..stages import tick
 
 RUNS = 48
-"""Limit of runs on all calibration inputs that choose the layers of one plan."""
+"""Maximum number of runs on all calibration inputs from which one plan's layers are chosen."""
 
 SINGLES = 256
-"""Limit of runs with only one group quantized; the options with the largest predicted effects are run."""
+"""Maximum number of runs with only one group quantized; the options with the largest predicted effects are run."""
 
 MOVES = 3
-"""Number of options that are changed at random before a choice is improved, to leave a local optimum."""
+"""Number of groups whose scheme is changed at random before the choice is improved, to leave a local optimum."""
 
 CHANGES = 1_000
 """Maximum number of changes that improve one choice: rounding errors in predictions could make changes cycle."""
 
 NEAR = 8
-"""Number of choices whose errors are nearest to the limit, from which further choices are searched."""
+"""Number of measured choices, with errors nearest to the limit, from which the search starts."""
 
 DRAWS = 64
 """Number of random starts in a row without a new choice to run, after which the search ends."""
@@ -37,14 +37,14 @@ KEPT = 16.0
 """Bits per weight of a layer that is not quantized."""
 
 FAILED = 1e30
-"""Squared effect of an option whose run failed: above any limit, yet finite."""
+"""Squared effect that stands for a failed run of an option: above any limit, yet finite."""
 
 Choice = tuple[str, ...]
-"""The scheme of each group, or "" for 16 bits."""
+"""A choice: the quantization scheme of each group of layers, or "" for 16 bits."""
 
 
 def bits_of(scheme: str) -> float:
-    """Bits per weight."""
+    """Bits per weight of a quantization scheme, or of 16-bit layers for ""."""
     return SCHEMES[scheme].weight.bits if scheme else KEPT
 
 
@@ -58,8 +58,8 @@ class Group:
 
 
 class Run(NamedTuple):
-    """Result of a run of a choice. error: the outputs' error on the worst batch; change: the outputs' change, [criteria
-    of all batches, entries], see `change_of`."""
+    """Result of a run of a choice of schemes. error: of the outputs, on the worst batch. change: of the outputs,
+    [criteria of all batches, entries], see `change_of`."""
 
     error: float
     change: torch.Tensor
@@ -67,7 +67,7 @@ class Run(NamedTuple):
 
 @dataclass
 class Search:
-    """Searches the choice with the fewest bits whose measured error is within a limit.
+    """Searches the choice of schemes with the fewest bits whose measured error is within a limit.
 
     measure: runs a choice on the calibration inputs. known: its results, also of other searches. refused: choices that the
     verification did not accept.
@@ -82,21 +82,21 @@ class Search:
     refused: set[Choice] = field(default_factory=set)
 
     def bits(self, choice: Choice) -> float:
-        """Bits of all groups' weights under a choice."""
+        """Total bits of the weights of all groups under a choice of schemes."""
         return sum(bits_of(scheme) * group.elements for group, scheme in zip(self.groups, choice, strict=True))
 
     def predicted(self, choice: Choice) -> float:
-        """Predicted error: the error of the sum of the output changes by each group alone."""
+        """Predicted error of a choice: that of the sum of the output changes that each quantized group alone causes."""
         at = self._places(choice)
         return float(self._products[:, at][:, :, at].sum((1, 2)).amax().clamp(min=0).sqrt())
 
     def summed(self, choice: Choice) -> float:
-        """Sum of the errors with each group alone."""
+        """Sum, over the groups of a choice, of the output error with only this group quantized."""
         return float(self._products.diagonal(dim1=1, dim2=2)[:, self._places(choice)].amax(0).sqrt().sum())
 
     @cached_property
     def _options(self) -> list[tuple[int, str]]:
-        """(group, scheme) of each option, in the order of groups."""
+        """All options, as (number of the group, scheme), in the order of groups."""
         return [(i, s) for i, group in enumerate(self.groups) for s in ("", *group.squares) if s in ("", *self.schemes)]
 
     def _places(self, choice: Choice) -> list[int]:
@@ -128,10 +128,10 @@ class Search:
         return tuple(scheme if i == group else "" for i in range(len(self.groups)))
 
     def best(self, limit: float) -> Choice:
-        """The choice with the fewest bits among those whose error was measured within the limit, after more runs.
+        """Run more choices; return the choice with the fewest bits among those with a measured error within the limit.
 
-        Each run tries the choice that would be best if changes of the outputs added up. The search for it starts at the
-        best choice measured so far, then at other choices, with some options changed at random.
+        Each run tries the choice that would be best if changes of the outputs added up. The search starts at the best
+        choice measured so far, then at other measured choices, with some options changed at random.
         """
         draw, idle = random.Random(0), 0
         while self.left > 0 and idle < DRAWS and limit > 0:
@@ -148,7 +148,7 @@ class Search:
         return self._within(limit)
 
     def safest(self, limit: float, other: Choice) -> Choice:
-        """The choice within the limit, with fewer bits than `other` and the least measured error; else `other`."""
+        """The choice with the least measured error, within the limit and with fewer bits than `other`; else `other`."""
         fewer = [choice for choice in self._allowed(limit) if self.bits(choice) < self.bits(other)]
         return min(fewer, key=lambda choice: self.known[choice].error, default=other)
 
@@ -161,8 +161,8 @@ class Search:
         return [choice for choice in choices if allowed.issuperset(choice)]
 
     def _improve(self, start: Choice, limit: float, moves: Sequence[int]) -> Choice:
-        """Take some options, then change one or two groups at a time: until the predicted error is within the limit, and
-        then to save bits.
+        """Apply `moves` to a choice, then change one or two groups at a time: first until the predicted error is within
+        the limit, then to save bits.
 
         The prediction is the error of the measured change under `start` plus the changes by groups that differ from
         `start`. Each step changes the one or two groups that save most bits per added squared error. Returns `start` if
@@ -173,7 +173,7 @@ class Search:
         at, products = torch.tensor(self._places(start)), self._products
         beyond = self.known[start].change.double() - self._changes[:, at].sum(
             1
-        )  # what the single changes do not explain
+        )  # the error that the single changes do not explain
         added, diagonal = (self._changes @ beyond[..., None])[..., 0], products.diagonal(dim1=1, dim2=2)
         for _ in range(CHANGES):
             at[groups[moves]] = torch.tensor(moves, dtype=torch.long)

@@ -83,7 +83,7 @@ TIE = 1e-3
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a node. flops: a multiply-add counts as two. elements: floating-point elements read and written. free:
+    """Cost of a node. flops: a multiply-add counts as two. elements: floating-point numbers read and written. free:
     whether the node only returns a view."""
 
     flops: int
@@ -126,7 +126,7 @@ def half_of(device: str) -> str:
 
 
 def quantized_seconds(cost: Cost, weights: int, scheme: Scheme, device: str) -> float:
-    """Roofline seconds of a layer under a quantization scheme. weights: elements of its weight; activations: 16 bits.
+    """Roofline seconds of a layer under a quantization scheme; activations take 16 bits. weights: number of weights.
 
     The layer computes in 16 bits if the device lacks the scheme's products, or if the scheme only quantizes weights.
     """

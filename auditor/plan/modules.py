@@ -17,10 +17,10 @@ from .problem import Problem
 from .search import FORBIDDEN, MOST_OFF, Candidate, Space
 
 VISITS = 20_000
-"""Maximum number of operations visited in one search, over all its choices: bounds its time on a large model."""
+"""Maximum number of operations that one search visits in total, which bounds the time for a large model."""
 
 SHORTER = 0.05
-"""Share by which a plan entirely in low precision, which is simpler, may exceed the best choice's time and cost."""
+"""Share by which a plan entirely in low precision, which is simpler, may exceed the best plan's time and cost."""
 
 REPLAYS = 4
 """Maximum number of replays of the recorded graph for improving and explaining one choice of precisions."""
@@ -37,7 +37,7 @@ class Modules(Space):
         self.left = REPLAYS
 
     def replay(self, point: Candidate) -> float:
-        """Error of the outputs when the recorded graph is replayed under a choice of precisions."""
+        """Output error of a replay of the recorded graph under a choice of precisions."""
         return self._replayed(self.problem.policy_for(choice_keeping(point.high, self.problem.format)))
 
     def before(self, point: Candidate) -> float:
@@ -50,8 +50,8 @@ class Modules(Space):
         return math.sqrt(max(self.before(before) ** 2 + point.predicted_error**2 - before.predicted_error**2, 0.0))
 
     def holds(self, before: Candidate, point: Candidate, limit: float) -> bool:
-        """Whether a replay of `point`, which has more in low precision than `before`, has an error within `limit`.
-        False without a replay if no replay is left, or if even 1 / MOST_OFF of the predicted increase is too much."""
+        """Whether a replay of `point`, which has more in low precision than `before`, has an error within `limit`. No
+        replay runs, and the result is False, if none is left or 1 / MOST_OFF of the predicted increase is too much."""
         known = self.before(before)
         if not (point.feasible and known + (self.after(before, point) - known) / MOST_OFF <= limit):
             return False
@@ -62,11 +62,11 @@ class Modules(Space):
         return self.error(point) <= limit
 
     def within_budget(self) -> list[Candidate]:
-        """[the choice with everything low], if it meets the budget and no unsafe operation is low; otherwise []."""
+        """[the choice of low precision everywhere], if it meets the budget without unsafe operations; otherwise []."""
         return [self.low] if self.low.feasible and self.error(self.low) <= self.budget else []
 
     def reach(self) -> float | None:
-        """Smallest error above 0 of all replays, including one that lowers only the module predicted to err least."""
+        """Smallest replayed error above 0; one replay lowers only the module with the smallest predicted error."""
         energy = self.problem.energy
         alone = (evaluate(self.problem, self.nothing.high.difference(energy.together(one))) for one in energy.scopes)
         gaining = [point for point in alone if point.cost < self.nothing.cost]
@@ -89,13 +89,13 @@ class Modules(Space):
 
 
 def as_candidate(problem: Problem, chosen: PrecisionChoice) -> Candidate:
-    """Convert a plan's precisions to a Candidate; modules that share a weight with an FP32 module become FP32 too."""
+    """The Candidate of a PrecisionChoice; modules that share a weight with an FP32 module become FP32 too."""
     high = (owner for owner in problem.energy.scopes if chosen(owner) == "fp32")
     return evaluate(problem, outputs_of(chosen).union(each for x in high for each in problem.energy.together(x)))
 
 
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
-    """Build the plan of a choice of precisions, with predicted errors and times; it is not run yet."""
+    """Build the plan of a choice of precisions, with predicted errors and times, without a run."""
     fp32 = evaluate(problem, problem.energy.scopes).seconds
     resolution, row = problem.resolve(choice_keeping(chosen.high, problem.format)), FORMATS[problem.format]
     unfit = f"the {problem.device} has no {row.label} arithmetic: a speed-up only comes from moving fewer bytes"

@@ -1,4 +1,4 @@
-"""Matrix products with low-precision inputs and FP32 output: which products can have it, its cost, and choices."""
+"""Matrix products with low-precision inputs and FP32 output: which products can have FP32 output, and its cost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def outputs_of(choice: PrecisionChoice) -> set[str]:
 
 
 def without_effect(high: Collection[str]) -> set[str]:
-    """Paths with FP32 output in vain: the module is FP32, or it or a module above keeps the function in FP32."""
+    """Paths whose FP32 output has no effect: the module is FP32, or it or a module above keeps the function in FP32."""
     found = ((path, *path.removesuffix(FP32_OUTPUT).rpartition("..")) for path in high if path.endswith(FP32_OUTPUT))
     return {
         path
@@ -60,14 +60,14 @@ def without_effect(high: Collection[str]) -> set[str]:
 
 
 def cost_of(problem: Problem, name: str, resolution: Resolution) -> Cost:
-    """Cost of one node, in elements of its inputs' format; an element of FP32 output counts as several."""
+    """Cost of one node, in elements of its inputs' format; an FP32 output element counts as two or four."""
     cost, factors = problem.costs[name], resolution.nodes[name].factors
     wider = FORMATS["fp32"].bytes // FORMATS[factors].bytes - 1 if factors else 0
     return replace(cost, elements=cost.elements + wider * problem.elements[name]) if wider else cost
 
 
 def fails_by_inputs(known: Contribution | None) -> bool:
-    """Whether a product is unsafe even with FP32 output: it was not run, or its rounded inputs cause Inf or NaN."""
+    """Whether a product is unsafe even with FP32 output: the product was not run, or rounded inputs give Inf or NaN."""
     return known is None or math.isfinite(known.own) > math.isfinite(known.isolated)
 
 

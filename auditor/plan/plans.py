@@ -35,12 +35,12 @@ class Planner:
         self._chosen: dict[str, Candidate] = {}
 
     def baselines(self) -> dict[str, Verification]:
-        """Run the model with everything in low precision, under plain autocast or a plain cast. The search reuses these
-        errors."""
+        """Run the model with everything in low precision, under plain autocast or a plain cast. The search reuses the
+        errors of these runs."""
         result = dict[str, Verification]()
         for name, plan in self._run({name: space.low for name, space in self.spaces.items()}).items():
             ran, space = plan.verification, self.spaces[name]
-            if ran is None or not runs(plan.format):  # torch cannot run it: judge a replay
+            if ran is None or not runs(plan.format):  # torch cannot run the plan: judge a replay
                 result[name] = judge_replay(self.bench, space.error(space.low), policy_of(self.bench.capture, plan))
                 continue
             fails = ran.measured_error is None or not all(one.holds for one in ran.criteria)
@@ -49,7 +49,7 @@ class Planner:
         return result
 
     def plans(self) -> dict[str, Plan]:
-        """All plans, verified on held-out inputs if there are any."""
+        """Make all plans, and verify them on the held-out inputs or, without them, on the calibration inputs."""
         quick = self.bench.options.quick
         result = find_verified(self.spaces, self.bench.max_error, self.make, self._run)
         for name, space in self.spaces.items():
@@ -60,8 +60,8 @@ class Planner:
         return {name: result[name] for name in self.spaces}
 
     def make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
-        """Return the cheapest choices found within `limits`: the search's improved result, or, if that costs less,
-        another strategy's choice in the same format, or everything in low precision except some outputs of products."""
+        """Return the cheapest choices found within `limits`. Candidates are the search's improved result, another
+        strategy's choice in the same format, and everything in low precision except some outputs of products."""
         quick = self.bench.options.quick
         for name, limit in limits.items():
             tick(name.replace("_", " "))

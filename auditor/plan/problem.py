@@ -32,7 +32,7 @@ ISLAND_SHARE = 0.003
 
 @dataclass(frozen=True)
 class Lowest:
-    """Everything in low precision, except for dtype conflicts. raised: modules and functions in FP32 to avoid these."""
+    """All in low precision, except to avoid dtype conflicts. raised: modules and functions in FP32 for this reason."""
 
     resolution: Resolution
     raised: frozenset[str]
@@ -81,7 +81,7 @@ def _ways_out(problem: Problem, resolution: Resolution, raised: set[str], confli
 def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
     """{module: functions that it may keep in FP32}, for modules whose own products are worth running in low precision.
 
-    Such a module needs a safe product; or a sensitive one, if one of its other functions is unsafe or untested.
+    Such a module needs a safe product, or a sensitive product beside a function that is unsafe or untested.
     """
     result = dict[str, frozenset[str]]()
     for owner, nodes in problem.operations_of.items():
@@ -109,7 +109,7 @@ def timed_in(resolution: Resolution, name: str) -> str:
 
 
 def energy_of(problem: Problem) -> Energy:
-    """Build a problem's energy, from prices and errors with all in FP32 and with as much as possible low."""
+    """Build a problem's Energy, from prices and errors with all in FP32, and with all possible in low precision."""
     resolution, raised = problem.lowest.resolution, problem.resolve(plain("fp32"))
     nodes, graph = problem.capture.nodes, problem.capture.graph_module.graph
     users = {n.name: [user.name for user in n.users if user.name in nodes] for n in graph.nodes}
@@ -155,13 +155,13 @@ def energy_of(problem: Problem) -> Energy:
         for owner in owners if resolution.low(name) else ():
             charge(owner, low / len(owners), high / len(owners), 0.0)
     tree = {owner: above for owner in scopes if (above := nearest_above(owner, scopes)) is not None}
-    deciding = problem.layout.deciding_owners  # of one stored tensor, which can have only one precision
+    deciding = problem.layout.deciding_owners  # a stored tensor can have only one precision
     tied = {pair for place in problem.stored for pair in pairwise(deciding.get(place.name, ()))}
     return Energy(scopes, pairs, tree, tied, problem.island, _shielded_owners(problem) | set(functions))
 
 
 def _shielded_owners(problem: Problem) -> frozenset[str]:
-    """Owners that the model's code always calls with autocast switched off."""
+    """Modules and functions that the model's code always calls with autocast switched off."""
     if not problem.how.regional:
         return frozenset()
     nodes = problem.capture.nodes.values()
@@ -190,7 +190,7 @@ class Problem:
     stored_low: Mapping[str, int] = field(default_factory=dict)
     objective: str = "time"
     evaluated: dict[frozenset[str], Candidate] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """{owners in FP32: Candidate}, the cache of `evaluate`."""
+    """{modules and functions in FP32: Candidate}, the cache of `evaluate`."""
 
     @property
     def name(self) -> str:
@@ -240,7 +240,7 @@ class Problem:
     products = cached_property(products_of)
 
     def variable(self, name: str) -> str:
-        """Path of the owner that sets a node's precision: a module, or a function in it (see paths.function_in)."""
+        """Path of the module, or of a function in it (see paths.function_in), whose precision a node has."""
         node = self.capture.nodes[name]
         if node.function is None or node.function.path not in self.exceptions.get(node.owner, ()):
             return node.owner
@@ -257,7 +257,7 @@ class Problem:
         return ISLAND_SHARE * sum(self.node_price(name, raised) for name in self.capture.nodes)
 
     def node_price(self, name: str, resolution: Resolution) -> float:
-        """Price of one node under the objective, in seconds."""
+        """Price of one node under the plan's objective, in seconds."""
         cost, fmt = cost_of(self, name, resolution), timed_in(resolution, name)
         return price(self.objective, cost, self.elements[name], fmt, self.device)
 
@@ -268,7 +268,7 @@ class Problem:
 
     def price(self, resolution: Resolution, elapsed: float, stored: float) -> float:
         """Price of a choice without the price of changes of precision. elapsed: predicted seconds of one forward.
-        stored: price of storing its weights."""
+        stored: price of storing the weights."""
         if self.objective == "memory":
             needed = self.memory(resolution)
             return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
@@ -293,14 +293,14 @@ class Problem:
         return self.node_square(resolution, name), seconds(cost, fmt, self.device), low_flops, 0.0
 
     def squares(self, resolution: Resolution, own: NDArray[np.float64]) -> dict[str, float]:
-        """{node or placeholder: squared error that it adds to a choice}, including the rounding of its result; values
-        that add nothing may be missing. own: squared errors from `figures`."""
+        """{node or placeholder: squared error that it adds to the outputs}, including the rounding of its result; nodes
+        that add no error may be missing. own: squared errors from `figures`."""
         result = self.cast_squares(resolution)
         return result | {n: result.get(n, 0.0) + x for n, x in zip(self._typed, own.tolist(), strict=True) if x}
 
     def cast_squares(self, resolution: Resolution) -> dict[str, float]:
         """{value that is rounded once: squared error of its rounding}: FP32 values cast for an operation, weights and
-        inputs stored low."""
+        inputs stored in low precision."""
         stored = [p.name for p in self.capture.placeholders if resolution.low(p.name)]
         names = (name for name in (*resolution.lowered, *stored) if self.contribution(name, self.format))
         return {name: self.cast_square(resolution, name) for name in names}
@@ -310,16 +310,16 @@ class Problem:
         return memory_of(self.capture, self.costs, resolution, self.format)
 
     def resolve(self, precision: Callable[[str], str]) -> Resolution:
-        """Dtypes of all nodes if every owner has the precision that `precision` returns."""
+        """Dtypes of all nodes if modules and functions have the precisions that `precision` returns."""
         return self._resolver(self.policy_for(precision))
 
     def policy_for(self, precision: Callable[[str], str]) -> Policy:
-        """The policy in which every owner has the precision that `precision` returns."""
+        """The Policy in which modules and functions have the precisions that `precision` returns."""
         return Policy(self.capture, self.strategy, precision, self.format, self.layout)
 
     @cached_property
     def layout(self) -> Layout:
-        """The part that is equal in all policies (precisions of all owners) of this problem."""
+        """The Layout that all policies of this problem share."""
         return Layout(self.capture, self.how)
 
     @cached_property
@@ -328,7 +328,7 @@ class Problem:
         return kept_low(self.capture, (self.strategy,), self.format)
 
     def contribution(self, name: str, format: str) -> Contribution | None:
-        """Measured contribution of a node or placeholder in a format; None if it was not measured."""
+        """Measured contribution of a node or placeholder in a format; None if not measured."""
         return self.contributions.get(format, {}).get(name)
 
     def is_forbidden(self, resolution: Resolution, name: str) -> bool:
@@ -336,7 +336,7 @@ class Problem:
         verdict = self.verdicts.get(name)
         if name in self.kept_formats or verdict is None or verdict.verdict not in ("unsafe", "untested"):
             return resolution.nodes[name].conflict
-        if resolution.nodes[name].factors:  # the errors of its inputs count where these are rounded
+        if resolution.nodes[name].factors:  # errors of the inputs count where the inputs are rounded
             return verdict.verdict == "untested" or fails_by_inputs(self.contribution(name, self.format))
         return resolution.touches_low(name)
 

@@ -26,24 +26,24 @@ from .scores import InFp32
 from .workbench import Workbench, worst_of
 
 MORE_RUNS = 8
-"""Further runs each time that the verification refuses a plan."""
+"""Number of further runs after each plan that the verification refuses."""
 
 VERIFICATIONS = 20
-"""Limit of choices for one plan that are verified; if none is accepted, all layers keep 16 bits."""
+"""Maximum number of choices that are verified for one plan; if all are refused, all layers keep 16 bits."""
 
 CLOSER = 0.99
 """After a refusal, the next limit on calibration inputs is CLOSER * error * sqrt(budget / worst error) of the refused
-choice. A limit in proportion would be stricter; but another choice may have less error on the held-out inputs."""
+choice. A limit in proportion to budget / error would be stricter; other choices may err less on held-out inputs."""
 
 MUCH_CLOSER = 0.7
-"""After a refusal by the user's score, or a failure, this factor replaces the square root."""
+"""After a refusal by the user's score, or a failed run, this factor replaces the square root."""
 
 _EXPERTS = re.compile(r"(.*?[^.]*expert[^.]*)\.\d+\.")
-"""The list of a layer's experts, in the path of a layer of one expert."""
+"""Matches the list of experts in the module path of a layer that belongs to one expert."""
 
 
 class _Verified(NamedTuple):
-    """A verified choice. by: what ran it, see QuantizedPlan; measured, held_out: errors on the calibration and on the
+    """A verified choice of schemes. by: what ran the model; measured, held_out: errors on the calibration and on the
     held-out inputs. score: None if an error exceeds the limit, or if plans are not scored."""
 
     by: str
@@ -69,14 +69,14 @@ class QuantizedPlans:
         return cls(bench, QuantizedModel(model, spans), groups_of(bench), score)
 
     def plans(self) -> tuple[QuantizedPlan, ...]:
-        """A plan for each scheme, and one that chooses among all of them if there are several."""
+        """A plan for each quantization scheme and, for several schemes, a plan that mixes them."""
         schemes = self.bench.options.schemes if self.groups else ()
         known: dict[Choice, Run] = {}
         result = [self._plan(scheme, (scheme,), known) for scheme in schemes]
         return (*result, *([self._plan(MIXED, schemes, known)] if len(schemes) > 1 else []))
 
     def _plan(self, name: str, schemes: tuple[str, ...], known: dict[Choice, Run]) -> QuantizedPlan:
-        """The plan with the fewest bits that the verification accepts. known: results of runs, shared by all plans."""
+        """The accepted plan with the fewest bits. known: results of runs, shared by all plans."""
         subject, limit, groups = self.bench.subject, self.bench.max_error, self.groups
         search = Search(groups, schemes, lambda choice: self.run(self._schemes(choice), subject.batches), known)
         kept = accepted = ("",) * len(groups)
@@ -130,7 +130,7 @@ class QuantizedPlans:
         return _Verified(by, errors[0], errors[1], score)
 
     def run(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str = "emulation") -> Run:
-        """Run the model with these layers quantized; error inf if it raises. by: see QuantizedPlan."""
+        """Run the model under {layer: scheme}; the error is inf if the model raises. by: what runs the model."""
         bench, errors, changes = self.bench, list[float](), list[torch.Tensor]()
         try:
             for batch in batches:
@@ -146,7 +146,7 @@ class QuantizedPlans:
         return Run(worst_of(errors), torch.cat(changes) if changes else torch.zeros(0))
 
     def _bytes(self, schemes: Mapping[str, str]) -> float:
-        """Bytes of all parameters and buffers, with 16 bits for floats that these schemes do not quantize."""
+        """Bytes of all parameters and buffers under {layer: scheme}, with 16 bits for floats that are not quantized."""
         result = 0.0
         named = {id(tensor): (key_of(name), tensor) for name, tensor in named_tensors(self.bench.subject.model)}
         for key, tensor in named.values():
@@ -169,7 +169,7 @@ class QuantizedPlans:
 
 
 def _layers(bench: Workbench) -> Iterator[tuple[str, Layer]]:
-    """(operation, Layer) of each recorded path."""
+    """(operation, Layer) for all layers of each recorded path."""
     for capture in [path.capture for path in bench.capture.paths] or [bench.capture]:
         yield from layers_of(capture).items()
 
@@ -178,7 +178,7 @@ def groups_of(bench: Workbench) -> list[Group]:
     """The groups of layers that must have one scheme, with their options.
 
     A group has all layers that read one weight; the linear layers of one module that read the same value, such as q, k
-    and v, or gate and up; and all linear layers of the experts in one list. Ungrouped layers are groups of one.
+    and v, or gate and up; and all linear layers of the experts in one list. Every other layer is a group by itself.
     """
     names: dict[int, list[str]] = {}
     tensors = dict[str, torch.Tensor]()
@@ -200,7 +200,7 @@ def groups_of(bench: Workbench) -> list[Group]:
             alike.add_edge(key, readers.setdefault((expert[1], ""), key))
         for scheme in fitting:
             effect = _effect(bench.measured.quantized[name, scheme]) * bench.yardstick.unit
-            several = effects.setdefault((key, scheme), {})  # by operation: the same one of two paths counts once
+            several = effects.setdefault((key, scheme), {})  # by operation: the same operation of two paths counts once
             several[twins.get(name, name)] = max(effect, several.get(twins.get(name, name), 0.0))
     result = []
     for members in nx.connected_components(alike):
@@ -215,5 +215,5 @@ def groups_of(bench: Workbench) -> list[Group]:
 
 
 def _effect(layer: QuantizedLayer) -> float:
-    """The effect of a layer; an unknown one is estimated from first order."""
+    """The effect of a layer; an unknown effect is estimated from first order."""
     return math.hypot(layer.weight_effect, layer.activation_effect) if layer.decided_by == "not-run" else layer.effect

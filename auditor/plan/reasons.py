@@ -1,4 +1,4 @@
-"""Explains why a plan keeps modules and operations in FP32: a prohibition, too much error, or too little saving."""
+"""Explains why a plan keeps modules and operations in FP32: forbidden, too much error, or too small a saving."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 
 
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
-    """Lower further FP32 modules one by one, entirely or except the outputs of their products, if that saves enough and
-    the replayed error is at most `limit`."""
+    """Move FP32 modules to low precision, one by one, entirely or except the outputs of their products. A change must
+    save enough, and its replayed error must be at most `limit`."""
     problem = space.problem
     for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
         low = _lower(problem, chosen, [owner])
@@ -71,8 +71,8 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
 
 
 def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, most: float, harmless: bool) -> Reason:
-    """The reason why a module that could be in low precision is not, from replays if there are any. most: the largest
-    saving of the modules that save too little; harmless: whether the budget holds with all these modules low."""
+    """The reason why a module that could run in low precision does not, from replays if possible. most: the largest
+    saving of the modules that save too little; harmless: whether the budget holds with these in low precision."""
     before, budget, objective = space.before(chosen), space.budget, space.problem.objective
     idle = low.price >= chosen.price
     ran = not (idle and harmless) and low.high in space.log
@@ -111,7 +111,7 @@ def _operations(problem: Problem, owner: str) -> list[Node]:
 
 
 def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
-    """Owners that change to low precision with a module: itself, owners of a shared weight, functions that could be
+    """What changes to low precision with a module: itself, modules that share a weight, and functions that may be
     FP32."""
     group = {*problem.energy.together(owner)}
     functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
@@ -119,14 +119,14 @@ def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
 
 
 def _lower(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
-    """The choice with `owners` and all that `lowered_with` adds in low precision. Functions in FP32 to avoid a dtype
-    conflict remain FP32 unless `owners` lists them."""
+    """The choice with `owners`, and all that `lowered_with` adds, in low precision. Functions that are FP32 to avoid a
+    dtype conflict remain FP32 unless `owners` lists them."""
     kept = {path for path in problem.lowest.raised if path != module_of(path)}
     return evaluate(problem, (chosen.high | kept).difference(*(lowered_with(problem, owner) for owner in owners)))
 
 
 def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
-    """The reason why a module cannot be in low precision; None if it can. point: the choice with the module low."""
+    """The reason why a module cannot run in low precision, or None. point: `chosen` with the module lowered."""
     if (reason := _without_operations(problem, owner)) is not None:
         return reason
     if owner in point.high:
@@ -161,7 +161,7 @@ def explain_gain(saves: float, objective: str) -> str:
 
 
 def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
-    """Words for why low precision in a module is rejected though it would save something: too large an error."""
+    """A text that low precision in a module, although it would save something, causes too large an error."""
     if not math.isfinite(after):
         return "low precision there makes the model fail, or the outputs non-finite"
     return (
@@ -171,7 +171,7 @@ def explain_budget(before: float, after: float, budget: float, saves: float, obj
 
 
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
-    """A reason for each FP32 operation of a low-precision module, and each discrete operation without low inputs."""
+    """A reason for each FP32 operation in a low-precision module, and each discrete operation on FP32 inputs."""
     precision, nodes = choice_keeping(chosen.high, problem.format), problem.capture.nodes
     how, resolution = problem.policy_for(precision), problem.resolve(precision)
     result, known = list[Reason](), dict[str, Reason]()
@@ -190,7 +190,7 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
         elif not setting.kept and setting.precision != "fp32":
             reason = known[n.name] = _explain_operation(problem, resolution, how, n, known)
         else:
-            continue  # its function or its module has a reason
+            continue  # the operation's function or module has a reason
         if n.name not in problem.capture.twins:
             result.append(replace(reason, operations=(n.name,)))
     return merge_alike(result)
@@ -219,7 +219,7 @@ def merge_alike(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
 def _explain_operation(
     problem: Problem, resolution: Resolution, how: Policy, n: fx.Node, known: Mapping[str, Reason]
 ) -> Reason:
-    """The reason why an operation of a low-precision module is not in low precision. known: reasons so far.
+    """The reason why an operation of a low-precision module is not in low precision. known: reasons found so far.
 
     A decision of autocast or of the author names no operation, so that repeated blocks share one reason.
     """

@@ -15,7 +15,7 @@ from ..verify.running import says_nothing
 from .reasons import GAINS
 
 NOISE = 0.03
-"""Relative uncertainty of predicted time and memory: plans that differ by less count as equal."""
+"""Relative uncertainty of predicted time and memory: plans with a smaller difference count as equal."""
 
 Plans = Mapping[str, Plan]
 
@@ -26,8 +26,8 @@ def gains(plan: Plan) -> bool:
 
 
 def is_worth_it(plan: Plan) -> bool:
-    """Whether a plan improves on FP32. With objective `time`, a plan that is measured to be slower than FP32 does not
-    improve on it, nor a plan with FP32 parts that is predicted to be slower."""
+    """Whether a plan improves on FP32. With objective `time`, it does not if it is measured to be slower than FP32, or
+    if it keeps something in FP32 and is predicted to be slower."""
     times = measured_times(plan)
     slower = plan.has_fp32 and plan.predicted_speedup < 1 if times is None else (times.speedup_high or 1.0) < 1
     return strategy_of(plan.strategy).gains(plan) and not (plan.objective == "time" and slower)
@@ -69,7 +69,7 @@ def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> 
 def recommend(
     plans: Plans, max_error: float, use: str = "inference", stepped: Collection[str] | None = None
 ) -> tuple[str | None, str]:
-    """The name of the plan to use, or None for FP32; and the reason in words. stepped: see `best_for`.
+    """The name of the plan to use, or None for FP32; and the reason in words. stepped: as in `best_for`.
 
     Raises: PlanError(slug="no-verdict") if no plan qualifies and one could not be run for reasons other than precision.
     """
@@ -89,7 +89,7 @@ def recommend(
 
 
 def _limit_clause(plan: Plan, max_error: float) -> str:
-    """Words for the limit that the plan's error is compared with."""
+    """A text that names the limit with which the plan's error is compared."""
     ran = plan.verification
     if ran is not None and ran.criteria:
         return "the limit of every criterion"
@@ -98,7 +98,7 @@ def _limit_clause(plan: Plan, max_error: float) -> str:
 
 
 def _none(plans: Plans, max_error: float, use: str) -> str:
-    """Words for why no plan is recommended, with the smallest error of low precision if every error is too large."""
+    """A text on why no plan is recommended, with the smallest reachable error if every error is too large."""
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
         return f"Keep the model in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified"
@@ -118,7 +118,7 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
 
 
 def _worth(plan: Plan) -> str:
-    """Words for a plan: its title, its name in plan.json, and its value of the objective."""
+    """A text on a plan: its title, its name in plan.json, and its value of the objective."""
     value = f"{speedup(plan):.2f}x{' measured' if measured_times(plan) else ''}"
     if plan.objective == "flops":
         value = f"{plan.low_precision_flops:.0%} of the FLOPs in low precision"
@@ -142,7 +142,7 @@ def _require_runs(plans: Plans) -> None:
 def kept_apart(plan: Plan) -> str:
     """What a plan keeps in FP32: `3 modules and 2 functions`, `the output of 1 matrix product`; "" for nothing.
 
-    Of a program, operations instead of modules and functions.
+    For an exported program, operations are counted instead of modules and functions.
     """
     outputs = sum(len(choice.fp32_output) for choice in plan.scopes.values())
     kept = {"module": len(plan.kept_modules), "function": len(plan.exceptions) - outputs}
@@ -200,8 +200,8 @@ def _measured_memory(plan: Plan) -> float | None:
 
 
 def _need(plan: Plan) -> tuple[float, float]:
-    """Best and worst case of a plan's objective, relative to FP32. FLOPs are counted, not predicted; differences up to
-    0.01 count as none."""
+    """Best and worst case of a plan's objective, relative to FP32. FLOPs are counted, not predicted; differences of up
+    to 0.01 are ignored."""
     if plan.objective == "flops":
         return 1 - plan.low_precision_flops, 1.01 - plan.low_precision_flops
     return (memory_share(plan), memory_share(plan) * (1 + NOISE)) if plan.objective == "memory" else _time(plan)

@@ -29,7 +29,7 @@ class InFp32:
     evaluation: Evaluation
 
     def score_of(self, model: nn.Module, around: Around, options: Settings) -> Score:
-        """Score a model in the context manager that `around()` returns, and compare the score with FP32's."""
+        """Score a model in the context manager that `around()` returns; compare with the FP32 model's score."""
         given: ScoreResult | str
         most, limit = len(self.given.values), options.timeout or TIMEOUT
         try:
@@ -41,7 +41,7 @@ class InFp32:
     def under(
         self, plans: Mapping[str, Plan], bench: Workbench, files: Mapping[str, bytes] | None = None
     ) -> dict[str, Plan]:
-        """The plans, with scores for verified plans. files: see Workbench.ask."""
+        """The plans, with scores for verified plans. files: contents of exported programs, by file name."""
         wanted = {name: plan for name, plan in plans.items() if plan.is_verified}
         question = _question(self.scoring, len(self.given.values), bench.options.timeout)
         fresh = self.scoring.place is not None

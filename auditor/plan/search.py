@@ -24,10 +24,10 @@ MARGIN = 0.8
 """Share of the budget that a plan may use on the calibration inputs: other inputs may have larger errors."""
 
 LITTLE = 0.01
-"""Relative saving below which a search stops."""
+"""Relative saving per step below which a search stops."""
 
 WORTH = 0.002
-"""Relative saving that one more low module, or a choice of another strategy, must have to be adopted."""
+"""Minimum relative saving by which one more low-precision module, or another strategy's choice, is adopted."""
 
 MOST_OFF = 4.0
 """Largest factor by which errors are assumed to differ from predictions."""
@@ -36,7 +36,7 @@ FAR = 1.2
 """A choice is replayed if its expected error is up to this many times the limit: predictions may be too large."""
 
 STRICTER = 0.95
-"""After a choice exceeds the limit, the next one's predicted error is at most this share of that choice's."""
+"""After a choice exceeds the limit, the next choice's predicted error is at most this share of the last one's."""
 
 RUNS = 8
 """Maximum number of replays in one search."""
@@ -58,15 +58,15 @@ LOW, HIGH = ("low",), ("fp32",)
 """Source and sink of a network: tuples, so that they equal no module or operation name."""
 
 Choice = frozenset[Any]
-"""A choice of precisions: the set of modules, functions or operations in FP32."""
+"""A choice of precisions, as the set of modules, functions or operations in FP32."""
 
 FORBIDDEN = 1e6
-"""Squared error charged for running an unsafe node low: above any budget, yet finite, so that cuts are exact."""
+"""Squared error charged for an unsafe node in low precision: above any budget, yet finite, so that cuts are exact."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice of precisions. high: its FP32 modules, functions or operations; seconds: roofline time of one forward;
+    """A choice of precisions. high: modules, functions or operations in FP32; seconds: roofline time of one forward;
     low_flops: share of the FLOPs in low precision.
 
     cost: value of the objective; for time, including the price of stored weights. price: cost plus the price of each
@@ -82,8 +82,8 @@ class Candidate:
 
     @property
     def feasible(self) -> bool:
-        """Whether no unsafe or untested operation runs in low precision and none gets two dtypes. An unsafe operation
-        does not become safe by one run within the budget."""
+        """Whether no unsafe or untested operation runs in low precision, and no operation gets two dtypes. An unsafe
+        operation does not become safe by one run within the budget."""
         return self.predicted_error < math.sqrt(FORBIDDEN)
 
 
@@ -95,12 +95,12 @@ class Cuts:
     """
 
     def __init__(self, arcs: Sequence[Arc], unit: float) -> None:
-        """unit: prices and errors are divided by this price."""
+        """unit: the price by which prices and errors are divided."""
         self._arcs, self._unit = arcs, unit or 1.0
         self._nothing = frozenset(end for arc in arcs for end in arc[:2]) - {LOW}
 
     def best(self, multiplier: float) -> Choice:
-        """The set of owners in FP32 that minimizes price + multiplier * squared error; of equal minima, the smallest.
+        """The FP32 set that minimizes price + multiplier * squared error; of several minima, the smallest set.
 
         Capacities are integers, in units of 1e-18, so that the cut is exact and unique. Prohibitions have large, not
         infinite, capacities, so that a cut always exists.
@@ -119,7 +119,7 @@ class Cuts:
         return sum(arc.price for arc in paid), sum(arc.square for arc in paid)
 
     def towards(self, holds: Callable[[Choice], bool]) -> list[Choice]:
-        """The choices all low, all FP32, and cuts between them whose errors approach the limit from both sides.
+        """Choices from everything in low precision to everything in FP32: cuts that approach the limit from both sides.
 
         holds: whether a choice is within the limit; all FP32 always is. The next multiplier gives the two choices next
         to the limit equal value, so that each new cut lies between them.
@@ -175,7 +175,7 @@ class Energy:
     """Price + multiplier * squared error of a choice of precisions, as terms that a minimum cut can minimize.
 
     scopes: {owner: (price if low, price if FP32, squared error if low)}, prices in seconds. pairs: {(producer,
-    consumer): (squared error, seconds) of the cast between them if their precisions differ}. tree: {owner: the owner
+    consumer): (squared error, seconds) of the cast if both precisions differ}. tree: {owner: the owner
     above it}; a different precision costs `island` seconds. tied: pairs of owners that share a stored weight, and so
     must have the same precision. shielded: owners that can be low only if the owner above is low: functions that it may
     keep in FP32, and owners that the model's code runs without autocast, which a separate scope would enable again.
@@ -189,7 +189,7 @@ class Energy:
     shielded: frozenset[str] = frozenset()
 
     def together(self, owner: str) -> tuple[str, ...]:
-        """An owner, and all owners that must have the same precision."""
+        """An owner (a module, or a function in it), and all owners that must have the same precision."""
         return self._tied_groups.get(owner, (owner,))
 
     @cached_property
@@ -198,7 +198,7 @@ class Energy:
         return {owner: tuple(sorted(group)) for group in groups for owner in group}
 
     def settle(self, high: Collection[str]) -> frozenset[str]:
-        """All FP32 owners: those in `high`, and every shielded owner below an FP32 owner."""
+        """All FP32 owners: the owners in `high`, and every shielded owner below an FP32 owner."""
         result = set(high)
         for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):
             if self.tree[owner] in result:
@@ -212,8 +212,8 @@ class Energy:
 
     @cached_property
     def groups(self) -> list[frozenset[str]]:
-        """Sets to lower together: an owner, or an owner and all below it, plus tied owners. The largest saving per
-        squared error comes first."""
+        """Sets that change to low precision together: an owner, or an owner and all below it, plus tied owners. The
+        largest saving per squared error comes first."""
 
         def worth(group: frozenset[str]) -> float:
             square = sum(self.scopes[owner][2] for owner in group)
@@ -227,7 +227,7 @@ class Energy:
 
     @cached_property
     def cuts(self) -> Cuts:
-        """The network of the cut: an arc's price is paid if its tail is in low precision and its head is FP32."""
+        """The network of the minimum cut: a cut pays for an arc from a low-precision owner to an FP32 owner."""
         result: list[Arc] = []
         for owner, (low, high, error) in self.scopes.items():
             result += [Arc(owner, HIGH, low, error), Arc(LOW, owner, high)]
@@ -269,7 +269,7 @@ class Space(ABC):
         return self.log[point.high]
 
     def within_budget(self) -> list[Candidate]:
-        """Choices that are known to meet the budget before any search."""
+        """Choices of precisions that are known, before any search, to meet the error budget."""
         return []
 
 
@@ -304,8 +304,8 @@ def find_verified(
     make: Callable[[Mapping[str, float]], Mapping[str, Candidate]],
     verify: Callable[[Mapping[str, Candidate]], Mapping[str, Plan]],
 ) -> dict[str, Plan]:
-    """Return for every search space a plan that meets the budget when run, or that torch cannot run; else the last one
-    tried.
+    """Return for every search space a plan that meets the budget when run, or that torch cannot run; else the last
+    plan tried.
 
     make: returns choices with errors within the limits. If a choice's plan misses the budget, a new choice is made with
     a smaller limit: divided by the excess over the budget, and at least halved.

@@ -42,7 +42,7 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, byte
     """The plans with the results of running their artefacts: errors against FP32, and whether they meet the budget.
 
     If torch cannot compute in a plan's format, the plan has no artefact and remains unverified, with that reason.
-    files: see Workbench.ask.
+    files: contents of exported programs, by file name.
     """
     run = {name: plan for name, plan in plans.items() if runs(plan.format)}
     result = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
@@ -111,7 +111,7 @@ def _record_run(
     bench: Workbench, plan: Plan, pairs: Sequence[Pair] = (), graded: Sequence[Pair] = (), **said: Any
 ) -> Plan:
     """The plan with the results of a run. Criteria get the worst values without gradients, and must also hold with
-    gradients."""
+    gradients enabled."""
     distance, inputs = bench.yardstick.distance, "held-out" if bench.subject.held_out else "audited"
     criteria = distance.values(pairs, graded, plan.predicted_error) if isinstance(distance, Criteria) else ()
     execution = "native" if bench.options.native else "emulated"
@@ -186,7 +186,7 @@ def today_of(bench: Workbench) -> Today | None:
 def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
     """Yield for each format the error with everything in low precision, and of a replay with the FP32 run's choices.
 
-    These choices set shapes, such as the number of rows that an expert gets. The recorded graph fixes the choices, so
+    The choices set shapes, such as the number of rows that an expert gets. The recorded graph fixes the choices, so
     only runs of the model itself show the error of changed choices. Only the last requested strategy is run.
     """
     subject, options, batch = bench.subject, bench.options, bench.subject.batches[0]
@@ -217,8 +217,8 @@ WAYS = ("eager", "compiled", "cuda_graph")
 def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], Timing]:
     """The plans with time and memory of one forward, and the FP32 results that these are compared with.
 
-    On a GPU the plans run there. On a CPU they run in the CPU's own half precision, without emulation, and the times
-    say nothing about a GPU. FP32 operations, also those in plans, compute in IEEE arithmetic.
+    On a GPU the plans run natively. On a CPU the plans run in the CPU's half precision, without emulation, and the
+    times say nothing about a GPU. FP32 operations, also those in plans, compute in IEEE arithmetic.
     """
     today = bool(loose(bench.flags, bench.options.where))
     run = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}

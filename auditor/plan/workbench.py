@@ -52,8 +52,8 @@ LARGEST_BUDGET = 100.0
 
 @dataclass(frozen=True)
 class Workbench:
-    """Inputs for making plans: the recording, measurements, verdicts and options. flags: the caller's settings of torch
-    for FP32. held: closing this stack ends the verifier's process."""
+    """Inputs for making plans: the recording, measurements, verdicts and options. flags: the caller's torch settings
+    for FP32. held: an ExitStack, which ends the verifier's process when closed."""
 
     subject: Subject
     capture: Capture
@@ -84,7 +84,7 @@ class Workbench:
         """Limit of operations in one low-precision run: a run that exceeds the limit counts as an endless loop."""
         known, operations = {id(batch) for batch in self.usable(self.checks)}, [self.capture.operations]
         for batch in self.checks:
-            if id(batch) not in known:  # other shapes than the first batch, or another path
+            if id(batch) not in known:  # the batch has other shapes or another path than the first
                 counting = Emulation(lenient=True)
                 answer(self.subject.model, batch, seed=self.options.seed, around=partial(intercept, counting))
                 operations.append(counting.seen)
@@ -92,7 +92,7 @@ class Workbench:
 
     @property
     def checks(self) -> tuple[Batch, ...]:
-        """Batches on which patched models are run: held-out inputs if there are any, else calibration inputs."""
+        """Batches on which patched models are run: the held-out inputs, or without them the calibration inputs."""
         return self.subject.held_out or self.subject.batches
 
     def reference(self, batch: Batch) -> list[torch.Tensor]:
@@ -137,11 +137,11 @@ class Workbench:
         fresh: bool = True,
         later: float = 0.0,
     ) -> dict[str, Any]:
-        """Results of asking `question` about each artefact, by name.
+        """Ask `question` about each plan's artefact; return {name of the plan: answer}.
 
-        The emitted file answers in a fresh process. The model patched in this process answers instead if it was passed
-        as an object, cannot be built in a fresh process, or `fresh` is False. files: contents of plans that are
-        programs, by file name. names: names to ask about, by default all plans. later: see Verifier.ask.
+        The emitted file answers in a fresh process. The model is patched in this process instead if it was passed as an
+        object or cannot be built elsewhere, or if `fresh` is False. files: contents of plans that are
+        programs, by file name. names: names to ask about, by default all plans. later: extra seconds.
         """
         names = list(names or plans)
         load: Load = partial(in_hand, self.subject.model, plans)
@@ -190,7 +190,7 @@ class Workbench:
 
 
 def worst_of(values: Sequence[float]) -> float:
-    """The largest value; NaN if any is NaN, so that it fails every threshold; 0 if there are none."""
+    """The largest value; NaN, which fails every threshold, if any value is NaN; 0 without values."""
     return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
 
 
@@ -260,8 +260,8 @@ def _of_the_cpu(metric: Distance) -> Distance:
 def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: float) -> float:
     """Value of the metric per unit of relative L2 error, from the outputs rounded to BF16.
 
-    1 if there is no finite value above 0 (a metric that counts flips may be 0), or if the budget exceeds
-    LARGEST_BUDGET.
+    The result is 1 if that value is not positive and finite (a metric that counts flips may be 0), or if the budget
+    exceeds LARGEST_BUDGET.
     """
     rounded = [round_tree(output, FORMATS["bf16"]) for output in reference]
     relative, measured = output_error(reference, rounded), metric(reference, rounded)

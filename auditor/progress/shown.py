@@ -20,7 +20,7 @@ STAGES = ("capture", "measure", "classify", "baseline", "plan", "follow")
 """Names of the stages that every audit runs, in order."""
 
 WIDTH, TURNS = 16, "|/-\\"
-"""Width of the bar in characters; the frames of its spinner."""
+"""Width of the progress bar in characters; the frames of the spinner beside the bar."""
 
 WIPED = "\r\x1b[2K"
 """Escape sequence that erases the current terminal line."""
@@ -93,7 +93,7 @@ def duration(seconds: float) -> str:
 
 
 class Lines(Display):
-    """Prints one line when a stage begins, and one every ten seconds during it."""
+    """Prints a line when a stage begins, and every ten seconds during the stage."""
 
     def show(self, begins: bool) -> None:
         began = f"{self.stage}: {self.detail}" if self.detail else self.stage
@@ -101,7 +101,7 @@ class Lines(Display):
 
 
 class Bar(Display):
-    """A line on a terminal with the stage, the completed share and the time; it is erased at the end.
+    """A terminal line with the stage, the completed share and the time; the line is erased at the end.
 
     The bar replaces `sys.stderr`, so that other output appears above the line.
     """

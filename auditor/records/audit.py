@@ -54,9 +54,9 @@ class Dtypes:
 class Provenance:
     """Name and source file of the audited model, and the origin of its inputs and weights."""
 
-    name: Annotated[str, FileField("name of the model: the target's, or its class")]
+    name: Annotated[str, FileField("name of the model: from the target, or the model's class")]
     target: Annotated[str, FileField("TARGET, as the user gave it or relative to the working directory")]
-    file: Annotated[str | None, FileField("the model's source file, relative to the repository; `null`: none")]
+    file: Annotated[str | None, FileField("the model's source file, relative to the repository; `null`: no file")]
     inputs_source: Annotated[str, FileField("origin of the inputs")]
     weights_source: Annotated[str, FileField("origin of the weights")]
     synthetic_inputs: Annotated[bool, FileField("whether the inputs were generated, not supplied by the user")] = False
@@ -92,13 +92,13 @@ class NodeReport:
     node: Annotated[Node, FileField("the operation")]
     findings: Annotated[tuple[str, ...], FileField("codes of the rules that report this operation")]
     verdicts: Annotated[Mapping[str, Verdict], FileField("by format: verdict and reason")]
-    exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that use low precision here")]
+    exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that run it in low precision")]
     errors: Annotated[Mapping[str, NodeError], FileField("by format: error of this operation")]
-    contributions: Annotated[Mapping[str, Contribution], FileField("by format: effect of its error on the outputs")]
+    contributions: Annotated[Mapping[str, Contribution], FileField("by format: the error's effect on the outputs")]
     flops: Annotated[int, FileField("floating-point operations; 0 if no matrix product or convolution", least=0)]
-    range: Annotated[Magnitudes | None, FileField("magnitudes of its FP32 result; `null`: not floating-point")]
-    written: Annotated[bool, FileField("whether its largest magnitude is a constant, such as a mask's -1e9")] = False
-    planned: Annotated[Dtypes | None, FileField("dtypes in a run under the recommended plan; `null`: none")] = None
+    range: Annotated[Magnitudes | None, FileField("magnitudes of the FP32 result; `null`: not floating-point")]
+    written: Annotated[bool, FileField("whether `range.max_abs` is a constant, such as a mask's -1e9")] = False
+    planned: Annotated[Dtypes | None, FileField("dtypes under the recommended plan; `null`: unknown")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,15 +121,15 @@ class Audit:
     metric: Annotated[str, FileField("the error measure")]
     criteria: Annotated[tuple[str, ...], FileField("the user's criteria; errors are shares of their limits")] = ()
     proposals: Annotated[tuple[Proposal, ...], FileField("criteria not set by the user: defaults and suggestions")] = ()
-    capture_method: Annotated[str, FileField("`path`: the graph depends on input values", choices=("run", "path"))]
+    capture_method: Annotated[str, FileField("`path`: only valid for inputs on the same path", choices=("run", "path"))]
     environment: Annotated[Environment, FileField("device, versions and settings of the audit")]
     recommended: Annotated[str | None, FileField("name of the plan to use; `null`: FP32")]
     use: Annotated[str, FileField("purpose of the recommended plan", choices=("inference", "training"))] = "inference"
     recommendation: Annotated[str, FileField("the reason for `recommended`, in one sentence")]
-    plans: Annotated[Mapping[str, Plan], FileField("one per strategy and format, with a name such as `autocast_bf16`")]
+    plans: Annotated[Mapping[str, Plan], FileField("a plan per strategy and format, such as `autocast_bf16`")]
     baselines: Annotated[Mapping[str, Verification], FileField("runs in low precision without a plan, by name")]
-    fp32_today: Annotated[Today | None, FileField("FP32 under the caller's own flags; `null`: they are IEEE")] = None
-    timing: Annotated[Timing | None, FileField("conditions of the time and memory measurements; `null`: none")] = None
+    fp32_today: Annotated[Today | None, FileField("FP32 under the caller's own flags; `null`: IEEE flags")] = None
+    timing: Annotated[Timing | None, FileField("conditions of measured time and memory; `null`: not measured")] = None
     nodes: Annotated[tuple[NodeReport, ...], MeasurementField("every operation of the graph, in execution order")] = ()
     classes: Annotated[Mapping[str, str], MeasurementField("by path: class of a module without operations")] = empty()
     graph_inputs: Annotated[tuple[str, ...], MeasurementField("names of the inputs in the captured graph")] = ()
@@ -137,7 +137,7 @@ class Audit:
     weights: Annotated[tuple[Weight, ...], MeasurementField("magnitudes of every parameter and buffer")] = ()
     ledger: Annotated[tuple[LedgerRow, ...], MeasurementField("dtypes of weights and operations at each stage")] = ()
     regions: Annotated[tuple[FlaggedRegion, ...], MeasurementField("connected sensitive or unsafe operations")] = ()
-    linearity: Annotated[tuple[Linearity, ...], MeasurementField("per format: accuracy of predicted effects")] = ()
+    linearity: Annotated[tuple[Linearity, ...], MeasurementField("accuracy of predicted effects, per format")] = ()
     decisions: Annotated[tuple[Decisions, ...], FileField("by format: decisions in the model that flip")] = ()
     flags: Annotated[Mapping[str, float], FileField("by flag: predicted share of the error budget that it uses")] = (
         empty()
@@ -149,14 +149,14 @@ class Audit:
     ] = field(default_factory=dict)
     warnings: Annotated[tuple[str, ...], FileField("limitations of this audit, in words")]
     training: Annotated[Training | None, FileField("results for a training step; `null` in mode `inference`")] = None
-    evaluation: Annotated[Evaluation | None, FileField("the user's scoring function; `null`: none")] = None
+    evaluation: Annotated[Evaluation | None, FileField("the user's score of the model; `null`: no score")] = None
     generation: Annotated[Generation | None, FileField("FP32's generated tokens; `null`: not requested")] = None
     quantization: Annotated[
         tuple[QuantizedLayer, ...], FileField("layers by [quantization scheme](quantization.md), largest effect first")
     ] = ()
     quantized_plans: Annotated[
         tuple[QuantizedPlan, ...],
-        FileField("[plans](quantization.md#plans) of schemes: one per scheme, and a mixed one"),
+        FileField("[plans](quantization.md#plans) of schemes: a plan per scheme, and a mixed plan"),
     ] = ()
     pipelines: Annotated[
         tuple[PipelineRun, ...], FileField("what [other pipelines](quantization.md#other-pipelines) do to the model")

@@ -20,33 +20,33 @@ class Decision:
     count: Annotated[int, FileField("number of decisions on the first batch", least=0)]
     seen: Annotated[
         float | None,
-        FileField("share that flips with the whole model in low precision; `null`: not counted", least=0, most=1),
+        FileField("share of flips with the whole model in low precision; `null`: not counted", least=0, most=1),
     ]
     predicted: Annotated[float | None, FileField("first-order prediction of `own`; `null`: unknown", least=0, most=1)]
     own: Annotated[
         float | None,
-        FileField("share that flips if all other decisions are fixed to FP32's; `null`: not counted", least=0, most=1),
+        FileField("share of flips if all other decisions are FP32's; `null`: not counted", least=0, most=1),
     ]
     error: Annotated[float | None, FileField("output error if only these decisions may flip; `null`: not run")] = None
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Output error with the whole model in one format, and the error that is left if all decisions are FP32's."""
+    """Output error with the whole model in one format, and the error if all decisions are those of the FP32 run."""
 
     format: Annotated[str, FileField("the number format")]
     error: Annotated[float, FileField("error of the outputs with the whole model in low precision")]
-    frozen: Annotated[float, FileField("`error` with all decisions of the FP32 run: the part that is not due to flips")]
-    operations: Annotated[tuple[Decision, ...], FileField("operations that decide, in decreasing order of `error`")]
+    frozen: Annotated[float, FileField("`error` with all decisions of the FP32 run: the part that no flip causes")]
+    operations: Annotated[tuple[Decision, ...], FileField("operations that decide, the largest `error` first")]
     lifted: Annotated[
-        str | None, FileField("module that computes the scores of the first operation; `null`: flips cost nothing")
+        str | None, FileField("module that computes the scores of `operations[0]`; `null`: flips add no error")
     ] = None
     lifted_seen: Annotated[
-        float, FileField("share of that operation's decisions that flip with `lifted` in FP32", least=0, most=1)
+        float, FileField("share of flips of `operations[0]` with the module `lifted` in FP32", least=0, most=1)
     ] = 0.0
-    lifted_error: Annotated[float, FileField("`error` with `lifted` in FP32")] = 0.0
+    lifted_error: Annotated[float, FileField("`error` with the module `lifted` in FP32")] = 0.0
 
     @property
     def share(self) -> float:
-        """Share of the squared error that is due to flipped decisions, if it is independent of the rest."""
+        """Share of the squared error that flipped decisions cause, if flips and rounding are independent."""
         return max(0.0, 1 - (self.frozen / self.error) ** 2) if 0 < self.error < math.inf else 0.0

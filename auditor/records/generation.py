@@ -26,8 +26,8 @@ class TokenComparison:
     """
 
     kl: Annotated[float | None, FileField("mean Kullback-Leibler divergence of next tokens from FP32's, in nats")]
-    kl_99: Annotated[float | None, FileField("99th percentile of this divergence over tokens")] = None
-    kl_most: Annotated[float | None, FileField("maximum of this divergence over tokens")] = None
+    kl_99: Annotated[float | None, FileField("99th percentile of the divergence over tokens")] = None
+    kl_most: Annotated[float | None, FileField("maximum of the divergence over tokens")] = None
     same_top: Annotated[
         float | None, FileField("share of tokens with the same likeliest token as in FP32", least=0, most=1)
     ] = None
@@ -37,12 +37,12 @@ class TokenComparison:
     flips_high: Annotated[float | None, FileField("upper end of the 95 % interval of `flips`", least=0)] = None
     predicted_flips: Annotated[float | None, FileField("first-order prediction of `flips`; `null`: unavailable")] = None
     first_flip: Annotated[
-        int | None, FileField("tokens up to and including the first flip, median over prompts; `null`: no flip in half")
+        int | None, FileField("tokens up to and including the first flip: median over prompts; `null`: half never flip")
     ] = None
     predicted_first_flip: Annotated[
-        int | None, FileField("prediction of `first_flip`; `null`: unavailable, or no flip in half")
+        int | None, FileField("prediction of `first_flip`; `null`: unavailable, or half never flip")
     ] = None
-    first_flip_10: Annotated[int | None, FileField("10th percentile of these tokens; `null`: no flip in 90 %")] = None
+    first_flip_10: Annotated[int | None, FileField("10th percentile of `first_flip`; `null`: 90 % never flip")] = None
     kl_by_position: Annotated[tuple[float, ...], FileField("`kl` by position after the prompt, up to 32 values")] = ()
     one_pass_kl: Annotated[float | None, FileField("`kl` if one pass reads all tokens, without a cache")] = None
     one_pass_flips: Annotated[float | None, FileField("`flips` if one pass reads all tokens, without a cache")] = None
@@ -52,18 +52,18 @@ class TokenComparison:
 
 @dataclass(frozen=True)
 class StoredCache:
-    """The FP32 model on the same tokens, with its key-value cache stored in a format."""
+    """Results of the FP32 model with its key-value cache stored in a low-precision format, on the reference tokens."""
 
     stored: Annotated[str, FileField("format: `bf16`, `fp8_e4m3` or `int8`; the last two with a scale per tensor")]
-    fixed_bytes: Annotated[float, FileField("bytes per text that do not depend on its length", least=0)]
-    bytes_per_token: Annotated[float, FileField("bytes per token of a text", least=0)]
+    fixed_bytes: Annotated[float, FileField("cache bytes of a text that do not depend on its length", least=0)]
+    bytes_per_token: Annotated[float, FileField("cache bytes per token of a text", least=0)]
     saturated: Annotated[float, FileField("share of entries that exceed the range of their scale", least=0, most=1)]
     generated: Annotated[TokenComparison, FileField("comparison with the tokens of the unrounded cache")]
 
 
 @dataclass(frozen=True)
 class Generation:
-    """The tokens that FP32 generated, the reference for every plan."""
+    """Results of generation with the FP32 model, whose tokens are the reference for every plan."""
 
     prompts: Annotated[int, FileField("number of prompts that were continued", least=1)]
     steps: Annotated[int, FileField("number of tokens generated per prompt", least=1)]

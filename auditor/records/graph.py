@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of one call of the model."""
+"""(positional arguments, keyword arguments) of one call of the model."""
 
 Progress = Callable[[str, str, int, int], None]
-"""Called as progress(stage, detail, done, total); total is 0 if it is unknown."""
+"""A progress callback, called as progress(stage, detail, done, total); total is 0 if unknown."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """How to build the model, as `patched_model.py` does. kind: factory | instance | class | spec.
+    """How `patched_model.py` builds the model. kind: factory | instance | class | spec.
 
     path: the model's file; None for an installed module or a hub model. module: `__module__` of its classes. folder: a
-    directory that is passed to the symbol before `init_args`. digest: SHA-256 of the file. words: see loading.target.
+    directory that is passed to the symbol before `init_args`. digest: SHA-256 of the file. words: as in Target.
     """
 
     path: str | None
@@ -57,12 +57,12 @@ class Objective:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, its inputs, and the origin of both.
+    """A model and its inputs, with the origins of model and inputs.
 
     raised: which of the model's FP16 or BF16 tensors become FP32 for the audit, see Plan.raised; the batches then
     contain no half precision. stored_low: {dtype: number of parameter entries stored in it}. flags: torch's flags after
     importing the model's file, if any. given: the caller's subject, if this subject is a copy on another device.
-    stored: dtypes of its tensors as loaded. casts: casts to fewer bits while loading.
+    stored: dtypes of the model's tensors as loaded. casts: casts to fewer bits while loading.
     """
 
     model: nn.Module
@@ -88,7 +88,7 @@ class Subject:
 @dataclass(frozen=True)
 class Call:
     """One call of a module or torch function. path: the module's first path, or the function's name; depth: number of
-    enclosing module calls; key: unique to the call.
+    enclosing module calls; key: a number unique to the call.
 
     handed: whether a dtype is among the arguments, so that casts in the call follow the caller's choice.
     """
@@ -101,7 +101,7 @@ class Call:
 
 @dataclass(frozen=True)
 class AutocastRegion:
-    """An autocast region in the user's code. depth: number of module calls that enclose its beginning."""
+    """An autocast region in the user's code. depth: number of module calls that enclose the region's beginning."""
 
     enabled: bool
     dtype: str
@@ -123,7 +123,7 @@ class Literals:
 CalledFrom = Annotated[
     str | None,
     FileField(
-        "the call that reached `source`, as `file:line in function`: a line of your code or of a `forward`; `null`: none"
+        "the call that reached `source`, as `file:line in function`, in your code or a `forward`; `null`: no such call"
     ),
 ]
 
@@ -134,7 +134,7 @@ class Node:
 
     calls: enclosing module calls, the root's first. returned: keys of the module calls that return its result. region:
     the user's autocast region around the operation. in_place: whether it writes in place, so that autocast does not
-    cast its inputs and its result keeps its dtype. function: the torch function call that contains it, which a scope
+    cast its inputs and its result keeps its dtype. function: the torch function call around the node, which a scope
     may keep in FP32. literals: by format, the constants that differ if the model is stored in the format;
     autocast_literals: under autocast.
     """
@@ -158,7 +158,7 @@ class Node:
     literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)
     autocast_literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)
     called_from: CalledFrom = None
-    caller_path: Annotated[str | None, FileField("the file of `called_from`")] = None
+    caller_path: Annotated[str | None, FileField("the path of the file in `called_from`")] = None
     column: Annotated[int | None, FileField("column in the source line; `null`: unknown", least=1)] = None
     caller_column: Annotated[int | None, FileField("column in `called_from`'s line; `null`: unknown", least=1)] = None
     batch: Annotated[int, FileField("number of the batch whose run recorded this operation", least=1)] = 1
@@ -190,12 +190,12 @@ class Capture:
     """A recorded forward pass: a torch.fx graph of ATen operations. `bind(model, batch)` lists the graph's inputs.
 
     method: inputs for which the graph is valid. "run": all inputs of the recorded shapes; "path": only inputs for which
-    Python code takes the same branches, since it read tensor values. same_path: identifies such batches, see
+    Python code takes the same branches, since it read tensor values. same_path: keys of batches on this path, see
     capture/paths.py. nodes: {name: operation}, in execution order. outputs: names of the nodes that the model returns.
     operations: number of operations run, including operations that no output depends on. compared: whether the run was
     compared with low-precision runs, to detect constants that depend on a dtype. aliases: {first name of a shared
     module: its other names}. paths: every recorded path, if batches take several; `bind` and the shapes of shared nodes
-    are the first path's. twins: {operation or input of a later path: the same one of an earlier path}.
+    are the first path's. twins: {operation or input of a later path: its equal in an earlier path}.
     """
 
     graph_module: torch.fx.GraphModule

@@ -16,10 +16,10 @@ class LedgerRow:
     name: Annotated[str, FileField("name in the state dict, or of the operation in the captured graph")]
     kind: Annotated[str, FileField("kind of this row", choices=("parameter", "buffer", "operation"))]
     loaded: Annotated[str, FileField("dtype as loaded; of an operation: of its result in the recorded run")]
-    checkpoint: Annotated[str | None, FileField("dtype in the checkpoint; `null`: in none that was read")] = None
-    author: Annotated[str | None, FileField("dtype that the author's code or lists ask for; `null`: none")] = None
+    checkpoint: Annotated[str | None, FileField("dtype in the checkpoint; `null`: no checkpoint was read")] = None
+    author: Annotated[str | None, FileField("dtype that the author's code or lists request; `null`: none")] = None
     planned: Annotated[str | None, FileField("dtype under the plan, by module; `null`: no plan")] = None
-    executed: Annotated[str | None, FileField("dtype in which operations read or compute it; `null`: unused")] = None
+    executed: Annotated[str | None, FileField("dtype in which operations read or compute; `null`: unused")] = None
     module: Annotated[str, FileField("module that contains the operation, or that owns the weight")] = ""
     op: Annotated[str, FileField("ATen overload of an operation")] = ""
     source: Annotated[str | None, FileField("source line of an operation; `null`: unknown")] = None
@@ -27,7 +27,7 @@ class LedgerRow:
 
 @dataclass(frozen=True)
 class Loss:
-    """How a cast to fewer bits changes a tensor. error: relative L2; changed: share of the values; zeros: share of the
+    """How a cast to fewer bits changes a tensor. error: relative L2; changed: share of changed values; zeros: share of
     non-zero values that become zero; infinite: number of finite values that become infinite or NaN."""
 
     error: float

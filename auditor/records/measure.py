@@ -21,10 +21,10 @@ Distance = Callable[["Sequence[torch.Tensor]", "Sequence[torch.Tensor]"], float]
 class ProductError:
     """The local error of a matrix product or convolution by cause, on a sample of its rows (relative L2)."""
 
-    inputs: Annotated[float, FileField("due to the rounding of the inputs, weights included", least=0)]
-    accumulation: Annotated[float, FileField("due to the sums, in the accumulator's precision", least=0)]
-    output: Annotated[float, FileField("due to the rounding of the result", least=0)]
-    whole: Annotated[float, FileField("of all three together, measured", least=0)]
+    inputs: Annotated[float, FileField("error from rounding of the inputs, weights included", least=0)]
+    accumulation: Annotated[float, FileField("error from sums in the accumulator's precision", least=0)]
+    output: Annotated[float, FileField("error from rounding of the result", least=0)]
+    whole: Annotated[float, FileField("error from all three causes together, measured", least=0)]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class NodeError:
             choices=("overflow", "underflow", "cancellation", "rounding", "discrete", "unsupported", "nan", "nested"),
         ),
     ] = None
-    product: Annotated[ProductError | None, FileField("a product's error by cause; `null`: no product")] = None
+    product: Annotated[ProductError | None, FileField("error of a product by cause; `null`: no product")] = None
     born: Annotated[bool, FileField("whether Inf, NaN or an exception originates at this operation")] = False
 
 
@@ -67,7 +67,7 @@ class Contribution:
             choices=("first-order", "re-run", "group", "not-run"),
         ),
     ] = "first-order"
-    together: Annotated[int, FileField("number of operations in low precision in the run", least=1)] = 1
+    together: Annotated[int, FileField("number of operations in low precision in that run", least=1)] = 1
     criterion: Annotated[str, FileField("the criterion of which this operation uses the largest share")] = ""
     batch: Annotated[int, FileField("number of the batch that gives `isolated`, if not the first", least=1)] = 1
 
@@ -107,7 +107,7 @@ class Noise:
     error: Annotated[float, FileField("largest difference from the first run, in the error budget's measure")] = 0.0
     joint: Annotated[float, FileField("`error` as relative L2 of all outputs, or share of discrete entries")] = 0.0
     floor: Annotated[float, FileField("errors up to this count as noise; 0: no noise")] = 0.0
-    outputs: Annotated[Mapping[str, float], FileField("by output: largest difference, if there is any")] = empty()
+    outputs: Annotated[Mapping[str, float], FileField("by output: largest difference, if above 0")] = empty()
     nodes: Annotated[Mapping[str, float], FileField("by operation: difference between two runs of the graph")] = empty()
     operations: Annotated[tuple[str, ...], FileField("operations that are not deterministic")] = ()
 
@@ -135,7 +135,7 @@ class Magnitudes:
     """Range statistics of one tensor, or of several pooled, with a histogram by powers of two."""
 
     max_abs: Annotated[float, FileField("largest finite magnitude", least=0)]
-    min_abs: Annotated[float, FileField("smallest non-zero magnitude; 0: there is none", least=0)]
+    min_abs: Annotated[float, FileField("smallest non-zero magnitude; 0: all are zero", least=0)]
     zeros: Annotated[int, FileField("number of zeros", least=0)]
     exponents: Annotated[Mapping[int, int], FileField('`{"e": count}`: numbers with 2^e <= |x| < 2^(e+1)', least=1)]
     nonfinite: Annotated[int, FileField("number of Inf and NaN entries", least=0)] = 0
@@ -152,24 +152,24 @@ class Magnitudes:
 class Weight:
     """Magnitudes of a parameter or buffer."""
 
-    name: Annotated[str, FileField("name in the state dict; if there is none, in the captured graph")]
+    name: Annotated[str, FileField("name in the state dict, else in the captured graph")]
     kind: Annotated[str, FileField("parameter or buffer", choices=("parameter", "buffer"))]
     range: Annotated[Magnitudes, FileField("magnitudes of the values")]
 
 
 MEASURED = frozenset({"MSR001", "MSR002", "MSR003"})
-"""Codes of the rules that report an operation which is measured unsafe, if no other rule explains it."""
+"""Codes of the rules that report an operation which is measured unsafe, if no other rule reports it."""
 
 
 CODE = r"^[A-Z]{3}\d{0,3}$"
-"""Pattern of a rule's code or the beginning of one, such as NRM001, NRM00 or NRM."""
+"""Pattern of a rule's code, or of the beginning of a code: NRM001, NRM00 or NRM."""
 
 
 @dataclass(frozen=True)
 class Ignore:
     """Suppresses findings whose code starts with `code`, in modules whose path matches the glob `module`.
 
-    source: the place of this setting; reason: the user's reason ("" if none is required).
+    source: the option, or file and line, of this setting; reason: the user's reason ("" if none is required).
     """
 
     code: Annotated[str, Field(pattern=CODE)]
@@ -191,16 +191,16 @@ class Finding:
     source: Annotated[str | None, FileField("source line as `file:line`; `null`: unknown")]
     severity: Annotated[str, FileField("severity under the recommended plan", choices=("error", "warning", "info"))]
     confidence: Annotated[
-        str, FileField("the rule's confidence; `high` if measured unsafe", choices=("high", "medium", "low"))
+        str, FileField("the rule's confidence; `high` if the operation is unsafe", choices=("high", "medium", "low"))
     ]
     formats: Annotated[tuple[str, ...], FileField("formats in which the problem occurs")]
     message: Annotated[str, MeasurementField("the problem, with this model's numbers")] = ""
     why: Annotated[str, MeasurementField("why it is a problem, from the rule")] = ""
     advice: Annotated[str, MeasurementField("the remedy, from the rule")] = ""
-    evidence: Annotated[Mapping[str, Any], MeasurementField("facts that the rule compared or shows, by name")] = empty()
+    evidence: Annotated[Mapping[str, Any], MeasurementField("facts that the rule compares or shows, by name")] = empty()
     agrees: Annotated[bool | None, FileField("whether measurements confirm the finding; `null`: not measured")] = None
     cause: Annotated[str, MeasurementField("source line and operation of the cause, shared by related findings")] = ""
-    plan: Annotated[str | None, MeasurementField("plan that `severity` refers to; `null`: none is in budget")] = None
+    plan: Annotated[str | None, MeasurementField("plan that `severity` refers to; `null`: no such plan")] = None
     bearing: Annotated[
         str | None,
         MeasurementField(
@@ -214,15 +214,15 @@ class Finding:
     references: Annotated[tuple[str, ...], MeasurementField("references of the rule")] = ()
     declared: Annotated[str, MeasurementField("the rule's default severity")] = ""
     measurable: Annotated[bool, MeasurementField("whether a run in low precision can confirm the rule")] = True
-    called_from: Annotated[str | None, MeasurementField("call that led to the source line; `null`: none")] = None
+    called_from: Annotated[str | None, MeasurementField("user's call that reached `source`; `null`: none")] = None
     met: Annotated[
-        Mapping[str, tuple[str, ...]], MeasurementField("by format: strategies that use low precision here")
+        Mapping[str, tuple[str, ...]], MeasurementField("by format: strategies that run it in low precision")
     ] = empty()
 
 
 @dataclass(frozen=True)
 class FlaggedRegion:
-    """Connected operations that are sensitive or unsafe in a format, measured together, with all others in FP32."""
+    """Connected operations that are sensitive or unsafe in a format, run together in it with all others in FP32."""
 
     format: Annotated[str, FileField("the format of the run")]
     nodes: Annotated[tuple[str, ...], FileField("names of the operations in low precision in the captured graph")]
@@ -232,4 +232,4 @@ class FlaggedRegion:
     explained: Annotated[
         float, FileField("root sum of squares of the separate errors; they reinforce each other if `error` is larger")
     ]
-    failure: Annotated[str | None, FileField("why the run failed; `null`: it did not")] = None
+    failure: Annotated[str | None, FileField("why the run failed; `null`: it succeeded")] = None

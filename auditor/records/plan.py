@@ -36,7 +36,7 @@ class Today:
 
     computed_in: Annotated[tuple[str, ...], FileField("formats that the flags allow instead of FP32: `tf32`, `bf16`")]
     measured_error: Annotated[float | None, FileField("error against IEEE FP32; `null`: not finite or failed")]
-    failure: Annotated[str | None, FileField("why the run failed; `null`: it did not")] = None
+    failure: Annotated[str | None, FileField("why the run failed; `null`: it succeeded")] = None
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class NonFinite:
     """The first operation of a low-precision run that returns Inf or NaN although FP32 is finite, and its cause."""
 
     node: Annotated[str, FileField("the operation, by its name in the captured graph")]
-    owner: Annotated[str, FileField("module of that operation")]
-    op: Annotated[str, FileField("ATen overload of that operation")]
+    owner: Annotated[str, FileField("module of the operation `node`")]
+    op: Annotated[str, FileField("ATen overload of the operation `node`")]
     source: Annotated[str | None, FileField("source line as `file:line`; `null`: unknown")]
-    value: Annotated[str, FileField("the value that the operation returns", choices=("NaN", "Inf"))]
+    value: Annotated[str, FileField("the non-finite value that `node` returns", choices=("NaN", "Inf"))]
     cause: Annotated[
         str,
         FileField(
@@ -60,7 +60,7 @@ class NonFinite:
     begins_owner: Annotated[str, FileField("module of the operation `begins`")]
     begins_op: Annotated[str, FileField("ATen overload of the operation `begins`")]
     begins_source: Annotated[str | None, FileField("source line of the operation `begins`")]
-    rules: Annotated[tuple[str, ...], FileField("codes of the rules that report either operation")] = ()
+    rules: Annotated[tuple[str, ...], FileField("codes of the rules that report `node` or `begins`")] = ()
     batch: Annotated[int, FileField("number of the first batch with Inf or NaN", least=1)] = 1
 
 
@@ -79,15 +79,15 @@ class Times:
 
 @dataclass(frozen=True)
 class TimeAndMemory:
-    """Time and peak memory of one forward; for each measurement that is missing, the reason."""
+    """Time and peak memory of one forward, or the reason why a measurement is missing."""
 
-    eager: Annotated[Times | None, FileField("times of a plain call; `null`: see `missing`")] = None
-    compiled: Annotated[Times | None, FileField("times under `torch.compile`; `null`: see `missing`")] = None
-    cuda_graph: Annotated[Times | None, FileField("times of a CUDA graph replay; `null`: see `missing`")] = None
-    memory: Annotated[int | None, FileField("peak bytes, including weights; `null`: see `missing`", least=0)] = None
+    eager: Annotated[Times | None, FileField("times of a plain call; `null`: not measured")] = None
+    compiled: Annotated[Times | None, FileField("times under `torch.compile`; `null`: not measured")] = None
+    cuda_graph: Annotated[Times | None, FileField("times of a CUDA graph replay; `null`: not measured")] = None
+    memory: Annotated[int | None, FileField("peak bytes, including weights; `null`: not measured", least=0)] = None
     memory_share: Annotated[float | None, FileField("`memory` divided by FP32's; `null` for FP32", least=0)] = None
     decides: Annotated[bool, FileField("whether `eager` and `memory` decide the recommendation; only on a GPU")] = False
-    missing: Annotated[Mapping[str, str], FileField("why a measurement is missing, by its name")] = empty()
+    missing: Annotated[Mapping[str, str], FileField("by measurement: why time or memory is missing")] = empty()
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Evaluation:
     max_drop: Annotated[float | None, FileField("how much worse a plan's score may be; `null`: no limit", exact=True)]
     score: Annotated[float, FileField("score of the FP32 model")]
     samples: Annotated[int | None, FileField("number of values that are averaged; `null`: a single value", least=1)]
-    of_mean: Annotated[str | None, FileField("function that turns the mean into the score; `null`: none")]
+    of_mean: Annotated[str | None, FileField("function from the mean to the score; `null`: the mean is the score")]
     calls: Annotated[int, FileField("number of model calls for one score", least=0)]
 
 
@@ -122,38 +122,38 @@ class Evaluation:
 class Score:
     """The score of the model under one plan."""
 
-    value: Annotated[float | None, FileField("score of the model under the plan; `null`: see `failure`")]
+    value: Annotated[float | None, FileField("score of the model under the plan; `null`: no score")]
     difference: Annotated[float | None, FileField("`value` minus the FP32 model's score")] = None
-    standard_error: Annotated[float | None, FileField("standard error of `difference`; `null`: too few pairs")] = None
+    standard_error: Annotated[float | None, FileField("standard error of `difference`; `null`: unknown")] = None
     passed: Annotated[bool | None, FileField("whether the drop is within `max_drop`; `null`: no `max_drop`")] = None
-    failure: Annotated[str | None, FileField("why there is no score, in one line")] = None
+    failure: Annotated[str | None, FileField("why the score is missing, in one line")] = None
 
     @property
     def holds(self) -> bool:
-        """Whether there is a score, and it is not worse than FP32's by more than allowed."""
+        """Whether the plan has a score, and the score is at most `max_drop`, if given, worse than FP32's."""
         return self.failure is None and self.passed is not False
 
 
 @dataclass(frozen=True)
 class ScopeChoice:
-    """Precision of one scope, which is a module and its submodules without scopes of their own."""
+    """Precision of one scope: a module, with all submodules that are not scopes themselves."""
 
     precision: Annotated[str, FileField("`fp32`, or the plan's `format`")]
     output: Annotated[str, FileField("`keep`: no cast to the caller's precision", choices=("cast", "keep"))] = "cast"
-    keep: Annotated[tuple[str, ...], FileField("torch functions kept in FP32 here; `pow` includes x ** 2")] = ()
+    keep: Annotated[tuple[str, ...], FileField("torch functions in the scope kept in FP32; `pow`: also x ** 2")] = ()
     fp32_output: Annotated[
         tuple[str, ...], FileField("torch functions of the scope that read low-precision inputs and return FP32")
     ] = ()
 
     @property
     def exceptions(self) -> tuple[str, ...]:
-        """Names of functions kept in FP32, and of functions with FP32 output, which get the suffix FP32_OUTPUT."""
+        """Names of functions kept in FP32, and names, with the suffix FP32_OUTPUT, of functions with FP32 output."""
         return *self.keep, *(f"{name}{FP32_OUTPUT}" for name in self.fp32_output)
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why modules or operations are kept in FP32 under a plan. The reason applies to each of them separately."""
+    """Why modules or operations are kept in FP32 under a plan; the reason applies to each module or operation."""
 
     kind: Annotated[
         str,
@@ -173,14 +173,14 @@ class Reason:
     words: Annotated[str, FileField("the reason in one clause, with its evidence")]
     modules: Annotated[tuple[str, ...], FileField("modules in FP32 for this reason")] = ()
     operations: Annotated[
-        tuple[str, ...], FileField("FP32 operations in low-precision modules, or without a module's precision")
+        tuple[str, ...], FileField("operations that stay in FP32, or in integers, for this reason")
     ] = ()
     functions: Annotated[tuple[str, ...], FileField("FP32 functions in low-precision modules: `module..function`")] = ()
     rules: Annotated[tuple[str, ...], FileField("codes of the rules that report these modules or operations")] = ()
     by: Annotated[str | None, FileField("another module or operation that is the cause; `null`: none")] = None
     adds: Annotated[float | None, FileField("error that low precision would add; `null`: not possible")] = None
     left: Annotated[float | None, FileField("part of the error budget that the plan leaves unused")] = None
-    saves: Annotated[float | None, FileField("share of the plan's cost that low precision would save here")] = None
+    saves: Annotated[float | None, FileField("share of the plan's cost that low precision would save")] = None
     ran: Annotated[bool, FileField("`true`: `adds` was measured; `false`: `adds` is predicted")] = False
 
 
@@ -195,15 +195,15 @@ class Verification:
         str, FileField("`audited`: calibration inputs; `held-out`: held-out inputs", choices=("held-out", "audited"))
     ] = "audited"
     execution: Execution = "emulated"
-    failure: Annotated[str | None, FileField("why the run failed, in one line; `null`: it did not")] = None
-    joint: Annotated[float | None, FileField("relative L2 of all outputs; `null`: see `measured_error`")] = None
+    failure: Annotated[str | None, FileField("why the run failed, in one line; `null`: it succeeded")] = None
+    joint: Annotated[float | None, FileField("relative L2 error of all outputs; `null`: failed, Inf or NaN")] = None
     criteria: Annotated[tuple[CriterionValue, ...], FileField("the user's criteria, each with its measured value")] = ()
     apart: Annotated[
         Mapping[str, float], FileField("by output: its error, only if over 10 times the error of all outputs together")
     ] = empty()
     with_gradients: Annotated[float | None, FileField("`measured_error` with gradients on; `null`: not run")] = None
     ungraded: Annotated[str | None, FileField("exception of the FP32 model with gradients on; `null`: none")] = None
-    noise: Annotated[float | None, FileField("difference between FP32 runs, a bound on errors' accuracy")] = None
+    noise: Annotated[float | None, FileField("difference between FP32 runs, which limits errors' accuracy")] = None
     floor: Annotated[float, FileField("errors up to this count as noise: three times `noise`, or 0")] = 0.0
     nonfinite: Annotated[NonFinite | None, FileField("first operation that returns Inf or NaN; `null`: none")] = None
 
@@ -225,7 +225,7 @@ class MemoryUse:
 class KeptOperation:
     """An operation of an exported program that is kept in FP32, or a product with FP32 output, with the reason."""
 
-    name: Annotated[str, FileField(f"name in the exported graph; then `{FP32_OUTPUT}`, if only the output is FP32")]
+    name: Annotated[str, FileField(f"name in the exported graph, plus `{FP32_OUTPUT}` if only the output is FP32")]
     op: Annotated[str, FileField("ATen overload")]
     kind: Annotated[
         str,
@@ -241,7 +241,7 @@ class KeptOperation:
 
     @property
     def only_output(self) -> bool:
-        """Whether only the output is FP32: a product of low-precision inputs."""
+        """Whether only the output is FP32, and the inputs of the product are low-precision."""
         return self.name.endswith(FP32_OUTPUT)
 
 
@@ -252,13 +252,13 @@ class Onnx:
     file: Annotated[str, FileField("name of the file next to plan.json")]
     ends: Annotated[str, FileField("dtype of inputs and outputs; `low`: the plan's format", choices=("fp32", "low"))]
     nodes: Annotated[int, FileField("number of floating-point operations, without casts and constants", least=0)]
-    high: Annotated[int, FileField("number of these operations in FP32", least=0)]
+    high: Annotated[int, FileField("number of FP32 operations among the `nodes`", least=0)]
     casts: Annotated[int, FileField("number of casts in the graph", least=0)]
     runtime: Annotated[str, FileField("name and version of the runtime")]
-    error: Annotated[float | None, FileField("relative L2 error of the runtime's outputs; `null`: it did not run")]
+    error: Annotated[float | None, FileField("relative L2 error of the runtime's outputs; `null`: no run")]
     program_error: Annotated[float | None, FileField("relative L2 error of the plan's exported program")]
-    failure: Annotated[str | None, FileField("why the runtime failed, in one line; `null`: it did not")] = None
-    rounded_error: Annotated[float | None, FileField("error with every value rounded to the format, as on GPUs")] = None
+    failure: Annotated[str | None, FileField("why the runtime failed, in one line; `null`: it succeeded")] = None
+    rounded_error: Annotated[float | None, FileField("error with all values rounded to the format, as on GPUs")] = None
 
 
 @dataclass(frozen=True)
@@ -270,13 +270,13 @@ class Program:
     low: Annotated[int, FileField("number of these operations that run in the format, outputs included", least=0)]
     casts: Annotated[int, FileField("number of casts in the graph", least=0)]
     kept: Annotated[tuple[KeptOperation, ...], FileField("operations and outputs kept in FP32")] = ()
-    fixed: Annotated[str | None, FileField("why the batch size is fixed; `null`: it is variable")] = None
+    fixed: Annotated[str | None, FileField("why the batch size is fixed; `null`: variable size")] = None
     onnx: Annotated[Onnx | None, FileField("the program as an ONNX model, if requested")] = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Precision of every scope under one strategy and format, with its predicted cost and measured results."""
+    """A plan: the precision of every scope under one strategy and format, with predicted cost and measured results."""
 
     name: Annotated[str, FileField("key of this plan in `plans`")]
     strategy: Annotated[str, FileField("`autocast`: torch.autocast; `cast`: low-precision weights; `graph`: a program")]
@@ -286,7 +286,7 @@ class Plan:
     low_precision_flops: Annotated[float, FileField("share of the FLOPs in low precision", least=0, most=1)] = math.nan
     predicted_speedup: Annotated[float, FileField("[predicted](method.md#what-a-choice-costs) speedup")] = math.nan
     verification: Annotated[Verification | None, FileField("results of running the patched model; `null`: none")] = None
-    note: Annotated[str, MeasurementField("notes, in words")] = ""
+    note: Annotated[str, MeasurementField("notes on the plan, in words")] = ""
     reasons: Annotated[tuple[Reason, ...], FileField("why modules and operations are in FP32")] = ()
     least: Annotated[tuple[str, ...] | None, FileField("modules that require FP32; `null`: not determined")] = None
     objective: Annotated[str, FileField("what the plan minimizes", choices=("time", "memory", "flops"))] = "time"
@@ -314,7 +314,7 @@ class Plan:
 
     @property
     def measured_error(self) -> float | None:
-        """Error of the patched model in the worst batch; None if it was not run, failed, or gave Inf or NaN."""
+        """Error of the patched model in the worst batch; None if the model was not run, failed, or gave Inf or NaN."""
         return self.verification.measured_error if self.verification else None
 
     @property

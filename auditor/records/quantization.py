@@ -12,7 +12,7 @@ from .plan import Score
 from .written import FileField, empty
 
 KEEP = "keep"
-"""Value of `remedy`: leave the layer unquantized."""
+"""Value of the field `remedy` that means: leave the layer unquantized."""
 
 MIXED = "mixed"
 """Name of the plan that chooses among several schemes."""
@@ -22,7 +22,7 @@ UNJUDGED = Verdict("untested", "not judged yet")
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """Errors of one layer if only its weight and input are quantized, under one scheme; all else is in FP32."""
+    """Errors of one layer if only this layer's weight and input are quantized, under one scheme."""
 
     scheme: Annotated[str, FileField("name of the [scheme](quantization.md)")]
     node: Annotated[str, FileField("name of the operation in the captured graph")]
@@ -40,9 +40,9 @@ class QuantizedLayer:
     ]
     error: Annotated[float, FileField("relative L2 error of the layer's result")]
     weight_error: Annotated[float, FileField("relative L2 error of the result with only the weight quantized")]
-    activation_error: Annotated[float, FileField("relative L2 change of the result by quantizing the input too")]
-    saturated: Annotated[int, FileField("entries of weight and input that exceed the largest element", least=0)]
-    zeroed: Annotated[int, FileField("non-zero entries of weight and input that become zero", least=0)]
+    activation_error: Annotated[float, FileField("relative L2 change of the result if the input is quantized too")]
+    saturated: Annotated[int, FileField("number of entries of weight and input beyond the largest element", least=0)]
+    zeroed: Annotated[int, FileField("number of non-zero entries of weight and input that become zero", least=0)]
     part: Annotated[str, FileField("the part with the larger effect", choices=("weight", "activation", "both"))]
     cause: Annotated[
         str,
@@ -53,7 +53,7 @@ class QuantizedLayer:
             choices=("outlier channel", "outlier row", "slice", "range", "rounding"),
         ),
     ]
-    place: Annotated[str, FileField("the channels, rows or slice of the cause, in words; empty: none")] = ""
+    place: Annotated[str, FileField("the channels, rows or slice with the cause, in words; or empty")] = ""
     remedy: Annotated[
         str,
         FileField("cheapest remedy: a scheme with finer scales, or `keep` the layer unquantized; empty: none needed"),
@@ -65,7 +65,7 @@ class QuantizedLayer:
 
 @dataclass(frozen=True)
 class QuantizedPlan:
-    """A scheme, or 16 bits, for every layer that the plan's schemes can quantize. Errors are in the error budget's measure."""
+    """A scheme, or 16 bits, for every layer that the plan's schemes can quantize. Errors have the budget's measure."""
 
     name: Annotated[str, FileField("the scheme, or `mixed` for several schemes")]
     schemes: Annotated[tuple[str, ...], FileField("the schemes from which the plan chooses")]
@@ -89,11 +89,11 @@ class QuantizedPlan:
     ]
     predicted_error: Annotated[
         float,
-        FileField("predicted error on the calibration inputs: of the sum of the output changes by each group alone"),
+        FileField("predicted error on the calibration inputs: the sum of the output changes by each group alone"),
     ]
     single_errors: Annotated[float, FileField("sum of the layers' single effects")]
     calibration_error: Annotated[float, FileField("measured error on the calibration inputs, worst batch")]
-    held_out_error: Annotated[float | None, FileField("measured error on the held-out inputs; `null`: none")]
+    held_out_error: Annotated[float | None, FileField("measured error on the held-out inputs; `null`: no inputs")]
     verified_by: Annotated[
         str,
         FileField(
@@ -101,7 +101,7 @@ class QuantizedPlan:
         ),
     ]
     score: Annotated[Score | None, FileField("the user's score under the plan; `null`: none")] = None
-    runs: Annotated[int, FileField("runs of the whole model that chose the layers", least=0)] = 0
+    runs: Annotated[int, FileField("number of model runs from which layers were chosen", least=0)] = 0
     generated: Annotated[TokenComparison | None, FileField("comparison with FP32's tokens; `null`: not requested")] = (
         None
     )
@@ -116,5 +116,5 @@ class PipelineRun:
         float | None,
         FileField("error of the outputs, or for Adam8bit relative L2 error of the weights' change; `null`: not run"),
     ]
-    said: Annotated[str, FileField("what ran, or why it did not")]
+    said: Annotated[str, FileField("what ran, or why the pipeline failed")]
     parts: Annotated[Mapping[str, float], FileField("for Adam8bit: the error by module")] = empty()

@@ -16,7 +16,7 @@ class ModuleGradients:
     """Gradients of the results of one module's operations, pooled."""
 
     module: Annotated[str, FileField("path of the module; `(loss)` for operations outside the model")]
-    activations: Annotated[Magnitudes, FileField("histogram of the gradients of its operations' results")]
+    activations: Annotated[Magnitudes, FileField("histogram of the gradients of the module's operations")]
     low: Annotated[
         Magnitudes | None,
         FileField("histogram of the gradients in low precision under autocast, without negligible values"),
@@ -34,7 +34,7 @@ class ParameterGradients:
     module: Annotated[str, FileField("module that uses the parameter; `(loss)` for operations outside the model")]
     weight: Annotated[Magnitudes, FileField("histogram of the parameter's values")]
     gradient: Annotated[Magnitudes, FileField("histogram of the parameter's gradient")]
-    ratios: Annotated[Mapping[int, int], FileField("count by log2(gradient / half a BF16 spacing)", least=1)]
+    ratios: Annotated[Mapping[int, int], FileField("entries by log2(gradient / half the BF16 spacing)", least=1)]
     low: Annotated[bool, FileField("whether the gradient passes through low precision under autocast")]
 
 
@@ -54,10 +54,10 @@ class BackwardNode:
     op: Annotated[str, FileField("ATen overload")]
     owner: Annotated[str, FileField("module that contains the operation")]
     source: Annotated[str | None, FileField("source line as `file:line`; `null`: unknown")]
-    errors: Annotated[Mapping[str, NodeError], FileField("by format: errors of the gradients that it returns")]
+    errors: Annotated[Mapping[str, NodeError], FileField("by format: errors of the returned gradients")]
     contributions: Annotated[Mapping[str, GradientChange], FileField("by format: change of the gradients, if run")]
-    reaches: Annotated[Mapping[str, str], FileField("by format: a parameter whose gradient it turns Inf or NaN")]
-    reasons: Annotated[Mapping[str, str], FileField("by format: why training must keep it in FP32, if so")]
+    reaches: Annotated[Mapping[str, str], FileField("by format: a parameter whose gradient becomes Inf or NaN")]
+    reasons: Annotated[Mapping[str, str], FileField("by format: why training needs FP32 here, if so")]
     called_from: CalledFrom = None
 
 
@@ -75,8 +75,8 @@ class LossScale:
     closed_by: Annotated[str | None, FileField("if no scale is usable: the module whose gradients overflow first")]
     largest: Annotated[str, FileField("module whose gradients determine `maximum`")]
     starved: Annotated[str | None, FileField("module with the most underflow at `maximum`; `null`: none underflows")]
-    flushed: Annotated[Mapping[int, float], FileField("by log2 of scale: share zero in FP16", least=0, most=1)]
-    subnormal: Annotated[Mapping[int, float], FileField("by log2 of scale: share subnormal in FP16", least=0, most=1)]
+    flushed: Annotated[Mapping[int, float], FileField("by log2 of scale: share of zeros in FP16", least=0, most=1)]
+    subnormal: Annotated[Mapping[int, float], FileField("by log2 of scale: subnormal share in FP16", least=0, most=1)]
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Bf16Outlook:
     """Share of updates that BF16 weights lose. Adam's first steps change every weight by the learning rate."""
 
     flushed: Annotated[float, FileField("share of low-precision gradients that BF16 rounds to zero", least=0, most=1)]
-    lost_adam: Annotated[Mapping[float, float], FileField("lost share, by Adam's learning rate", least=0, most=1)]
-    lost_sgd: Annotated[Mapping[float, float], FileField("lost share, by SGD's learning rate", least=0, most=1)]
+    lost_adam: Annotated[Mapping[float, float], FileField("share of updates lost, by Adam's rate", least=0, most=1)]
+    lost_sgd: Annotated[Mapping[float, float], FileField("share of updates lost, by SGD's rate", least=0, most=1)]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Training:
     loss_source: Annotated[str, FileField("origin of the loss function")]
     fp16: Annotated[LossScale | None, FileField("usable loss scales in FP16; `null`: FP16 was not audited")]
     bf16: Annotated[Bf16Outlook | None, FileField("updates that are lost in BF16; `null`: BF16 was not audited")]
-    errors: Annotated[Mapping[str, float | None], FileField("by format: relative L2 of all gradients; `null`: failed")]
+    errors: Annotated[Mapping[str, float | None], FileField("by format: gradient error (relative L2); `null`: failed")]
     modules: Annotated[tuple[ModuleGradients, ...], MeasurementField("gradients by module")] = ()
     parameters: Annotated[tuple[ParameterGradients, ...], MeasurementField("trainable parameters and gradients")] = ()
     nodes: Annotated[tuple[BackwardNode, ...], MeasurementField("the backward pass of every operation")] = ()

@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema, core_schema
 T = TypeVar("T")
 
 NOT_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
-"""{text in a JSON file: number that JSON lacks}."""
+"""{text in a JSON file: the number, which JSON cannot represent, that it stands for}."""
 
 LARGEST = 2**64 - 1
 """The largest whole number in a file, large enough for any seed."""
@@ -27,8 +27,8 @@ class FileField:
     """A field that is stored in a file: `Annotated[float, FileField("meaning")]`.
 
     meaning: description with unit, in Markdown. measured: whether measurements.json stores it; else plan.json, which
-    people commit, and which has settings and decisions. choices: allowed texts. least, most: bounds. exact: whether all
-    digits are stored, for settings; measured values have seven.
+    people commit, and which has settings and decisions. choices: allowed texts. least, most: bounds of a number. exact:
+    whether all digits are stored, as for settings; measured values have seven.
     """
 
     meaning: str
@@ -92,7 +92,7 @@ class _Anything:
 
 
 Unwritten = Annotated[T, Field(init=False, exclude=True), _Anything()]
-"""A field that is not stored: `Unwritten[int]`. After loading it has its default."""
+"""A field that no file stores: `Unwritten[int]`. After loading, the field has its default."""
 
 
 def plain(value: Any) -> Any:

@@ -19,12 +19,12 @@ Runs = Mapping[str, RecipeRun]
 LOST, ALL = 0.2, 0.9
 """Excess of the share of affected entries over FP32's share that is a problem: in all parameters together; in one."""
 SKIPS = 0.02
-"""Share of steps in the second half that may be skipped, since GradScaler sometimes tries a larger scale."""
+"""Allowed share of skipped steps in the second half of a run: GradScaler sometimes tries a larger scale."""
 BEHIND = 0.05
 """Share of FP32's loss reduction by which a recipe may fall behind."""
 OFF = 0.25
-"""Relative gradient error, late in a run, that is a problem, unless the gradients of two batches differ by four times
-this error or more."""
+"""A relative gradient error of this size, late in a run, is a problem, unless the gradients of two batches differ by
+four times the error or more."""
 ROUNDED, PASSES = 0.01, 8
 """Smallest relative error of accumulated gradients worth reporting, if FP32 sums halve it; and the number of
 backward passes per step that is enough to try FP32 sums."""

@@ -31,7 +31,7 @@ STUCK = 0.01
 """Relative distance to the squared gradient below which a second moment need not change."""
 FORWARD, BACKWARD, WEIGHT = "", "the backward pass of ", "the weight's gradient in "
 NO_PASS = -1
-"""Torch's id of the backward pass if none runs. Operations of a pass are not recorded: hooks check the gradients."""
+"""Torch's id of the backward pass while no pass runs. Operations of a pass are not recorded: hooks check gradients."""
 
 Gradients = dict[str, Any]
 """{name of a parameter: its gradient in FP32, flat, as a tensor or an array}."""
@@ -127,8 +127,8 @@ def _share(flags: torch.Tensor, among: torch.Tensor) -> float | None:
 def _decay_lost(
     before: torch.Tensor, grad: torch.Tensor, group: Mapping[str, Any], kind: type[Optimizer]
 ) -> float | None:
-    """Share of the weights that weight decay does not change. None without decay, or for optimizers outside torch,
-    whose decay is unknown."""
+    """Share of the weights that weight decay does not change. The result is None without weight decay, or for
+    optimizers outside torch, whose decay is unknown."""
     decay, rate = float(group.get("weight_decay") or 0.0), float(group.get("lr", 0.0))
     if not decay or not rate or not kind.__module__.startswith("torch.optim"):
         return None

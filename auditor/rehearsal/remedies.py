@@ -10,8 +10,8 @@ from typing import Any
 
 def fp32_updates(optimizer: Any, rounding: str) -> None:
     """Make the optimizer update weights in FP32, with its state in FP32. rounding: how to treat the part of an update
-    that the stored weight cannot represent. "master" keeps it in FP32, "kahan" in BF16; "stochastic" rounds up with the
-    probability that makes the mean exact."""
+    that the stored weight cannot represent: "master" keeps the part in FP32, "kahan" in BF16; "stochastic" rounds up
+    with the probability that makes the mean exact."""
     import torch
 
     rest: dict[Any, Any] = {}
@@ -69,11 +69,11 @@ REMEDIES: dict[str, tuple[str, partial[None]]] = {
     "fp32_accumulation": ("FP32 accumulation", partial(fp32_accumulation)),
     "eps": ("eps = 1e-4", partial(set_eps, eps=1e-4)),
 }
-"""{name: (title, function of an optimizer)}."""
+"""{name of a remedy: (title, function of an optimizer)}."""
 
 
 def code_of(name: str) -> str:
-    """Code to paste: the remedy's function, and the call that applies it."""
+    """Code that the user can paste: the remedy's function, and the call that applies the function."""
     function, given = REMEDIES[name][1].func, REMEDIES[name][1].keywords
     text = re.sub(r": (Any|str|float|dict\[Any, Any\]|list\[Any\])|( -> [^:]+)(?=:\n)", "", inspect.getsource(function))
     call = ", ".join(["optimizer", *(f"{key}={value!r}" for key, value in given.items())])

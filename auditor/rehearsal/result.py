@@ -22,7 +22,7 @@ class Recipe:
     format: of autocast regions; or of weights, gradients and optimizer state if `stored`. remedies: names in
     `remedies.REMEDIES`. scale: initial loss scale of a GradScaler; None for no scaler. scopes: the scopes of a plan, or
     modules kept in FP32. loss_in_fp32: autocast covers only the model, whose outputs are cast to FP32. repairs: the name
-    of the recipe that this one repairs.
+    of the recipe that this variant repairs.
     """
 
     name: str
@@ -41,7 +41,7 @@ FP32 = Recipe("fp32", "FP32")
 
 @dataclass(frozen=True)
 class NonFiniteStep:
-    """A step with non-finite gradients, whose update is skipped, or with a non-finite update.
+    """A training step with non-finite gradients, whose update is skipped, or with a non-finite update.
 
     step, batch: from 0; a repeated batch keeps its number. scale: the loss scale. where: the first operation with Inf or
     NaN, its module and line; "" if it was not searched for, or if FP32 is not finite there either.
@@ -60,7 +60,7 @@ class ParameterSeries:
 
     error: relative L2 error of the gradient against FP32's at the same weights and batch; in an FP32 run the difference
     between gradients of two sampled steps, over sqrt(2). Shares of entries: zero_gradient: the gradient is zero;
-    updates_lost: it is not zero, but the update does not change the weight; decay_lost: weight decay does not;
+    updates_lost: a non-zero gradient changes no weight; decay_lost: weight decay changes no weight;
     second_moment_stuck: Adam's second moment should change by over a hundredth, but does not; second_moment_zero: the
     second moment is zero although the gradient is not.
     """
@@ -81,7 +81,7 @@ class RecipeRun:
 
     errors: gradient errors of all parameters together, at these steps. skipped: non-finite steps; without a loss scale,
     such a step ends the run. scale: the loss scale at the end. batches: number of different batches. backward_passes:
-    per step. failure: why the recipe could not be run to its end; a failed run has only the losses of earlier steps.
+    number per step. failure: why the run ended early; a failed run has only the losses of earlier steps.
     """
 
     recipe: Recipe
@@ -118,7 +118,7 @@ class RecipeRun:
 
 
 def _late(series: Series) -> float | None:
-    """The mean over the last third of a series; None if nothing is defined there."""
+    """The mean over the last third of a series; None if no value is defined in the last third."""
     known = [x for x in series[-max(len(series) // 3, 1) :] if x is not None]
     return sum(known) / len(known) if known else None
 
@@ -136,7 +136,7 @@ class RecipeProblem:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A rehearsal. recommended: the name of a recipe, "fp32" if all others have problems. runs: {name: results}."""
+    """A rehearsal's results. recommended: a recipe, "fp32" if all others have problems. runs: {recipe: results}."""
 
     target: str
     steps: int

@@ -38,9 +38,9 @@ from .remedies import REMEDIES, ROUNDINGS
 from .result import FP32, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
 
 LOOKS = 24
-"""Maximum number of sampled steps: in these, gradients are compared with FP32's and updates measured."""
+"""Maximum number of sampled steps, in which gradients are compared with FP32's and updates are measured."""
 BLAMED = 4
-"""Maximum number of non-finite steps that are run again to locate the operation to blame."""
+"""Maximum number of non-finite steps that are run again to find the operation that causes Inf or NaN."""
 SCALING = (2.0, 0.5, 2000)
 """GradScaler's defaults: growth factor, backoff factor, and number of finite steps until the scale grows."""
 _Autocast = torch.amp.autocast_mode.autocast
@@ -74,8 +74,8 @@ def call_forked(work: Callable[[Callable[[str], None]], Any], hear: Callable[[st
 
 
 class Session:
-    """The user's step, and its runs, each in a process of its own. optimizers: by their ids. root: the module with all
-    their parameters. own_regions: whether the step opens autocast regions. used: the optimizers that the last step called.
+    """The user's step, and its runs, each in a separate process. optimizers: {id: optimizer}. root: the module with all
+    parameters. own_regions: whether the step opens autocast regions. used: the optimizers that the last step called.
     """
 
     def __init__(self, step: Callable[..., Any]) -> None:
@@ -88,7 +88,7 @@ class Session:
         self._losses, self.recipe = list[float](), FP32
         self._sampled, self._gradients = False, Gradients()  # whether a step is measured, and its gradients
         self._open: list[ExitStack] = []  # contexts of the optimizer updates that are running
-        self._broken: str | None = None  # in a non-finite step: what is to blame, "" if it must be searched for
+        self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
 
     def narrow(self, used: set[int], own_regions: bool) -> None:
         """Keep the optimizers that a step used. The root is the module with their parameters, or a container."""
@@ -166,8 +166,8 @@ class Session:
         return {name: gradient.numpy() for name, gradient in self._gradients.items()}
 
     def _search(self, batch: Any, restart: Callable[[], None], tell: object) -> tuple[str, str | None]:
-        """The operation to blame for a step, and its module: the first that is non-finite only in low precision; "" and
-        None if there is none."""
+        """The operation that makes a step non-finite, and its module: the first non-finite only in low precision; ("",
+        None) without one."""
         low, fp32 = trails = [Trail(self._calls, Session._call_step.__code__) for _ in range(2)]
         for trail in trails:
             restart()
@@ -223,7 +223,7 @@ class Session:
 
     @contextmanager
     def _around(self, handler: Trail | None) -> Iterator[None]:
-        """Context for one step: FP32, or emulated CUDA; autocast regions of the step get the recipe's dtype."""
+        """Context for one step, in FP32 or emulated CUDA; the step's autocast regions get the recipe's dtype."""
         recipe, dtype = self.recipe, dtype_of(self.recipe.format)
         regional = recipe.format != "fp32" and not recipe.stored and not recipe.loss_in_fp32
         emulated = written_as_meant() if recipe.format == "fp32" else emulate("cuda")

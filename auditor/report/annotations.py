@@ -34,7 +34,7 @@ def place_of(audit: Audit, cause: Cause) -> Place:
 
 
 def _caller(node: Node) -> Place | None:
-    """The Place of the user's call that led to a node; None if unknown."""
+    """The Place of the user's call that reached a node's source line; None if unknown."""
     return _own((node.called_from or "").partition(" in ")[0], node.caller_path, node.caller_column)
 
 
@@ -45,7 +45,7 @@ def _own(source: str | None, path: str | None, column: int | None) -> Place | No
 
 
 def written_at(source: str | None) -> tuple[str, int]:
-    """Parse a source location: `model.py:42` -> (`model.py`, 42); line 0 if it is missing."""
+    """Parse a source location: `model.py:42` -> (`model.py`, 42); the line is 0 if missing."""
     name, _, line = (source or "").rpartition(":")
     return (name, int(line)) if name and line.isdecimal() else (source or "", 0)
 
@@ -75,7 +75,7 @@ def github(audit: Audit) -> str:
             title, words = _property(f"{worst.rule} {worst.name}"), f"{_message(cause)} {summary(worst.advice)}".strip()
             shown.append(f"::{command} {at},title={title}::{_data(words)}")
     left = [f"{count(len(result) - len(shown), 'more problem')} in the report."] if len(result) > len(shown) else []
-    # so that the runner does not execute a line of the verdict as a command
+    # The runner must not execute a line of the verdict as a command.
     said = (printable(said).replace("::", ": :") for said in (seen.headline, *seen.broken))
     return "\n".join([*said, *shown, *left]) + "\n"
 
@@ -150,7 +150,7 @@ def _message(cause: Cause) -> str:
 
 
 def _related_call(cause: Cause) -> dict[str, Any]:
-    """The user's call that led to a cause's line; empty if unknown, or if the cause is reported at this call."""
+    """The user's call that reached a cause's line; empty if unknown, or if the cause is reported at this call."""
     node = cause.report.node if cause.report else None
     if node is None or is_installed(node.source_path or "") or (caller := _caller(node)) is None:
         return {}

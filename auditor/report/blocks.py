@@ -32,7 +32,7 @@ WIDEST = 110
 
 @dataclass(frozen=True)
 class Prose:
-    """Paragraphs with one label. listed: whether each paragraph is an item of a list. style: a class of the report's
+    """Paragraphs under one label. listed: whether each paragraph is an item of a list. style: a class of the report's
     CSS, or `title` if the label is the title of the page."""
 
     label: str
@@ -150,7 +150,7 @@ def to_terminal(blocks: Iterable[Block], width: int | None = None, color: bool |
 
 
 def _parts(block: Block) -> Iterator[RenderableType]:
-    """A block as objects that the library rich renders. A rich Text never wraps."""
+    """Convert a block to objects that the library rich renders. A rich Text never wraps."""
     match block:
         case Prose(label, texts, "title"):
             yield from (Padding(_text(label, "bold"), 0), *(Padding(_text(text, "muted"), 0) for text in texts))
@@ -299,7 +299,7 @@ def _html_chart(chart: Chart) -> Markup:
 
 @cache
 def environment() -> Environment:
-    """The Jinja environment, created once. It escapes values, raises for undefined names, and can inline files."""
+    """The Jinja environment, created once, which escapes values, raises for undefined names, and can inline files."""
     folder = resource_dir("reports")
     made = Environment(
         loader=FileSystemLoader(folder),

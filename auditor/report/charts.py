@@ -16,11 +16,11 @@ from .words import label, percent, power
 HEIGHT, TOP, INSET = 330, 12, 8
 HEIGHT_OF_LINES = 260
 BINS = 240
-"""Maximum points of a curve. In a model with more operations, a point shows the worst of several."""
+"""Maximum points of a curve. In a model with more operations, a point shows the worst of several operations."""
 MARKS = 11
 """Height in pixels of the strip above the curves that marks the non-finite values of one format."""
 LOWEST, HIGHEST = -48, 24
-"""Exponents of two at the ends of the axis of gradients; values beyond an end are drawn at this end."""
+"""Exponents of two at the ends of the gradients' axis; a value beyond an end is drawn at that end."""
 BANDS = (("over", "above the largest number"), ("subnormal", "subnormal"), ("zero", "lost to zero"))
 
 
@@ -87,9 +87,9 @@ def line_chart(
     x_ticks: Iterable[tuple[float, str]],
     least: int = -1,
 ) -> Iterator[Chart]:
-    """A chart with a logarithmic vertical axis; no chart if there is no point. curves: (CSS class, words, points).
+    """A chart with a logarithmic vertical axis; no chart without points. curves: (CSS class, words, points).
 
-    last: right end of the horizontal axis. least: see `decades`.
+    last: right end of the horizontal axis. least: minimum exponent of the upper end.
     """
     values = [value for _, _, points in curves for _, value in points]
     powers, x = decades(values, least), scale(0, last, LEFT + INSET, RIGHT - INSET)
@@ -113,7 +113,7 @@ def log(value: float) -> float:
 
 
 def decades(values: Iterable[float | None], least: int = -1) -> range:
-    """Exponents of the powers of ten on an axis for these values. The upper end is 10^least or more."""
+    """Exponents of the powers of ten on an axis for `values`. The upper end is 10^least or more."""
     logs = [math.log10(v) for v in values if v is not None and math.isfinite(v) and v > 0] or [-4.0, 0.0]
     high = min(max(math.ceil(max(logs)), least), 3)
     low = max(math.floor(min(logs)), high - 9)

@@ -46,7 +46,7 @@ def headline(both: Comparison) -> str:
 
 
 def error(plan: Plan | None) -> str:
-    """A plan's measured error as text, or why there is none."""
+    """A plan's measured error as text, or the reason why the plan has no measured error."""
     if plan is None:
         return "no plan"
     if plan.measured_error is not None:
@@ -60,7 +60,7 @@ def speedup(plan: Plan | None) -> str:
 
 
 def exceptions(before: Plan | None, after: Plan | None) -> str:
-    """Functions of low-precision modules that only one of the two plans keeps in FP32; "" if there are none."""
+    """Text on functions of low-precision modules that only one of the two plans keeps in FP32, or ""."""
     first, second = ([*side.exceptions] if side else [] for side in (before, after))
     said = []
     for words, here, there in (("in FP32 now", second, first), ("no longer in FP32", first, second)):
@@ -87,7 +87,7 @@ def _plans(both: Comparison) -> list[Block]:
 
 
 def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> list[Block]:
-    """A list of findings, the most severe first. Equal findings in repeated blocks are one entry."""
+    """A list of findings, the most severe first. Equal findings in repeated blocks share one entry."""
     groups = fold(findings, lambda f: f.owner, lambda f: (f.rule, f.severity, f.op))
     groups.sort(key=lambda same: SEVERITIES.index(same[0].severity))
     items = []

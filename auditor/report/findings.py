@@ -25,7 +25,7 @@ class Cause:
     """Findings (`members`) with one root cause: an operation of one source line, in every module that runs this line.
 
     rules: {rule code: its findings}, the most important code and finding first. worst: the first finding of the first
-    code; report: measurements of its operation. where: modules in words; shapes: module paths without block numbers.
+    code; report: measurements of the operation. where: modules in words; shapes: module paths without block numbers.
     size: the number of findings in words, "" for a single finding.
     """
 
@@ -34,7 +34,7 @@ class Cause:
         effects = {id(f): _effect(reports.get(f.node), f.formats) for f in members}
 
         def weight(f: Finding) -> tuple[Any, ...]:
-            """Sort key: findings that the measurement contradicts last; then severity; rules before measurements."""
+            """Sort key of findings: contradicted by measurement last; then by severity; rules before measurements."""
             where = place_of(f)
             elsewhere = f.cause not in (where, f"{where}: precision")  # not at the operation of the cause
             severities = SEVERITIES.index(f.severity), f.rule in MEASURED, SEVERITIES.index(f.declared or f.severity)
@@ -71,7 +71,7 @@ class Cause:
 
     @cached_property
     def plan_effect(self) -> str:
-        """A sentence on what the plan that severities refer to does with the operations of the cause."""
+        """A sentence on the precision of the cause's operations under the plan to which severities refer."""
         spoken = [finding for finding in self.members if finding.bearing]
         plan = self._audit.plans.get(spoken[0].plan or "") if spoken else None
         if plan is None:
@@ -92,7 +92,7 @@ class Cause:
 
     @property
     def solved(self) -> str:
-        """A sentence, if the plan that severities apply to removes the problem of every operation; otherwise ""."""
+        """A sentence that the plan avoids the problem, if this holds for every operation of the cause; otherwise ""."""
         bearings = {finding.bearing for finding in self.members}
         how = " by keeping values in FP32" if "kept" in bearings else ""
         return f"The plan avoids this problem{how}." if bearings <= {"elsewhere", "kept"} else ""
@@ -105,15 +105,15 @@ class Cause:
         if not total or "" in owners:
             return ""
         share = sum(r.flops for r in nodes if any(within(r.node.owner, owner) for owner in owners)) / total
-        whole = "this module were" if len(owners) == 1 else f"these {len(owners):,} modules were"
+        whole = "this whole module" if len(owners) == 1 else f"all of these {len(owners):,} modules"
         if not share:
-            return f"If all of {whole} in FP32, this would only add dtype conversions."
-        return f"If all of {whole} in FP32, {percent(share)} of the model's FLOPs would not run in low precision."
+            return f"Keeping {whole} in FP32 would only add dtype conversions."
+        return f"Keeping {whole} in FP32 would move {percent(share)} of the model's FLOPs out of low precision."
 
 
 @dataclass(frozen=True)
 class Causes:
-    """All causes, ranked. wanting: errors and warnings; notes: the others; about: which plan severities refer to."""
+    """All causes, ranked. wanting: errors and warnings; notes: other causes; about: the plan of severities."""
 
     wanting: tuple[Cause, ...]
     notes: tuple[Cause, ...]
@@ -126,7 +126,7 @@ class Causes:
 
     @property
     def headline(self) -> str:
-        """The numbers of problems, by severity, and of notes, in words."""
+        """The number of problems of each severity, and the number of notes, in words."""
         said = count(len(self.notes), "note")
         if not self.wanting:
             return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule matched"
@@ -154,7 +154,7 @@ def causes(audit: Audit) -> Causes:
 
 
 def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:
-    """The largest change of the outputs, over formats, with only this operation in low precision."""
+    """The largest change of the outputs, over `formats`, with only the operation of `report` in low precision."""
     moved = [report.contributions[f].isolated for f in formats if f in report.contributions] if report else []
     return max((math.inf if math.isnan(effect) else effect for effect in moved), default=0.0)
 

@@ -18,7 +18,7 @@ from .words import count, fold, label, list_paths, scope, shorten
 _FORMATS = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}
 """{torch's name of a dtype: the name of its format}."""
 INSIDE = 12
-"""Maximum number of lines about the parts of one module, per plan."""
+"""Maximum number of lines, per plan, about the FP32 parts of one module."""
 SHAPES = 3
 """Maximum number of module patterns with reason `no-gain` that get a line each."""
 KEPT = "the module is in FP32"
@@ -27,7 +27,7 @@ KEPT = "the module is in FP32"
 @dataclass(frozen=True)
 class Island:
     """Modules that a plan keeps in FP32 for the same kind of reason, or functions that stay FP32 in low-precision
-    modules. why: the reason in a clause, then the codes of rules that report them; "" if unknown.
+    modules. why: the reason in a clause, then codes of rules that report the modules; "" if unknown.
 
     Paths differ only in block numbers (`blocks.*.norm`), except if over `SHAPES` patterns have the reason `no-gain`.
     """
@@ -68,7 +68,7 @@ def islands(plan: Plan) -> tuple[Island, ...]:
 
 
 def _one_for_all(reasons: Sequence[str]) -> str:
-    """The first of several reasons, with a remark if the others differ."""
+    """The first of several reasons, with a remark if the other reasons differ."""
     same = len({re.sub(r"_\d+\b", "", reason) for reason in reasons}) == 1  # ignoring the numbers in node names
     return reasons[0] if same else f"{reasons[0]}; similar reasons for the others"
 
@@ -97,7 +97,7 @@ def tally(reports: Iterable[NodeReport]) -> str:
 
 
 def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
-    """Return a function that says why an operation computes in FP32 under a plan; "" if it does not, or if unknown."""
+    """Return a function that says why an operation is FP32 under a plan; "" if unknown or in low precision."""
     modules, precision_of = _modules(plan), choice_from_scopes(plan.scopes)
     operations = {name: reason.words for reason in plan.reasons for name in reason.operations}
 

@@ -34,7 +34,7 @@ def overview(
 
 
 def ledger_section(audit: Audit) -> list[Block]:
-    """The report's section on dtypes; nothing for an audit without a ledger."""
+    """The report's section on dtypes; empty for an audit without a ledger."""
     silent = [finding for finding in audit.findings if finding.rule in SILENT.values()]
     costs = tuple((flag, ratio(share)) for flag, share in audit.flags.items())
     table = Grid(("Setting", "Share of the error budget"), costs, caption="Predicted error with each setting")
@@ -81,7 +81,7 @@ def _dtype(dtype: str | None) -> str:
 
 
 def _flags(flags: Mapping[str, Any]) -> str:
-    """The flags in force that let FP32 operations, or sums of low-precision values, use fewer bits, in words."""
+    """A text on the active flags that let FP32 operations, or sums of low-precision values, use fewer bits."""
     known = {name: flags.get(name) for name in (*ON_A_GPU, *ON_A_CPU)}
     loose = [f"{name}={value}" for name, value in known.items() if value not in (None, "none", "ieee")]
     loose += [f"{name}=True" for name in REDUCED if flags.get(f"cuda.matmul.{name}") is True]

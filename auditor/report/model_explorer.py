@@ -19,7 +19,7 @@ from .kept import computed_in
 from .words import compact, label, line, magnitude, op, printable
 
 VERSION = 1
-"""Increased when a field changes its meaning or is removed; docs/model-explorer.schema.json describes this version."""
+"""Schema version, increased when a field changes its meaning or is removed; see docs/model-explorer.schema.json."""
 GRAPH = "graph"
 RAMP = ("#fdf1d8", "#e08a3c", "#9c2f0d")
 VERDICT_COLORS = {"safe": "#dfe9ef", "sensitive": "#f6c667", "unsafe": "#e0674e", "untested": "#d9d8d4"}

@@ -50,7 +50,7 @@ def _origins(audit: Audit, fmt: str) -> list[Block]:
 
 
 def _products(audit: Audit, fmt: str) -> Grid:
-    """Products with the largest local error, and the part of each cause in it."""
+    """Table of products with the largest local error, and the parts of this error by cause."""
     split = [(r, r.errors[fmt].product) for r in audit.nodes if fmt in r.errors]
     known = sorted(((r, p) for r, p in split if p is not None), key=lambda pair: -pair[1].whole)
     rows = [(where(r.node), *map(ratio, (p.whole, p.inputs, p.accumulation, p.output))) for r, p in known[:SHOWN]]
@@ -59,7 +59,7 @@ def _products(audit: Audit, fmt: str) -> Grid:
 
 
 def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
-    """Words on an operation where Inf, NaN or an exception first appears: place, number of blocks, and cause."""
+    """A text on an operation where Inf, NaN or an exception first appears: place, number of blocks, and cause."""
     report, error = same[0], same[0].errors[fmt]
     alone = error.unsupported or error.disagreement or error.overflow or error.nan
     value = error.cause or "Inf or NaN" if alone else first.value if first else "Inf or NaN"
@@ -71,7 +71,7 @@ def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
 
 
 def _sources(audit: Audit, fmt: str) -> Grid:
-    """Operations that add most rounding error; shares of the squared error of all operations in low precision."""
+    """Table of operations that add most rounding error, with their shares of the sum of all squared errors."""
     low = [r for r in audit.nodes if r.node.floating and fmt in r.contributions and r.exposed.get(fmt, True)]
     own = [(r, r.contributions[fmt]) for r in low if math.isfinite(r.contributions[fmt].own)]
     total = sum(moved.own**2 for _, moved in own)
@@ -85,7 +85,7 @@ def _sources(audit: Audit, fmt: str) -> Grid:
 
 
 def _regions(audit: Audit, fmt: str) -> Grid:
-    """Regions of several operations: first those that raise or become non-finite, then by decreasing error."""
+    """Table of regions of several operations: first regions that raise or become non-finite, then by falling error."""
     result = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
     result.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
     heads, rows = ("Module", "Operations", "Moves output", "Sum of single errors"), []
@@ -116,7 +116,7 @@ def _linearity(audit: Audit, fmt: str) -> str:
 
 
 class NonFiniteRun(NamedTuple):
-    """Runs in one format that become non-finite at the same operation. first: this operation; None if a replay of the
+    """Runs in one format that become non-finite at the same operation. first: the operation; None if a replay of the
     graph is finite. said: sentences on the place and the cause."""
 
     format: str
@@ -165,7 +165,7 @@ def decision_words(audit: Audit) -> str:
 
 
 def decisions_section(audit: Audit) -> list[Block]:
-    """The report's section on decisions; nothing for a model without decisions that rounding can flip."""
+    """The report's section on decisions; empty for a model without decisions that rounding can flip."""
     if not audit.decisions:
         return []
     rows = []
@@ -181,8 +181,8 @@ def decisions_section(audit: Audit) -> list[Block]:
 
 
 def _sentences(one: Decisions) -> list[str]:
-    """Sentences on the parts of the error, the operation whose flips add most error, and the error with the scores of
-    this operation in FP32."""
+    """Sentences on the parts of the error, and on the operation whose flips add most error, with the error if its
+    scores are FP32."""
     low = f"With all operations in {label(one.format)}, the first batch's error is {ratio(one.error)}"
     first = one.operations[0]
     if first.seen is None:

@@ -22,7 +22,7 @@ ISLANDS_SHOWN = 12
 SET = "FP32 under your own flags"
 """Label of FP32 under the caller's own flags."""
 SHARES = "Errors are values divided by their limits, for the tightest criterion: 1 is the limit."
-"""A sentence on the meaning of a plan's errors if criteria are set."""
+"""A sentence that explains a plan's errors if criteria are set."""
 NEAR = 2.0
 """Distance from a score's limit, in standard errors, below which other samples may give another result."""
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -221,7 +221,7 @@ def _limit_line(one: CriterionValue) -> str:
 
 
 def shown_value(one: CriterionValue) -> str:
-    """The value, with enough digits to show whether it is above, at or below the limit, 0 and 1."""
+    """A criterion's value, with enough digits to show whether it is above, at or below the limit, 0 and 1."""
     if one.value is None:
         return "not finite" if one.share is None else "no such output"
     for digits in range(3, 17):
@@ -288,7 +288,7 @@ def advice(audit: Audit) -> str:
 
 
 def _exceptions(plan: Plan) -> str:
-    """A clause on operations of low-precision modules that run in FP32; "" if a plan has none."""
+    """A clause on operations of low-precision modules that run in FP32; "" if the plan has no such operations."""
     if not any(reason.operations and not reason.functions and reason.kind != "not-floating" for reason in plan.reasons):
         return ""
     if strategy_of(plan.strategy).regional:
@@ -297,7 +297,7 @@ def _exceptions(plan: Plan) -> str:
 
 
 def times(audit: Audit) -> tuple[str, ...]:
-    """The timing method, then a line for each way to run the model; nothing without measurements."""
+    """The timing method, then a line for each way to run the model; empty without measurements."""
     timing = audit.timing
     if timing is None:
         return ()
@@ -352,7 +352,7 @@ def more_ways(audit: Audit) -> list[Block]:
 
 
 def snippets(audit: Audit) -> tuple[Code, ...]:
-    """Code that applies the recommended plan or another; none if no plan is recommended."""
+    """Code that applies the recommended plan, or another plan; empty if no plan is recommended."""
     plan = audit.plans.get(audit.recommended or "")
     if plan is None:
         return ()

@@ -69,7 +69,7 @@ def quantization_lines(audit: Audit) -> list[str]:
 
 
 def _plan_line(plan: QuantizedPlan, audit: Audit) -> str:
-    """A plan's bits, memory, time, errors, and the layers that it keeps in 16 bits."""
+    """A line with a plan's bits, memory, time and errors, and the layers that stay in 16 bits."""
     kept = _layers_of(plan, "")
     error = max(plan.calibration_error, plan.held_out_error or 0.0)
     if len(kept) == len(plan.layers):
@@ -131,7 +131,7 @@ def _pipelines(audit: Audit) -> Iterator[Block]:
 
 
 def _worst(layer: QuantizedLayer) -> str:
-    """The layer's verdict, effect, cause and remedy; nothing for a safe layer."""
+    """Text on a layer's verdict, effect, cause and remedy; empty for a safe layer."""
     if layer.verdict.verdict == "safe":
         return ""
     remedy = f"; remedy: {_remedy(layer)}" if layer.remedy else ""
@@ -140,7 +140,7 @@ def _worst(layer: QuantizedLayer) -> str:
 
 
 def quantization_section(audit: Audit) -> list[Block]:
-    """The report's section: a table of all layers for each scheme; nothing without schemes."""
+    """The report's section on quantization: a table of all layers for each scheme; empty without schemes."""
     tables = [
         Grid(
             (*COLUMNS, "Rules"),

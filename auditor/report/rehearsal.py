@@ -57,7 +57,7 @@ def render(result: Rehearsal) -> str:
 
 
 def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
-    """A recipe's row in the table. A failed run has no other figure than its loss before the failure."""
+    """A recipe's row in the table. Of a failed run, the row only shows the loss before the failure."""
     broken, fails = len(result.problems_of(name)), run.failure is not None
     state = count(broken, "problem") if broken else "no problem" * (name != "fp32")
     state = "recommended" if name == result.recommended else f"failed in step {len(run.losses)}" if fails else state
@@ -67,8 +67,8 @@ def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
 
 
 def _entry(result: Rehearsal, problem: RecipeProblem) -> Item:
-    """A problem with the result of each remedy. A remedy that repairs all problems of the recipe is listed only at the
-    recipe's first problem."""
+    """A problem with the results of its remedies. A remedy that repairs all problems of a recipe is only listed at the
+    first problem."""
     same, notes = result.problems_of(problem.recipe), list[str]()
     for name, other in result.runs.items():
         left = result.problems_of(name)
@@ -97,7 +97,7 @@ def _charts(result: Rehearsal) -> Iterator[Chart]:
 
 
 def _curve(steps: Sequence[int], values: Sequence[float | None]) -> list[tuple[float, float]]:
-    """At most POINTS points (step, value); each is the mean of equally many neighbors."""
+    """At most POINTS points (step, value); each point is the mean of equally many neighboring steps."""
     known = [(step, x) for step, x in zip(steps, values, strict=False) if x is not None and math.isfinite(x) and x > 0]
     width = max(math.ceil(len(known) / POINTS), 1)
     parts = (zip(*known[i : i + width], strict=True) for i in range(0, len(known), width))

@@ -26,7 +26,7 @@ from .words import count, line, printable, remedy, sentence, shorten
 LINES = 40
 """Maximum number of lines that an audit prints on a terminal 100 characters wide."""
 SPARE = ("Formats", "Kept", "Outputs", "Memory")
-"""Labels of sections that a terminal may omit: the report contains them too."""
+"""Labels of sections that the terminal output may omit, since the report contains them."""
 ENTRIES_SHOWN = 5
 """Number of causes that a page lists. HTML folds further causes and all notes; other pages count them."""
 ISLANDS_SHOWN = 6
@@ -101,7 +101,7 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
 
 
 def _more(audit: Audit, seen: ReportView) -> list[Block]:
-    """Sections that are shown if they have lines: cautions, training, criteria, times, verdicts by format, and more."""
+    """Sections that are shown unless empty: cautions, training, criteria, times, verdicts by format, and more."""
     training: list[str] = []
     if audit.training is not None:
         titles = dict.fromkeys(f"- {advice.title}" for advice in audit.training.advice)

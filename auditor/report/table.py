@@ -15,7 +15,7 @@ from .words import VERDICTS, label, line
 LONGEST = 200
 """Maximum characters of a reason or a source line in the table; the JSON files have the full text."""
 VISIBLE = 1e-4
-"""The table shows the share of values that underflow to zero only if it is at least this large."""
+"""Minimum share of values that underflow to zero from which the table shows this share."""
 FOLD_FROM = 3
 """Minimum number of consecutive sibling modules with the same operations that the table folds."""
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -52,7 +52,7 @@ def table(audit: Audit) -> dict[str, Any]:
         "why": [add(why(r) if why else "", LONGEST) for r in nodes],
         "reads": [
             [i - at[name] for name in dict.fromkeys(r.node.inputs) if name in at] for i, r in enumerate(nodes)
-        ],  # as distances, which have fewer digits than positions
+        ],  # as differences, which have fewer digits than positions
         "inputs": _inputs(audit),
         "outputs": [at[name] for name in audit.graph_outputs if name in at],
         "classes": dict(audit.classes),

@@ -20,7 +20,7 @@ FP16 = FORMATS["fp16"]
 
 
 def training_section(audit: Audit) -> list[Block]:
-    """The report's section on training; nothing for an audit in mode inference."""
+    """The report's section on training; empty for an audit in mode inference."""
     training = audit.training
     if training is None:
         return []
@@ -169,9 +169,9 @@ def training_headline(audit: Audit) -> str | None:
     if training is None:
         return None
     if training.format is None:
-        return "Train it in FP32."
+        return "Train in FP32."
     plan = training_plan(audit)
     under = "under that plan" if plan is not None and plan == audit.recommended else "under autocast"
     if FORMATS[training.format].loss_scaling and training.fp16 is not None and training.fp16.init is not None:
-        return f"Train it in {label(training.format)} {under}, with a loss scale from {training.fp16.init:,.10g}."
-    return f"Train it in {label(training.format)} {under}, without a loss scale."
+        return f"Train in {label(training.format)} {under}, with a loss scale from {training.fp16.init:,.10g}."
+    return f"Train in {label(training.format)} {under}, without a loss scale."

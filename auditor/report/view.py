@@ -109,7 +109,7 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
         return f"{audit.recommendation} {trained}".strip(), proof
     plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
     apart = f", keeping {kept} in FP32" if kept else "; nothing has to stay in FP32"
-    said = f"Run it in {chosen.title}{apart}. {trained}".strip()
+    said = f"Run the model in {chosen.title}{apart}. {trained}".strip()
     budget = f"{audit.max_error:g}"
     if plan.measured_error is None:
         return said, f"Predicted error {ratio(plan.predicted_error)}, budget {budget}; {chosen.detail}."
@@ -143,7 +143,7 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
 
 
 def _limit(report: NodeReport, fmt: str, vanished: set[str]) -> str | None:
-    """Why an operation is not safe, as a key of `words` in `_tally`; `other`: an exception of unknown cause."""
+    """The cause of an unsafe or sensitive verdict, as a key of `words` in `_tally`; `other`: an unknown exception."""
     error, verdict = report.errors.get(fmt), report.verdicts[fmt]
     if error is not None and error.unsupported and verdict.verdict == "unsafe":
         by_kernel = re.search(r"\bkernel\b", error.unsupported)
@@ -188,7 +188,7 @@ def method(audit: Audit, limits: tuple[str, ...]) -> list[Block]:
 
 
 def noise(audit: Audit) -> dict[str, str]:
-    """How much repeated FP32 runs differ from each other, and the operations responsible; empty if not measured."""
+    """Texts on the difference between repeated FP32 runs, and the operations that cause it; empty if not measured."""
     measured = audit.noise
     if measured is None or measured.runs < 2:
         return {}
@@ -235,7 +235,7 @@ def next_step(audit: Audit, directory: Path) -> str:
     if reached:
         error, plan = min(reached, key=lambda pair: pair[0])
         step = 10.0 ** (math.floor(math.log10(error)) - 1) if error > 0 else 1e-6
-        budget = f"{math.ceil(error / step * 1.02) * step:.2g}"  # two digits, rounded up
+        budget = f"{math.ceil(error / step * 1.02) * step:.2g}"  # rounded up to two digits
         what = f"plain {label(plan.format)} ({plan.strategy})"
         return f"raise the budget with --max-error {budget}: {what} has an error of {ratio(error)}."
     return f"read in {report} why each plan failed."

@@ -57,7 +57,7 @@ def ratio(value: float | None) -> str:
 
 
 def or_blank(value: float | None, how: Callable[[float], str] = "{:.3g}".format) -> str:
-    """A number, formatted by `how`; "" for None."""
+    """Format a number by `how`; "" for None."""
     return "" if value is None else how(value)
 
 
@@ -134,7 +134,7 @@ def in_bytes(number: float) -> str:
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
-    """A number with its noun: `1 operation`, `3,000 operations`."""
+    """A number with its noun, in singular or plural: `1 operation`, `3,000 operations`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
@@ -158,14 +158,14 @@ def compact(number: int) -> str:
 
 
 def line(source: str | None, called_from: str | None) -> str:
-    """A source line, and the user's call that led there: `rope.py:10 (from model.py:26 in Attention.forward)`."""
+    """A source line, and the user's call that reached it: `rope.py:10 (from model.py:26 in Attention.forward)`."""
     if source and called_from:
         return f"{source} (from {called_from})"
     return source or called_from or ""
 
 
 def scope(path: str) -> str:
-    """A module path; for the root, whose path is empty, words."""
+    """A module path as text; for the root, whose path is empty: `the model's forward`."""
     return path or "the model's forward"
 
 
@@ -189,7 +189,7 @@ def parts(text: str) -> list[tuple[str, bool]]:
 
 
 def summary(text: str) -> str:
-    """The paragraphs of a text in one line, without its code."""
+    """The paragraphs of a rule's text on one line, without code."""
     return " ".join(part.rstrip(":") + "." * part.endswith(":") for part, code in parts(text) if not code)
 
 

@@ -34,7 +34,7 @@ AMPLIFIED = 8.0
 errors, for example a softmax of large entries."""
 
 WEIGHTY = 0.25
-"""An amplifying operation decides a group's cause if its effect is at least this share of the group's largest."""
+"""An amplifying operation decides a group's cause if its effect is at least this share of the largest in the group."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class FlowGraph:
         return any(fmt in errors and breaks(errors[fmt], moved.get(fmt)) for fmt in formats)
 
     def is_judged(self, name: str, formats: Collection[str], kinds: Collection[str] = FLAGGED) -> bool:
-        """Whether the node has one of these verdicts in one of the formats."""
+        """Whether the node has a verdict in `kinds` in one of the formats."""
         verdicts = self.verdicts.get(name, {})
         return any(fmt in verdicts and verdicts[fmt].verdict in kinds for fmt in formats)
 
     def contribution(self, name: str, fmt: str) -> Contribution:
-        """Effect on the outputs of running only this node in the format; 0 if it was not measured."""
+        """Effect on the outputs of running only this node in the format; 0 if the effect was not measured."""
         return self.measured.contributions.get(name, {}).get(fmt, Contribution(0.0, 0.0, 0.0))
 
 
@@ -73,9 +73,9 @@ def findings_of(
     casts: Sequence[SilentCast] = (),
     layers: Sequence[QuantizedLayer] = (),
 ) -> tuple[Finding, ...]:
-    """Findings of the rules, compared with the measurement, each with its cause. formats, trains: see `classify`;
-    exposed: {node: {format: strategies that run it on low values}}; findings about precision on other nodes are
-    dropped. select, ignores: see `apply_selection`; casts: casts that nobody asked for; layers: quantized layers."""
+    """Findings of the rules, compared with the measurement, each with its cause. formats, trains: as in `classify`;
+    exposed: {node: {format: strategies that run it on low-precision values}}; precision findings on other nodes are
+    dropped. select, ignores: as in `apply_selection`; casts: unrequested casts; layers: quantized layers."""
     by_node: dict[str, dict[str, QuantizedLayer]] = {name: {} for name in graph.verdicts}
     for layer in layers:
         by_node[layer.node][layer.scheme] = layer
@@ -96,8 +96,8 @@ def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[R
     """Add to each finding the line and operation where its problem begins; findings with the same origin share a cause.
 
     Repeated blocks share a line, and thus a cause. The operation that produces Inf or NaN is the cause for its readers.
-    A finding that only the measurement made gets the cause of the nearest confirmed finding of a precision rule, if
-    sensitive or unsafe operations connect the two. Other findings that are connected, or on one line, share a cause.
+    An MSR finding gets the cause of the nearest confirmed finding of a precision rule, if sensitive or unsafe
+    operations connect the two. Other connected findings, or findings on one line, share a cause.
     """
     families = {rule.code: rule.family for rule in rules}
     begins = {fmt: _beginnings(graph, fmt) for fmt in dict.fromkeys(fmt for f in findings for fmt in f.formats)}
@@ -112,7 +112,7 @@ def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[R
 
 
 def _beginnings(graph: FlowGraph, fmt: str) -> dict[str, str]:
-    """{broken node: the first broken node upstream of it}; a node that raises is its own cause."""
+    """{broken node (see is_broken): the first broken node upstream of it}; a node that raises is its own cause."""
     result: dict[str, str] = {}
     for name, node in graph.nodes.items():
         if graph.is_broken(name, fmt):
@@ -169,11 +169,11 @@ def _causes_of_measurement(
 
 
 def _head(graph: FlowGraph, findings: Sequence[Finding]) -> str:
-    """The operation where the errors begin that change the outputs: it computes the value that another operation
+    """The operation where the errors begin that change the outputs: the operation whose result another operation
     amplifies.
 
-    All operations before an amplifying one change the outputs about equally, so their effects do not show which of them
-    causes the error. Without an amplifying operation, it is the operation that changes the outputs most.
+    All operations before an amplifying operation change the outputs about equally, so effects do not show which of them
+    causes the error. Without an amplifying operation, the result is the operation that changes the outputs most.
     """
     each = {(f.node, fmt): graph.contribution(f.node, fmt) for f in findings for fmt in f.formats}
     effects = {f.node: max(each[f.node, fmt].isolated for fmt in f.formats) for f in findings}
@@ -202,8 +202,8 @@ def _maker(graph: FlowGraph, amplifier: str, fmt: str, among: Container[str]) ->
 
 @dataclass(frozen=True)
 class _Uses:
-    """Where low values are used in a run. computing: nodes that compute in low precision; reading: nodes with a low
-    input, even if that input is cast to FP32."""
+    """Nodes that use low-precision values in a run. computing: nodes that compute in low precision; reading: nodes with
+    a low-precision input, even if that input is cast to FP32."""
 
     computing: frozenset[str]
     reading: frozenset[str]
@@ -212,14 +212,14 @@ class _Uses:
     def of(cls, capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> _Uses:
         result = resolve(Policy(capture, strategy, precision_of, format))
         kernels = {name: result.computed_format(name) for name in capture.nodes}
-        # of discrete results, the inputs count
+        # for discrete results, the inputs count
         low = (n for n, to in kernels.items() if result.low(n) or is_low(to) or (not to and n in result.reads_low))
         reading = (name for name, node in capture.nodes.items() if any(result.low(source) for source in node.inputs))
         return cls(frozenset(low), frozenset(reading) | result.reads_low)
 
     @classmethod
     def by_operation(cls, capture: Capture, kept: Collection[str]) -> _Uses:
-        """For an exported program: every floating-point operation is in low precision, except those in `kept`."""
+        """_Uses for an exported program: all floating-point operations are in low precision, except for `kept`."""
         floating = {name for name, node in capture.nodes.items() if node.floating}
         floating |= {place.name for place in capture.placeholders}
         nodes = capture.nodes.items()
@@ -232,9 +232,9 @@ def about(
 ) -> tuple[Finding, ...]:
     """Set the severity of each finding for the recommended plan, else the fastest plan within the error budget.
 
-    If there is such a plan, findings on operations that it keeps in FP32, or that fail only under other plans, are at
-    most warnings. Others become one level less severe, except findings on no operation or on quantization, and
-    untestable findings on operations that the plan runs in low precision.
+    If such a plan exists, findings on operations that it keeps in FP32, or that fail only under other plans, are at
+    most warnings. Other findings become one level less severe. Exceptions: findings on no operation, on quantization,
+    and untestable findings on operations that the plan runs in low precision.
     """
     findings = _with_strategies(findings, capture, graph)
     held = [plan for plan in plans.values() if plan.holds and plan.has_low]
@@ -274,7 +274,7 @@ def _relation(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph:
         return "low"
     if finding.node in plainly.computing:
         return "kept"
-    if finding.node in under.reading:  # FP32 does not raise, and finite values stay finite
+    if finding.node in under.reading:  # in FP32 the operation does not raise, and finite values stay finite
         return "elsewhere" if graph.is_broken(finding.node, plan.format) else "reads"
     return "kept" if finding.node in plainly.reading else "elsewhere"
 

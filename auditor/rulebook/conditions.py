@@ -34,8 +34,7 @@ COMPARISONS: Mapping[str, tuple[str, ...]] = {
     "texts": ("contains", "present"),
     "numbers": ("contains", "present"),
 }
-"""Comparisons that each type of fact allows. `matches` and `contains` on texts take globs; a list is `present` if it is
-not empty."""
+"""{type of fact: its comparisons}. `matches` and `contains` on texts take globs; a non-empty list is `present`."""
 
 _PYTHON: Mapping[str, tuple[type, ...]] = {"flag": (bool,), "text": (str,), "number": (int, float)}
 

@@ -19,7 +19,7 @@ LARGEST_TILE = 64
 """Largest alignment of a matrix dimension that the facts distinguish."""
 
 _NOT_APPLICABLE = (ValueError, KeyError, IndexError, TypeError, ZeroDivisionError)
-"""Exceptions of a formula for an unsupported overload, rank or size; the fact is then unknown."""
+"""Exceptions that a formula raises for an unsupported overload, rank or size, which make a fact unknown."""
 
 
 def reduction_length(node: fx.Node) -> int | None:
@@ -155,4 +155,4 @@ _GEMMS: Mapping[str, Callable[[Arguments, fx.Node], Gemm]] = {
     "transposed_convolution": _transposed_convolution,
     "einsum": _einsum,
 }
-"""Formulas by their name in operations.toml."""
+"""{name in operations.toml: formula}."""

@@ -11,7 +11,7 @@ from ..numerics.schemes import SCHEMES
 
 _TYPES = {"str": "text", "bool": "flag", "int": "number", "float": "number"}
 EACH, SCHEME = "each", "scheme"
-"""In a rule's formats: words for all audited formats or schemes that no other rule of its family covers; `spread`."""
+"""Words in a rule's formats that mean all audited formats or schemes that no other rule of its family covers."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class NodeFacts:
         "", "in words, whether the operation is in low precision under autocast, with cast weights, or both"
     )
     autocast_off: bool = _fact("", "whether the user's code disables autocast for the operation")
-    autocast: str = _fact("", "policy of CUDA autocast: lower, fp32, fp32_unless_dtype, promote, banned, none")
+    autocast: str = _fact("", "effect of CUDA autocast: lower, fp32, fp32_unless_dtype, promote, banned, none")
 
     reduction_length: int | None = _fact("elements", "number of input elements per output element or statistic")
     sequence_length: int | None = _fact("steps", "number of steps of a recurrence")
@@ -68,8 +68,8 @@ class NodeFacts:
     gemm_m_alignment: int | None = _fact("elements", "largest power of two up to 64 that divides `gemm_m`")
     gemm_padding: float | None = _fact("1", "share of extra work if `gemm_n` and `gemm_k` are padded to multiples of 8")
     misaligned: str | None = _fact("", "in words, the sizes among `gemm_n` and `gemm_k` that are not multiples of 8")
-    additions: int = _fact("1", "number of successive additions to one value, if this operation is the last; else 0")
-    absorbed: Mapping[str, float | None] = _fact("1", "sum of updates that `additions` lose, in a format's spacings")
+    additions: int = _fact("1", "number of successive additions to one value, if the operation is the last; else 0")
+    absorbed: Mapping[str, float | None] = _fact("1", "sum of updates lost in `additions`, in a format's spacings")
 
     constants: tuple[float, ...] = _fact("1", "finite constants among the arguments, not computed from a dtype")
     constant_max_abs: float | None = _fact("1", "largest magnitude among `constants`")
@@ -95,19 +95,19 @@ class NodeFacts:
     input_max_abs: float | None = _fact("1", "largest magnitude among the input activations, measured in FP32")
     output_max_abs: float | None = _fact("1", "largest magnitude of the output, measured in FP32")
     divisor_min_abs: float | None = _fact("1", "smallest non-zero magnitude of the divisor, or of the log's argument")
-    cancelled_bits: float | None = _fact("bits", "of a sum of two tensors: log2(`input_max_abs` / `output_max_abs`)")
+    cancelled_bits: float | None = _fact("bits", "for a sum of two tensors: log2(`input_max_abs` / `output_max_abs`)")
     spacing: Mapping[str, float | None] = _fact("1", "spacing of a format's numbers near `output_max_abs`")
-    headroom_bits: Mapping[str, float | None] = _fact("bits", "doublings of `output_max_abs` until a format overflows")
+    headroom_bits: Mapping[str, float | None] = _fact("bits", "doublings of `output_max_abs` before a format overflows")
     verdict: Mapping[str, str] = _fact("", "measured verdict in a format: safe, sensitive, unsafe, untested")
     reason: Mapping[str, str] = _fact("", "reason for the verdict in a format, in one clause")
 
     makes_keys: bool = _fact(
         "", "whether attention's keys are computed from this layer's result, and no other layer computes them"
     )
-    weight_bits: Mapping[str, float] = _fact("bits", "of a layer under a [scheme](quantization.md): bits per weight")
-    cause: Mapping[str, str] = _fact("", "of a layer under a scheme: cause of its error, such as `outlier channel`")
-    part: Mapping[str, str] = _fact("", "of a layer under a scheme: weight, activation or both, by their effects")
-    place: Mapping[str, str] = _fact("", "of a layer under a scheme: channels, rows or slice of the cause, in words")
+    weight_bits: Mapping[str, float] = _fact("bits", "bits per weight of a layer under a [scheme](quantization.md)")
+    cause: Mapping[str, str] = _fact("", "cause of a layer's error under a scheme, such as `outlier channel`")
+    part: Mapping[str, str] = _fact("", "part of a layer with more effect under a scheme: weight, activation or both")
+    place: Mapping[str, str] = _fact("", "channels, rows or slice with the cause of a layer's error, in words")
 
 
 def _fact_about(annotation: str, unit: str, meaning: str) -> Fact:

@@ -81,12 +81,12 @@ def _make_finding(
 
 
 def _at(node: Node) -> dict[str, Any]:
-    """The fields of a finding that are the node's."""
+    """The fields of a finding that describe its node."""
     return {"node": node.name, **{key: getattr(node, key) for key in ("owner", "op", "source", "called_from")}}
 
 
 def _of(rule: Rule, **about: Any) -> Finding:
-    """A finding of a rule, with the texts of the rule's file."""
+    """A finding of a rule, with the texts of the rule file."""
     same = ("name", "severity", "confidence", "formats", "why", "advice", "references", "measurable")
     return Finding(
         **{"rule": rule.code, "declared": rule.severity, **{key: getattr(rule, key) for key in same}, **about}
@@ -113,8 +113,8 @@ def compare_with_verdicts(
 ) -> tuple[Finding, ...]:
     """Set `agrees` of each finding; if rule and measurement differ, the measurement decides.
 
-    A finding on an operation that was measured to be safe becomes info. A finding that only the measurement made is
-    kept if, in one of its formats, no rule's warning or error is about its node or module.
+    A finding on an operation that was measured to be safe becomes info. An MSR finding is kept if, in one of its
+    formats, no rule's warning or error is about its node or module.
     """
     compared = [_confront(finding, verdicts.get(finding.node, {})) for finding in findings]
     causes = [one for one in compared if one.rule not in MEASURED and one.severity != "info" and one.measurable]
@@ -140,7 +140,7 @@ def with_batches(
     """
     kept: dict[object, Finding] = {}
     for finding in findings:
-        number = 1  # else that of the batch that the verdicts come from, or the first that runs the operation
+        number = 1  # else the number of the batch with the verdicts, or of the first that runs the operation
         if finding.node in capture.nodes and (finding.rule, finding.node) not in of_first:
             judged = [one for fmt, one in verdicts[finding.node].items() if fmt in finding.formats]
             wrong = (one.batch for one in judged if one.verdict in FLAGGED)
@@ -193,7 +193,7 @@ def silent_findings(
 
 
 def _said(cast: SilentCast) -> str:
-    """What is cast, from which dtype to which, and what that changes."""
+    """A text: which tensors are cast, from which dtype to which, and how the cast changes the values."""
     bits = [significant_bits(getattr(torch, name)) for name in (cast.before, cast.after)]
     left = len(cast.names) - NAMED
     names = ", ".join(cast.names[:NAMED]) + (f" and {left} more" if left > 0 else "")

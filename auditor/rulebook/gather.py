@@ -26,7 +26,7 @@ OF_NODE = (
     *(values.numel, reduction_length, sequence_length, values.reduce_op),
     *(values.whole_numbers, values.reads_whole_numbers, values.squares, values.centres, values.shifts_by_max),
 )
-"""Facts, each computed by the function of the same name."""
+"""Names of facts that the function of the same name computes."""
 
 
 def gather(
@@ -131,7 +131,7 @@ def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> d
 
 
 def positions(capture: Capture) -> dict[str, set[str]]:
-    """Node names by position. First layers have no layer upstream, last layers none between them and an output.
+    """Node names by position. First layers have no layer upstream, last layers no layer between them and an output.
 
     A layer has an input computed only from parameters (a weight norm's product counts), and another input; norms and
     scales are not layers. A model with several branches has several first and last layers.
@@ -202,7 +202,7 @@ class Uses:
         return node.name in self.upcasts and any(_casts(each) and self._is_high(each) for each in origins)
 
     def _is_high(self, node: fx.Node) -> bool:
-        """Whether the value is FP32 under both strategies; False for a newly created scalar, which promotes nothing."""
+        """Whether a node's value is FP32 under both strategies; False for a new scalar, which promotes nothing."""
         if node.op != "call_function" or not values.is_floating(node) or (_is_made(node) and shape(node) == ()):
             return False
         return not self._cast.low(node.name) and not self._under.low(node.name)
@@ -216,7 +216,7 @@ class Uses:
         return reads or (self._is_high(node) and (_is_made(node) or not self._under.low(node.name)))
 
     def _hands_on(self, node: fx.Node, reader: fx.Node) -> bool:
-        """Whether the reader computes in FP32 because of this input; a newly created value only takes part in
+        """Whether `reader` computes in FP32 because of the input `node`; a newly created value only takes part in type
         promotion."""
         row = row_of(reader)
         beside_low = any(self._cast.low(item.name) for item in reader.all_input_nodes)

@@ -139,7 +139,7 @@ def _refuse(path: Path, place: Sequence[str | int], problem: str, slug: str = "r
 
 
 def _line(text: str, place: Sequence[str | int]) -> int:
-    """Line number of a key in a rule file; of its table's header or name if the key is missing; else 1.
+    """Line number of a key in a rule file; if the key is missing, of its table's header or name; else 1.
 
     TOML readers keep no positions, so the text is searched, table by table along the key's path. In a list of tables,
     the first table with the key counts.

@@ -15,7 +15,7 @@ from .facts import NodeFacts
 from .rule import Chain, ChainNode, Match
 
 Edges = Sequence[tuple[str, str]]
-"""(node of a chain, node of the chain that reads its value)."""
+"""An edge of a chain: (a node, the node that reads its value)."""
 
 
 class Matcher:
@@ -49,7 +49,7 @@ class Matcher:
         return {name for op in named for name in self._by_op[op]}
 
     def _players(self, node: ChainNode) -> set[str]:
-        """Nodes that may be at one position of a chain; placeholders too, if any operation may (`*`)."""
+        """Nodes that match one position of a chain; placeholders too, if the position matches any operation (`*`)."""
         named = set(self._graph) if node.ops == ("*",) else self._with_ops(node.ops) & set(self._graph)
         return {n for n in named if n not in self._facts or evaluate(node.when, self._facts[n]) is True}
 

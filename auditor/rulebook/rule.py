@@ -37,7 +37,7 @@ def facts_shown(message: str, formats: Collection[str]) -> list[str]:
 
 
 def fill_message(message: str, facts: Mapping[str, Any], formats: Collection[str]) -> str:
-    """Insert facts into a message; an unknown fact reads "unknown". formats: replace `{formats}`."""
+    """Insert facts into a message; an unknown fact reads "unknown". formats: the text for `{formats}`."""
     shown = {name: _field_value(value, formats) for name, value in facts.items()}
     return message.format_map({**shown, FORMATS: " and ".join(map(label, formats))})
 
@@ -129,7 +129,7 @@ class ChainNode(_Table):
 
 @dataclass(frozen=True)
 class Chain(_Table):
-    """A small graph of operations to match, ignoring reshapes and casts. report: the node that a finding names.
+    """A chain of operations to match, ignoring reshapes and casts. report: the node that a finding names.
 
     paths: `a > b? > c`, with nodes by name; a `?` marks an optional node.
     """
@@ -145,7 +145,7 @@ class Chain(_Table):
 
 @dataclass(frozen=True)
 class Match(_Table):
-    """The operations that a rule examines; all keys must match. chains: alternatives, of which one must match."""
+    """The operations that a rule examines; all keys must match. chains: alternatives; one of them must match."""
 
     ops: Texts = ("*",)
     nodes: Mapping[str, ChainNode] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Match(_Table):
 
 @dataclass(frozen=True)
 class Example(_Table):
-    """Code on which a rule fires, and the repaired code ("" if there is nothing to repair).
+    """Code in which a rule finds a problem, and the repaired code ("" if nothing can be repaired).
 
     code, fixed: Python that defines `forward(...)`, or a module called `model`; torch, nn and F are imported. inputs:
     one Python expression for each tensor argument. changes: how the repaired code's FP32 results differ, "" if only by
@@ -173,7 +173,7 @@ class Rule(_Table):
 
     upcast: whether the rule also applies to values that the user's code converts to FP32; if not, loading adds a
     condition to `when`. supersedes: codes of more general rules, which are dropped if this rule fires; its finding gets
-    the highest severity of all. measurable: whether a run with one operation in low precision can confirm it.
+    the highest severity of all. measurable: whether running one operation in low precision can confirm the rule.
     """
 
     match: Match

@@ -103,7 +103,7 @@ def _reads_minuend(node: fx.Node, reduction: fx.Node) -> bool:
 
 
 def input_max_abs(node: fx.Node, ranges: Mapping[str, Magnitudes], weights: set[str]) -> float | None:
-    """Largest magnitude of the node's input activations, see `nearest_range`; `weights` are excluded."""
+    """Largest magnitude of the node's inputs (see `nearest_range`), except the inputs in `weights`."""
     activations = [item for item in node.all_input_nodes if source(item).name not in weights]
     return max((result.max_abs for item in activations if (result := nearest_range(item, ranges))), default=None)
 
@@ -115,19 +115,19 @@ def nearest_range(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> Magnitudes
 
 
 def headroom_bits(max_abs: float | None, row: Format) -> float | None:
-    """log2(largest / max_abs): doublings left before overflow; negative after it."""
+    """log2(largest / max_abs): the number of doublings until the format overflows; negative beyond its range."""
     return math.log2(row.largest / max_abs) if max_abs else None
 
 
 def spacing_at(max_abs: float | None, row: Format) -> float | None:
-    """Spacing of the format's numbers (subnormal ones too) at this magnitude."""
+    """Spacing of a format's numbers, subnormal numbers included, at the magnitude `max_abs`."""
     if not max_abs:
         return None
     return math.ldexp(1.0, max(math.frexp(max_abs)[1] - 1, row.min_exponent) - row.mantissa)
 
 
 def numel(node: fx.Node) -> int | None:
-    """Elements of the node's (first) output, None if its shape is unknown."""
+    """Number of elements of the node's first output; None if its shape is unknown."""
     try:
         return math.prod(shape(node))
     except ValueError:
@@ -153,7 +153,7 @@ LEAST = 1e3
 EXACT = 1e-6
 """Relative tolerance for recognizing a literal in FP32 values."""
 NEAR = 0.1
-"""Relative tolerance for recognizing a mask's literal after scores were added to it."""
+"""Relative tolerance for recognizing a mask's literal after the mask was added to scores."""
 
 
 def literal_results(capture: Capture, ranges: Mapping[str, Magnitudes]) -> frozenset[str]:
@@ -245,7 +245,7 @@ def reduce_op(node: fx.Node) -> str | None:
 
 @dataclass(frozen=True)
 class AdditionRun:
-    """Repeated additions to one value. lost: {format: sum of updates up to half the format's spacing}; absorbed: see
+    """Repeated additions to one value. lost: {format: sum of updates up to half the format's spacing}; absorbed: as in
     NodeFacts."""
 
     length: int = 0
@@ -266,7 +266,7 @@ def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Nod
 
 
 def _longer(run: AdditionRun, node: fx.Node, ranges: Mapping[str, Magnitudes]) -> AdditionRun:
-    """The chain of additions with this node as its last. The larger of the node's two terms counts as the running value,
+    """The chain of additions that ends at `node`. The larger of the node's two terms counts as the running value,
     the smaller as the update."""
     known = sorted(found.max_abs for item in node.all_input_nodes if (found := nearest_range(item, ranges)))
     if len(known) < 2:
@@ -282,6 +282,6 @@ def _adds(node: fx.Node) -> bool:
 
 
 def _carries(node: fx.Node) -> bool:
-    """Whether the node has its input's values, perhaps scaled by a literal."""
+    """Whether the node's values are those of its input, possibly scaled by a literal."""
     row = row_of(node)
     return (row.scales and len(node.all_input_nodes) == 1) or row.transparent

@@ -26,13 +26,13 @@ from .values import literal_results
 T = TypeVar("T")
 
 GRADES = ("safe", "sensitive", "untested", "unsafe")
-"""Verdicts, the worst last."""
+"""All verdicts, in order of severity: the worst is last."""
 
 QUIET = Noise()
-"""Noise of a reproducible model."""
+"""The Noise of a model whose repeated FP32 runs are equal."""
 
 UNKNOWN = NodeError()
-"""The local error of an operation if only its effect on the outputs is known."""
+"""Stands for the local error of an operation of which only the effect on the outputs is known."""
 
 
 def verdict_of(
@@ -45,7 +45,7 @@ def verdict_of(
     max_error: float,
     noise: Noise = QUIET,
 ) -> Verdict:
-    """Verdict of one node in one format. unsafe: alone in low precision, it raises or its effect exceeds the budget.
+    """Verdict of one node in one format. unsafe: alone in low precision, the node raises or its effect is over budget.
 
     A node that no strategy runs in low precision is safe, and the reason says so. NaN fails every threshold.
     Differences within the noise of FP32 are ignored.
@@ -88,12 +88,12 @@ def _weigh(
 
 
 def within(noise: Noise) -> str:
-    """Clause for an effect that does not exceed the differences between FP32 runs."""
+    """A clause on an effect that does not exceed the differences between FP32 runs."""
     return f"at most {FLOOR:g} times the difference between FP32 runs ({noise.error:.2g})"
 
 
 def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
-    """Words for an operation's effect on the outputs, which also say whether it was measured or predicted.
+    """A text on an operation's effect on the outputs, which says whether the effect was measured or predicted.
 
     beyond: a limit that the effect exceeds; enough digits are written to show that.
     """
@@ -108,7 +108,7 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
 
 
 def _share_of_budget(contribution: Contribution, max_error: float) -> str:
-    """Words for the effect as a share of the error budget, or of the tightest criterion."""
+    """A text on an operation's effect, as a share of the error budget or of the tightest criterion."""
     predicted = contribution.decided_by == "first-order"
     alone = f"{_company(contribution)} it"
     uses = f"{alone} is predicted to use" if predicted else f"{alone} uses"
@@ -122,7 +122,7 @@ def _share_of_budget(contribution: Contribution, max_error: float) -> str:
 
 
 def _part(share: float) -> str:
-    """Words for a share, with two digits; a share above 1 is never written as 100 %."""
+    """Format a share with two digits, as a percentage; a share above 1 is never written as 100 %."""
     if share > 100:
         return f"{share:,.0f} times"
     text = f"{100 * share:.2g}" if share < 0.995 else f"{100 * share:.0f}"
@@ -132,7 +132,7 @@ def _part(share: float) -> str:
 
 
 def _company(contribution: Contribution) -> str:
-    """Clause that says whether the operation ran in low precision alone or together with others."""
+    """A clause that says whether the operation ran in low precision alone or together with others."""
     if contribution.decided_by != "group":
         return "as the only operation in low precision,"
     return f"in low precision with {contribution.together - 1:,} other{'s' * (contribution.together > 2)},"
@@ -158,7 +158,7 @@ def _unsafe_reason(
 
 
 def _vanishes(error: NodeError, fmt: str) -> str:
-    """A clause that says what underflows in the format."""
+    """A clause on the values that underflow in the format."""
     if error.overflow or error.nan:
         return f"an input that is not zero in FP32 is zero in {label(fmt)}"
     if error.underflow:
@@ -189,7 +189,7 @@ class Judgement:
     exposed: Mapping[str, Mapping[str, tuple[str, ...]]]
 
     def with_unsafe(self, found: Mapping[tuple[str, str], Verdict]) -> Judgement:
-        """A Judgement with these verdicts (by node and format) for nodes that are not unsafe yet; self if all are."""
+        """This Judgement with the verdicts `found` for nodes that are not unsafe yet; self if all are unsafe."""
         new = {at: verdict for at, verdict in found.items() if self.verdicts[at[0]][at[1]].verdict != "unsafe"}
         changed = {n: {fmt: new.get((n, fmt), one) for fmt, one in each.items()} for n, each in self.verdicts.items()}
         return Judgement(changed, self.exposed) if new else self
@@ -232,7 +232,7 @@ def judge_layers(
 ) -> tuple[QuantizedLayer, ...]:
     """The layers under all schemes, with verdicts by the thresholds of `verdict_of`; per scheme, the worst first.
 
-    Layers that several recorded paths share appear once. measured: with effects in relative L2.
+    Layers that several recorded paths share appear once. measured: layers whose effects are relative L2 errors.
     """
     result = dict[tuple[str, str], QuantizedLayer]()
     for (name, scheme), layer in measured.quantized.items():
@@ -301,7 +301,7 @@ def reports_of(
 def _merge_results(
     found: Mapping[str, Mapping[str, T]], same: Sequence[str], merge: Callable[[T, T], T]
 ) -> dict[str, T]:
-    """{format: the merged results of these operations}."""
+    """Merge the results of equal operations of several paths, by format."""
     first, *others = [found[name] for name in same if name in found] or [{}]
     return {fmt: reduce(merge, [one[fmt] for one in others], of_first) for fmt, of_first in first.items()}
 

@@ -36,7 +36,7 @@ class ScoreFunction:
 
     function(model) returns a number, or an iterable with a number for each sample or batch: the score is the mean, or
     `of_mean` of the mean. better: one of records.plan.DIRECTIONS. max_drop: how much worse a plan's score may be; None:
-    no limit. place: where a fresh process can import the function; None if it cannot.
+    no limit. place: where a fresh process can import the function; None if impossible.
     """
 
     function: Callable[[nn.Module], Any]
@@ -77,7 +77,7 @@ def find_function(
 def in_hand(
     function: Any, *, better: str | None = None, max_drop: float | None = None, what: str | None = None
 ) -> ScoreFunction:
-    """A ScoreFunction from a function object. what: its name in errors. Raises: LoadError(slug="missing-score")."""
+    """A ScoreFunction from a function object. what: the name in errors. Raises: LoadError(slug="missing-score")."""
     name = name_of(function)
     if isinstance(function, type | nn.Module) or not callable(function):
         wanted = "evaluate must be a function, func(model) -> a number, or a number for each sample"
@@ -90,7 +90,7 @@ ALLOWED = "a score must be a number, or an iterable of numbers, one for each sam
 
 
 class NoScore(Exception):
-    """There is no valid score; the message gives the reason in one line."""
+    """The scoring function gave no valid score; the message is the reason, in one line."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def call_scoring(
 
 
 def _made_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """Identities of a model's modules and weights: they differ if the scoring function changed the model."""
+    """Identities of a model's modules and weights, which show whether the scoring function changed the model."""
     modules = {f"module {path!r}": (id(m), id(vars(m).get("forward"))) for path, m in named_modules(model)}
     # inference tensors have no version counter
     written = {name: (x, 0 if x.is_inference() else x._version) for name, x in named_parameters(model)}
@@ -189,7 +189,7 @@ def number(value: Any, what: str) -> float:
 
 
 def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tuple[tuple[float, ...], bool]:
-    """The numbers that the function returned, and whether it was a single one."""
+    """The numbers that the function returned, and whether it returned a single number."""
     if isinstance(given, torch.Tensor | np.ndarray) and given.ndim == 1:
         given = [given]
     elif isinstance(given, str | bytes | Mapping | Set | torch.Tensor | np.ndarray) or not isinstance(given, Iterable):
@@ -221,8 +221,8 @@ def fp32_score(scoring: ScoreFunction, given: ScoreResult) -> Evaluation:
 
 
 def compare_scores(scoring: ScoreFunction, fp32: ScoreResult, plan: ScoreResult | str) -> Score:
-    """A plan's score compared with the FP32 model's, or why there is none. plan: the function's numbers, or why there
-    are none."""
+    """A plan's score compared with the FP32 model's, or why it is missing. plan: the function's numbers, or why they
+    are missing."""
     try:
         if isinstance(plan, str):
             raise NoScore(plan)
@@ -258,7 +258,7 @@ def standard_error(
             float(of_mean((sums[1] - c) / (n - 1))) - float(of_mean((sums[0] - r) / (n - 1)))
             for r, c in zip(reference, candidate, strict=True)
         ]
-    except Exception:  # in the user's `of_mean`, although it accepted the mean itself
+    except Exception:  # the user's `of_mean` raised, although it accepted the mean
         return None
     centre = math.fsum(left_out) / n
     result = math.sqrt((n - 1) / n * math.fsum((x - centre) ** 2 for x in left_out))

@@ -1,4 +1,4 @@
-"""Plans as code for other tools, with a comment on what the tool cannot express. Importing this needs no torch."""
+"""Plans as code for other tools, with a comment on what the tool cannot express. Does not import torch."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ..records import Audit, Plan
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool that can run plans. strategies: the supported ones. otherwise: advice for other plans, in a sentence.
+    """A tool that can run plans. strategies: the supported strategies. otherwise: a sentence of advice for other plans.
 
     impossible: why a plan of a supported strategy cannot be expressed, or None.
     """
@@ -27,9 +27,9 @@ class Tool:
 
 
 def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[Plan, str] | None:
-    """Choose a plan, and explain the choice: the plan called `name`, else the recommended plan or a verified one.
+    """Choose the plan called `name`, else the recommended plan or a verified plan; also return the explanation.
 
-    None if no such plan meets the error budget. Raises: PlanError(slug="no-such-plan" | "no-arithmetic").
+    Returns None if no suitable plan meets the error budget. Raises: PlanError(slug="no-such-plan" | "no-arithmetic").
     """
     able = {name: plan for name, plan in audit.plans.items() if runs(plan.format)}
     if name is not None:

@@ -99,7 +99,7 @@ def _sharding_code(audit: Audit, plan: Plan) -> str:
 
 
 def _names(audit: Audit, plan: Plan) -> dict[str, str]:
-    """{path of a shared module: one of its paths that stands for all, if possible one with a precision in the plan}."""
+    """{path of a shared module: the path that replaces all its paths, if possible a path with a precision}."""
     firsts = [next((path for path in paths if path in plan.scopes), paths[0]) for paths in audit.shared_modules]
     return {path: first for first, paths in zip(firsts, audit.shared_modules, strict=True) for path in paths}
 
@@ -126,9 +126,9 @@ _KEPT_NOTE = (
     "For transformers 5 or newer. Each entry is a regular expression: weights with a matching "
     "name are stored in FP32, for dtype FP16 and BF16 alike. The entries only affect storage, and "
     "most layers fail with FP16 or BF16 inputs and FP32 weights. patched_model.py, in the "
-    "directory of plan.json, converts the inputs. The file also rejects the "
+    "directory of plan.json, converts the inputs. patched_model.py also rejects the "
     "model if one of these weights was loaded in low precision.",
-    "model_class is the audited class, not an Auto class: its weights have these names.",
+    "model_class must be the audited class, not an Auto class: the names are those of its weights.",
 )
 
 _LOAD = '''
@@ -169,7 +169,7 @@ def patterns(audit: Audit, plan: Plan) -> Iterator[str]:
         yield f"^{_literal(start)}" + (rf"(?!(?:{but_for})\.)" if but_for else "")
     for group in audit.tied_parameters:
         kept = [scopes[nearest(name.rpartition(".")[0], scopes) or ""].precision == "fp32" for name in group]
-        if any(kept):  # one weight, stored once: FP32 wins
+        if any(kept):  # a shared weight is stored once: FP32 wins
             yield from (f"^{_literal(name)}$" for name, is_kept in zip(group, kept, strict=True) if not is_kept)
 
 

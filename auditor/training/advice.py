@@ -1,4 +1,4 @@
-"""Advice for training, each piece with the measurement behind it."""
+"""Advice for training; each piece names the measurement behind it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUTLIER = 10.0
 """A module is an outlier if its gradient norm exceeds this multiple of the median over all modules."""
 
 LOST = 0.1
-"""Threshold above which there is advice on lost updates, on gradients below Adam's eps, and on gradient errors."""
+"""Share above which the audit gives advice on lost updates, on gradients below Adam's eps, and on gradient errors."""
 
 ADAM_EPS, ADAM_BETA2 = 1e-8, 0.999
 

@@ -26,10 +26,10 @@ from ..records.training import BackwardNode, GradientChange
 from .replay import LowStep, Step, broken_gradients, gradient_error, one_low
 
 RERUNS, FEWEST = 64, 16
-"""Maximum number of operations that get a separate step in each format: usually, and for the largest models."""
+"""Maximum number of operations that get a separate training step in each format: usually; for the largest models."""
 
 ELEMENTS = 2_000_000_000
-"""Elements of results that the steps of single operations may compute in total; FEWEST steps always run."""
+"""Number of result elements that the separate steps may compute in total; FEWEST steps always run."""
 
 MOST_SCALED = 24
 """Largest exponent of the power of two that scales the loss of a step with one low-precision operation."""
@@ -112,7 +112,7 @@ def _norm(gradients: Sequence[torch.Tensor]) -> float:
 
 
 def _broken_parameter(step: Step, low: LowStep) -> str | None:
-    """The first parameter whose gradient is finite in FP32 and not in the low-precision step."""
+    """The first parameter whose gradient is finite in FP32 but not in the low-precision step."""
     broken = (n for n, g in low.gradients.items() if g is not None and not bool(torch.isfinite(g).all()))
     return next((n for n in broken if bool(torch.isfinite(step.by_parameter[n]).all())), None)
 

@@ -110,12 +110,12 @@ def _check_loss(loss: Any, objective: Objective) -> None:
 
 
 def _loss_arguments(loss_fn: Callable[..., Any]) -> list[str] | None:
-    """Names of the loss's arguments after the outputs; None if it takes any number of arguments."""
+    """Names of the loss's arguments after the outputs; None if any number of arguments is accepted."""
     function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return ["target"]  # built-in losses have no signature, and take one target
+        return ["target"]  # torch's built-in losses have no signature, and take one target
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return None
     return [p.name for p in parameters[1:] if p.default is p.empty and p.kind is not p.VAR_KEYWORD]

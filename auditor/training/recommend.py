@@ -19,10 +19,10 @@ TOLERATED = 0.1
 """Largest relative gradient error of a recommended format: the gradient then points within 6 degrees of FP32's."""
 
 ALLOWED = 0.01
-"""Share of the non-zero low-precision gradients that may underflow to zero."""
+"""Largest acceptable share of the non-zero low-precision gradients that underflow to zero."""
 
 HEADROOM = 16.0
-"""Largest usable loss scale divided by the initial one, since gradients may grow; less if the window is narrower."""
+"""Factor from the initial to the largest usable loss scale, since gradients may grow; less in a narrower window."""
 
 _HIGHEST = 126
 FP16 = FORMATS["fp16"]
@@ -32,7 +32,7 @@ RATES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 
 _HALF_SPACING = FORMATS["bf16"].mantissa + 1
 _NEVER = 200
-"""Key of zero weights in `ratios`, above all others: near zero BF16 represents any update."""
+"""Key in `ratios` of weights that are zero, above all other keys: near zero BF16 represents any update."""
 
 
 def format_to_train_in(
@@ -172,7 +172,7 @@ def count_underflows(magnitudes: Magnitudes, shift: int = 0) -> int:
 
 
 def scaler_code(init: float) -> str:
-    """The initial GradScaler, as code; all arguments except the scale are torch's defaults."""
+    """Code that creates the GradScaler; all arguments except the initial scale are torch's defaults."""
     return f"GradScaler(init_scale={init:.10g}, growth_factor=2, backoff_factor=0.5, growth_interval=2000)"
 
 
@@ -198,9 +198,9 @@ def lost_by_sgd(parameters: Iterable[ParameterGradients], rate: float) -> float:
 
 
 def lost_by_adam(parameters: Iterable[ParameterGradients], rate: float) -> float:
-    """Share of Adam's first updates that rounding to BF16 discards; each moves a weight by the learning rate.
+    """Share of Adam's first updates that rounding to BF16 discards; such an update equals the learning rate.
 
-    The share is of all weights: weights without a gradient are assumed to be distributed like the others.
+    The share refers to all weights: weights without a gradient are assumed to have the same distribution.
     """
     weights, edge = [parameter.weight for parameter in parameters], math.log2(rate) + _HALF_SPACING
     lost = sum(n for weight in weights for e, n in weight.exponents.items() if e > edge)

@@ -27,7 +27,7 @@ from ..records import Batch, Capture, Subject
 
 Gradients = Mapping[str, torch.Tensor | None]
 Watch = Callable[[str, int, torch.Tensor], None]
-"""Called with every gradient: the node's name, the tensor's index in the node's result, and the scaled gradient."""
+"""Callback for every gradient: (the node's name, the tensor's index in the node's result, the scaled gradient)."""
 
 
 @dataclass
@@ -117,9 +117,9 @@ def run_step(step: Step) -> Step:
 
 @dataclass(frozen=True)
 class LowStep:
-    """Results of one low-precision step. gradients: {parameter: unscaled FP32 gradient, None if it has none}.
+    """Results of one low-precision step. gradients: {parameter: unscaled FP32 gradient, or None if missing}.
 
-    failure: the message if the step raised; such a step has no gradients.
+    failure: the exception's message if the step raised; a failed step has no gradients.
     """
 
     loss: float
@@ -144,7 +144,7 @@ def unscale(gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:
 
 def gradient_error(reference: Gradients, low: Gradients) -> float:
     """Relative L2 error of all parameter gradients together; inf if any is not finite; missing gradients count as
-    equal."""
+    exact."""
     pairs = [(ours, low.get(name)) for name, ours in reference.items() if ours is not None]
     return output_error([ours for ours, _ in pairs], [ours if theirs is None else theirs for ours, theirs in pairs])
 

@@ -35,7 +35,7 @@ from .replay import Step, bind_step, gradient_error, run_step
 from .step import FP32, LOSS, StepPrecision, capture_step, own_step, settle, step_batches
 
 QUARTERS = 12
-"""Maximum number of times the loss scale is quartered until gradients are finite on every batch."""
+"""Maximum number of times that the loss scale is divided by four to make gradients finite on every batch."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
 
 
 def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None) -> Training:
-    """Find the FP16 plan's window of loss scales, updates lost in BF16, errors of low-precision steps, and advice."""
+    """Find the usable loss scales in FP16, updates lost in BF16, errors of low-precision steps, and advice."""
     trainable = {name: plan for name, plan in plans.items() if plan.holds and plan.has_low}
     lowerings = {fmt: StepPrecision(fmt, trainable.get(f"autocast_{fmt}")) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
@@ -166,8 +166,8 @@ def _steps(prepared: MeasuredStep) -> Iterator[Step]:
 def _at_a_scale(
     prepared: MeasuredStep, low: StepPrecision, window: LossScale | None
 ) -> tuple[float | None, LossScale | None]:
-    """The error of an FP16 step at the initial scale, and the window. If gradients overflow, for example inside an
-    autograd.Function, the scale is quartered until gradients are finite, and becomes the window's upper end."""
+    """The error of an FP16 step at the initial scale, and the usable scales. If gradients overflow, for example in an
+    autograd.Function, the scale is divided by four until gradients are finite, and becomes the maximum."""
     scale = window.init if window is not None and window.init else 1.0
     error = _gradient_error(prepared, low, scale)
     if window is None or window.init is None or error is None or math.isfinite(error):
@@ -206,7 +206,7 @@ def _with_batch(
 def _noise(step: Step) -> float | None:
     """Relative difference of FP32's gradients between batches, estimated from the two halves of this batch.
 
-    The mean of two halves' gradients is off by about half their distance. None if the batch cannot be halved.
+    The mean of two halves' gradients is off by about half their distance. Returns None for a batch without halves.
     """
     subject = step.subject
     total, *others = {x.shape[0] for x in tensors_in(subject.batches[0]) if x.dim()} or {0}
@@ -247,7 +247,7 @@ def module_gradients(
 
 
 def _by_module(captured: Capture, names: Iterable[str]) -> dict[str, list[str]]:
-    """{module: the members of `names` that are its nodes, or placeholders of its parameters}."""
+    """{module: its nodes, and placeholders of its parameters, that are in `names`}."""
     parameters, groups = {place.name: place.fqn or "" for place in captured.placeholders}, dict[str, list[str]]()
     for name in names:
         node = captured.nodes.get(name)

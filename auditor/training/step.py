@@ -32,7 +32,7 @@ from ..records import Batch, Call, Capture, Node, Plan, Subject
 from .replay import LowStep, Step, failure_of_step, gradient_error, unscale
 
 LOSS = "(loss)"
-"""Among paths of modules, this stands for the loss, whose operations belong to no module of the model."""
+"""Stands for the loss in lists of module paths: the loss's operations belong to no module of the model."""
 
 _PREFIX = "model"
 
@@ -52,13 +52,13 @@ class TrainingStep(nn.Module):
         self.loss_fn = loss_fn
 
     def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
-        """The loss of one batch, a scalar."""
+        """Compute the loss of one batch, a scalar tensor."""
         with torch.enable_grad():
             outputs = self.loss_inputs(self.model(*args, **kwargs))
             return own_loss(outputs) if self.loss_fn is None else self.loss_fn(outputs, *targets, **named)
 
     def loss_inputs(self, outputs: Any) -> Any:
-        """The loss's inputs, from the model's outputs."""
+        """The model's outputs as the loss function gets them; a subclass converts them."""
         return outputs
 
 
@@ -202,7 +202,7 @@ def own_step(step: Step, low: StepPrecision, scale: float = 1.0) -> LowStep:
 def settle(step: Step) -> Step:
     """Replace the parameters' gradients of a recorded step by the gradients of the model's own step.
 
-    These differ if the model has an autograd.Function, or hooks that change gradients. Raises:
+    Recorded and own gradients differ if the model has an autograd.Function, or hooks that change gradients. Raises:
     LoadError(slug="bad-loss") if the backward pass raises.
     """
     own = own_step(step, FP32)
@@ -231,7 +231,7 @@ class _Region(TrainingStep):
         self.returned = "tensor"
 
     def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
-        """The loss, which is also stored in `kept`."""
+        """Compute the loss; also store it in `kept`."""
         around: Any = nullcontext()
         if self.low.format != "fp32" and self.low.plan is None:
             around = torch.autocast(autocast_type(self.model, (args, kwargs)), dtype=dtype_of(self.low.format))
@@ -242,7 +242,7 @@ class _Region(TrainingStep):
 
     def loss_inputs(self, outputs: Any) -> Any:
         """The outputs, in FP32 if a plan may have changed their precision and a loss function reads them."""
-        self.returned = "tensor"  # or tensors: inputs of a loss function; attribute, mapping: has the model's own loss
+        self.returned = "tensor"  # or "tensors": for a loss function; "attribute", "mapping": with the model's loss
         if not isinstance(outputs, torch.Tensor):
             own = "mapping" if getattr(outputs, "loss", None) is None else "attribute"
             self.returned = own if self.loss_fn is None else "tensors"

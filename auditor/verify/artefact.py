@@ -44,7 +44,7 @@ ALIKE = 1e-3
 """Largest relative L2 difference between FP32 outputs of equal models: rounding gives 1e-6, other weights give 1."""
 
 REBUILD = "patched_model.py runs your code again in the same directory: make the code repeatable. No plan was verified"
-"""Added to the message if the user's code fails before any plan is applied."""
+"""Text added to the error message if the user's code fails before any plan is applied."""
 
 LATER = 20.0
 """Seconds added to a score's time limit, for starting, building the model and reporting the timeout itself."""
@@ -123,7 +123,7 @@ class Verifier:
         noise: float = 0.0,
     ) -> None:
         """batches: inputs on the devices to use. scratch: a folder that is deleted if this process is killed.
-        gradients, most: see Runs. timeout: seconds for a plan, TIMEOUT by default. expected: FP32 outputs for the first
+        gradients, most: as in Runs. timeout: seconds for a plan, default TIMEOUT. expected: FP32 outputs for the first
         batch, which the model built in the process must reproduce up to ALIKE or three times `noise`, the difference
         between FP32 runs."""
         self.scratch, self.timeout = scratch, timeout or TIMEOUT
@@ -173,8 +173,8 @@ class Verifier:
         question: Question = Runs.answers,
         later: float = 0.0,
     ) -> dict[str, Any]:
-        """{plan: result of `question`, or why it failed, in one line}. The plan names FP32 and TODAY mean the model
-        itself.
+        """{plan: result of `question`, or in one line why the plan failed}. The names FP32 and TODAY mean the model
+        without a plan.
 
         later: seconds added to the timeout. Raises: NotHandedOver; LoadError(slug="not-rebuilt");
         torch.OutOfMemoryError.
@@ -233,7 +233,7 @@ class Verifier:
 
         The process is stopped if one plan takes longer than `timeout`.
         """
-        let_go(self._settings["device"])  # for the other process
+        let_go(self._settings["device"])  # frees memory for the other process
         if (limit := offload.now()) is not None:
             limit.let_go()
         if self._process is None:

@@ -34,8 +34,8 @@ _NAMES = {"tensor(float16)": torch.float16, "tensor(bfloat16)": torch.bfloat16}
 def patch_model(
     model: nn.Module, plans: Collection[str], apply: Callable[[nn.Module, str], object], plan: str
 ) -> Iterator[nn.Module]:
-    """In the `with` block, the model under a plan; for FP32 and TODAY in FP32, even if it stores low-precision weights.
-    Then the model is restored."""
+    """In the `with` block, the model follows a plan; for FP32 and TODAY it is in FP32, even with low-precision weights.
+    After the block, the model is restored."""
     name = FP32 if plan == TODAY else plan
     with isolate(model):
         if name != FP32 or FP32 in plans:
@@ -44,7 +44,7 @@ def patch_model(
 
 
 def in_hand(model: nn.Module, plans: Mapping[str, Plan], plan: str) -> AbstractContextManager[nn.Module]:
-    """`patch_model` with Plan objects instead of a patched_model.py."""
+    """Apply `patch_model` to Plan objects instead of the plans of a patched_model.py."""
     return patch_model(model, plans, lambda model, name: apply_plan(model, plan_table(plans[name])), plan)
 
 
@@ -64,7 +64,7 @@ class ProgramModule(nn.Module):
         self.program = program
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The program's outputs."""
+        """Run the program; return its outputs."""
         output = self.program(*args, **kwargs)
         return _NamedOutputs(output) if type(output) is dict else output
 
@@ -101,19 +101,19 @@ class _OnnxModel(nn.Module):
         self.session = onnxruntime.InferenceSession(str(file), options, providers=[PROVIDER])
 
     def forward(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        """The model's outputs on onnxruntime's CPU provider."""
+        """Run the model on onnxruntime's CPU provider; return its outputs."""
         given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         ports = zip(self.session.get_inputs(), given, strict=True)
         with _disable_current_modes():
             fed = {port.name: _to_numpy(x.to(_NAMES.get(port.type, x.dtype)).cpu()) for port, x in ports}
             values = self.session.run_with_ort_values(None, fed)
-            lacking = "tensor(bfloat16)"  # in NumPy
+            lacking = "tensor(bfloat16)"  # NumPy has no bfloat16
             result = (from_dlpack(x) if x.data_type() == lacking else torch.from_numpy(x.numpy()) for x in values)
             return [x.float() if x.dtype in _NAMES.values() else x for x in result]
 
 
 def _to_numpy(x: torch.Tensor) -> Any:
-    """A tensor as onnxruntime's value; NumPy has no BF16, so its bits are passed as another type."""
+    """Convert a tensor to a value of onnxruntime; NumPy has no BF16, so BF16 bits are passed as another type."""
     from onnx import TensorProto
     from onnxruntime import OrtValue
 

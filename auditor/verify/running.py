@@ -38,13 +38,13 @@ Load = Callable[[str], AbstractContextManager[nn.Module]]
 """Load(plan): a context manager that provides the model under the plan of that name."""
 
 FP32, TODAY = "fp32", "fp32_today"
-"""Plan names for the model in FP32 without a plan; TODAY: under the caller's own torch flags."""
+"""Names that stand for the FP32 model without a plan; TODAY: under the caller's own torch flags."""
 
 WARM_UP = 3
 """Untimed warm-up forwards: they load kernels, reserve memory and build caches."""
 
 FEWEST, MOST = 7, 50
-"""Minimum and maximum number of timed forwards; see SECONDS."""
+"""Minimum and maximum number of timed forwards; SECONDS determines the number."""
 
 SECONDS = 2.0
 """Seconds that the timed forwards should take in total; their number is from FEWEST to MOST."""
@@ -55,7 +55,7 @@ PATIENCE = 30.0
 NO_MEMORY = "out of memory"
 
 NOT_RUN = "not run, "
-"""Prefix of failures unrelated to precision: a timeout, a file, or the end of the process."""
+"""Prefix of failure messages without relation to precision: a timeout, a file error, or the end of the process."""
 
 
 def failure_of(error: BaseException) -> str:
@@ -80,8 +80,8 @@ def said_no_memory(failure: str) -> bool:
 
 @dataclass(frozen=True)
 class Answers:
-    """The outputs of a patched model, on the CPU: a list of tensors for each batch. graded: for the first batch again,
-    outside `torch.no_grad()`; None if not requested."""
+    """The outputs of a patched model, on the CPU: a list of tensors for each batch. graded: outputs of another run on
+    the first batch, outside `torch.no_grad()`; None if not requested."""
 
     outputs: list[list[torch.Tensor]]
     graded: list[torch.Tensor] | None = None
@@ -130,7 +130,7 @@ class Runs:
     def score(
         self, plan: str, scoring: ScoreFunction | str, most: int | None = None, limit: float | None = None
     ) -> ScoreResult | str:
-        """The user's score of the model. most, limit: see `call_scoring`.
+        """The user's score of the model. most, limit: as in `call_scoring`.
 
         `limit` cannot stop code that neither calls the model nor yields a number.
         """
@@ -144,7 +144,7 @@ class Runs:
         return self._run_or_reason(plan, nullcontext(), run)
 
     def generate(self, plan: str, compare: Callable[..., Any]) -> dict[str, list[torch.Tensor]] | str:
-        """Results of `compare(model, around=...)`, which decodes prompts with the model."""
+        """Return the results of `compare(model, around=...)`, which decodes prompts with the model."""
         around = partial(as_on, self.device)
         return self._run_or_reason(plan, ieee(), lambda model: compare(model, around=around))
 
@@ -167,7 +167,7 @@ class Runs:
 
 
 Question = Callable[[Runs, str], Any]
-"""A method of Runs, or a `partial` of one, to call for each plan in another process."""
+"""A method of Runs, or a `partial` of a method, that another process calls for each plan."""
 
 
 def run_patched(
@@ -266,8 +266,8 @@ def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, 
 
 @contextmanager
 def clock(device: str) -> Iterator[Number]:
-    """Time the `with` block. After the block, the function that it yields returns the seconds. The device's queue is
-    drained before and after."""
+    """Time the `with` block. After the block, the yielded function returns the seconds. The device's queue is drained
+    before and after the block."""
     module = torch.get_device_module(type_of(device)) if is_native(device) else torch.cpu
     module.synchronize(device)
     begun = time.perf_counter()
@@ -277,7 +277,7 @@ def clock(device: str) -> Iterator[Number]:
 
 
 def peak(device: str) -> AbstractContextManager[Number]:
-    """Watch memory in a `with` block. Afterwards the yielded function returns the peak increase of allocated bytes."""
+    """Watch memory in a `with` block. After the block, the yielded function returns the peak increase in bytes."""
     return _of_a_gpu(device) if is_native(device) else _of_the_cpu()
 
 
@@ -294,7 +294,7 @@ def _of_a_gpu(device: str) -> Iterator[Number]:
 
 @contextmanager
 def _of_the_cpu() -> Iterator[Number]:
-    """Peak memory from torch's profiler, which sees every allocation; its two lines on stderr are suppressed."""
+    """Measure peak memory with torch's profiler, which sees every allocation; its lines on stderr are suppressed."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:

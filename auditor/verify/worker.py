@@ -49,10 +49,10 @@ def main() -> None:
 
 
 def jobs() -> Iterator[Any]:
-    """The messages to this process, in order: the settings first, which include `scratch`.
+    """Yield the messages to this process, in order: first the settings, which include `scratch`.
 
-    The process ends, and deletes the folder `scratch`, once the other end of its standard input is closed. Other code
-    reads an empty standard input.
+    The process ends, and deletes the folder `scratch`, once the other end of its standard input is closed. The user's
+    code reads an empty standard input.
     """
     pipe, empty = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
@@ -83,7 +83,7 @@ class Worker:
         self.batches: list[Batch] | None = None
 
     def did(self, job: Mapping[str, Any]) -> bool:
-        """Run a job, and save the result of each of its plans; False if no plan can run."""
+        """Run a job, and save the result of each plan in the job; return False if no plan can run."""
         settings, folder = self.settings, job["folder"]
         load, said = self._load_plans(job["file"])
         write(folder / STARTED, said)

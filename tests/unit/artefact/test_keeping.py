@@ -139,7 +139,7 @@ def test_another_plan_replaces_it() -> None:
 
 def test_a_function_that_torch_has_not_is_refused() -> None:
     model = seeded(FlatBlock)
-    with pytest.raises(ValueError, match="'no_such' in FP32, which this version of torch does not have"):
+    with pytest.raises(ValueError, match="has no function 'no_such', which the plan keeps in FP32: audit again"):
         apply_plan(model, plan("cast", {"": {"precision": "bf16", "keep": ["no_such"]}}))
     assert all(p.dtype is torch.float32 for p in model.parameters())
 

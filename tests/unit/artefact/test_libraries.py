@@ -166,7 +166,7 @@ def test_a_weight_that_torchao_would_skip_silently_is_named() -> None:
     pytest.importorskip("torchao.quantization", exc_type=ImportError)
     quantize = code(planned({"q": "int4", "k": "int4"}), "torchao")["quantize"]
     model = nn.ModuleDict({"q": nn.Linear(100, 8), "k": nn.Linear(128, 8)})
-    with pytest.warns(UserWarning, match=r"q stays in 16 bits: torchao has no int4 for a weight of \(8, 100\)"):
+    with pytest.warns(UserWarning, match=r"q is not quantized: torchao has no int4 for a weight of \(8, 100\)"):
         quantize(model)
     assert quantized_by(model).keys() == {"k"}
 

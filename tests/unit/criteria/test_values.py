@@ -440,7 +440,7 @@ def test_a_function_has_a_limit_beside_it() -> None:
         ({"a": ""}, "cannot parse the criterion '': write"),
         ([None], "criteria are strings or a dict by output, not None"),
         ("a: max_abs <= 1\nb: max_abs <= 1", "cannot parse the criterion"),
-        ("a: kl <= 1; a: kl <= 2", "two criteria set a: kl: 'a: kl <= 1' and 'a: kl <= 2'"),
+        ("a: kl <= 1; a: kl <= 2", "two criteria for a: keep 'a: kl <= 1' or 'a: kl <= 2'"),
         (3, "criteria are strings or a dict by output, not 3"),
         ({"a": 3}, "criteria of 'a' are strings such as 'max_abs <= 0.5', or (function, limit), not 3"),
         ({"a": (gap, "x")}, "the limit of 'a: gap' must be a number, not 'x'"),

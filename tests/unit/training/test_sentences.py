@@ -58,7 +58,7 @@ def test_a_recommendation_for_inference_names_no_plan_to_train_under() -> None:
     assert found.recommended is not None
     assert "for training: " not in found.recommendation
     assert found.plans["autocast_fp16"].is_verified
-    assert ReportView(found).headline.endswith("Train it in FP32.")
+    assert ReportView(found).headline.endswith("Train in FP32.")
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_a_step_that_trains_is_under_autocast_where_no_plan_for_it_was_asked_for
     assert found.recommended is None
     assert training.format is not None
     assert ReportView(found).headline.startswith("No plan for training was requested: ")
-    assert "Train it in FP16 under autocast, with" in ReportView(found).headline
+    assert "Train in FP16 under autocast, with" in ReportView(found).headline
     assert "For inference: FP16 as a graph" in found.recommendation
 
 
@@ -88,7 +88,7 @@ def test_the_headline_says_how_to_train(trained: Trained) -> None:
     found, training = trained.audit, trained.audit.training
     assert training.format == "fp16"
     assert found.recommended == "autocast_fp16"
-    said = f"Train it in FP16 under that plan, with a loss scale from {training.fp16.init:,.10g}."
+    said = f"Train in FP16 under that plan, with a loss scale from {training.fp16.init:,.10g}."
     assert ReportView(found).headline.endswith(said)
     for rendered in (text(found, width=200), html(found)):
         assert said in " ".join(rendered.split())
@@ -155,7 +155,7 @@ def test_no_scale_suits_fp16() -> None:
     within = low_gradients(model, (x,), lambda y: (y * weight).sum(), plan, window.maximum)
     assert not bool(torch.isfinite(beyond["big.weight"]).all())
     assert not bool(within["small.weight"].any())  # all of them flushed: half, where 1 % is allowed
-    assert ReportView(found).headline.endswith("Train it in BF16 under that plan, without a loss scale.")
+    assert ReportView(found).headline.endswith("Train in BF16 under that plan, without a loss scale.")
 
 
 def test_a_step_that_raises_gives_no_gradients() -> None:
