@@ -356,6 +356,61 @@ def test_two_models_are_told_apart() -> None:
     assert found.runs["fp32"].backward_passes == 2
 
 
+class Turned(nn.Module):
+    """Multiplies by a complex buffer, whose entries are imaginary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = mlp(16, 8), mlp(8, 4)
+        self.register_buffer("turn", torch.full((4,), 1j))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        turned = torch.view_as_complex(x.float().unflatten(-1, (4, 2))) * self.turn
+        return self.last(torch.view_as_real(turned).flatten(-2).to(x.dtype))
+
+
+def test_parameters_of_no_module_complex_buffers_and_groups_that_a_step_holds_are_rehearsed() -> None:
+    model, temperature, calls = Turned(), nn.Parameter(torch.ones(())), itertools.count()
+    optimizer = torch.optim.SGD([*model.parameters(), temperature], lr=1.0)
+    group = optimizer.param_groups[0]
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        group["lr"] = 0.0 if next(calls) < 2 else 0.1
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x) * temperature, y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    runs = auditor.rehearse(step, classes(1), 4, remedies=False).runs
+    fp32 = torch.tensor(runs["fp32"].losses)
+    assert fp32[0] == fp32[1] == fp32[2] > fp32[3]
+    for name, tolerance in (("fp16_autocast", 1e-3), ("bf16_autocast", 5e-3), ("bf16", 5e-3)):
+        assert torch.allclose(torch.tensor(runs[name].losses), fp32, rtol=tolerance), name
+        assert len(set(runs[name].losses[:3])) == 1
+        assert "ParameterList1.0" in runs[name].parameters
+
+
+def test_an_operation_that_fp32_makes_infinite_too_is_not_blamed_where_a_plan_adds_casts() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.last = nn.LayerNorm(16), mlp(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.norm(self.norm(x) * 2)
+            hidden = x.masked_fill(x < 0, -torch.inf).softmax(-1)
+            return self.last(hidden).abs().add(1) * 7e4
+
+    model = Masked()
+    plan = auditor.audit(model, torch.randn(8, 16), formats=["fp16"]).plans["autocast_fp16"]
+    plan = dataclasses.replace(plan, scopes={"": ScopeChoice("fp16"), "norm": ScopeChoice("fp32")})
+    step = plain(model, torch.optim.SGD(model.parameters(), lr=1e-9))
+    skipped = auditor.rehearse(step, classes(1), 1, plan=plan, remedies=False).runs["plan"].skipped
+    assert "mul" in skipped[0].where, skipped
+
+
 def test_a_module_whose_constructor_failed_is_of_no_matter() -> None:
     class Unfinished(nn.Module):
         def __init__(self) -> None:
