@@ -56,7 +56,7 @@ def op_of(node: fx.Node) -> str:
 
 def row_of(node: fx.Node) -> Operation:
     """The table row (an Operation) of a node's operation; an empty one for placeholders and the output."""
-    return operation(op_of(node))
+    return operation_of(overload_of(node.target)) if node.op == "call_function" else operation("placeholder")
 
 
 def is_torchs_own(target: Any) -> bool:
