@@ -146,16 +146,16 @@ def test_if_held_out_inputs_refuse_one_layer_another_is_quantized() -> None:
     assert other.held_out_error == pytest.approx(alone["b"] * math.sqrt(2 / 17), rel=0.1)
 
 
-@pytest.mark.parametrize("seed", [3, 4, 6])
+@pytest.mark.parametrize("seed", [1, 3, 5, 7])
 def test_a_plan_has_about_the_fewest_bits_that_both_inputs_allow(seed: int) -> None:
-    """Twelve layers side by side, whose squared errors add up; each has another share of them on the held-out inputs."""
-    draw, count = random.Random(seed), 12
+    """Eight layers side by side, whose squared errors add up; each has another share of them on the held-out inputs."""
+    draw, count = random.Random(seed), 8
     sizes = [draw.choice([32, 64, 96, 128]) for _ in range(count)]
     layers = {f"part{i}": nn.Linear(WIDTH, size, bias=False) for i, size in enumerate(sizes)}
     model = seeded(
         lambda: Model(lambda m, x: torch.cat([getattr(m, key)(x[i]) for i, key in enumerate(layers)], -1), **layers)
     )
-    factors = torch.tensor([math.exp(draw.gauss(0, 1.2)) for _ in range(count)])[:, None, None]
+    factors = torch.tensor([math.exp(draw.gauss(0, 1)) for _ in range(count)])[:, None, None]
     x = normal(count, 16, WIDTH, seed=seed)
     squares = [[change(model, by_hand(model, {key: "fp8"}), y) ** 2 for key in layers] for y in (x, x * factors)]
     budget = math.sqrt(sum(squares[0]) / 2)
@@ -165,7 +165,7 @@ def test_a_plan_has_about_the_fewest_bits_that_both_inputs_allow(seed: int) -> N
     (found,) = audited(model, x, x * factors, formats="fp8", max_error=budget).quantized_plans
     assert found.held_out_error is not None
     assert max(found.calibration_error, found.held_out_error) <= budget
-    assert least <= found.effective_bits <= 1.1 * least
+    assert least <= found.effective_bits <= 1.06 * least
 
 
 def test_a_held_out_error_that_is_no_number_refuses_a_plan() -> None:
