@@ -30,7 +30,7 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
     settings.where  # noqa: B018 - rejects a missing device before anything runs
     if settings.evaluate is not None:
         scoring = in_hand(settings.evaluate, better=settings.better, max_drop=settings.max_drop)
-        settings = settings.with_values(scoring=scoring)
+        settings = settings.model_copy(update={"scoring": scoring})
     progress = settings.progress
     shown = progress is True or (progress is None and in_notebook())
     own = nullcontext(guard_progress(progress) if callable(progress) else None)
@@ -40,7 +40,7 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
             subject = training_subject(model, example_inputs, kwargs, settings.loss_fn)
         else:
             subject = from_object(model, example_inputs, kwargs)
-        return run(subject, settings.with_values(progress=listener))
+        return run(subject, settings.model_copy(update={"progress": listener}))
 
 
 _asked = [

@@ -142,7 +142,7 @@ def with_rules(settings: S) -> S:
         if not any(rule.code.startswith(code) for rule in rulebook):
             lists = "`python -m auditor rules` lists all codes"
             raise AuditorError(f"`select` matches no rule: no code begins with {code!r}; {lists}", slug="no-rule")
-    return settings.with_values(rulebook=rulebook, limits=criteria_of(settings.criteria))
+    return settings.model_copy(update={"rulebook": rulebook, "limits": criteria_of(settings.criteria)})
 
 
 def rules_of(directory: Path | None) -> tuple[Rule, ...]:

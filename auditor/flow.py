@@ -91,14 +91,14 @@ def run(subject: Subject, options: Settings) -> Audit:
             raise
     gc.collect()
     let_go(options.where)
-    audit = _audit(subject, options.with_values(device=CPU))
+    audit = _audit(subject, options.model_copy(update={"device": CPU}))
     return replace(audit, warnings=(*audit.warnings, TOO_SMALL))
 
 
 def _audit(subject: Subject, options: Settings) -> Audit:
     stages, formats, seed, as_set = Stages(options.progress), options.formats, options.seed, subject.flags or flags()
     with ieee(), isolate(seed=seed), torch.inference_mode(False), in_eval(subject.model), upcast_model(subject):
-        options = options.with_values(found=follow(options.device, devices_of(subject.model)))
+        options = options.model_copy(update={"found": follow(options.device, devices_of(subject.model))})
         subject, options, generating = generate_reference(place_subject(subject, options.where, seed), options, stages)
         score = step = training = None
         if options.scoring is not None:
@@ -196,7 +196,7 @@ def _make_plans(
         with stages("times", "FP32 and every plan, repeatedly"):
             timed, timing = timed_plans(bench, planned.plans)
         planned = replace(planned, plans=timed, timing=timing)
-    return replace(planned, fp32_today=today, held=held, schemes=schemes, pipelines=pipelines)
+    return replace(planned, fp32_today=today, held=held, quantized_plans=schemes, pipelines=pipelines)
 
 
 def ledger(subject: Subject, options: Settings, plan: Plan | None) -> tuple[tuple[LedgerRow, ...], tuple[Finding, ...]]:
@@ -258,8 +258,6 @@ def _assemble(
         warnings=(*subject.warnings, *captured.warnings, *planned.said, *_warnings(bench, found["training"])),
         command=options.command,
         noise=bench.noise.found,
-        quantized_plans=planned.schemes,
-        pipelines=planned.pipelines,
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
         weights=tuple(
             Weight(p.fqn or p.name, p.kind, measured.ranges[p.name])
@@ -269,11 +267,7 @@ def _assemble(
         decisions=(*bench.measured.decisions, *planned.held),
         ledger=rows_of(subject, captured, plans.get(found["recommended"] or ""), followed),
         linearity=tuple(one for fmt in options.formats if (one := bench.measured.linearity.get(fmt))),
-        baselines=planned.baselines,
-        plans=plans,
-        programs=planned.files,
-        fp32_today=planned.fp32_today,
-        timing=planned.timing,
+        **{name: value for name, value in vars(planned).items() if name not in ("said", "held")},
         **_held_to(bench, plans, found["recommended"]),
         **found,
     )

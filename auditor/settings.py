@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from .score import ScoreFunction
 else:  # else pydantic would import torch for these types
     Rule = ScoreFunction = Any
-
-S = TypeVar("S", bound="Settings")
 
 DEFAULT_GPU = "A100"
 MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
@@ -242,7 +240,7 @@ class Settings(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _together(self: S) -> S:
+    def _together(self) -> Self:
         trainable = [name for name in auditable() if runs(name)]
         if self.training and not set(self.formats) - {*SCHEMES} <= {*trainable}:
             raise bad(f"mode='training' supports {either(trainable)}, not {', '.join(self.formats)}")
@@ -266,10 +264,6 @@ class Settings(BaseModel):
     def where(self) -> str:
         """The device of the audit: cpu, cuda:0, or the GPUs of the model. Raises: AuditorError(slug="no-cuda")."""
         return self.found or choose(self.device)
-
-    def with_values(self: S, **found: Any) -> S:
-        """A copy of the settings with the given derived values."""
-        return self.model_copy(update=found)
 
     @property
     def figures(self) -> str:

@@ -83,8 +83,6 @@ def way_of(recipe: Recipe) -> Way:
     def prepare(optimizer: torch.optim.Optimizer) -> None:
         for name in recipe.remedies:
             exec(code_of(name), {"optimizer": optimizer, "torch": torch})
-        for group in optimizer.param_groups if recipe.eps is not None else ():
-            group["eps"] = recipe.eps
 
     return Way(
         dtype=None if recipe.stored or recipe.format == "fp32" else dtype,

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ..numerics.entries import over_tensors
 from ..numerics.nodes import op_name, operation_of, tensors_in
 from ..records import Batch, Call
-from ..trees import over_tensors
 from .regions import Region
 from .source import SourceLine
 

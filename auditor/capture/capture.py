@@ -16,11 +16,11 @@ from ..isolation.answer import copy_batch, from_the_start
 from ..isolation.members import modules_of
 from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..isolation.process import disable_compilers, disable_fused_path
+from ..numerics.entries import over_tensors
 from ..numerics.formats import dtype_name
 from ..numerics.metrics import output_error
 from ..numerics.nodes import row_of, tensors_in
 from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Placeholder, Subject
-from ..trees import over_tensors
 from .builder import Binder, RecordedModule, Recording, tensor_at
 from .calls import paths_of
 from .literals import compare_literals

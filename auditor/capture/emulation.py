@@ -15,10 +15,10 @@ from ..errors import MeasureError
 from ..isolation.draws import in_float32, may_draw
 from ..isolation.process import swap_attribute
 from ..numerics.autocast import autocast_arguments, autocast_target
+from ..numerics.entries import over_tensors
 from ..numerics.formats import dtype_of, format_of, is_low
 from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, run_op
 from ..numerics.nodes import mutates, operation_of
-from ..trees import over_tensors
 from .intercept import Handler, intercept
 from .regions import Region, cast_weight
 

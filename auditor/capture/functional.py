@@ -10,9 +10,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..isolation.draws import Draw
+from ..numerics.entries import over_tensors
 from ..numerics.formats import format_of
 from ..numerics.nodes import arguments_of, operation_of, overload_of
-from ..trees import over_tensors
 
 _aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 
 from ..errors import MeasureError
 from ..isolation.process import disable_compilers, disable_fused_path
+from ..numerics.entries import tensors_in
 from ..numerics.nodes import operation_of
-from ..trees import tensors_in
 from .regions import Region, one_stack, region_now
 
 _KEY = torch._C.DispatchKey.PreDispatch

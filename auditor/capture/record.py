@@ -14,9 +14,9 @@ from torch.utils import _pytree as pytree
 from ..isolation.draws import Draw, draw_of, drew, may_draw
 from ..isolation.members import named_modules
 from ..isolation.outputs import NamedTensors, tensor_outputs
+from ..numerics.entries import over_tensors
 from ..numerics.nodes import mutates, operation_of, tensors_in, to_device
 from ..records import Batch, Call
-from ..trees import over_tensors
 from .builder import Builder, Mark, Recording, ends, named_inputs
 from .calls import Calls, Functions
 from .functional import (

@@ -8,7 +8,7 @@ import time
 import webbrowser
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..asked import OPTIONS, Command, with_rules
 from ..progress.shown import Display
 from ..records.audit import FILES
 from ..report.words import count, printable
-from .program import Verb, behind_the_result, say
+from .program import Verb, say
 from .verbs import Target, default_directory, severe
 
 if TYPE_CHECKING:
@@ -44,30 +44,25 @@ class AuditTarget(Verb):
         """
         began = time.perf_counter()
         progress("load", self.target, 0, 0)
-        with ExitStack() as held:
-            held.enter_context(behind_the_result(self.debug))
-            from ..document.read import load
-            from ..loading.discover import weights_of
-            from ..offload import limit_for, resident_limit
-            from ..verify.artefact import standby
+        from ..document.read import load
+        from ..loading.discover import weights_of
+        from ..offload import limit_for, resident_limit
+        from ..verify.artefact import standby
 
-            known = load(self.baseline) if self.baseline else None  # before anything slow
-            if self.out:
-                folder.check_directory(self.out)
-            settings = with_rules(self).with_values(progress=progress)
-            if self.onnx:
-                from ..graphs.onnxfile import require
+        known = load(self.baseline) if self.baseline else None  # before anything slow
+        settings = with_rules(self).model_copy(update={"progress": progress})
+        if self.onnx:
+            from ..graphs.onnxfile import require
 
-                require()
-            if not self.dry_run:
-                held.enter_context(standby())
+            require()
+        with nullcontext() if self.dry_run else standby():
             limit = self.memory or (None if self.native else limit_for(weights_of(self.target)))
-            held.enter_context(resident_limit(limit))
-            return _ran(settings, progress, known, began, held)
+            with resident_limit(limit):
+                return _ran(settings, progress, known, began)
 
 
-def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: float, held: ExitStack) -> int:
-    """Load the model, audit it, write the files and print the result. held: contexts to exit before printing."""
+def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: float) -> int:
+    """Load the model, audit it, write the files and print the result."""
     from ..flow import run
     from ..loading import cautions, load
     from ..report.model_explorer import files as explorer_files
@@ -84,9 +79,8 @@ def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: f
 
         better, most = settings.better, settings.max_drop
         scoring = find_function(settings.evaluate, settings.target, better=better, max_drop=most, seed=settings.seed)
-        settings = settings.with_values(scoring=scoring)
+        settings = settings.model_copy(update={"scoring": scoring})
     if settings.dry_run:
-        held.close()
         say(describe(subject, directory, settings))
         return 0
     loaded = round(time.perf_counter() - began, 2)
@@ -103,7 +97,6 @@ def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: f
     if settings.model_explorer:
         files += folder.write(directory / "model_explorer", explorer_files(audit))
     progress.close()
-    held.close()
     return _answer(settings, audit, directory, files, known)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, ClassVar, TextIO
 
+from .. import folder
 from ..asked import Command
 from ..errors import AuditorError, caused_by, describe, first_line, out_of_memory, printable
 from ..processes import supervise, unwind_on_signals
@@ -18,7 +19,7 @@ from ..progress.shown import Display, refresh_display, reporter
 
 PROGRAM = "python -m auditor"
 
-_answer: TextIO | None = None
+_answer: TextIO = sys.stdout
 """The real standard output, after `_set_aside` has redirected `sys.stdout`."""
 
 
@@ -38,7 +39,9 @@ class Verb(Command):
 
         def run_command(tell: Callable[[str], object]) -> int:
             shown.tell = tell
-            with refresh_display(shown):
+            with refresh_display(shown), warnings.catch_warnings(action=None if self.debug else "ignore"):
+                if self.out:
+                    folder.check_directory(self.out)  # before anything slow
                 return self.run_watched(shown)
 
         if not (self.alone and hasattr(os, "fork")):
@@ -65,10 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         from .parsers import parse
 
-        verb = parse(words)
-        if argv is None:
-            _set_aside()
-        return verb.with_values(command=f"{PROGRAM} {shlex.join(words)}", alone=argv is None).run()
+        verb = parse(words).model_copy(update={"command": f"{PROGRAM} {shlex.join(words)}", "alone": argv is None})
+        with _set_aside(verb.alone):
+            return verb.run()
 
     try:
         return exit_code_of(command, "--debug" in words)
@@ -82,7 +84,7 @@ def exit_code_of(command: Callable[[], int], debug: bool) -> int:
     try:
         return command()
     except BrokenPipeError:  # the reader of standard output has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), (_answer or sys.stdout).fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _answer.fileno())
         return 0
     except Exception as error:
         message, hint = _explain(error)
@@ -109,15 +111,6 @@ def _explain(error: Exception) -> tuple[str, str]:
     return f"internal error{where}, {said}", "please report this error with the output of --debug"
 
 
-@contextmanager
-def behind_the_result(debug: bool) -> Iterator[None]:
-    """In the body, output of the user's code goes to stderr, and its warnings are shown only with `--debug`."""
-    with redirect_stdout(sys.stderr), warnings.catch_warnings():
-        if not debug:
-            warnings.simplefilter("ignore")
-        yield
-
-
 class _Diversion:
     """Replaces `sys.stdout` for all code except `say`: writes go to stderr; `isatty` describes standard output."""
 
@@ -128,16 +121,21 @@ class _Diversion:
         return getattr(sys.stderr, name)
 
 
-def _set_aside() -> None:
-    """Redirect file descriptor 1 to stderr until this process ends; only `say` reaches standard output.
+@contextmanager
+def _set_aside(alone: bool) -> Iterator[None]:
+    """In the body, only `say` reaches standard output; output of all other code goes to stderr.
 
-    Output of C code, child processes and exit handlers stays visible, but never mixes with the result.
+    alone: also redirect file descriptor 1, until this process ends. Output of C code, child processes and exit handlers
+    then stays visible, but never mixes with the result.
     """
     global _answer
-    sys.stdout.flush()
-    _answer = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors="backslashreplace")
-    os.dup2(2, 1)
-    sys.stdout = _Diversion(_answer)  # type: ignore[assignment]
+    _answer = sys.stdout
+    if alone:
+        sys.stdout.flush()
+        _answer = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors="backslashreplace")
+        os.dup2(2, 1)
+    with redirect_stdout(_Diversion(_answer)):  # type: ignore[type-var]
+        yield
 
 
 def say(text: str) -> None:
@@ -146,7 +144,7 @@ def say(text: str) -> None:
     Raises: BrokenPipeError if the reader has ended; AuditorError(slug="bad-output") if writing fails.
     """
     try:
-        print(text, end="", file=_answer or sys.stdout, flush=True)
+        print(text, end="", file=_answer, flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:

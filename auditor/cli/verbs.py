@@ -24,7 +24,7 @@ from ..progress.shown import Display
 from ..report.words import count, printable
 from ..settings import Directory, Flag, Location, Option, Seconds, bad
 from ..snippets import TOOLS
-from .program import PROGRAM, Verb, behind_the_result, say
+from .program import PROGRAM, Verb, say
 
 if TYPE_CHECKING:
     from ..fleet.index import Row
@@ -39,6 +39,7 @@ PlanFile = Annotated[Location, Option(shown="PLAN"), Field(description="a plan.j
 Target = Annotated[str, Option(shown="TARGET"), Field(description="the model's file or module, such as model.py:Net")]
 PlanName = Annotated[str | None, Option(shown="NAME")]
 Count = Annotated[int, Field(ge=0, lt=10_000)]
+TextOrJson = Annotated[str, Option(choices=lambda: ("text", "json")), Field(description="format of the output")]
 Level = Annotated[str, Option(choices=lambda: LEVELS)]
 
 
@@ -103,14 +104,11 @@ class Apply(Verb):
 
         progress("apply", self.target, 0, 0)
         audit, plans, chosen = read_plans(self.plan_file, self.plan)
-        if self.out:
-            folder.check_directory(self.out)
-        with behind_the_result(self.debug):
-            subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
-            directory = self.out or default_directory(subject)
-            folder.check_directory(directory)
-            text = patched_source(subject, audit, plans, chosen, directory)
-            check_artefact(subject, audit, plans, chosen, self.seed)
+        subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
+        directory = self.out or default_directory(subject)
+        folder.check_directory(directory)
+        text = patched_source(subject, audit, plans, chosen, directory)
+        check_artefact(subject, audit, plans, chosen, self.seed)
         quantized = {} if chosen in plans else files_of(audit, quantized_plan(audit, chosen))
         file, *_ = folder.write(directory, {PATCHED: text, **quantized})
         kept = f"{kept_apart(plans[chosen]) or 'no module'} in FP32" if chosen in plans else "quantized by torchao"
@@ -145,8 +143,7 @@ class Ledger(Verb):
     target: Target
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
     """the plan.json or directory of an audit of this model; by default the model runs without a plan"""
-    format: Annotated[str, Option(choices=lambda: ("text", "json"))] = "text"
-    """format of the output"""
+    format: TextOrJson = "text"
     quiet: bool = True
 
     def run_watched(self, progress: Display) -> int:
@@ -158,10 +155,9 @@ class Ledger(Verb):
         from ..report.ledger import overview
 
         audit, plan = select(self.plan_file, None) if self.plan_file else (None, None)
-        with behind_the_result(self.debug):
-            subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
-            check_fit(subject.model, audit)
-            rows, findings = ledger(subject, with_rules(self), plan)
+        subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
+        check_fit(subject.model, audit)
+        rows, findings = ledger(subject, with_rules(self), plan)
         progress.close()
         if self.format == "json":
             data = {"flags": subject.flags, "rows": rows, "findings": findings}
@@ -197,8 +193,7 @@ class Diff(Verb):
     """the later audit: its plan.json or directory"""
     html: Annotated[Path | None, Option("the path of a file", "FILE", path="path")] = None
     """also write the comparison to this HTML file"""
-    format: Annotated[str, Option(choices=lambda: ("text", "json"))] = "text"
-    """format of the output"""
+    format: TextOrJson = "text"
     fail_on: Level = "never"
     """exit with code 1 if a new finding has this severity or a higher one"""
 
@@ -321,7 +316,7 @@ class Rehearse(Verb):
         plan = load(self.plan_file) if self.plan_file else None
         directory = self.out or Path("audits") / f"{target.name}-rehearsal"
         folder.check_directory(directory)
-        with behind_the_result(self.debug), user_code(target, self.seed):
+        with user_code(target, self.seed):
             advice = "name the function that runs one training step, as in train.py:step"
             step, batches = named_in(target, advice, "missing-target", self.seed), self._batches(target)
             how: dict[str, Any] = {"remedies": self.remedies, "progress": progress, "target": self.target}

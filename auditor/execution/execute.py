@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from typing import Any
 
 import torch
 from torch import fx
 
 from ..numerics.casting import carried_in, widen
-from ..numerics.entries import entries, is_number, is_plain
+from ..numerics.entries import entries, is_number, is_plain, over_tensors
 from ..numerics.kernels import run_op
 from ..numerics.nodes import arguments_with_defaults, target_of, tensors_in, wait_for_result
 from ..records import Capture, Literals, Node
-from ..trees import over_tensors
 
 Observe = Callable[[fx.Node, Any], None]
 ValueOf = Callable[[fx.Node], Any]
@@ -165,18 +165,19 @@ class Executor(fx.Interpreter):
 
     def steps(self, *inputs: Any) -> Iterator[tuple[fx.Node, Any]]:
         """Run one node at a time and yield its result. A result is freed once its last reader has run."""
-        self.env, self.args_iter = dict[fx.Node, Any](), iter(inputs)
-        before = self.before or Run({}, self.semantics)
+        self.env, before = dict[fx.Node, Any](), self.before or Run({}, self.semantics)
+        handed = dict(zip(self.graph.find_nodes(op="placeholder"), inputs, strict=True))
         known, again = before.values, {*before.stale, *self.semantics.differing_nodes(before.semantics)}
-        for n in self.graph.nodes:
-            handed, here = next(self.args_iter) if n.op == "placeholder" else None, n.name in known
-            unread = not self.env or self.env.keys().isdisjoint(n.all_input_nodes)
-            if here and unread and n.name not in again and n.op != "output":
-                continue
-            self.at = n
-            result = self.semantics.placeholder_value(n, handed) if n.op == "placeholder" else self.run_node(n)
-            if not (here and self.semantics.same(result, known[n.name])):
+        pending = [n for n in self.graph.nodes if n.name in again or n.name not in known or n.op == "output"]
+        queued = {*pending}
+        while pending:
+            self.at = n = heappop(pending)
+            result = self.semantics.placeholder_value(n, handed[n]) if n.op == "placeholder" else self.run_node(n)
+            if not (n.name in known and self.semantics.same(result, known[n.name])):
                 self.env[n] = result
+                for reader in n.users.keys() - queued:
+                    heappush(pending, reader)
+                    queued.add(reader)
             yield n, result
             for source in self.user_to_last_uses.get(n, ()):
                 self.env.pop(source, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -20,7 +20,7 @@ from ..numerics.kernels import UnsupportedInFormat, run_op
 from ..numerics.nodes import dtype, target_of, tensors_in
 from ..numerics.operations import Treatment, operation
 from ..paths import FP32_OUTPUT, enclosing_paths, function_in, nearest, nearest_above, of_function, within
-from ..records import AutocastRegion, Call, Capture, Literals, Node, ScopeChoice
+from ..records import AutocastRegion, Call, Capture, Literals, Node, Placeholder, ScopeChoice
 from .execute import Semantics, ValueOf, readers_of, with_literals
 
 KEPT = function_in("", "")
@@ -91,9 +91,13 @@ class Layout:
         return tuple(dict.fromkeys(("", *(node.owner for node in capture.nodes.values()), *tied)))
 
     @cached_property
-    def outermost(self) -> tuple[str, ...]:
-        """The paths in `owners`, outer modules before inner ones."""
-        return tuple(sorted(self.owners, key=lambda path: (path.count(".") + bool(path), path)))
+    def callers(self) -> Mapping[str, tuple[str | None, ...]]:
+        """{path in `owners`: for each path of this module, the innermost of `owners` above it}, outer modules first."""
+        result = dict[str, tuple[str | None, ...]]()
+        for owner in sorted(self.owners, key=lambda path: (path.count(".") + bool(path), path)):
+            paths = (owner, *self.capture.aliases.get(owner, ()))
+            result[owner] = tuple(nearest_above(path, result) for path in paths)
+        return result
 
     @cached_property
     def exited_modules(self) -> Mapping[str, frozenset[str]]:
@@ -112,6 +116,12 @@ class Layout:
         held = {place.name: place.holders for place in self.capture.placeholders if place.is_shared}
         readers = readers_of(self.capture).items()
         return {name: tuple(dict.fromkeys((*owners, *held.get(name, ())))) for name, owners in readers}
+
+    @cached_property
+    def stored(self) -> tuple[tuple[Placeholder, tuple[str, ...]], ...]:
+        """Placeholders that the strategy may store low, each with the modules that decide it; of an input, the root."""
+        places = (p for p in self.capture.placeholders if p.kind in self.how.stores and p.name not in self.low)
+        return tuple((p, ("",) if p.kind == "input" else self.deciding_owners.get(p.name, ())) for p in places)
 
     @cached_property
     def low(self) -> frozenset[str]:
@@ -153,8 +163,7 @@ class Boundary:
     fp32_output: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """Precision of a node's scope, the innermost module around it that has a precision in the plan. autocast: whether
     the node runs in an enabled autocast region.
 
@@ -175,8 +184,7 @@ class Setting:
         return Setting(self.precision if named is None else named.name, autocast=region.enabled)
 
 
-@dataclass(frozen=True)
-class Casts:
+class Casts(NamedTuple):
     """Conversions of the arguments and the result of one operation, except casts at the boundaries of modules.
 
     autocast: how autocast treats the arguments; "none" outside autocast, and for in-place operations. precision: the
@@ -212,11 +220,16 @@ class Policy(Semantics):
         for owner in owners:  # a shared module is FP32 if any of its paths is
             others = capture.aliases.get(owner, ())
             paths = (owner, *(nearest(path, frozenset(owners)) or "" for path in others)) if others else (owner,)
-            asked = [precision_of(path) for path in paths]
+            asked = [of_functions.precision(path) for path in paths]
             self._assigned[owner] = "fp32" if "fp32" in asked else asked[0]
         self.wrapped = self._boundaries()
         self._keeping = {path: boundary.keep for path, boundary in self.wrapped.items() if boundary.keep}
-        self.stored = self._storage_precisions()
+        low = {owner for owner, precision in self._assigned.items() if precision != "fp32"}
+        self.stored = {
+            place.name: format if deciding and low.issuperset(deciding) else "fp32"
+            for place, deciding in self.layout.stored
+            if place.kind != "constant" or format in place.made_in
+        }
         self._enclosing: dict[str, tuple[Call, ...]] = {}
 
     @classmethod
@@ -225,14 +238,12 @@ class Policy(Semantics):
         return cls(capture, "autocast", plain("fp32"), "fp32")
 
     def _boundaries(self) -> dict[str, Boundary]:
-        precisions: dict[str, str] = {}
-        above: dict[str, str | None] = {"": None}
-        for owner in self.layout.outermost:
+        precisions, above, excepting = dict[str, str](), dict[str, str | None](), {*self._keep, *self._fp32_output}
+        for owner, callers in self.layout.callers.items():
             precision = self._assigned[owner]
-            listed = (nearest_above(path, precisions) for path in (owner, *self.capture.aliases.get(owner, ())))
-            callers = {None if path is None else precisions[path] for path in listed}
-            if callers != {precision} or (owner in {*self._keep, *self._fp32_output} and precision != "fp32"):
-                precisions[owner], above[owner] = precision, callers.pop() if len(callers) == 1 else "input"
+            outer = {None if path is None else self._assigned[path] for path in callers}
+            if outer != {precision} or (owner in excepting and precision != "fp32"):
+                precisions[owner], above[owner] = precision, outer.pop() if len(outer) == 1 else "input"
         handed_low: set[str] = set()
         for reader, paths in self.layout.exited_modules.items() if "fp32" in precisions.values() else ():
             if self._assigned[reader] != "fp32":
@@ -244,20 +255,6 @@ class Policy(Semantics):
             keeps = bool(wide) and not self.how.regional if low else path not in handed_low
             entry, exit = self.how.boundary(precision, above[path], keeps)
             result[path] = Boundary(precision, keeps, entry, exit, kept, wide)
-        return result
-
-    def _storage_precisions(self) -> dict[str, str]:
-        """{placeholder: the precision in which it is stored}: FP32 if any module in `deciding_owners` is FP32."""
-        result = {}
-        for place in self.capture.placeholders:
-            if place.kind not in self.how.stores or place.name in self.layout.low:
-                continue
-            if place.kind == "input":
-                result[place.name] = self._assigned[""]
-            elif place.kind in ("parameter", "buffer") or self.format in place.made_in:
-                owners = self.layout.deciding_owners.get(place.name, ())
-                low = bool(owners) and all(self._assigned[owner] != "fp32" for owner in owners)
-                result[place.name] = self.format if low else "fp32"
         return result
 
     def enclosing_calls(self, name: str) -> tuple[Call, ...]:

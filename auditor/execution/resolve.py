@@ -26,8 +26,7 @@ def is_low(name: str) -> bool:
     return row is not None and row.low
 
 
-@dataclass(frozen=True)
-class NodeType:
+class NodeType(NamedTuple):
     """Predicted dtypes of one node. dtype: the format of the node's result, "" for discrete; kernel: the format of the
     kernel's result, before an explicit cast of that result.
 
@@ -198,8 +197,7 @@ class _Algebra(Semantics):
             first, *others = (dtype for dtype, _ in floats)  # of a norm, its input; an FP32 input needs FP32 weights
             promotes = not row.normalizes or row.packet == "rms_norm"
             return first, not promotes and first == "fp32" and any(map(is_low, others))
-        result = {dtype for dtype, _ in floats}
-        shaped = {dtype for dtype, scalar in floats if not scalar} or result
+        shaped = {dtype for dtype, scalar in floats if not scalar} or {dtype for dtype, _ in floats}
         return promoted_format(floats), len(shaped) > 1 and row.autocast == "lower"
 
 

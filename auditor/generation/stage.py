@@ -134,7 +134,8 @@ def generate_reference(
     if not names or outputs[0].dim() != 3:
         raise cannot_generate(f"the first output of {subject.name} must be logits [prompts, tokens, vocabulary]")
     if not options.limits and options.metric is None:
-        options = options.with_values(limits=tuple(criteria_of(f"{names[0]}: top1 >= {1 - options.max_error:.12g}")))
+        limits = tuple(criteria_of(f"{names[0]}: top1 >= {1 - options.max_error:.12g}"))
+        options = options.model_copy(update={"limits": limits})
     limits = tuple(one for one in options.limits if one.speaks_of(names[0]) and one.measure_text in ("kl", "top1"))
     return subject, options, GenerationReference(folder, decoding, batches, held_out, caches, limits)
 

@@ -19,10 +19,10 @@ from ..isolation import isolate
 from ..isolation.answer import answer
 from ..isolation.outputs import tensor_outputs
 from ..isolation.process import disable_fused_path, quietly
+from ..numerics.entries import over_tensors, tensors_in
 from ..numerics.metrics import output_error
 from ..numerics.nodes import mutates, row_of
 from ..records import Batch
-from ..trees import over_tensors, tensors_in
 
 _aten = torch.ops.aten
 

@@ -46,20 +46,16 @@ COPIED = "copied"
 
 @dataclass(frozen=True)
 class GraphPlans:
-    """Plans and baselines, by name. files: contents of the saved programs, by file name. said: texts of warnings.
-
-    fp32_today, timing: as in Audit. held: results of run_held_choices. schemes: plans of quantization schemes.
-    pipelines: results of run_pipelines.
-    """
+    """Plans and baselines, by name, and other fields of Audit. said: warnings. held: results of run_held_choices."""
 
     plans: Mapping[str, Plan] = field(default_factory=dict)
     baselines: Mapping[str, Verification] = field(default_factory=dict)
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    programs: Mapping[str, bytes] = field(default_factory=dict)
     said: tuple[str, ...] = ()
     fp32_today: Today | None = None
     held: tuple[Decisions, ...] = ()
     timing: Timing | None = None
-    schemes: tuple[QuantizedPlan, ...] = ()
+    quantized_plans: tuple[QuantizedPlan, ...] = ()
     pipelines: tuple[PipelineRun, ...] = ()
 
 
@@ -139,7 +135,7 @@ def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: Save
     bench = trial.bench
     kept = kept_of(table, low, MARGIN * bench.max_error)
     whole = [table.whole(each) <= low for each in table.operations if not each.endswith(FP32_OUTPUT)]
-    in_time = replace(bench, options=bench.options.with_values(objective="time"))
+    in_time = replace(bench, options=bench.options.model_copy(update={"objective": "time"}))
     timed = bench.options.objective == "time"
     seconds = table if timed else table_of(trial.exported.graph_module.graph, table.format, in_time)
     of_modules = bench.problem(SHIPPED[0], table.format)  # the same for every plan of the audit

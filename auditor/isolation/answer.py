@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from ..numerics.entries import over_tensors
 from ..records import Batch
 from ..stages import beat
-from ..trees import over_tensors
 from .isolated import isolate
 from .outputs import NamedTensors, tensor_outputs
 from .process import disable_compilers, disable_fused_path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 from ..devices import NATIVE
 from ..numerics.casting import widen
+from ..numerics.entries import over_tensors
 from ..numerics.formats import is_low
 from ..numerics.nodes import mutates
-from ..trees import over_tensors
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,10 @@ class Draw:
             generator = torch.Generator(self.device)
             generator.set_state(self.state)
             return in_float32(op, args, {**kwargs, "generator": generator})
-        kept = state_of(self.device)
-        _set_state(self.device, self.state)
-        try:
+        with ExitStack() as stack:
+            stack.callback(_set_state, self.device, state_of(self.device))
+            _set_state(self.device, self.state)
             return in_float32(op, args, kwargs)
-        finally:
-            _set_state(self.device, kept)
 
 
 @cache

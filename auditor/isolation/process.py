@@ -102,14 +102,12 @@ def flags() -> dict[str, Any]:
 @contextmanager
 def under(wanted: Flags) -> Iterator[None]:
     """In the `with` block, torch's flags are `wanted` (from `flags()`), and the recursion limit is at least ENOUGH."""
-    before, limit = flags(), sys.getrecursionlimit()
-    try:
+    with ExitStack() as stack:
+        stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
+        stack.callback(_set_flags, flags())
         _set_flags(wanted)
-        sys.setrecursionlimit(max(limit, ENOUGH))
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), ENOUGH))
         yield
-    finally:
-        _set_flags(before)
-        sys.setrecursionlimit(limit)
 
 
 def ieee() -> AbstractContextManager[None]:
@@ -128,12 +126,10 @@ def loose(found: Flags, device: str) -> tuple[str, ...]:
 @contextmanager
 def disable_fused_path() -> Iterator[None]:
     """In the `with` block, nn.TransformerEncoder and nn.MultiheadAttention use no fused kernels."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
+    with ExitStack() as stack:
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
         yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextmanager
@@ -142,26 +138,21 @@ def disable_compilers() -> Iterator[None]:
 
     On its first run under autocast, TorchScript would write casts to that dtype into its code, and keep them.
     """
-    cast = torch._C._jit_set_autocast_mode(False)
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
-            if "torch._dynamo" in sys.modules:  # without torch._dynamo nothing is compiled; its import takes a second
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            yield
-    finally:
-        torch._C._jit_set_autocast_mode(cast)
+    with ExitStack() as stack:
+        stack.callback(torch._C._jit_set_autocast_mode, torch._C._jit_set_autocast_mode(False))  # which returns the old
+        stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
+        if "torch._dynamo" in sys.modules:  # without torch._dynamo nothing is compiled; its import takes a second
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
 
 
 @contextmanager
 def swap_attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
     """In the `with` block, the attribute `name` of `holder`, the module or class that defines it, is `value`."""
-    kept = vars(holder)[name]
-    setattr(holder, name, value)
-    try:
+    with ExitStack() as stack:
+        stack.callback(setattr, holder, name, vars(holder)[name])
+        setattr(holder, name, value)
         yield
-    finally:
-        setattr(holder, name, kept)
 
 
 def _flag(name: str) -> Any:
@@ -237,8 +228,7 @@ def quietly() -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
             yield
     finally:
         logging.disable(level)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from ..trees import tensors_in
+from ..numerics.entries import is_plain, places, tensors_in
 
 AT_ONCE = 4 << 20
 """Bytes in total up to which all tensors are copied at the start. Above this size, a tensor is copied before its first
@@ -39,7 +39,7 @@ class TensorState:
         # Another tensor with the same storage. A wrapper tensor has no storage, and tensors inside a transform of
         # torch.func cannot be assigned one.
         wraps = type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
-        self._alias = None if wraps or (self._place is None and _is_strided(tensor)) else tensor.data
+        self._alias = None if wraps or (self._place is None and is_plain(tensor)) else tensor.data
 
     def restore(self) -> None:
         """Restore storage, shape, leaf status, `requires_grad` and hooks."""
@@ -175,31 +175,19 @@ def memory(tensor: Any) -> list[torch.UntypedStorage]:
             return [s for name in names for s in memory(getattr(tensor, name))]
         if tensor.layout == torch.sparse_coo:
             return [s for part in (tensor._indices(), tensor._values()) for s in memory(part)]
-        if tensor.layout == torch.sparse_csr:
-            return [s for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values()) for s in memory(part)]
+        if not is_plain(tensor) and not tensor.is_nested:
+            return [s for part in (*places(tensor), tensor.values()) for s in memory(part)]
         storage = tensor.untyped_storage()
+        # Meta, fake and some wrapper tensors report a size, but have no memory; some refuse to give an address.
+        is_there = storage.device.type != "meta" and (not storage.nbytes() or storage.data_ptr())
+        return [storage] if is_there else []
     except (RuntimeError, NotImplementedError):
         return []
-    # Meta, fake and some wrapper tensors report a size, but have no memory.
-    if storage.device.type == "meta" or (storage.nbytes() and not _address(storage)):
-        return []
-    return [storage]
-
-
-def _address(storage: torch.UntypedStorage) -> int:
-    try:
-        return storage.data_ptr()
-    except RuntimeError:
-        return 0
-
-
-def _is_strided(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_nested
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """Storage, dtype, shape, strides and offset; None for tensors without strides, whose layout is unknown."""
-    if not _is_strided(tensor):
+    if not is_plain(tensor):
         return None
     try:
         where = tensor.untyped_storage()._cdata

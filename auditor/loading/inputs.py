@@ -19,10 +19,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import LoadError, describe
 from ..isolation.process import reseed
-from ..numerics.entries import extent
+from ..numerics.entries import extent, tensors_in
 from ..numerics.formats import dtype_name
 from ..records import Batch
-from ..trees import tensors_in
 from .state import convert_errors, in_eval
 from .statedicts import read_tensors
 from .target import blame, call, named_in, parse, required_arguments, user_code

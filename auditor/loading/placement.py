@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from ..devices import CPU, NATIVE, is_native, is_spread
 from ..errors import AuditorError, describe, device_failed, let_through
 from ..isolation.answer import answer
+from ..numerics.entries import over_tensors
 from ..records import Subject
-from ..trees import over_tensors
 
 T = TypeVar("T")
 

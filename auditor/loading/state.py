@@ -19,11 +19,11 @@ from .. import offload
 from ..errors import LoadError, describe, let_through
 from ..isolation.members import modules_of, named_modules, named_tensors, raise_in_place, size_of, stored_low
 from ..isolation.process import reseed, swap_attribute
+from ..isolation.tensors import TensorState
 from ..numerics.casting import widen
-from ..numerics.entries import entries
+from ..numerics.entries import entries, over_tensors
 from ..numerics.formats import dtype_name, is_low
 from ..records import Batch, Subject
-from ..trees import over_tensors
 from . import statedicts
 from .statedicts import few
 
@@ -32,13 +32,12 @@ from .statedicts import few
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """In the body, the model is in training or eval mode; afterwards, every module's `training` flag is restored. Other
     changes are restored by `isolate`."""
-    flags = [(module, flag) for module in modules_of(model) if (flag := getattr(module, "training", None)) is not None]
-    switch(model, training)
-    try:
+    with ExitStack() as stack:
+        for module in modules_of(model):
+            if (flag := getattr(module, "training", None)) is not None:
+                stack.callback(_set, module, flag)
+        switch(model, training)
         yield
-    finally:
-        for module, flag in flags:
-            _set(module, flag)
 
 
 in_eval, in_training = partial(in_mode, training=False), partial(in_mode, training=True)
@@ -115,20 +114,14 @@ def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
     which: a value of Subject.raised: which tensors become FP32.
     """
     tensors = stored_low(model, attributes=which == "attributes") if which in ("weights", "attributes") else []
-    kept = [(x, x.data, x.grad if x.is_leaf else None) for x in tensors]
-    for x, _, gradient in kept:
-        if gradient is not None:
+    with ExitStack() as stack:
+        for state in map(TensorState, tensors):
+            stack.callback(state.restore_gradient)
+            stack.callback(state.restore)
+        for x in tensors:
             x.grad = None  # its dtype will differ from the tensor's
-    raise_in_place(tensors)
-    try:
+        raise_in_place(tensors)
         yield
-    finally:
-        for x, data, gradient in kept:
-            if x.is_leaf:
-                x.grad = None
-            x.data = data
-            if gradient is not None:
-                x.grad = gradient
 
 
 def _candidates(subject: Subject) -> Iterator[Subject]:

@@ -21,9 +21,8 @@ from ..isolation.answer import answer
 from ..isolation.members import is_wrapped, named_tensors, unwrap_model, wrapper_of
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
-from ..numerics.entries import entries, is_number
+from ..numerics.entries import entries, is_number, tensors_in
 from ..records import Batch, Subject
-from ..trees import tensors_in
 from . import inputs, state
 from .discover import discover, from_hub, require
 from .placement import beside

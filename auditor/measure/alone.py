@@ -14,14 +14,13 @@ from torch import fx
 from ..errors import MeasureError, first_line, let_through
 from ..execution.execute import low_literals, with_literals
 from ..numerics.casting import carried_in, in_format, like, round_tree, widen
-from ..numerics.entries import entries, extent, is_number
+from ..numerics.entries import entries, extent, is_number, over_tensors
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import Profile
 from ..numerics.kernels import UnsupportedInFormat, adds_bias_apart, is_tensor_core, run_op
 from ..numerics.metrics import disagreement, output_error, runs, sqnr_db
 from ..numerics.nodes import op_of, operation_of, row_of, target_of, tensors_in, view_source, wait_for_result
 from ..records import Capture, NodeError
-from ..trees import over_tensors
 from .causes import cause_of, deciding_nodes, divisors, guarding_nodes
 from .products import Sample
 

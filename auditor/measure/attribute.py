@@ -28,8 +28,10 @@ from .values import Place, reading
 
 MAX_PROBES = 8
 LIGHT = 1 << 24
-"""Backward passes count as cheap, and MAX_PROBES run, if all results together have fewer elements than this. Gradients
-of up to as many elements are stored, so that an error is computed once for several passes."""
+"""Backward passes count as cheap, and MAX_PROBES run, if all results together have fewer elements than this."""
+
+STORED = 25 << 20
+"""Number of elements, 100 MiB, of gradients that are stored, so that an error is computed once for several passes."""
 
 STEPS = 256
 """Backward passes count as slow if recurrent layers have this many steps in total, even if the results are small."""
@@ -114,7 +116,7 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     elements = measurement.elements
     light = elements < LIGHT and _steps(measurement) < STEPS
     count = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
-    at_once = max(1, min(count, LIGHT // max(elements, 1))) if light else 1
+    at_once = max(1, min(count, STORED // max(elements, 1))) if light else 1
     estimates = Estimates(measurement, norm, at_once, target.tied if target is not None else frozenset())
     views = lone_views(measurement)
     sampled = _values_by_sample(measurement, batch)

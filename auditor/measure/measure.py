@@ -14,13 +14,12 @@ from torch import fx, nn
 
 from ..capture.paths import reach
 from ..execution.execute import Executor
-from ..numerics.entries import entries, is_number, is_plain
+from ..numerics.entries import entries, is_number, is_plain, over_tensors
 from ..numerics.formats import format_of
 from ..numerics.histogram import Profile
 from ..numerics.nodes import tensors_in, view_source
 from ..records import Batch, Capture, Magnitudes, NodeError
 from ..stages import tick
-from ..trees import over_tensors
 from .alone import InFormat, Leaves, Trace
 from .products import sample_product
 from .quantized import QuantizedLayers

@@ -14,14 +14,13 @@ from torch import Tensor, fx
 from ..errors import let_through
 from ..numerics.accumulators import rounded_sum, truncated_sum
 from ..numerics.casting import like, plain, round_to, round_tree, widen
-from ..numerics.entries import is_plain
+from ..numerics.entries import is_plain, over_tensors, tensors_in
 from ..numerics.formats import FORMATS, Format
 from ..numerics.fp32_output import FACTORS
 from ..numerics.kernels import is_tensor_core, run_op
 from ..numerics.metrics import relative_l2, sum_of_squares
 from ..numerics.nodes import operation_of, row_of, target_of
 from ..records import Capture, Contribution, NodeError, ProductError
-from ..trees import over_tensors, tensors_in
 
 SAMPLE = 64
 """Number of rows and columns of a product that are computed again, in FP32 and FP64."""

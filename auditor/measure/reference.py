@@ -14,10 +14,9 @@ from torch.utils import _pytree as pytree
 
 from ..errors import first_line, let_through
 from ..execution.execute import RECORDED, SeparateResults, ValueOf, separate_tensors
-from ..numerics.entries import entries, is_plain
+from ..numerics.entries import entries, is_plain, over_tensors, tensors_in
 from ..numerics.kernels import is_product
 from ..numerics.nodes import arguments_of, is_torchs_own, operation_of, row_of, target_of, view_source, wait_for_result
-from ..trees import over_tensors, tensors_in
 
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 

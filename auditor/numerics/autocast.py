@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..trees import tensors_in
 from .casting import format_in, round_tree, widen
+from .entries import tensors_in
 from .formats import FORMATS, Format
 from .kernels import UnsupportedInFormat
 from .operations import Operation, operation

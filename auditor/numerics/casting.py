@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..trees import over_tensors, tensors_in
+from .entries import over_tensors, tensors_in
 from .formats import FORMATS, Format, format_of, is_low
 
 _SINGLE = 23

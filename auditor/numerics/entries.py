@@ -1,13 +1,31 @@
-"""The entries of a tensor as a plain tensor, for every layout and view."""
+"""The tensors in arguments and results, and the entries of a tensor as a plain tensor, for every layout and view."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
+from torch.utils import _pytree as pytree
+
+T = TypeVar("T")
 
 ON_GPU = 1 << 24
 """Number of entries that a GPU processes at once: a compromise between memory and speed."""
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors among the leaves of `tree`, in order."""
+    if isinstance(tree, torch.Tensor):  # most results; the general way takes many times as long
+        return [tree]
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def over_tensors(function: Callable[[torch.Tensor], Any], tree: T) -> T:
+    """Apply `function` to every tensor in `tree`."""
+    return function(tree) if isinstance(tree, torch.Tensor) else pytree.tree_map_only(torch.Tensor, function, tree)  # type: ignore[no-any-return]
 
 
 def entries(x: torch.Tensor) -> torch.Tensor:

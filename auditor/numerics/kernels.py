@@ -10,9 +10,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import MeasureError, first_line, let_through
-from ..trees import over_tensors, tensors_in
 from .casting import carried_in, format_in, in_float32, in_format, scalars_lowered, widen
 from .cells import is_fused_cell, run_cell, run_layer
+from .entries import over_tensors, tensors_in
 from .formats import FORMATS, Format, dtype_name, format_of, is_low
 from .nodes import mutates, operation_of, overload_of, wait_for_result
 from .operations import Operation

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..trees import over_tensors
-from ..trees import tensors_in as tensors_in  # re-exported for code that reads nodes
+from .entries import over_tensors
+from .entries import tensors_in as tensors_in  # re-exported for code that reads nodes
 from .operations import Operation, operation
 
 _TORCHS_OWN = ("aten", "prims", "_c10d_functional")
@@ -56,7 +56,7 @@ def op_of(node: fx.Node) -> str:
 
 def row_of(node: fx.Node) -> Operation:
     """The table row (an Operation) of a node's operation; an empty one for placeholders and the output."""
-    return operation(op_of(node))
+    return operation_of(overload_of(node.target)) if node.op == "call_function" else operation("placeholder")
 
 
 def is_torchs_own(target: Any) -> bool:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..trees import over_tensors, tensors_in
 from .casting import in_float32, in_format, widen
+from .entries import over_tensors, tensors_in
 from .formats import Format
 from .nodes import arguments_of, mutates, operation_of, overload_named, overload_of
 

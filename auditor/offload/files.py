@@ -17,8 +17,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import DiskError
+from ..numerics.entries import over_tensors, tensors_in
 from ..numerics.nodes import is_torchs_own
-from ..trees import over_tensors, tensors_in
 
 LARGE = 1 << 20
 """Minimum bytes of a tensor stored in a file."""

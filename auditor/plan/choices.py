@@ -21,7 +21,7 @@ RUNS = 48
 SINGLES = 256
 """Maximum number of runs with only one group quantized; the options with the largest predicted effects are run."""
 
-MOVES = 3
+MOVES = 4
 """Number of groups whose scheme is changed at random before the choice is improved, to leave a local optimum."""
 
 CHANGES = 1_000
@@ -32,6 +32,10 @@ NEAR = 8
 
 DRAWS = 64
 """Number of random starts in a row without a new choice to run, after which the search ends."""
+
+SHARES = 1.0, 0.0
+"""Factors of the inner products between different groups' changes; 0: changes that cancel or add up on the calibration
+inputs are not expected to do so on other inputs."""
 
 KEPT = 16.0
 """Bits per weight of a layer that is not quantized."""
@@ -77,18 +81,19 @@ class Search:
     schemes: tuple[str, ...]
     measure: Callable[[Choice], Run]
     known: dict[Choice, Run]
+    refused: set[Choice] = field(default_factory=set)
     left: int = RUNS
     spent: int = 0
-    refused: set[Choice] = field(default_factory=set)
 
     def bits(self, choice: Choice) -> float:
         """Total bits of the weights of all groups under a choice of schemes."""
         return sum(bits_of(scheme) * group.elements for group, scheme in zip(self.groups, choice, strict=True))
 
-    def predicted(self, choice: Choice) -> float:
-        """Predicted error of a choice: that of the sum of the output changes that each quantized group alone causes."""
+    def predicted(self, choice: Choice, share: float = 1.0) -> float:
+        """Predicted error of a choice: that of the sum of the output changes that each quantized group alone causes.
+        share: see SHARES."""
         at = self._places(choice)
-        return float(self._products[:, at][:, :, at].sum((1, 2)).amax().clamp(min=0).sqrt())
+        return float(self._shared(share)[:, at][:, :, at].sum((1, 2)).amax().clamp(min=0).sqrt())
 
     def summed(self, choice: Choice) -> float:
         """Sum, over the groups of a choice, of the output error with only this group quantized."""
@@ -124,6 +129,10 @@ class Search:
                 result[:, place, place] = self.groups[i].squares[scheme] if run is None else FAILED
         return result
 
+    def _shared(self, share: float) -> torch.Tensor:
+        """`_products`, with those of different options times `share`."""
+        return share * self._products + (1 - share) * torch.diag_embed(self._products.diagonal(dim1=1, dim2=2))
+
     def _alone(self, group: int, scheme: str) -> Choice:
         return tuple(scheme if i == group else "" for i in range(len(self.groups)))
 
@@ -139,7 +148,7 @@ class Search:
             near = sorted(self._allowed(sys.float_info.max), key=lambda one: abs(self.known[one].error - limit))
             start = draw.choice([base, *near[:NEAR]]) if idle else base
             moves = [draw.randrange(len(self._options)) for _ in range(MOVES * bool(idle))]
-            choice = self._improve(start, limit, moves)
+            choice = self._improve(start, limit, moves, SHARES[idle % 2])
             if choice in self.known or self.bits(choice) >= self.bits(base):
                 idle += 1
             else:
@@ -148,37 +157,41 @@ class Search:
         return self._within(limit)
 
     def safest(self, limit: float, other: Choice) -> Choice:
-        """The choice with the least measured error, within the limit and with fewer bits than `other`; else `other`."""
+        """The choice within the limit, with fewer bits than `other` and the least error if output changes neither cancel
+        nor add up; else `other`. On other inputs, this error is nearer than the measured one."""
         fewer = [choice for choice in self._allowed(limit) if self.bits(choice) < self.bits(other)]
-        return min(fewer, key=lambda choice: self.known[choice].error, default=other)
+        return min(fewer, key=lambda choice: self.predicted(choice, 0.0), default=other)
+
+    def allows(self, choice: Choice) -> bool:
+        """Whether a choice has no other scheme."""
+        return {"", *self.schemes}.issuperset(choice)
 
     def _within(self, limit: float) -> Choice:
         return min(self._allowed(limit), key=lambda choice: (self.bits(choice), self.known[choice].error))
 
     def _allowed(self, limit: float) -> list[Choice]:
-        allowed, known = {"", *self.schemes}, self.known.items()
-        choices = (choice for choice, run in known if run.error <= limit and choice not in self.refused)
-        return [choice for choice in choices if allowed.issuperset(choice)]
+        choices = (choice for choice, run in self.known.items() if run.error <= limit and choice not in self.refused)
+        return [choice for choice in choices if self.allows(choice)]
 
-    def _improve(self, start: Choice, limit: float, moves: Sequence[int]) -> Choice:
+    def _improve(self, start: Choice, limit: float, moves: Sequence[int], share: float) -> Choice:
         """Apply `moves` to a choice, then change one or two groups at a time: first until the predicted error is within
         the limit, then to save bits.
 
         The prediction is the error of the measured change under `start` plus the changes by groups that differ from
-        `start`. Each step changes the one or two groups that save most bits per added squared error. Returns `start` if
-        no predicted error is within the limit.
+        `start`, with inner products of different changes times `share`. Each step changes the one or two groups that save
+        most bits per added squared error. Returns `start` if no predicted error is within the limit.
         """
         groups = torch.tensor([i for i, _ in self._options])
         bits = torch.tensor([bits_of(scheme) * self.groups[i].elements for i, scheme in self._options]).double()
-        at, products = torch.tensor(self._places(start)), self._products
-        beyond = self.known[start].change.double() - self._changes[:, at].sum(
-            1
-        )  # the error that the single changes do not explain
-        added, diagonal = (self._changes @ beyond[..., None])[..., 0], products.diagonal(dim1=1, dim2=2)
+        at, known = torch.tensor(self._places(start)), self.known[start].change.double()
+        products, diagonal = self._shared(share), self._products.diagonal(dim1=1, dim2=2)
+        beyond = known - self._changes[:, at].sum(1)  # the change that the single changes do not explain
+        added = share * (self._changes @ beyond[..., None])[..., 0]
+        rest = known.square().sum(1) - (products[:, at][:, :, at].sum((1, 2)) + 2 * added[:, at].sum(1))
         for _ in range(CHANGES):
             at[groups[moves]] = torch.tensor(moves, dtype=torch.long)
             now, inner = at[groups], products[:, :, at].sum(2) + added
-            before = (inner + added)[:, at].sum(1) + beyond.square().sum(1)
+            before = (inner + added)[:, at].sum(1) + rest
             own = diagonal + diagonal[:, now] - 2 * products[:, range(len(now)), now] + 2 * (inner - inner[:, now])
             both = products - products[:, now] - products[:, :, now] + products[:, now][:, :, now]
             after = (before[:, None, None] + own[:, :, None] + own[:, None] + 2 * both).amax(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -26,17 +26,13 @@ from .scores import InFp32
 from .workbench import Workbench, worst_of
 
 MORE_RUNS = 8
-"""Number of further runs after each plan that the verification refuses."""
+"""Number of further runs after each verification."""
 
 VERIFICATIONS = 20
 """Maximum number of choices that are verified for one plan; if all are refused, all layers keep 16 bits."""
 
-CLOSER = 0.99
-"""After a refusal, the next limit on calibration inputs is CLOSER * error * sqrt(budget / worst error) of the refused
-choice. A limit in proportion to budget / error would be stricter; other choices may err less on held-out inputs."""
-
-MUCH_CLOSER = 0.7
-"""After a refusal by the user's score, or a failed run, this factor replaces the square root."""
+CLOSER = 0.8
+"""Ratio of the next target to a refused choice's error on the calibration inputs, until a choice is accepted."""
 
 _EXPERTS = re.compile(r"(.*?[^.]*expert[^.]*)\.\d+\.")
 """Matches the list of experts in the module path of a layer that belongs to one expert."""
@@ -54,12 +50,16 @@ class _Verified(NamedTuple):
 
 @dataclass(frozen=True)
 class QuantizedPlans:
-    """Makes the plans of one audit. model: runs the user's model with quantized layers."""
+    """Makes the plans of one audit. model: runs the user's model with quantized layers. known, verified: what was run and
+    verified for any plan; refused: the verified choices that exceed a limit."""
 
     bench: Workbench
     model: QuantizedModel
     groups: Sequence[Group]
     score: InFp32 | None
+    known: dict[Choice, Run] = field(default_factory=dict)
+    verified: dict[Choice, _Verified] = field(default_factory=dict)
+    refused: set[Choice] = field(default_factory=set)
 
     @classmethod
     def of(cls, bench: Workbench, score: InFp32 | None = None) -> QuantizedPlans:
@@ -71,20 +71,23 @@ class QuantizedPlans:
     def plans(self) -> tuple[QuantizedPlan, ...]:
         """A plan for each quantization scheme and, for several schemes, a plan that mixes them."""
         schemes = self.bench.options.schemes if self.groups else ()
-        known: dict[Choice, Run] = {}
-        result = [self._plan(scheme, (scheme,), known) for scheme in schemes]
-        return (*result, *([self._plan(MIXED, schemes, known)] if len(schemes) > 1 else []))
+        result = [self._plan(scheme, (scheme,)) for scheme in schemes]
+        return (*result, *([self._plan(MIXED, schemes)] if len(schemes) > 1 else []))
 
-    def _plan(self, name: str, schemes: tuple[str, ...], known: dict[Choice, Run]) -> QuantizedPlan:
-        """The accepted plan with the fewest bits. known: results of runs, shared by all plans."""
-        subject, limit, groups = self.bench.subject, self.bench.max_error, self.groups
-        search = Search(groups, schemes, lambda choice: self.run(self._schemes(choice), subject.batches), known)
-        kept = accepted = ("",) * len(groups)
-        known.setdefault(kept, self.run({}, subject.batches))
-        verified, target = {kept: _Verified("emulation", 0.0, 0.0)}, limit
-        while len(verified) <= VERIFICATIONS:
-            if accepted != kept or (choice := search.best(target)) == kept:
-                search.best(limit)  # runs further choices
+    def _plan(self, name: str, schemes: tuple[str, ...]) -> QuantizedPlan:
+        """The accepted plan with the fewest bits."""
+        subject, limit, groups, verified = self.bench.subject, self.bench.max_error, self.groups, self.verified
+        kept = ("",) * len(groups)
+        self.known.setdefault(kept, self.run({}, subject.batches))
+        verified.setdefault(kept, _Verified("emulation", 0.0, 0.0))
+        search = Search(
+            groups, schemes, lambda choice: self.run(self._schemes(choice), subject.batches), self.known, self.refused
+        )
+        accepted = min(filter(search.allows, verified.keys() - self.refused), key=search.bits)
+        last, target = len(verified) + VERIFICATIONS, limit
+        while len(verified) < last:
+            choice = search.best(target)
+            if choice in verified or (accepted != kept and target < limit):
                 choice = search.safest(limit, accepted)
             if choice in verified:
                 break
@@ -92,10 +95,11 @@ class QuantizedPlans:
             worst = worst_of([one.measured, one.held_out])
             if worst <= limit and (one.score is None or one.score.holds):
                 accepted = choice
-                continue
-            search.refused.add(choice)
-            share = math.sqrt(limit / worst) if limit < worst < math.inf else MUCH_CLOSER
-            target = CLOSER * min(target, share * known[choice].error)
+            else:
+                self.refused.add(choice)
+                target = min(target, CLOSER * self.known[choice].error)
+            if accepted != kept:
+                target = math.sqrt(limit * self.known[accepted].error)
             search.left = MORE_RUNS
         choice, layers, one = accepted, self._schemes(accepted), verified[accepted]
         return QuantizedPlan(

@@ -31,10 +31,11 @@ def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
     for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
         low = _lower(problem, chosen, [owner])
         wide = evaluate(problem, low.high | outputs_in(problem, owner))
-        for point in (*[low][: owner == module_of(owner)], *[wide][: wide != low]):
-            if point.price < (1 - WORTH) * chosen.price and space.holds(chosen, point, limit):
-                chosen = point
-                break
+        points = (*[low][: owner == module_of(owner)], *[wide][: wide != low])
+        cheaper = (point for point in points if point.price < (1 - WORTH) * chosen.price)
+        chosen = next((point for point in cheaper if space.holds(chosen, point, limit)), chosen)
+        if wide not in (low, chosen):
+            del problem.evaluated[wide.high]  # not read again; of a deep model, each would occupy much memory
     return chosen
 
 

@@ -22,6 +22,7 @@ from ..execution.policy import Policy
 from ..isolation.answer import answer
 from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
+from ..numerics.entries import tensors_in
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
 from ..records import NonFinite, Plan, ScopeChoice, TimeAndMemory, Timing, Today, Verdict, Verification
@@ -29,7 +30,6 @@ from ..records.decisions import Decision, Decisions
 from ..records.measure import MEASURED
 from ..rulebook.verdicts import Judgement
 from ..stages import tick
-from ..trees import tensors_in
 from ..verify.loaders import in_hand
 from ..verify.running import FP32, TODAY, Answers, Runs, failure_of, said_no_memory
 from .workbench import Workbench, worst_of

@@ -7,12 +7,11 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ..numerics.formats import label
 from ..training.recommend import HEADROOM
 from ..training.step import LOSS
-from .remedies import title_of
+from .remedies import REMEDIES, ROUNDINGS
 from .result import Recipe, RecipeProblem, RecipeRun
 
 Runs = Mapping[str, RecipeRun]
@@ -31,7 +30,6 @@ ROUNDED, PASSES = 0.01, 8
 backward passes per step that is enough to try FP32 sums."""
 RAISE = 256
 """Factor on the initial loss scale of a variant; GradScaler halves the scale until gradients are finite."""
-ROUNDINGS = ("fp32_master_weights", "stochastic_rounding", "kahan_sums")
 PREFERRED = ("bf16_autocast", "fp16_autocast", "plan")
 HARM = {
     "updates_lost": "of the updates with a non-zero gradient change no weight: they are below half a spacing of {}",
@@ -98,29 +96,26 @@ def remedies_for(runs: Runs) -> Iterator[Recipe]:
     """Repaired variants of recipes with a problem; for stored low-precision weights with many backward passes a step,
     also a variant that sums gradients in FP32. A recipe that fails has no variants."""
     for name, run in [item for item in runs.items() if item[1].failure is None and item[0] != "fp32"]:
-        for suffix, title, changes in _variants(run, {p.kind: p for p in _problems(name, runs)}):
-            yield replace(run.recipe, name=f"{name}_{suffix}", title=title, repairs=name, **changes)
-
-
-def _variants(run: RecipeRun, problems: Mapping[str, RecipeProblem]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """For every variant of a recipe: the suffix of its name, its title, and the changed fields of the Recipe."""
-    own, skips = run.recipe, "steps-skipped" in problems
-    if own.stored:
-        exact = ("fp32_master_weights",) if own.format == "fp16" else ROUNDINGS * ("not-finite" not in problems)
-        if own.format == "fp16" and problems:
-            yield "eps", f"{own.title}, eps = 1e-4", {"eps": 1e-4}
-        for remedy in ("fp32_accumulation",) * (run.backward_passes >= PASSES) + exact * bool(problems):
-            yield remedy, f"{label(own.format)} with {title_of(remedy)}", {"remedies": (remedy,)}
-        return
-    if run.scale is not None and run.scale >= 1 and (skips or "gradients-off" in problems):
-        scale = run.scale / HEADROOM if skips else RAISE * run.scale
-        yield "scale", f"{own.title} with init_scale={scale:g}", {"scale": scale}
-    places = [p.module for kind, p in problems.items() if kind in ("steps-skipped", "not-finite", "gradients-off")]
-    whole = {"": {"precision": own.format}, **own.scopes}
-    if LOSS in places:
-        yield "loss_in_fp32", f"{own.title}, the loss in FP32", {"loss_in_fp32": True, "scopes": whole}
-    if islands := {place: {"precision": "fp32"} for place in places if place and place != LOSS}:
-        yield "islands", f"{own.title}, {', '.join(islands)} in FP32", {"scopes": {**whole, **islands}}
+        own, problems = run.recipe, {p.kind: p for p in _problems(name, runs)}
+        vary = partial(replace, own, repairs=name)
+        if own.stored:
+            low = ("eps", "fp32_master_weights") if own.format == "fp16" else ROUNDINGS * ("not-finite" not in problems)
+            for remedy in ("fp32_accumulation",) * (run.backward_passes >= PASSES) + low * bool(problems):
+                title = f"{label(own.format)} with {REMEDIES[remedy][0]}"
+                yield vary(name=f"{name}_{remedy}", title=title, remedies=(remedy,))
+            continue
+        skips = "steps-skipped" in problems
+        if run.scale is not None and run.scale >= 1 and (skips or "gradients-off" in problems):
+            scale = run.scale / HEADROOM if skips else RAISE * run.scale
+            yield vary(name=f"{name}_scale", title=f"{own.title} with init_scale={scale:g}", scale=scale)
+        places = [p.module for kind, p in problems.items() if kind in ("steps-skipped", "not-finite", "gradients-off")]
+        whole = {"": {"precision": own.format}, **own.scopes}
+        if LOSS in places:
+            title = f"{own.title}, the loss in FP32"
+            yield vary(name=f"{name}_loss_in_fp32", title=title, loss_in_fp32=True, scopes=whole)
+        if islands := {place: {"precision": "fp32"} for place in places if place and place != LOSS}:
+            title = f"{own.title}, {', '.join(islands)} in FP32"
+            yield vary(name=f"{name}_islands", title=title, scopes={**whole, **islands})
 
 
 def recommend(runs: Runs, problems: Sequence[RecipeProblem]) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 
@@ -54,29 +54,27 @@ def fp32_accumulation(optimizer: Any) -> None:
         p.register_post_accumulate_grad_hook(put)
 
 
-REMEDIES: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
-    "fp32_master_weights": (fp32_updates, ("master",)),
-    "stochastic_rounding": (fp32_updates, ("stochastic",)),
-    "kahan_sums": (fp32_updates, ("kahan",)),
-    "fp32_accumulation": (fp32_accumulation, ()),
+def set_eps(optimizer: Any, eps: float) -> None:
+    """Set the optimizer's eps. FP16 rounds 1e-8, Adam's default, to zero."""
+    for group in optimizer.param_groups:
+        group["eps"] = eps
+
+
+ROUNDINGS = ("fp32_master_weights", "stochastic_rounding", "kahan_sums")
+"""Remedies that update the weights in FP32."""
+REMEDIES: dict[str, tuple[str, partial[None]]] = {
+    "fp32_master_weights": ("FP32 master weights", partial(fp32_updates, rounding="master")),
+    "stochastic_rounding": ("stochastic rounding", partial(fp32_updates, rounding="stochastic")),
+    "kahan_sums": ("Kahan sums", partial(fp32_updates, rounding="kahan")),
+    "fp32_accumulation": ("FP32 accumulation", partial(fp32_accumulation)),
+    "eps": ("eps = 1e-4", partial(set_eps, eps=1e-4)),
 }
-"""{name of a remedy: (function, its arguments after the optimizer)}."""
-
-
-def repair(name: str, optimizer: Any) -> None:
-    """Apply a remedy to an optimizer."""
-    function, given = REMEDIES[name]
-    function(optimizer, *given)
-
-
-def title_of(name: str) -> str:
-    """A remedy's name as reports print it."""
-    return name.replace("_", " ").replace("fp32", "FP32").replace("kahan", "Kahan")
+"""{name of a remedy: (title, function of an optimizer)}."""
 
 
 def code_of(name: str) -> str:
     """Code that the user can paste: the remedy's function, and the call that applies the function."""
-    function, given = REMEDIES[name]
-    text = re.sub(r": (Any|str|dict\[Any, Any\]|list\[Any\])|( -> [^:]+)(?=:\n)", "", inspect.getsource(function))
-    call = ", ".join(["optimizer", *(f'"{one}"' for one in given)])
+    function, given = REMEDIES[name][1].func, REMEDIES[name][1].keywords
+    text = re.sub(r": (Any|str|float|dict\[Any, Any\]|list\[Any\])|( -> [^:]+)(?=:\n)", "", inspect.getsource(function))
+    call = ", ".join(["optimizer", *(f"{key}={value!r}" for key, value in given.items())])
     return f"{text}\n\n{function.__name__}({call})  # once, after creating the optimizer\n"

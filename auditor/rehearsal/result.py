@@ -21,8 +21,8 @@ class Recipe:
 
     format: of autocast regions; or of weights, gradients and optimizer state if `stored`. remedies: names in
     `remedies.REMEDIES`. scale: initial loss scale of a GradScaler; None for no scaler. scopes: the scopes of a plan, or
-    modules kept in FP32. loss_in_fp32: autocast covers only the model, whose outputs are cast to FP32. eps: a changed
-    eps for the optimizers. repairs: the name of the recipe that this variant repairs.
+    modules kept in FP32. loss_in_fp32: autocast covers only the model, whose outputs are cast to FP32. repairs: the name
+    of the recipe that this variant repairs.
     """
 
     name: str
@@ -33,7 +33,6 @@ class Recipe:
     scale: float | None = None
     scopes: Mapping[str, Any] = field(default_factory=dict)
     loss_in_fp32: bool = False
-    eps: float | None = None
     repairs: str = ""
 
 

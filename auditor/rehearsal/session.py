@@ -6,9 +6,10 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -27,13 +28,12 @@ from ..isolation.process import disable_compilers, ieee, process_state, reseed, 
 from ..isolation.tensors import plain_torch
 from ..loading.target import call, required_arguments
 from ..numerics.casting import widen
-from ..numerics.entries import all_finite
+from ..numerics.entries import all_finite, dense, over_tensors, tensors_in
 from ..numerics.formats import dtype_of
 from ..processes import supervise
 from ..training.step import LOSS
-from ..trees import over_tensors, tensors_in
-from .observe import Gradients, Trail, Updates, first_to_blame
-from .remedies import repair
+from .observe import Gradients, Trail, measure_gradients, measure_update
+from .remedies import REMEDIES, ROUNDINGS
 from .result import FP32, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
 
 LOOKS = 24
@@ -84,18 +84,21 @@ class Session:
         self._step, self._modules = step, [m for m in every if isinstance(m, nn.Module) and "_modules" in vars(m)]
         self._calls: list[str] = []  # names of the modules that are being called, innermost last
         self._in_pass = self._casts_inputs = False
-        self._losses: list[float] = []
+        self._losses, self.recipe = list[float](), FP32
+        self._sampled, self._gradients = False, Gradients()  # whether a step is measured, and its gradients
         self._open: list[ExitStack] = []  # contexts of the optimizer updates that are running
         self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
 
     def narrow(self, used: set[int], own_regions: bool) -> None:
         """Keep the optimizers that a step used. The root is the module with their parameters, or a container."""
         self.optimizers, self.own_regions = {n: one for n, one in self.optimizers.items() if n in used}, own_regions
-        left, roots = {*map(id, self.group_numbers)}, dict[str, nn.Module]()
+        left, roots = {*self.group_numbers}, dict[str, nn.Module]()
         for module in sorted(self._modules, key=lambda m: -sum(1 for _ in m.modules())):
-            if own := left & {id(p) for p in module.parameters()}:
+            if own := left.intersection(module.parameters()):
                 roots[f"{type(module).__name__}{len(roots)}"] = module
                 left -= own
+        if bare := [p for p in self.group_numbers if p in left and isinstance(p, nn.Parameter)]:
+            roots[f"ParameterList{len(roots)}"] = nn.ParameterList(bare)
         self.root = nn.ModuleDict(roots) if len(roots) > 1 else next(iter(roots.values()), nn.Module())
 
     @property
@@ -110,8 +113,7 @@ class Session:
         """Run up to `steps` steps: the run ends with the batches, and without a loss scale with the first non-finite
         step. Returns the results, `used` and `own_regions`."""
         reseed(seed)
-        self.recipe, self.result = recipe, RecipeRun(recipe, scale=recipe.scale)
-        self._prepare()
+        self._prepare(recipe)
         result, samples = self.result, {i * (steps - 1) // (LOOKS - 1) for i in range(LOOKS)}
         fp32, scale, finite = Gradients(), torch.tensor(recipe.scale or 1.0), torch.zeros((), dtype=torch.int32)
         for step in range(steps):
@@ -119,16 +121,16 @@ class Session:
             if number < 0:
                 break
             result.batches = max(result.batches, number + 1)
-            if step in samples and recipe.format != "fp32":
+            self._sampled, self._gradients = step in samples, {}
+            if self._sampled and recipe.format != "fp32":
                 fp32 = {}
                 with suppress(AuditorError):
                     fp32 = call_forked(partial(self._run_shadow, batch))
-            self._updates = Updates(self._parameters, result, fp32) if step in samples else None
             restart = process_state()
             where = f"in step {step} (batch {number}), the step"
             result.losses.append(call(self._call_step, where, "bad-step", batch))
-            if self._updates is not None:
-                fp32 = self._updates.finish(step)
+            if self._sampled:
+                fp32 = measure_gradients(result, step, self._gradients, fp32)
             if self._broken is not None:
                 blamed = self._broken, None
                 if not self._broken and len(result.skipped) < BLAMED:
@@ -158,70 +160,63 @@ class Session:
 
     def _run_shadow(self, batch: Any, tell: object) -> dict[str, Any]:
         """FP32's gradients of this step, from the same state, as NumPy arrays, which a pipe can pass on."""
-        self._become_fp32()
-        self._updates = Updates(self._parameters, self.result, {})
+        self._convert(FP32)
         self._call_step(batch)
-        return {name: gradient.numpy() for name, gradient in self._updates.gradients.items()}
+        return {name: gradient.numpy() for name, gradient in self._gradients.items()}
 
     def _search(self, batch: Any, restart: Callable[[], None], tell: object) -> tuple[str, str | None]:
-        """The operation that makes a step non-finite, and its module: the first non-finite only in low precision."""
-        trails = [Trail(self._calls, Session._call_step.__code__) for _ in ("low", "fp32")]
+        """The operation that makes a step non-finite, and its module: the first non-finite only in low precision; ("",
+        None) without one."""
+        low, fp32 = trails = [Trail(self._calls, Session._call_step.__code__) for _ in range(2)]
         for trail in trails:
             restart()
-            for p in self._parameters.values():
+            for p in self.group_numbers:
                 p.grad = None
             self._call_step(batch, trail)
-            self._become_fp32()
-        return first_to_blame(*trails)
-
-    def _become_fp32(self) -> None:
-        """Run the next steps in FP32, for the rest of this process."""
-        if self.recipe.scopes:
-            self._apply({"": {"precision": "fp32"}})
-        self.recipe, self.result.scale = FP32, None
-        self._store(torch.float32)
+            self._convert(FP32)
+        return next(((one[0] + one[2], one[3]) for one in low.broken if one not in fp32.broken), ("", None))
 
     # Changes to the user's model
 
-    def _prepare(self) -> None:
+    def _prepare(self, recipe: Recipe) -> None:
         """Convert the model and the optimizers as the recipe requires, and replace functions of torch."""
-        recipe, trained = self.recipe, self.group_numbers
+        trained = self.group_numbers
         self._names = {id(module): without_wrappers(path) for path, module in self.root.named_modules()}
         parameters = ((without_wrappers(path), p) for path, p in self.root.named_parameters())
-        self._parameters = {name: p for name, p in parameters if p in trained and p.numel()}
-        self.result.parameters = {n: ParameterSeries(p.numel(), trained[p]) for n, p in self._parameters.items()}
-        if recipe.name != "as_written":
-            self._store(dtype_of(recipe.format) if recipe.stored else torch.float32)
-        for optimizer in self.optimizers.values():
-            for name in recipe.remedies:
-                repair(name, optimizer)
-            for group in optimizer.param_groups if recipe.eps is not None else ():
-                group["eps"] = recipe.eps
-        if recipe.scopes:
-            self._apply(recipe.scopes)
+        self._parameters = {p: name for name, p in parameters if p in trained and p.numel()}
+        series = {name: ParameterSeries(p.numel(), trained[p]) for p, name in self._parameters.items()}
+        self.result = RecipeRun(recipe, parameters=series)
+        self._convert(recipe)
+        for name, optimizer in product(recipe.remedies, self.optimizers.values()):
+            REMEDIES[name][1](optimizer)
         every_optimizer.register_optimizer_step_pre_hook(self._begin_update)
         every_optimizer.register_optimizer_step_post_hook(lambda *_: self._open.pop().close())
         called = nn.Module.__call__
         nn.Module.__call__ = lambda module, *a, **k: self._call(called, module, *a, **k)  # type: ignore[method-assign]
-        for name, first in (("backward", "tensors"), ("grad", "outputs")):
-            setattr(torch.autograd, name, partial(self._differentiate, getattr(torch.autograd, name), first))
+        engine: Any = torch.autograd  # of whose `backward` and `grad` this is what runs the pass
+        engine._engine_run_backward = partial(self._run_backward, engine._engine_run_backward)
         # The user's scalers are disabled, since this session scales.
         torch.amp.grad_scaler.GradScaler._enabled = property(lambda self: False, lambda self, value: None)  # type: ignore
 
-    def _store(self, dtype: torch.dtype) -> None:
-        """Convert weights, buffers and optimizer state to a dtype, and from now on the inputs of outermost modules."""
-        if all(p.dtype is dtype for p in self._parameters.values()):
-            return
-        self._casts_inputs = True
-        self.root.to(dtype)
-        for optimizer in self.optimizers.values():
-            optimizer.load_state_dict(optimizer.state_dict())  # casts the state to the dtypes of the weights
-
-    def _apply(self, scopes: Mapping[str, Any]) -> None:
-        """Apply the scopes of a plan; if the root is a container, each module in it gets the scope of the root."""
-        parts = self.root if isinstance(self.root, nn.ModuleDict) and "" in scopes else ()
-        scopes = {**dict.fromkeys(parts, scopes.get("")), **scopes}
-        apply_plan(self.root, {"strategy": "autocast", "format": self.recipe.format, "scopes": scopes})
+    def _convert(self, recipe: Recipe) -> None:
+        """Run the next steps of this process in a recipe: convert weights, buffers and optimizer state, and from now on
+        the inputs of outermost modules; apply the recipe's scopes, or none after those of another recipe."""
+        scopes = recipe.scopes or ({"": {"precision": "fp32"}} if self.recipe.scopes else {})
+        self.recipe, self.result.scale = recipe, recipe.scale
+        dtype = dtype_of(recipe.format) if recipe.stored else torch.float32
+        if recipe.name != "as_written" and any(p.dtype is not dtype for p in self._parameters):
+            self._casts_inputs = True
+            # `root.to` would make complex tensors real.
+            self.root._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
+            for optimizer in self.optimizers.values():
+                groups = optimizer.param_groups
+                optimizer.load_state_dict(optimizer.state_dict())  # which casts the state to the dtypes of the weights
+                optimizer.param_groups = groups  # to which the step may refer
+        if scopes:
+            # Each module in a container, which is itself not called, gets the scope of the root.
+            parts = self.root if isinstance(self.root, nn.ModuleDict) and "" in scopes else ()
+            scopes = {**dict.fromkeys(parts, scopes.get("")), **scopes}
+            apply_plan(self.root, {"strategy": "autocast", "format": recipe.format, "scopes": scopes})
 
     # Replacements of torch functions
 
@@ -257,22 +252,21 @@ class Session:
             self._calls.pop()
         return widen(result) if outermost and self.recipe.loss_in_fp32 else result
 
-    def _differentiate(self, original: Callable[..., Any], first: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Run torch.autograd's `backward` or `grad` at the loss scale, outside autocast. first: name of the first argument.
+    def _run_backward(self, original: Callable[..., Any], roots: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run torch.autograd's `backward` or `grad` at the loss scale, outside autocast. gradients: of the roots.
 
         Gradients of earlier passes are scaled too; a power of two changes no digits. Inside a pass (activation
         checkpoints, custom Functions), the original is called unchanged.
         """
         if self._in_pass:
-            return original(*args, **kwargs)
-        roots, *rest = args or [kwargs.pop(first)]
-        if first == "tensors":
+            return original(roots, gradients, *args, **kwargs)
+        if kwargs["accumulate_grad"]:
             self.result.backward_passes += not self.result.losses
             self._losses += [float(x.detach()) for x in tensors_in(roots) if x.numel() == 1]
         scale, self._in_pass = torch.full((), self.result.scale or 1.0), True
         with torch.autocast("cuda", enabled=False):
             self._multiply_gradients(scale)
-            result = original(over_tensors(lambda x: x * scale, roots), *rest, **kwargs)
+            result = original(roots, over_tensors(lambda x: x * scale, gradients), *args, **kwargs)
             self._multiply_gradients(1 / scale)
         self._in_pass = False
         if not self.own_regions:  # a user would leave the region around the forward pass
@@ -281,7 +275,7 @@ class Session:
 
     def _multiply_gradients(self, factor: torch.Tensor) -> None:
         with plain_torch():
-            for p in self._parameters.values() if factor != 1 else ():
+            for p in self.group_numbers if factor != 1 else ():
                 if p.grad is not None:
                     p.grad.mul_(factor)
 
@@ -301,15 +295,18 @@ class Session:
         """Context for one `step()` of an optimizer. If gradients are not finite, the optimizer gets none, as with a
         GradScaler. In an FP32 shadow step, the last optimizer gets none either."""
         self.used.add(id(optimizer))
-        shadow, is_last = self.recipe is not self.result.recipe, self.used == {*self.optimizers}
+        run, is_last = self.result, self.used == {*self.optimizers}
+        in_fp32 = not {*run.recipe.remedies}.isdisjoint(ROUNDINGS)
         own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         with torch.autocast("cuda", enabled=False), ExitStack() as stack:
             with plain_torch():
                 finite = all(all_finite(p.grad) for _, p in own)
-                if finite and self._updates is not None:
-                    for group, p in own:
-                        stack.enter_context(self._updates.measure(optimizer, group, p))
-                for _, p in own if not finite or (shadow and is_last) else ():
+                for group, p in own if finite and self._sampled else ():
+                    name = self._parameters.get(p)
+                    if name is not None and name not in self._gradients:  # else measured in an earlier update
+                        self._gradients[name] = dense(p.grad.detach()).to(torch.float32, copy=True).flatten()
+                        stack.enter_context(measure_update(run.parameters[name], optimizer, group, p, in_fp32))
+                for _, p in own if not finite or (self.recipe is not run.recipe and is_last) else ():
                     stack.callback(setattr, p, "grad", p.grad)
                     p.grad = None
             # An update in FP32 needs no emulation, which takes longer.
@@ -318,5 +315,5 @@ class Session:
         with plain_torch():
             if not finite:
                 self._broken = self._broken or ""
-            elif self._broken is None and not all(map(all_finite, self._parameters.values())):
+            elif self._broken is None and not all(map(all_finite, self._parameters)):
                 self._broken = f"the update of {type(optimizer).__name__}, from finite gradients"

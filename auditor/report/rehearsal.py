@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from ..rehearsal.remedies import code_of, title_of
+from ..rehearsal.remedies import REMEDIES, code_of
 from ..rehearsal.result import RecipeProblem, RecipeRun, Rehearsal
 from .blocks import Block, Chart, Code, Fold, Grid, Item, Prose, environment
 from .charts import line_chart, round_steps
@@ -50,7 +50,7 @@ def render(result: Rehearsal) -> str:
     """The rehearsal as one HTML file, with curves, the code of remedies, and a table of parameters."""
     working = (run.recipe for name, run in result.runs.items() if not result.problems_of(name))
     names = dict.fromkeys(remedy for recipe in working for remedy in recipe.remedies)
-    codes = [Fold(f"The code of {title_of(name)}", (Code("", code_of(name)),)) for name in names]
+    codes = [Fold(f"The code of {REMEDIES[name][0]}", (Code("", code_of(name)),)) for name in names]
     page = [*overview(result)[1:], *_charts(result), *codes, *_parameters(result)]
     title = f"Rehearsal of {result.target}"
     return environment().get_template("diff.html.jinja").render(title=title, headline=title, page=page)

@@ -22,9 +22,9 @@ from ..isolation.members import named_modules, named_parameters
 from ..isolation.process import disable_compilers, disable_fused_path
 from ..loading.importer import as_script
 from ..loading.target import Target, blame, named_in, parse
+from ..numerics.entries import tensors_in
 from ..records.plan import DIRECTIONS, Evaluation, Score
 from ..stages import beat
-from ..trees import tensors_in
 
 LOWER, OF_MEAN = "lower_is_better", "of_mean"
 """Optional attributes of the user's function: a bool, and a function that maps the mean to the score."""

@@ -20,8 +20,8 @@ from ..loading.inputs import as_batches, named_inputs
 from ..loading.state import in_training, upcast_model
 from ..loading.subject import from_object
 from ..loading.target import Target, blame, call, named_in, parse
+from ..numerics.entries import over_tensors
 from ..records import Batch, Objective, Subject
-from ..trees import over_tensors
 from .step import TrainingStep, step_batches
 
 LOSS_NAMES = ("loss_fn", "get_loss", "criterion")

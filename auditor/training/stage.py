@@ -14,6 +14,7 @@ from ..errors import LoadError
 from ..execution.policy import Policy
 from ..execution.resolve import resolve
 from ..loading.state import in_training
+from ..numerics.entries import over_tensors, tensors_in
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import largest_scale, magnitudes_of, merge_magnitudes, significant, underflow_share
 from ..records import Capture, Magnitudes, Objective, Plan, Subject
@@ -27,7 +28,6 @@ from ..records.training import (
 )
 from ..rulebook.verdicts import backward_reasons
 from ..stages import tick
-from ..trees import over_tensors, tensors_in
 from .advice import advice_of
 from .backward import backward_nodes
 from .recommend import HEADROOM, RATES, format_to_train_in, loss_scale, lost_by_adam, lost_by_sgd, ratios_of

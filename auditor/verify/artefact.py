@@ -19,12 +19,12 @@ from .. import offload
 from ..devices import let_go
 from ..errors import LoadError, MeasureError, describe, first_line, printable
 from ..folder import OWN
+from ..numerics.entries import over_tensors, tensors_in
 from ..numerics.metrics import output_error
 from ..processes import HERE, Process, how_ended, wait_until
 from ..records import Batch, TimeAndMemory, Times
 from ..score import ScoreResult
 from ..stages import beat
-from ..trees import over_tensors, tensors_in
 from .running import NOT_RUN, Answers, Question, Runs, said_no_memory
 
 TIMEOUT = 1800.0

@@ -25,9 +25,9 @@ from ..isolation.answer import answer, copy_batch
 from ..isolation.members import modules_of
 from ..isolation.process import Flags, ieee, reseed, under
 from ..isolation.tensors import memory
+from ..numerics.entries import tensors_in
 from ..records import Batch, TimeAndMemory, Times
 from ..score import NoScore, ScoreFunction, ScoreResult, call_scoring, find_function
-from ..trees import tensors_in
 
 T = TypeVar("T")
 

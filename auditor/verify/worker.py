@@ -28,9 +28,9 @@ from ..loading.importer import import_source
 from ..loading.placement import copy_to_device
 from ..loading.state import materialise, switch
 from ..loading.target import blame
+from ..numerics.entries import over_tensors
 from ..records import Batch
 from ..stages import Stages
-from ..trees import over_tensors
 from .artefact import COUNTED, STARTED
 from .loaders import load_program, patch_model
 from .running import FP32, Load, Runs, failure_of

@@ -1,11 +1,20 @@
-"""One browser for all tests here, and the reports that it opens."""
+"""One browser for all tests here, the reports that it opens, and how tests act on them."""
 
 import pytest
 
 from auditor.report.reporters import html
 from tests.browser.devtools import browser
-from tests.browser.pages import AUDITS
+from tests.unit.report.factory import AUDITS as KINDS
 from tests.unit.report.factory import make_audit, with_reasons
+
+AUDITS = {**KINDS, "large": {"nodes": 3000}}
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+def press(page, selector, key):
+    page.run(
+        f"document.querySelector({selector!r}).dispatchEvent(new KeyboardEvent('keydown', {{key: {key!r}, bubbles: true}}))"
+    )
 
 
 @pytest.fixture(scope="session")

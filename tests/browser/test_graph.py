@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.browser.pages import press
+from tests.browser.conftest import press
 from tests.unit.report.factory import make_audit
 
 pytestmark = pytest.mark.browser

@@ -10,7 +10,7 @@ import pytest
 from auditor.records import FlaggedRegion
 from auditor.records.generation import Generation, PartShare, StoredCache, TokenComparison
 from auditor.report.reporters import html
-from tests.browser.pages import AUDITS, OVERFLOW
+from tests.browser.conftest import AUDITS, OVERFLOW
 from tests.unit.report.factory import make_audit
 
 pytestmark = pytest.mark.browser

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.browser.pages import AUDITS, OVERFLOW
+from tests.browser.conftest import AUDITS, OVERFLOW
 from tests.unit.report.factory import HOSTILE, make_audit
 
 pytestmark = pytest.mark.browser

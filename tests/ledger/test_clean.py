@@ -11,7 +11,7 @@ from auditor.flow import ledger
 from auditor.loading import load
 from tests.support.thinned import thinned
 
-OPTIONS = Command(fail_on="never").with_values(rulebook=rules_of(None))
+OPTIONS = Command(fail_on="never").model_copy(update={"rulebook": rules_of(None)})
 EXAMPLES = sorted(Path("examples").glob("0*.py"))
 TIMM = (
     "test_byobnet test_convnext test_convnext2 test_efficientnet test_efficientnet_evos test_efficientnet_gn test_mambaout "

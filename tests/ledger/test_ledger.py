@@ -17,7 +17,7 @@ from auditor.records.ledger import LedgerRow
 from auditor.rulebook.rule import Rule
 from tests.ledger.planted import ASKED, NET, PLANTED, Planted
 
-OPTIONS = Command(fail_on="never").with_values(rulebook=rules_of(None))
+OPTIONS = Command(fail_on="never").model_copy(update={"rulebook": rules_of(None)})
 
 
 @pytest.fixture

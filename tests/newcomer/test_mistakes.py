@@ -237,7 +237,6 @@ def refusal(**given: Any) -> AuditorError:
         ({"evaluate": lambda model: None}, "no-score", "is nothing"),
         ({"evaluate": len, "max_drop": "x"}, "bad-option", "max_drop takes a number from 0 on, not 'x'"),
         ({"evaluate": len, "better": 3}, "bad-option", "better takes higher or lower"),
-        ({"memory": "x"}, "bad-option", "memory takes a size"),
         ({"quick": "no"}, "bad-option", "quick takes True or False, not 'no'"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

@@ -11,7 +11,7 @@ from auditor.isolation.draws import in_float32, may_draw
 from auditor.numerics.casting import in_float32 as computed_in_float32
 from auditor.numerics.formats import Format, format_of
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
-from auditor.trees import over_tensors, tensors_in
+from auditor.numerics.nodes import over_tensors, tensors_in
 from tests.pretend_gpu.memory import COUNT, NAME, on_cpu, on_pretend
 from tests.support.opinfo import has_half
 
@@ -137,10 +137,6 @@ def _backward_of_convolution(*args: Any) -> Any:
     return run_op(_aten.convolution_backward.default, (*args[:3], None, *args[3:]), {})
 
 
-def _transferred(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    return target.copy_(source)
-
-
 def _histogram(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.histc(x if x.is_floating_point() else x.double(), *args, **kwargs).to(x.dtype)
 
@@ -149,7 +145,7 @@ KNOWN_AS = {
     _aten.histc.default: _histogram,
     _aten.convolution_overrideable.default: _aten.convolution.default,
     _aten.convolution_backward_overrideable.default: _backward_of_convolution,
-    _aten._copy_from.default: _transferred,
+    _aten._copy_from.default: lambda source, target, non_blocking=False: target.copy_(source),
 }
 """What torch calls on a device of its kind, and the CPU knows by another name."""
 

@@ -7,7 +7,7 @@ from torch._decomp import decomposition_table
 
 from auditor.numerics.cells import STEPS
 from auditor.numerics.kernels import run_op
-from auditor.trees import over_tensors, tensors_in
+from auditor.numerics.nodes import over_tensors, tensors_in
 from tests.pretend_gpu.kernels import drawing, lent
 from tests.pretend_gpu.memory import on_pretend
 

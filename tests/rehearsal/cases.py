@@ -10,6 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import auditor
+from auditor.rehearsal.result import Rehearsal
+
 Made = tuple[Callable[..., Any], list[Any]]
 
 
@@ -98,6 +101,11 @@ def case(recommended: str, **about: Any) -> Callable[[Callable[..., Made]], Call
         return make
 
     return keep
+
+
+def rehearsed(name: str, steps: int, **how: Any) -> Rehearsal:
+    step, batches = CASES[name].make()
+    return auditor.rehearse(step, batches, steps, **how)
 
 
 def classes(count: int, rows: int = 32, features: int = 16, seed: int = 1) -> list[tuple[torch.Tensor, torch.Tensor]]:

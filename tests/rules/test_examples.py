@@ -1,5 +1,7 @@
-"""The example in each rule file fires its rule, the repaired one does not; collectives, and the failures of the corpus."""
+"""Every shipped rule fires where it must, node by node, and is silent where it must not fire; so do the example in each rule
+file and the repaired one; collectives, and the failures of the corpus."""
 
+import re
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -8,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch import Tensor, nn
+from torch import nn
 
 from auditor.asked import Command, command_of
 from auditor.loading import from_object
@@ -23,11 +25,14 @@ from auditor.rulebook.rule import Rule
 from benchmarks.agreement import Specimen, found_in
 from tests.corpus.case import Case
 from tests.corpus.catalogue import CASES
+from tests.rules import cases, more_cases
+from tests.rules.cases import Case as RuleCase
 from tests.rules.examples import Side, example
 from tests.support.capturing import Function, Seen, captured
 from tests.support.findings import finding
 
 RULES = load_rules()
+RULE_CASES = (*cases.CASES, *more_cases.CASES)
 APART = ("linalg", "recurrent")
 """Families with operations that can not even be traced in half precision; others would lose that trace with them."""
 GROUPS = {
@@ -116,12 +121,9 @@ def test_the_example_of_an_unused_ignore(here: Path) -> None:
 # Collectives are measured as they run: waited for before their result is read.
 
 
-def reduced(x: Tensor) -> Tensor:
-    return functional.all_reduce(x + 1.0, "sum", dist.group.WORLD)
-
-
 def test_a_collective_is_waited_for_before_its_result_is_read() -> None:
-    model, inputs = Function(reduced).eval(), (torch.full((2, 4), 3.0),)
+    model = Function(lambda x: functional.all_reduce(x + 1.0, "sum", dist.group.WORLD)).eval()
+    inputs = (torch.full((2, 4), 3.0),)
     traced = captured(model, *inputs).capture
     with Seen() as recorded:
         found = measure(traced, model, (inputs, {}), ("fp16", "bf16"))
@@ -164,3 +166,29 @@ def test_static_failures_are_foreseen_without_running_anything(case: Case) -> No
 @pytest.mark.parametrize("case", [case for case in CASES if case not in STATIC], ids=lambda case: case.name)
 def test_the_others_are_foreseen_from_the_magnitudes_of_one_run_in_fp32(case: Case) -> None:
     assert foreseen(case, ranges=True)
+
+
+@pytest.mark.parametrize("case", RULE_CASES, ids=lambda case: case.name)
+def test_findings_name_exactly_the_expected_nodes(case: RuleCase) -> None:
+    torch.manual_seed(0)
+    toy = captured(case.model(), *case.inputs)
+    found: dict[str, set[str]] = {rule.code: set() for rule in RULES}
+    for one in classify(toy.capture, toy.facts, RULES):
+        found[one.rule].add(one.node)
+    expected = dict(case.fires) | {code: set() for code in case.silent}
+    assert {code: found[code] for code in expected} == expected
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_every_op_a_rule_names_exists(rule: Rule) -> None:
+    for op in [*rule.match.ops, *(op for node in rule.match.nodes.values() for op in node.ops)]:
+        if "*" not in op and not op.startswith("auditor."):
+            namespace, name, *overload = op.split(".")
+            packet = getattr(getattr(torch.ops, namespace), name)
+            assert not overload or overload[0] in packet.overloads()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_every_rule_cites_an_address_and_gives_code(rule: Rule) -> None:
+    assert all(re.search(r"https://\S+$", reference) for reference in rule.references)
+    assert "    " in rule.advice or rule.severity == "info"

@@ -1,7 +1,9 @@
-"""First-order attribution against brute force; `python -m benchmarks.attribution` prints the figures."""
+"""First-order attribution against brute force, and flips that margins predict against flips that are counted;
+`python -m benchmarks.attribution` and `python -m benchmarks.flips` print the figures."""
 
 import pytest
 
+from benchmarks import flips
 from benchmarks.attribution import LARGE, MODELS, compare, whole_plans
 from tests.support.subjects import FORMATS
 
@@ -27,3 +29,10 @@ def test_the_whole_plan(name: str) -> None:
     ratios = dict(whole_plans(name))
     assert ratios
     assert {plan: ratio for plan, ratio in ratios.items() if not 1 / 1.5 <= ratio <= 1.5} == {}
+
+
+@pytest.mark.parametrize("name", flips.MODELS)
+def test_as_many_flip_as_are_predicted(name: str) -> None:
+    for one in flips.count_flips(name):
+        assert one.counted >= 20, one
+        assert 1 / 1.5 <= one.predicted / one.counted <= 1.5, one

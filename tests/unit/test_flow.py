@@ -2,7 +2,7 @@
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -58,14 +58,10 @@ def audited(model: nn.Module, held_out: bool = False, **asked: Any) -> Audit:
     return run(subject, options)
 
 
-def thousandths(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
-    return 1000 * output_error(reference, candidate)
-
-
 def test_regions_are_told_in_the_outputs_own_error_whatever_the_metric() -> None:
     model = Function(lambda x: (x / 3.0 - x / 3.0) + x * 0.25)
     (plain,) = audited(model, max_error=1e-4).regions
-    (scaled,) = audited(model, max_error=1e-1, metric=thousandths).regions
+    (scaled,) = audited(model, max_error=1e-1, metric=lambda r, c: 1000 * output_error(r, c)).regions
     assert plain.explained > 1e-3
     assert (scaled.nodes, scaled.error) == (plain.nodes, plain.error)
     assert scaled.explained == pytest.approx(plain.explained, rel=1e-6)

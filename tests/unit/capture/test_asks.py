@@ -57,24 +57,8 @@ def test_a_constant_that_python_makes_in_a_dtype_it_looked_at_is_found() -> None
 # Which other batches a recorded path is good for: their own run decides.
 
 
-def branching(x: Tensor) -> Tensor:
-    return x.exp() if float(x.sum()) > 0 else x.tanh()
-
-
-def scaled(x: Tensor) -> Tensor:
-    return x * x.abs().max().item()
-
-
-def listed(x: Tensor) -> Tensor:
-    return x + torch.tensor([float(len(row)) for row in x.tolist()])
-
-
 def chosen(x: Tensor) -> Tensor:
     return x[x > 0] * 2
-
-
-def held(x: Tensor) -> Tensor:
-    return torch.zeros_like(x).index_add_(0, torch.where(x[:, 0] > 0)[0], x[x[:, 0] > 0])
 
 
 UP, HIGHER, DOWN = torch.ones(2, 2), torch.full((2, 2), 3.0), -torch.ones(2, 2)
@@ -83,11 +67,11 @@ UP, HIGHER, DOWN = torch.ones(2, 2), torch.full((2, 2), 3.0), -torch.ones(2, 2)
 @pytest.mark.parametrize(
     ("function", "fitting"),
     [
-        (branching, [UP, HIGHER]),
-        (scaled, [UP, DOWN]),  # 3 would be another factor
-        (listed, [UP, HIGHER, DOWN]),
+        (lambda x: x.exp() if float(x.sum()) > 0 else x.tanh(), [UP, HIGHER]),
+        (lambda x: x * x.abs().max().item(), [UP, DOWN]),  # 3 would be another factor
+        (lambda x: x + torch.tensor([float(len(row)) for row in x.tolist()]), [UP, HIGHER, DOWN]),
         (chosen, [UP, HIGHER]),
-        (held, [UP, HIGHER]),
+        (lambda x: torch.zeros_like(x).index_add_(0, torch.where(x[:, 0] > 0)[0], x[x[:, 0] > 0]), [UP, HIGHER]),
         (torch.exp, [UP, HIGHER, DOWN]),
     ],
 )
@@ -120,12 +104,8 @@ def arguments(found: Capture, fmt: str) -> dict[str, Any]:
     return {name: node.literals[fmt].arguments for name, node in found.nodes.items() if fmt in node.literals}
 
 
-def masked(x: Tensor) -> Tensor:
-    return x.masked_fill(x > 0, torch.finfo(x.dtype).min).softmax(-1)
-
-
 def test_the_smallest_number_of_the_dtype() -> None:
-    found = capture_of(Function(masked), X)
+    found = capture_of(Function(lambda x: x.masked_fill(x > 0, torch.finfo(x.dtype).min).softmax(-1)), X)
     name = only(found, "masked_fill").name
     assert arguments(found, "fp16") == {name: {2: -65504.0}}
     assert arguments(found, "bf16") == {name: {2: torch.finfo(torch.bfloat16).min}}

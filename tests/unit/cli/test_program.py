@@ -1,6 +1,7 @@
 """The command line: exit codes, streams, errors; the stages are stand-ins here."""
 
 import importlib
+import json
 import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -13,9 +14,10 @@ import pytest
 from auditor import cli
 from auditor.errors import CaptureError
 from auditor.folder import write
-from auditor.records import Environment
+from auditor.records import Audit, Environment
 from auditor.records.audit import FILES
 from auditor.report.reporters import REPORTERS
+from tests.unit.report.factory import make_audit
 
 MODEL = """
 import torch
@@ -43,6 +45,7 @@ class Stages:
 
     def __init__(self) -> None:
         self.severities: tuple[str, ...] = ()
+        self.audit: Audit | None = None
         self.error: BaseException | None = None
         self.calls: list[dict] = []
 
@@ -52,20 +55,29 @@ class Stages:
         print("noise from the model")
         if self.error:
             raise self.error
-        return FakeAudit(tuple(SimpleNamespace(severity=s) for s in self.severities))
+        return self.audit or FakeAudit(tuple(SimpleNamespace(severity=s) for s in self.severities))
 
 
 @pytest.fixture
-def stages(monkeypatch, here) -> Stages:
+def reported(monkeypatch, here) -> Stages:
+    """The stand-in with the real reporters, for a whole audit with errors and warnings."""
     fake = Stages()
-    monkeypatch.setattr("auditor.report.view.next_step", lambda audit, directory: "as is")
+    fake.audit = make_audit(60)
     monkeypatch.setattr(importlib.import_module("auditor.flow"), "run", fake.run, raising=False)
     monkeypatch.setattr("auditor.verify.artefact.standby", nullcontext)  # nothing is run there
+    (here / "model.py").write_text(MODEL)
+    return fake
+
+
+@pytest.fixture
+def stages(monkeypatch, reported) -> Stages:
+    """The stand-in with reporters that say nothing, for as much of an audit as the command line touches."""
+    reported.audit = None
+    monkeypatch.setattr("auditor.report.view.next_step", lambda audit, directory: "as is")
     monkeypatch.setattr("auditor.report.reporters.text", lambda audit, **_: "rendered by text\n")
     for name in set(REPORTERS) - {"json"}:
         monkeypatch.setitem(REPORTERS, name, lambda audit, name=name: f"rendered by {name}\n")
-    (here / "model.py").write_text(MODEL)
-    return fake
+    return reported
 
 
 def test_files_summary_and_streams(stages, capsys, tmp_path):
@@ -164,8 +176,6 @@ def test_interrupt(stages, capsys, tmp_path):
         (["model.py", "--rules", "absent"], "absent"),
         (["model.py", "--formats", "fp17"], "--formats takes fp16"),
         (["model.py", "--loss", "x.py:loss"], "--loss needs --mode training"),
-        (["model.py", "--max-error", "nan"], "--max-error takes a positive number"),
-        (["model.py", "--device", "tpu"], "--device takes auto"),
         (["model.py", "--out", "model.py/x"], "model.py"),
         (["model.py", "--out", "/dev/null"], "/dev/null"),
         (["explain", "XXX999"], "no rule or error is called XXX999"),
@@ -211,3 +221,48 @@ def test_the_report_is_opened_when_it_is_there(stages, capsys, monkeypatch, tmp_
     capsys.readouterr()
     assert cli.main(["model.py", "-q", "--open"]) == 0
     assert "no browser could be opened; open audits/model/report.html yourself" in capsys.readouterr().err
+
+
+# `--baseline`, `--dry-run` and `--model-explorer`.
+
+
+def test_only_new_findings_fail_and_are_annotated(reported, capsys, tmp_path):
+    document = make_audit(60).to_dict()
+    (tmp_path / "all.json").write_text(json.dumps(document))
+    document["findings"] = [finding for finding in document["findings"] if finding["severity"] != "error"]
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    assert cli.main(["model.py", "-q", "--baseline", "old.json"]) == 1
+    assert "1 new" in capsys.readouterr().out
+    assert cli.main(["model.py", "-q", "--baseline", "all.json", "--fail-on", "info"]) == 0
+    assert "0 new" in capsys.readouterr().out
+    cli.main(["model.py", "-q", "--baseline", "old.json", "--format", "github"])
+    (annotation,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("::"))
+    assert "RNG001" in annotation
+    reported.calls.clear()
+    assert cli.main(["model.py", "--baseline", "absent.json"]) == 2
+    assert "absent.json cannot be read" in capsys.readouterr().err
+    assert reported.calls == []
+
+
+def test_a_baseline_may_be_the_directory_of_an_audit_and_come_from_the_configuration(reported, tmp_path):
+    assert cli.main(["model.py", "-q", "--out", "first"]) == 1
+    (tmp_path / "pyproject.toml").write_text('[tool.auditor]\nbaseline = "first"\n')
+    assert cli.main(["model.py", "-q"]) == 0
+
+
+def test_dry_run_says_what_was_found_and_writes_nothing(reported, capsys, tmp_path):
+    assert cli.main(["model.py", "--dry-run", "--formats", "bf16", "--fail-on", "info"]) == 0
+    captured = capsys.readouterr()
+    assert "Linear with 16 parameters, from model" in captured.out
+    assert "1 batch of float32[2, 3], from model.py:get_inputs" in captured.out
+    assert "autocast_bf16, cast_bf16; error budget 0.01" in captured.out
+    assert "random initialization" in captured.out
+    assert "weights are RANDOM" in captured.err
+    assert reported.calls == []
+    assert [p.name for p in tmp_path.iterdir()] == ["model.py"]
+
+
+def test_model_explorer_files_lie_beside_the_report(reported, tmp_path):
+    cli.main(["model.py", "-q", "--model-explorer"])
+    written = {p.name for p in (tmp_path / "audits" / "model" / "model_explorer").iterdir()}
+    assert {"graph.json", "fp16_effect.json", "bf16_verdict.json", "plan.json"} <= written

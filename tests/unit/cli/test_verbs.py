@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -137,12 +138,6 @@ def folder(here: Path) -> Path:
     return here
 
 
-def error(text: str) -> str:
-    """The one line of stderr that is an error."""
-    (found,) = (line for line in text.splitlines() if line.startswith("error: "))
-    return found
-
-
 @pytest.mark.slow
 def test_a_score_that_drops_fails_and_stdout_is_json(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = ["scored_model.py", "--formats", "bf16", "--strategies", "cast", "--format", "json", "-q"]
@@ -161,7 +156,6 @@ def test_a_score_that_drops_fails_and_stdout_is_json(folder: Path, capfd: pytest
     [
         (["--evaluate", "nowhere"], "scored_model.py has no 'nowhere'"),
         (["--evaluate", "other.py:accuracy"], "other.py does not exist"),
-        (["--max-drop", "0.1"], "max_drop and better need evaluate"),
         (["--better", "lower"], "max_drop and better need evaluate"),
     ],
 )
@@ -169,7 +163,8 @@ def test_what_names_no_score_is_refused_at_once(
     folder: Path, capfd: pytest.CaptureFixture[str], options: list[str], words: str
 ) -> None:
     assert cli.main(["scored_model.py", "-q", *options]) == 2
-    assert words in error(capfd.readouterr().err)
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert words in line
 
 
 def test_a_dry_run_says_what_would_be_scored(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -260,3 +255,38 @@ def test_bad_input_is_one_line(run, words, text):
     (line,) = [line for line in out.err.splitlines() if line.startswith("error: ")]
     assert text in line
     assert out.out == ""
+
+
+# The completion script, sourced by a real shell.
+
+
+@pytest.fixture
+def script(tmp_path):
+    """What docs/command-line.md says to run."""
+    command = [sys.executable, "-m", "shtab", "--shell=bash", "--prog=auditor", "auditor.cli.parser"]
+    (tmp_path / "auditor").write_text(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return tmp_path / "auditor"
+
+
+def offered(script, *words: str) -> list[str]:
+    """What bash would offer for the last word."""
+    line = f"""
+        source {script}
+        function=$(complete -p auditor | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+        COMP_WORDS=(auditor {" ".join(repr(word) for word in words)}); COMP_CWORD={len(words)}
+        $function auditor "${{COMP_WORDS[$COMP_CWORD]}}" "${{COMP_WORDS[$((COMP_CWORD - 1))]}}"
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=script.parent)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_verbs_options_and_choices_are_offered(script):
+    assert "explain" in offered(script, "ex")
+    assert "--max-error" in offered(script, "--max")
+    assert offered(script, "--fail-on", "wa") == ["warning"]
+    assert "--html" in offered(script, "diff", "--h")
+    (script.parent / "plan.json").touch()
+    assert "plan.json" in offered(script, "apply", "pl")

@@ -27,7 +27,7 @@ from auditor.document.codec import (
 )
 from auditor.document.places import from_repository, portable, portable_path
 from auditor.document.read import ALONE, load
-from auditor.document.reference import json_schema, main, objects, with_tables
+from auditor.document.reference import objects, with_tables
 from auditor.records import Audit, Environment, Finding, FlaggedRegion, NodeReport, Plan, Verification, Weight
 from auditor.records.training import Training
 from auditor.records.written import plain
@@ -234,12 +234,3 @@ def test_tables_are_written_afresh_and_the_rest_is_kept() -> None:
     assert found.count("\nkept") == len(names)
     assert "| `note` (measurements.json) | " in found
     assert with_tables(found) == found
-
-
-def test_both_documents_are_written_where_they_are_told(root: Path, tmp_path: Path) -> None:
-    text = (root / "docs" / "plan-json.md").read_text(encoding="utf-8")
-    (tmp_path / "plan-json.md").write_text(text.replace("| `seed` | of every random choice |\n", ""), encoding="utf-8")
-    main(tmp_path)
-    assert (tmp_path / "plan-json.md").read_text(encoding="utf-8") == text
-    for file, schema in (("plan.json", "plan.schema.json"), ("measurements.json", "measurements.schema.json")):
-        assert (tmp_path / schema).read_text(encoding="utf-8") == json_schema(file)

@@ -113,6 +113,7 @@ KINDS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[Any], object]]] = {
     "wrapper": (lambda: TwoTensor(torch.ones(2), torch.zeros(2)), lambda t: t.add_(1)),
     "subclass": (lambda: torch.ones(2).as_subclass(Named), double),
     "bits": (lambda: torch.ones(8, dtype=torch.bool), lambda t: t.zero_()),
+    "sparse by columns": (lambda: torch.eye(2).to_sparse_csc(), lambda t: t.values().mul_(2)),
     "eight bits": (lambda: torch.ones(3).to(torch.float8_e4m3fn), lambda t: t.copy_(torch.zeros(3))),
 }
 
@@ -126,7 +127,7 @@ def entries(t: torch.Tensor) -> Any:
         return t.a.tolist(), t.b.tolist()
     if t.is_quantized:
         return t.int_repr().tolist()
-    return t.tolist()
+    return (t if t.layout is torch.strided else t.to_dense()).tolist()
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per")

@@ -14,8 +14,8 @@ from auditor.measure.measure import measure
 from auditor.measure.products import sample_product
 from auditor.numerics.casting import in_format
 from auditor.numerics.formats import FORMATS
+from auditor.numerics.nodes import over_tensors
 from auditor.records import ProductError
-from auditor.trees import over_tensors
 from benchmarks.attribution import MODELS
 from tests.support.capturing import Function
 from tests.support.subjects import measurement_of, normal, subject_of

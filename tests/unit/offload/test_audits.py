@@ -1,6 +1,9 @@
 """Audits under a limit, with nearly all tensors in files and those let go of at every look: the same to the byte."""
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from auditor.errors import AuditorError
 from auditor.loading import load
 from auditor.offload import files, limit, limit_for, now, resident_limit
 from auditor.offload.files import LARGE, is_offloaded
-from auditor.offload.limit import EACH, HELD, ROOM, free, resident, words
+from auditor.offload.limit import EACH, HELD, free, resident, words
 from auditor.records import Audit
 from auditor.settings import Settings
 from tests.support.refusing import refused
@@ -131,31 +134,50 @@ def test_a_command_under_a_limit_makes_the_model_in_files_and_says_what_it_came_
     assert sorted(p.name for p in here.iterdir()) == ["model.py", "within"]
 
 
-def test_too_small_a_limit_is_one_line_before_any_measurement(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = nn.Linear(2_000, 5_000)
-    with refused(AuditorError, "memory-too-small", match=r"is too low for this audit: give \S+ or more") as error:
-        auditor.audit(model, torch.randn(1, 2_000), device="cpu", memory=resident() + ROOM + (100 << 20))
-    least = int(1.05 * Settings(memory=str(error.value).split("give ")[1].split()[0]).memory)  # the process has grown
-    assert auditor.audit(model, torch.randn(1, 2_000), device="cpu", memory=least, formats="fp16").plans
-    Path("model.py").write_text(SOURCE, encoding="utf-8")
-    assert main(["model.py", "-q", "--memory", "1MB"]) == 2
-    assert "--memory is too low" in capsys.readouterr().err
-    assert [path.name for path in Path().iterdir()] == ["model.py"]
+def run_alone(*words: str) -> subprocess.CompletedProcess[str]:
+    """Python in a process of its own: limits near what is resident mean nothing in one that has grown by other tests."""
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+
+
+def test_too_small_a_limit_is_one_line_before_any_measurement_and_names_what_is_enough(here: Path) -> None:
+    Path("model.py").write_text(SOURCE.replace("512", "2000"), encoding="utf-8")
+    asked = ["-m", "auditor", "model.py", "-q", "--device", "cpu", "--formats", "fp16", "--strategies", "cast"]
+    least, refusals = "1MB", []
+    while (ended := run_alone(*asked, "--memory", least)).returncode == 2 and len(refusals) < 4:
+        assert [path.name for path in Path().iterdir() if path.name != "__pycache__"] == ["model.py"]
+        (said,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+        (least,) = re.fullmatch(
+            r"error: the limit of --memory is too low for this audit: give (\S+) or more", said
+        ).groups()
+        refusals.append(least)
+    assert ended.returncode == 0, ended.stderr
+    assert len(refusals) > 1  # before the model is loaded, and again when it is known what it needs
 
 
 # What is resident stays below a limit as far as it can be let go of; a model that would not fit is given one.
 
 
+TIGHT = """
+import torch
+from auditor.offload import now, resident_limit
+from auditor.offload.files import is_offloaded
+from auditor.offload.limit import ROOM, resident
+
+with resident_limit(resident() + ROOM + (60 << 20)) as held:
+    assert now() is held
+    kept = [torch.full((2_500_000,), float(i)) for i in range(40)]  # 400 MB
+    assert all(bool((x == i).all()) for i, x in enumerate(kept))
+    assert all(map(is_offloaded, kept))
+assert now() is None
+assert held.peak < held.size, (held.peak, held.size)
+"""
+
+
 def test_what_operations_make_is_let_go_of_and_comes_back() -> None:
     with resident_limit(None) as held:
         assert held is None and now() is None
-    with resident_limit(resident() + ROOM + (160 << 20)) as held:  # a large process is slow to let go
-        assert held is not None and now() is held
-        kept = [torch.full((2_500_000,), float(i)) for i in range(40)]  # 400 MB
-        assert all(bool((x == i).all()) for i, x in enumerate(kept))
-        assert all(map(is_offloaded, kept))
-    assert now() is None
-    assert held.peak < held.size
+    ended = run_alone("-c", TIGHT)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_what_is_free_is_no_longer_resident() -> None:

@@ -146,6 +146,28 @@ def test_if_held_out_inputs_refuse_one_layer_another_is_quantized() -> None:
     assert other.held_out_error == pytest.approx(alone["b"] * math.sqrt(2 / 17), rel=0.1)
 
 
+@pytest.mark.parametrize("seed", [3, 4, 6])
+def test_a_plan_has_about_the_fewest_bits_that_both_inputs_allow(seed: int) -> None:
+    """Twelve layers side by side, whose squared errors add up; each has another share of them on the held-out inputs."""
+    draw, count = random.Random(seed), 12
+    sizes = [draw.choice([32, 64, 96, 128]) for _ in range(count)]
+    layers = {f"part{i}": nn.Linear(WIDTH, size, bias=False) for i, size in enumerate(sizes)}
+    model = seeded(
+        lambda: Model(lambda m, x: torch.cat([getattr(m, key)(x[i]) for i, key in enumerate(layers)], -1), **layers)
+    )
+    factors = torch.tensor([math.exp(draw.gauss(0, 1.2)) for _ in range(count)])[:, None, None]
+    x = normal(count, 16, WIDTH, seed=seed)
+    squares = [[change(model, by_hand(model, {key: "fp8"}), y) ** 2 for key in layers] for y in (x, x * factors)]
+    budget = math.sqrt(sum(squares[0]) / 2)
+    low = torch.tensor(list(itertools.product((0.0, 1.0), repeat=count)))
+    fits = (low @ torch.tensor(squares).T <= budget**2).all(1)
+    least = 16 - 8 * float((low[fits] @ torch.tensor(sizes).float()).max()) / sum(sizes)
+    (found,) = audited(model, x, x * factors, formats="fp8", max_error=budget).quantized_plans
+    assert found.held_out_error is not None
+    assert max(found.calibration_error, found.held_out_error) <= budget
+    assert least <= found.effective_bits <= 1.1 * least
+
+
 def test_a_held_out_error_that_is_no_number_refuses_a_plan() -> None:
     def metric(reference: list[Tensor], candidate: list[Tensor]) -> float:
         differs = not torch.equal(reference[0], candidate[0])
@@ -320,6 +342,22 @@ def test_the_search_is_as_good_as_trying_all_choices(seed: int, cancel: float) -
     every = (one for one in itertools.product(("", "fp8", "nvfp4"), repeat=7) if measure(one).error <= limit)
     assert search.bits(found) <= 1.02 * min(map(search.bits, every))
     assert search.spent <= 14 + 48  # each option by itself, then choices
+
+
+def test_the_next_choice_is_the_one_whose_error_needs_no_cancellation() -> None:
+    alone = [torch.tensor([0.5, 0.0]), torch.tensor([-0.5, 0.0]), torch.tensor([0.0, 0.2]), torch.tensor([0.2, 0.0])]
+    groups = [Group((str(i),), 10, {"fp8": float(one.norm()) ** 2}) for i, one in enumerate(alone)]
+
+    def measure(choice: tuple[str, ...]) -> Run:
+        change = sum((one for one, s in zip(alone, choice, strict=True) if s), torch.zeros(2))
+        return Run(float(change.norm()), change[None])
+
+    cancel, apart = ("fp8", "fp8", "", ""), ("", "", "fp8", "fp8")
+    kept = ("",) * 4
+    search = Search(groups, ("fp8",), measure, {one: measure(one) for one in (kept, cancel, apart)})
+    assert search.known[cancel].error < search.known[apart].error <= 0.3
+    assert search.predicted(cancel) < search.predicted(apart)
+    assert search.safest(0.3, ("fp8", "", "", "")) == apart
 
 
 @pytest.mark.parametrize("singles", [256, 2])
