@@ -70,7 +70,7 @@ def describe(error: BaseException, most: int | None = 200) -> str:
 
 
 def suggest(name: str, known: Iterable[str], otherwise: str = "", most: int = 1, cutoff: float = 0.6) -> str:
-    """`did you mean X?` with the known names closest to a wrong name, ignoring case; else `otherwise`."""
+    """`did you mean X?` with the known names closest to a wrong name, ignoring case; `otherwise` if none is close."""
     names = {each.lower(): each for each in known}
     close = [names[each] for each in difflib.get_close_matches(name.lower(), names, most, cutoff)]
     return f"did you mean {' or '.join(close)}?" if close else otherwise

@@ -74,7 +74,7 @@ class Process(subprocess.Popen[bytes]):
         )
 
     def last_words(self) -> list[str]:
-        """The last lines of the process's stderr, without blank lines."""
+        """Nonblank lines in the last 64 kB of the process's stderr."""
         self.messages.seek(max(self.messages.seek(0, os.SEEK_END) - 65536, 0))
         return [line for line in self.messages.read().decode(errors="replace").splitlines() if line.strip()]
 

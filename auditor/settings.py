@@ -163,10 +163,10 @@ class Settings(BaseModel):
         AfterValidator(lambda value: kind_and_number(value) and value),
         Option("auto, cpu, cuda or cuda:N (the CPU emulates a GPU's formats)", "DEVICE"),
     ] = "auto"
-    """`auto` (the GPUs that hold the model, else the current GPU, else the CPU, which emulates a GPU), `cpu`, `cuda`,
-    `cuda:N`"""
+    """`auto` (the GPUs that hold the model; if it is on the CPU, the current GPU; without a GPU, the CPU, which emulates
+    a GPU), `cpu`, `cuda`, `cuda:N`"""
     gpu: Annotated[str | None, Option(choices=lambda: table("plan/devices"))] = None
-    """the GPU for which times and memory are predicted; by default the GPU that the audit runs on, else A100"""
+    """the GPU for which times and memory are predicted; by default the audit's GPU if it is one of these, else A100"""
     mode: Annotated[str, Option(choices=lambda: MODES)] = "inference"
     """`training` also audits a [training step](training.md)"""
     use: Annotated[str, Option(choices=lambda: MODES)] = ""
@@ -267,7 +267,7 @@ class Settings(BaseModel):
 
     @property
     def figures(self) -> str:
-        """The row of plan/devices.toml for predicted times: the requested GPU, else the audit's GPU, else A100."""
+        """The row of plan/devices.toml for predicted times: the requested GPU; by default the audit's, if listed, else A100."""
         return self.gpu or row_of(name_of(self.where)) or DEFAULT_GPU
 
     @property

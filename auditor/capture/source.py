@@ -57,7 +57,7 @@ def written_at(outermost: CodeType) -> SourceLine | None:
     only torch's code.
 
     For a line of a library, the call is the user's line that called the library. For another line outside a `forward`,
-    the call is a caller's line in a `forward`, or else in the outermost function. Any other source line has no call.
+    the call is a caller's line in a `forward`; without one, in the outermost function. Other source lines have no call.
 
     outermost: the function whose frame ends the search, since its callers are not the model's code.
     """

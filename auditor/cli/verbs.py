@@ -125,7 +125,7 @@ class Snippet(Verb):
     tool: Annotated[str | None, Option(flag="--for", choices=lambda: (*TOOLS, *LIBRARIES))] = None
     """the tool that the code is for; by default all tools"""
     plan: PlanName = None
-    """name of the plan; by default the recommended plan, else a verified plan that the tool can use"""
+    """name of the plan; by default the recommended plan if the tool can use it, else a verified plan that it can use"""
 
     def run(self) -> int:
         from ..snippets import snippet, snippets
@@ -176,7 +176,7 @@ class ExplainLayer(Verb):
     """path of a module, such as blocks.0.norm, or name of an operation"""
 
     def run(self) -> int:
-        """Print the precision of one layer and the reason. Raises: PlanError; AuditorError(slug="no-such-layer")."""
+        """Print a module's or operation's precision under each plan. Raises: PlanError; AuditorError(slug="no-such-layer")."""
         from ..document.read import load
         from ..report.kept import explain_layer
 
@@ -299,8 +299,8 @@ class Rehearse(Verb):
     """the batches for the training step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
     `get_batches()`, `train_loader` or `loader`"""
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
-    """the plan.json or directory of an audit. Its autocast plan is rehearsed too: the recommended plan, else the BF16
-    plan, else the FP16 plan"""
+    """the plan.json or directory of an audit. An autocast plan of the audit is rehearsed too: the recommended plan if it
+    uses autocast, else the BF16 plan, else the FP16 plan"""
     remedies: Flag = True
     """if a recipe has a problem, also run variants of the recipe, each with a fix"""
 

@@ -156,7 +156,7 @@ class Criterion:
         return self.limit == self.how.best
 
     def option(self, name: str, default: Any) -> Any:
-        """The value of an argument in brackets, or the default."""
+        """The criterion's value for an argument in brackets; `default` if absent."""
         return dict(self.options).get(name, default)
 
     def speaks_of(self, name: str) -> bool:

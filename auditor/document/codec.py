@@ -91,7 +91,7 @@ def digest(plan: Any) -> str:
 
 
 def _portable(audit: Audit) -> Audit:
-    """The audit with paths that do not depend on the machine."""
+    """A copy of the audit with paths that do not depend on the machine."""
     about = audit.subject
     subject = replace(
         about,

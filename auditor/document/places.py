@@ -12,7 +12,7 @@ LIBRARIES = frozenset(("site-packages", "dist-packages"))
 
 
 def from_repository(path: Path) -> str:
-    """A path relative to its repository, else to the working directory, else the file's name."""
+    """A path relative to its repository; outside one, to the working directory; outside both, the file's name."""
     root = _repository(path.parent)
     for base in (root, Path.cwd()):
         if base is not None and path.is_relative_to(base):

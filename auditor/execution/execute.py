@@ -187,7 +187,7 @@ class Executor(fx.Interpreter):
         return super().run_node(n) if n.op == "get_attr" else self.semantics.compute(n, self.value_of)
 
     def value_of(self, n: fx.Node) -> Any:
-        """The result of a node, for a node that reads it."""
+        """A node's result in this run, or its earlier result if the node is not run again."""
         return self.env[n] if n in self.env or self.before is None else self.before.values[n.name]
 
 

@@ -92,7 +92,7 @@ def keep(directory: Path, outcomes: Mapping[str, Outcome]) -> None:
 
 
 def run_all(tasks: Sequence[FleetTarget], jobs: int, done: Callable[[FleetTarget, Outcome], None]) -> None:
-    """Run all audits, `jobs` in parallel; `done` is called when an audit has ended.
+    """Run all audits, at most `jobs` at a time; `done` is called when an audit has ended.
 
     If an exception is raised, all running audits are stopped and count as not audited.
     """

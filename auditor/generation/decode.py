@@ -114,7 +114,7 @@ def _places(mask: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
 
 
 def _accepted_arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that the model's forward accepts."""
+    """The entries of `given` that name an argument of the model's forward."""
     names = inspect.signature(type(model).forward).parameters
     return {name: value for name, value in given.items() if name in names}
 

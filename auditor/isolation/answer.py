@@ -84,7 +84,7 @@ def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: i
 
 
 def copy_batch(batch: Batch) -> Batch:
-    """The batch with copies of its tensors."""
+    """A copy of the batch, whose tensors are copies detached from autograd."""
     return over_tensors(lambda x: x.detach().clone().requires_grad_(x.requires_grad), batch)
 
 
@@ -99,5 +99,5 @@ def stored_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def lowered_batch(batch: Batch, dtype: torch.dtype) -> Batch:
-    """The batch with its floating-point tensors converted to `dtype`."""
+    """A copy of the batch with floating-point tensors converted to `dtype`."""
     return over_tensors(lambda x: x.to(dtype) if x.is_floating_point() else x, batch)

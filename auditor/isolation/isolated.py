@@ -41,7 +41,7 @@ def isolate(*roots: Any, seed: int | None = None) -> Iterator[None]:
     these generators. Not restored: state in closures, globals, classes, function caches, iterators, threads and C++
     objects; a tensor's previous `grad_fn`. Call `backward()` in the block: tensors that autograd saved are overwritten
     afterwards. Results that the block stored in a root are removed from the root. Cost: buffers are copied at the
-    start, and other tensors too if all have at most `AT_ONCE` bytes in total, else just before an operation writes.
+    start, and other tensors too if all have at most `AT_ONCE` bytes in total; otherwise just before a write to them.
     Raises: AuditorError(slug="state-not-restored") if restoring fails; an exception of the block is raised instead,
     with a note.
     """

@@ -38,7 +38,7 @@ class NamedTensors(list[torch.Tensor]):
 
 
 def on_cpu(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs moved to the CPU, with their names, if any."""
+    """A list of the outputs on the CPU, with their names, if any."""
     moved = [x.cpu() for x in outputs]
     return NamedTensors(moved, outputs.names) if isinstance(outputs, NamedTensors) else moved
 

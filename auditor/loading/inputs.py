@@ -121,7 +121,7 @@ def named_inputs(value: Any, what: str) -> tuple[Batch, ...]:
 
 
 def from_model(model: nn.Module, seed: int) -> Inputs:
-    """The model's own `example_input_array`, else the first generated inputs on which the model runs.
+    """The model's own `example_input_array`; without one, the first generated inputs on which the model runs.
 
     Raises: LoadError(slug="no-inputs" | "bad-inputs").
     """

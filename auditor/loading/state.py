@@ -251,8 +251,8 @@ def load_into(model: nn.Module, path: Path) -> list[str]:
 
 @contextmanager
 def convert_errors(slug: str) -> Iterator[None]:
-    """Convert an error about a checkpoint in the body to a LoadError: "missing-weights" for a missing file, else
-    `slug`."""
+    """Convert an error about a checkpoint in the body to a LoadError: "missing-weights" for a missing file,
+    `slug` for any other error."""
     try:
         yield
     except FileNotFoundError as error:

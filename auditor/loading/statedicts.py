@@ -129,5 +129,5 @@ def is_extra(name: Any) -> bool:
 
 
 def few(names: list[str]) -> str:
-    """The first three names, as text."""
+    """The first three names as text, and `...` for more names."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

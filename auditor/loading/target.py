@@ -49,7 +49,7 @@ class Target:
 
     @property
     def label(self) -> str:
-        """The file's or module's name, for messages."""
+        """A name for messages: of the file or module, or the whole target for timm and Hugging Face."""
         return self.text if self.hub else self.path.name if self.path else self.module
 
     @property

@@ -74,7 +74,7 @@ class Watch:
     converting: bool = False
 
     def here(self) -> Place | None:
-        """The author's line that is running, or that called the library that is running; else the library's line."""
+        """The author's line that runs or that called the running library; the library's line if no author's line did."""
         written = written_at(self.outermost)
         within_library = written is not None and kind_of(written.place.file) == "library"
         return None if written is None else (within_library and written.caller) or written.place

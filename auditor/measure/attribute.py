@@ -264,7 +264,7 @@ class FirstOrder:
 
     unseen: nodes whose effect is not, or only partly, differentiable. answers: whether contributions are in the error
     budget's unit. If a criterion has no quadratic form, or all outputs are discrete, contributions only rank the nodes.
-    quantized: of layers, by scheme; `own` is the effect of only the weight's error, `cast` of the input's.
+    quantized: of layers, by scheme; `own`: effect of the weight's error alone; `cast`: of the input's error alone.
     """
 
     contributions: Contributions

@@ -145,8 +145,8 @@ class _LowRuns:
         return Decision(*about, count, seen, flips if math.isfinite(change) else None, seen)
 
     def find_scorer(self, name: str) -> tuple[str, set[str]]:
-        """Return the module whose product computes a decision's scores, else the decision's module; and the operations
-        in this module and from there to the decision."""
+        """Return the module whose product computes a decision's scores (without one, the decision's module), and the
+        operations in this module and from there to the decision."""
         nodes, level, result = self.measurement.capture.nodes, [self.nodes[name]], {name}
         for _ in range(LEVELS):
             level = [source for n in level for source in n.all_input_nodes if source.name in nodes]

@@ -97,7 +97,7 @@ class Measurement:
 
     @property
     def outputs(self) -> Leaves:
-        """The model's outputs, inside the autograd graph."""
+        """All output tensors of this forward pass, still attached to autograd."""
         return [leaf for name in self.capture.outputs for leaf in self.live.get(name, [])]
 
     @cached_property

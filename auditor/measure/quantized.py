@@ -65,7 +65,7 @@ class Roles(NamedTuple):
 
 
 def key_of(parameter: str) -> str:
-    """A layer's name: the path of the module whose `weight` the parameter is; else the parameter's full name."""
+    """A layer's name: the path of the module whose `weight` the parameter is; for other parameters, their full name."""
     return "" if parameter == "weight" else parameter.removesuffix(".weight")
 
 
@@ -132,8 +132,8 @@ def require_layers(captures: Sequence[Capture], schemes: Iterable[str]) -> None:
             why = "the model has no linear layer, convolution or embedding whose weight is a parameter"
         elif not any(fits(layer, scheme) for layer in layers):
             height, width = SCHEMES[scheme].weight.block
-            divide = f" the blocks of {height}x{width} do not divide its linear layers, and" if width else ""
-            why = f"{divide} no kernel supports its other layers".removeprefix(" ")
+            why = f"blocks of {height}x{width} do not divide the linear layers, and " * bool(width)
+            why += f"no kernel supports the {'other ' * bool(width)}layers"
         else:
             continue
         raise PlanError(f"no layer can be quantized as `{scheme}`: {why}. Remove it from --formats", "no-layer")
@@ -211,7 +211,7 @@ class QuantizedLayers:
         return "range" if lost else "rounding", ""
 
     def _result(self, layer: Layer, weight: torch.Tensor, given: torch.Tensor | None = None) -> torch.Tensor:
-        """The layer's result in FP32 with another weight and input."""
+        """Run a layer in FP32 with another weight, and with another input if given."""
         swapped = {layer.weight: weight} | (
             {layer.given: given} if layer.given is not None and given is not None else {}
         )

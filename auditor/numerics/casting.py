@@ -72,7 +72,7 @@ def carried_in(x: torch.Tensor) -> Format | None:
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
-    """The tensor without its tag; other tensors are returned unchanged."""
+    """A detached alias without the tag of a tagged tensor; a tensor without a tag is returned unchanged."""
     return x if carried_in(x) is None else x.detach()
 
 

@@ -136,8 +136,8 @@ def packet(op: str) -> str:
 def operation(op: str) -> Operation:
     """The table row of an overload (`aten.softmax.int`) or packet (`softmax`, `_c10d_functional.wait_tensor`).
 
-    Variants use the row of their base: `add_` and `prims.add` the row of `add`, `view_copy` that of `view`, without the
-    properties of a view. Without a row, boolean properties have their defaults, and `known` is False.
+    Variants use the row of their base: `add_` and `prims.add` use the row of `add`; `view_copy` uses the row of
+    `view`, without the properties of a view. Without a row, boolean properties have their defaults, and `known` is False.
     """
     own, lists, kernels = packet(op), table("numerics/autocast"), table("numerics/half_kernels")
     row = _row(own)

@@ -114,7 +114,7 @@ class Cuts:
         return frozenset(nx.minimum_cut(network, LOW, HIGH, flow_func=boykov_kolmogorov)[1][1])
 
     def value(self, high: Choice) -> tuple[float, float]:
-        """The price and the squared error of a choice of precisions."""
+        """The total price and squared error of the arcs that a choice cuts."""
         paid = [arc for arc in self._arcs if arc.head in high and arc.tail not in high]
         return sum(arc.price for arc in paid), sum(arc.square for arc in paid)
 
@@ -304,8 +304,8 @@ def find_verified(
     make: Callable[[Mapping[str, float]], Mapping[str, Candidate]],
     verify: Callable[[Mapping[str, Candidate]], Mapping[str, Plan]],
 ) -> dict[str, Plan]:
-    """Return for every search space a plan that meets the budget when run, or that torch cannot run; else the last
-    plan tried.
+    """Return for every search space a plan that meets the budget when run, or that torch cannot run; if there is
+    none, the last plan tried.
 
     make: returns choices with errors within the limits. If a choice's plan misses the budget, a new choice is made with
     a smaller limit: divided by the excess over the budget, and at least halved.

@@ -271,7 +271,7 @@ def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: floa
 
 
 def in_unit(found: Calibration, unit: float) -> Calibration:
-    """The calibration with all contributions multiplied by `unit`."""
+    """A copy of `found` whose contributions are multiplied by `unit`; errors do not change."""
 
     def scale(one: Contribution) -> Contribution:
         return replace(one, isolated=one.isolated * unit, own=one.own * unit, cast=one.cast * unit)

@@ -109,7 +109,7 @@ class Audit:
     programs, by file name.
     """
 
-    subject: Annotated[Provenance, FileField("the model and its inputs")]
+    subject: Annotated[Provenance, FileField("names and origins of the model, its weights and its inputs")]
     live: Unwritten[Subject | None] = None
     parameters: Annotated[int, FileField("number of parameters, shared ones counted once; `apply` checks it", least=0)]
     structure: Annotated[str, FileField("digest of modules and parameters; `apply` checks it")] = ""
@@ -125,7 +125,7 @@ class Audit:
     environment: Annotated[Environment, FileField("device, versions and settings of the audit")]
     recommended: Annotated[str | None, FileField("name of the plan to use; `null`: FP32")]
     use: Annotated[str, FileField("purpose of the recommended plan", choices=("inference", "training"))] = "inference"
-    recommendation: Annotated[str, FileField("the reason for `recommended`, in one sentence")]
+    recommendation: Annotated[str, FileField("the reason for `recommended`, and the best plan for each use")]
     plans: Annotated[Mapping[str, Plan], FileField("a plan per strategy and format, such as `autocast_bf16`")]
     baselines: Annotated[Mapping[str, Verification], FileField("runs in low precision without a plan, by name")]
     fp32_today: Annotated[Today | None, FileField("FP32 under the caller's own flags; `null`: IEEE flags")] = None

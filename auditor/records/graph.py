@@ -132,11 +132,11 @@ CalledFrom = Annotated[
 class Node:
     """One operation of the captured graph, with its module and source line.
 
-    calls: enclosing module calls, the root's first. returned: keys of the module calls that return its result. region:
-    the user's autocast region around the operation. in_place: whether it writes in place, so that autocast does not
-    cast its inputs and its result keeps its dtype. function: the torch function call around the node, which a scope
-    may keep in FP32. literals: by format, the constants that differ if the model is stored in the format;
-    autocast_literals: under autocast.
+    calls: enclosing module calls, the root's first. returned: `Call.key` of each module call that returns the result.
+    region: the user's autocast region around the operation. in_place: whether the operation writes in place; autocast
+    then casts neither inputs nor result. function: the torch function call around the node, which a scope may keep in
+    FP32. literals: {format: constants that differ from FP32's if the model is stored in the format};
+    autocast_literals: the same under autocast.
     """
 
     name: Annotated[str, FileField("name of the operation in the captured graph")]

@@ -152,7 +152,7 @@ class Magnitudes:
 class Weight:
     """Magnitudes of a parameter or buffer."""
 
-    name: Annotated[str, FileField("name in the state dict, else in the captured graph")]
+    name: Annotated[str, FileField("name in the state dict; if it has none, name in the captured graph")]
     kind: Annotated[str, FileField("parameter or buffer", choices=("parameter", "buffer"))]
     range: Annotated[Magnitudes, FileField("magnitudes of the values")]
 

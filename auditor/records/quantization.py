@@ -72,8 +72,8 @@ class QuantizedPlan:
     layers: Annotated[
         Mapping[str, str],
         FileField(
-            "scheme of each layer, or an empty text for 16 bits; by path of the module whose `weight` it is, else by the "
-            "parameter's name; a tied weight has an entry for each name"
+            "scheme of each layer, or an empty text for 16 bits, by the path of the module with the `weight`; a weight "
+            "with another name is listed by its full name; a tied weight has an entry for each name"
         ),
     ]
     groups: Annotated[

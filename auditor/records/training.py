@@ -103,7 +103,7 @@ class Training:
     """Results of auditing a training step."""
 
     format: Annotated[str | None, FileField("format to train in; `null`: FP32")]
-    recommendation: Annotated[str, FileField("the reason for `format`, and the scaler to use, in one sentence")]
+    recommendation: Annotated[str, FileField("the reason for `format`, and the scaler to use")]
     plan: Annotated[str | None, FileField("name of the plan that `fp16` and `bf16` apply to; `null`: plain autocast")]
     loss: Annotated[float, FileField("loss in FP32, the mean over `batches`")]
     loss_source: Annotated[str, FileField("origin of the loss function")]

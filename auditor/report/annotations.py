@@ -23,7 +23,7 @@ from .words import count, label, line, op, printable, scope, sentence, summary
 
 def place_of(audit: Audit, cause: Cause) -> Place:
     """The source line to report for a cause (a group of findings). If this line is in an installed package: the user's
-    line that called the package, else line 1 of the audited file."""
+    line that called the package or, if unknown, line 1 of the audited file."""
     name, line = written_at(cause.worst.source)
     written = Place(name, line, 1) if line else None
     node = cause.report.node if cause.report else None

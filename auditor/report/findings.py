@@ -113,7 +113,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Causes:
-    """All causes, ranked. wanting: errors and warnings; notes: other causes; about: the plan of severities."""
+    """All causes, ranked. wanting: errors and warnings; notes: other causes; about: the plan that severities assume."""
 
     wanting: tuple[Cause, ...]
     notes: tuple[Cause, ...]
@@ -147,7 +147,7 @@ def causes(audit: Audit) -> Causes:
     wanting, notes = (tuple(one for one in result if (one.severity == "info") is info) for info in (False, True))
     plan, about = audit.plans.get(next((f.plan for f in audit.findings if f.plan), "")), ""
     if plan is not None:
-        about = f"Severities apply to {_plan_words(audit, plan)}."
+        about = f"Severities assume {_plan_words(audit, plan)}: a problem that this plan avoids is at most a warning."
     elif any(finding.bearing == "stops" for finding in audit.findings):
         about = "No plan within the budget uses low precision: severities are the rules' defaults."
     return Causes(wanting, notes, about)

@@ -89,8 +89,8 @@ def _size(one: StoredCache, length: int, times: int = 1) -> str:
 
 
 def lift_words(audit: Audit) -> Iterator[str]:
-    """A sentence on the part of the model that adds most error, and on the flips predicted with this part in FP32;
-    no sentence without predictions."""
+    """The part of the model that adds most error, and the flips predicted with this part in FP32; nothing without
+    predictions."""
     for title, generated, _ in _decoded_plans(audit)[:1]:
         best = next((part for part in generated.parts if part.flips is not None), None)
         if best is not None and generated.predicted_flips is not None:
@@ -102,7 +102,7 @@ def lift_words(audit: Audit) -> Iterator[str]:
 
 
 def _cache_words(audit: Audit) -> Iterator[str]:
-    """A sentence on the recommended format of the key-value cache, with its memory; none without a recommendation."""
+    """The recommended format of the key-value cache, its flips and its memory; nothing without a recommendation."""
     made, plan = audit.generation, audit.plans.get(audit.recommended or "")
     for best in (one for one in made.caches if one.stored == made.recommended_cache) if made is not None else ():
         yield (

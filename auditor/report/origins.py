@@ -125,7 +125,7 @@ class NonFiniteRun(NamedTuple):
 
 
 def cause(first: NonFinite) -> str:
-    """The cause of Inf or NaN, in a sentence."""
+    """A sentence that names the cause of Inf or NaN."""
     fired = f"; see {', '.join(first.rules)}" if first.rules else ""
     if first.begins == first.node:
         return f"The cause is {first.cause} in the same operation{fired}."

@@ -22,7 +22,7 @@ ISLANDS_SHOWN = 12
 SET = "FP32 under your own flags"
 """Label of FP32 under the caller's own flags."""
 SHARES = "Errors are values divided by their limits, for the tightest criterion: 1 is the limit."
-"""A sentence that explains a plan's errors if criteria are set."""
+"""Explains a plan's errors if criteria are set."""
 NEAR = 2.0
 """Distance from a score's limit, in standard errors, below which other samples may give another result."""
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -112,8 +112,8 @@ def plans_section(audit: Audit, plans: tuple[PlanView, ...]) -> list[Block]:
     if not plans:
         return [Prose("", ("No plan was made for this audit.",), "empty")]
     about = (
-        'A plan keeps some modules in FP32 and runs the rest in low precision. "No plan" means '
-        "the same format with no module in FP32."
+        "A plan runs the model in low precision, except for any modules, functions or outputs kept in FP32. "
+        '"No plan" means the same format without exceptions.'
     )
     return [
         *(Prose("", (said,), "about") for said in (about, SHARES * bool(audit.criteria), score_headline(audit))),
@@ -140,7 +140,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
 
 
 def island_lines(kept: tuple[Island, ...], most: int) -> tuple[str, ...]:
-    """A line for each FP32 island (modules kept in FP32) of a plan, with its reason; at most `most` islands."""
+    """A line for each FP32 island (modules or functions) of a plan, with its reason; at most `most` islands."""
     return shorten([f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in kept], most)
 
 
@@ -159,7 +159,7 @@ def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
         what = "operation" if p.plan.program is not None else "module"
         but = _exceptions(p.plan)
-        rest = f"All {'other ' if p.islands else ''}{what}s are set to {label(p.plan.format)}{but}."
+        rest = f"Everything{' else' if p.islands else ''} is set to {label(p.plan.format)}{but}."
         yield Fold(
             f"{p.title}: {p.verdict}{kept}",
             (
@@ -280,7 +280,7 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
 
 
 def advice(audit: Audit) -> str:
-    """A sentence on what to do if plans are rejected only for their score."""
+    """Advice for an audit whose plans are rejected only for their score."""
     scores = [plan.score for plan in audit.plans.values() if plan.score is not None]
     if any(score.passed is False and not score.failure for score in scores):
         return "Allow a larger drop with --max-drop, or ask for smaller errors with --max-error."

@@ -187,7 +187,7 @@ def _head(graph: FlowGraph, findings: Sequence[Finding]) -> str:
 
 def _maker(graph: FlowGraph, amplifier: str, fmt: str, among: Container[str]) -> str:
     """Follow the amplifier's only inaccurate input upstream, through moves, masks and sums, to the operation that
-    computes it. Return the furthest of these operations with a finding, or else the amplifier."""
+    computes it. Return the furthest of these operations with a finding; if none has one, the amplifier."""
     name = result = amplifier
     while True:
         sources = [source for source in dict.fromkeys(graph.nodes[name].inputs) if graph.is_judged(source, (fmt,))]
@@ -230,7 +230,7 @@ class _Uses:
 def about(
     findings: Sequence[Finding], plans: Mapping[str, Plan], recommended: str | None, capture: Capture, graph: FlowGraph
 ) -> tuple[Finding, ...]:
-    """Set the severity of each finding for the recommended plan, else the fastest plan within the error budget.
+    """Set each finding's severity for the recommended plan; without one, for the fastest plan within the error budget.
 
     If such a plan exists, findings on operations that it keeps in FP32, or that fail only under other plans, are at
     most warnings. Other findings become one level less severe. Exceptions: findings on no operation, on quantization,
@@ -254,7 +254,7 @@ def about(
 
 
 def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: FlowGraph) -> tuple[Finding, ...]:
-    """Add to each finding the strategies that run its operation in low precision if no module is kept in FP32."""
+    """Add to each finding the strategies that run its operation in low precision if the plan keeps nothing in FP32."""
     formats = {fmt for verdicts in graph.verdicts.values() for fmt in verdicts}
     spoken = dict.fromkeys(fmt for finding in findings for fmt in finding.formats if fmt in formats)
     low = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt).computing for name in names()} for fmt in spoken}

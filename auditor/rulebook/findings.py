@@ -140,7 +140,7 @@ def with_batches(
     """
     kept: dict[object, Finding] = {}
     for finding in findings:
-        number = 1  # else the number of the batch with the verdicts, or of the first that runs the operation
+        number = 1  # on a later batch: the batch with the verdicts, or the first that runs the operation
         if finding.node in capture.nodes and (finding.rule, finding.node) not in of_first:
             judged = [one for fmt, one in verdicts[finding.node].items() if fmt in finding.formats]
             wrong = (one.batch for one in judged if one.verdict in FLAGGED)

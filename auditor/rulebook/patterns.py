@@ -68,7 +68,7 @@ class Matcher:
 
 
 def _drawings(chain: Chain) -> Iterator[Edges]:
-    """The edges of a chain, once for each combination of optional nodes."""
+    """Yield the edges of a chain for each combination of optional nodes."""
     optional = sorted({name for path in chain.steps for name in path if name.endswith("?")})
     for there in product((True, False), repeat=len(optional)):
         kept = dict(zip(optional, there, strict=True))

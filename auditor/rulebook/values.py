@@ -92,7 +92,7 @@ def shifts_by_max(node: fx.Node) -> bool:
 
 
 def _subtrahend(node: fx.Node) -> fx.Node | None:
-    """The second operand of a tensor difference."""
+    """The node that a `sub` of two nodes subtracts; None for other operations."""
     if row_of(node).packet != "sub" or len(node.all_input_nodes) < 2:
         return None
     return source(node.all_input_nodes[1])

@@ -47,8 +47,8 @@ def verdict_of(
 ) -> Verdict:
     """Verdict of one node in one format. unsafe: alone in low precision, the node raises or its effect is over budget.
 
-    A node that no strategy runs in low precision is safe, and the reason says so. NaN fails every threshold.
-    Differences within the noise of FP32 are ignored.
+    A measured node that no strategy runs in low precision is safe; a node without a measurement, in FP64 or on nested
+    tensors is untested. NaN fails every threshold. Differences within the noise of FP32 are ignored.
     """
     if error is None or contribution is None:
         return Verdict("untested", "the measurement did not reach the operation")

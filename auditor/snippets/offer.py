@@ -14,7 +14,7 @@ from ..records import Audit, Plan
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool that can run plans. strategies: the supported strategies. otherwise: a sentence of advice for other plans.
+    """A tool that can run plans. strategies: the supported strategies. otherwise: advice for other plans.
 
     impossible: why a plan of a supported strategy cannot be expressed, or None.
     """
@@ -27,7 +27,7 @@ class Tool:
 
 
 def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[Plan, str] | None:
-    """Choose the plan called `name`, else the recommended plan or a verified plan; also return the explanation.
+    """Choose the plan called `name`, or by default the recommended or another verified plan; return it with a remark.
 
     Returns None if no suitable plan meets the error budget. Raises: PlanError(slug="no-such-plan" | "no-arithmetic").
     """

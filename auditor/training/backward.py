@@ -220,6 +220,6 @@ def _backward(results: list[torch.Tensor], gradients: Leaves, leaves: list[torch
 
 
 def _scale_by(gradients: Leaves, exponent: int) -> Leaves:
-    """Multiply by a power of two, in two steps since it may exceed float32's range."""
+    """Multiply by a power of two, in two steps since the power may exceed float32's range."""
     half = 2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2)
     return [None if g is None else g.float() * half[0] * half[1] for g in gradients]

@@ -150,8 +150,8 @@ def load_training(
     """Load a target as `load` does, with the loss and targets of a training step.
 
     loss: `file.py:name`, or a name in the target's file. By default the file's `loss_fn`, the result of its
-    `get_loss()`, or its `criterion`; else the model's own loss. Targets: `get_targets()` or `targets` of the file, one
-    entry per batch of inputs; else the last entries of every batch. `audit_spec()` may return `loss` and `targets`.
+    `get_loss()`, or its `criterion`; without these, the model's own loss. Targets: `get_targets()` or `targets` of the
+    file, one entry per batch; without these, the last entries of every batch. `audit_spec()` may return both.
     Raises: LoadError as `load` does, or slug="missing-loss" | "no-loss" | "bad-loss" | "bad-targets" | "no-gradient".
     """
     return check_training(

@@ -42,7 +42,7 @@ def format_to_train_in(
     recommended: str | None,
     idle: Collection[str] = (),
 ) -> tuple[str | None, str]:
-    """The format to train in, with the reason in one sentence.
+    """The format to train in (None: FP32), and the reason in words.
 
     idle: formats with a requested autocast plan that is not verified or runs nothing in low precision.
     """

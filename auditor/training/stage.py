@@ -156,7 +156,7 @@ def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) ->
 
 
 def _steps(prepared: MeasuredStep) -> Iterator[Step]:
-    """The FP32 step on every batch, one at a time."""
+    """Run the FP32 step on every usable batch, and yield the results one by one."""
     captured, first = prepared.capture, prepared.first
     yield first
     for batch in usable(captured, replace(first.subject, batches=step_batches(first.subject)))[1:]:

@@ -73,7 +73,7 @@ def own_loss(outputs: Any) -> Any:
 
 
 def step_batches(subject: Subject) -> tuple[Batch, ...]:
-    """The batches with their targets, as arguments of TrainingStep."""
+    """Arguments of TrainingStep for every batch: the batch and its targets."""
     assert subject.objective is not None
     pairs = zip(subject.batches, subject.objective.targets, strict=True)
     return tuple(((args, kwargs, targets, named), {}) for (args, kwargs), (targets, named) in pairs)
@@ -263,7 +263,7 @@ def _forward_and_backward(step: Step, module: _Region, low: StepPrecision, scale
 @contextmanager
 def _around(step: Step, low: StepPrecision) -> Iterator[None]:
     """A context for a step. An FP32 step ignores the user's own autocast regions, like the recording. A low-precision
-    step runs natively on a GPU, else emulated.
+    step runs natively on a GPU, and emulated on a CPU.
 
     A step with random operations is emulated on a GPU too, since low-precision kernels draw other random numbers than
     FP32 kernels.

@@ -268,7 +268,7 @@ class Verifier:
 
 
 def read(file: Path) -> Any:
-    """The result of one plan, or the reason why it cannot be read."""
+    """Read a plan's result from its file; the reason as text if that fails."""
     try:
         with torch.serialization.safe_globals([Answers, ScoreResult, TimeAndMemory, Times]):
             return torch.load(file, weights_only=True, mmap=True)  # mapped: read when compared

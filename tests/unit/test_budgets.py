@@ -78,7 +78,7 @@ PARTS = {
     "report/quantization.py": "quantization",
     "report/rehearsal.py": "rehearsal",
 }
-"""Files of a capability in other rooms, which count to the capability. `dtypes` (the ledger and the causes of a product's error) and `quantization` have no room."""
+"""Files of a capability in other rooms, which count towards the capability. `dtypes` (the ledger and the causes of a product's error) and `quantization` have no room."""
 
 BUDGET = {
     "artefact": (950, "artefact"),

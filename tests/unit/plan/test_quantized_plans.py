@@ -421,16 +421,17 @@ def test_a_device_without_the_products_gains_only_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "x", "why"),
+    ("model", "x", "scheme", "why"),
     [
-        (nn.Sequential(nn.Linear(48, 48)), torch.randn(4, 48), "blocks of 1x128 do not divide"),
-        (nn.Sequential(nn.GELU()), torch.randn(4, 48), "no linear layer, convolution or embedding"),
+        (nn.Sequential(nn.Linear(48, 48)), torch.randn(4, 48), "int4", "blocks of 1x128 do not divide"),
+        (nn.Sequential(nn.GELU()), torch.randn(4, 48), "int4", "no linear layer, convolution or embedding"),
+        (nn.Embedding(8, 16), torch.tensor([[1, 2]]), "fp8", "`fp8`: no kernel supports the layers"),
     ],
-    ids=["widths", "no layer"],
+    ids=["widths", "no layer", "no kernel"],
 )
-def test_a_scheme_without_a_layer_is_an_error(model: nn.Module, x: Tensor, why: str) -> None:
+def test_a_scheme_without_a_layer_is_an_error(model: nn.Module, x: Tensor, scheme: str, why: str) -> None:
     with pytest.raises(PlanError, match=why) as caught:
-        audit(model.eval(), x, formats="int4")
+        audit(model.eval(), x, formats=scheme)
     assert caught.value.slug == "no-layer"
 
 

@@ -162,9 +162,9 @@ def test_a_plan_solves_a_problem_only_if_it_does_at_every_operation():
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
     [
-        ("autocast_fp16", "strategy", "are set to FP16. Still in FP32: operations that autocast always runs in FP32"),
-        ("cast_fp16", "inherited", "are set to FP16. Operations that read FP32 values still run in FP32."),
-        ("autocast_fp16", "not-floating", "are set to FP16."),
+        ("autocast_fp16", "strategy", "is set to FP16. Still in FP32: operations that autocast always runs in FP32"),
+        ("cast_fp16", "inherited", "is set to FP16. Operations that read FP32 values still run in FP32."),
+        ("autocast_fp16", "not-floating", "is set to FP16."),
     ],
 )
 def test_a_plan_says_which_operations_of_low_modules_run_in_fp32(name: str, kind: str, said: str):
@@ -178,9 +178,10 @@ def test_the_plan_that_severities_are_for_is_named():
     audit = spoken(make_audit(60), RNG001="kept")
     assert "The plan avoids this problem." not in text(audit)
     assert "The plan avoids this problem." in text(spoken(make_audit(60), RNG001="elsewhere"))
-    assert causes(audit).about == "Severities apply to FP16 under autocast, the recommended plan."
+    ends = "a problem that this plan avoids is at most a warning."
+    assert causes(audit).about == f"Severities assume FP16 under autocast, the recommended plan: {ends}"
     alone = replace(audit, recommended=None)
-    assert causes(alone).about == "Severities apply to FP16 under autocast, the fastest plan within the budget."
+    assert causes(alone).about == f"Severities assume FP16 under autocast, the fastest plan within the budget: {ends}"
     none = replace(
         audit, recommended=None, findings=tuple(replace(f, plan=None, bearing="stops") for f in audit.findings)
     )
