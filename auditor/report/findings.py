@@ -108,7 +108,7 @@ class Cause:
         whole = "this whole module" if len(owners) == 1 else f"all of these {len(owners):,} modules"
         if not share:
             return f"Keeping {whole} in FP32 would only add dtype conversions."
-        return f"Keeping {whole} in FP32 would move {percent(share)} of the model's FLOPs out of low precision."
+        return f"Keeping {whole} in FP32 would keep {percent(share)} of the model's FLOPs in FP32."
 
 
 @dataclass(frozen=True)
