@@ -37,6 +37,9 @@ SHARES = 1.0, 0.0
 """Factors of the inner products between different groups' changes; 0: changes that cancel or add up on the calibration
 inputs are not expected to do so on other inputs."""
 
+STRICTEST = 0.7
+"""A local search that ends at a refused choice is repeated with a limit between STRICTEST * limit and the limit."""
+
 KEPT = 16.0
 """Bits per weight of a layer that is not quantized."""
 
@@ -149,6 +152,8 @@ class Search:
             start = draw.choice([base, *near[:NEAR]]) if idle else base
             moves = [draw.randrange(len(self._options)) for _ in range(MOVES * bool(idle))]
             choice = self._improve(start, limit, moves, SHARES[idle % 2])
+            if choice in self.refused:
+                choice = self._improve(start, limit * draw.uniform(STRICTEST, 1.0), moves, SHARES[idle % 2])
             if choice in self.known or self.bits(choice) >= self.bits(base):
                 idle += 1
             else:

@@ -89,6 +89,9 @@ class QuantizedPlans:
             choice = search.best(target)
             if choice in verified or (accepted != kept and target < limit):
                 choice = search.safest(limit, accepted)
+            if choice in verified:  # no choice with fewer bits is known: run others, near the limit
+                search.best(limit)
+                choice = search.safest(limit, accepted)
             if choice in verified:
                 break
             verified[choice] = one = self._verify(self._schemes(choice))

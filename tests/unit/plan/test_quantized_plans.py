@@ -360,6 +360,25 @@ def test_the_next_choice_is_the_one_whose_error_needs_no_cancellation() -> None:
     assert search.safest(0.3, ("fp8", "", "", "")) == apart
 
 
+def test_if_the_choice_with_the_fewest_bits_is_refused_the_next_one_is_found() -> None:
+    alone = torch.diag(torch.tensor([0.022, 0.014, 0.013]))
+    sizes = (16, 64, 4)
+    groups = [
+        Group((str(i),), size, {"fp8": float(one.norm()) ** 2})
+        for i, (size, one) in enumerate(zip(sizes, alone, strict=True))
+    ]
+
+    def measure(choice: tuple[str, ...]) -> Run:
+        change = torch.tensor([float(bool(scheme)) for scheme in choice]) @ alone
+        return Run(float(change.norm()), change[None])
+
+    kept, every = ("",) * 3, ("fp8",) * 3
+    search = Search(groups, ("fp8",), measure, {kept: measure(kept)})
+    assert search.best(0.03) == every
+    search.refused.add(every)
+    assert search.best(0.03) == ("fp8", "fp8", "")
+
+
 @pytest.mark.parametrize("singles", [256, 2])
 def test_changes_that_cancel_are_predicted_to_cancel(singles: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("auditor.plan.choices.SINGLES", singles)
