@@ -101,8 +101,6 @@ class QuantizedPlans:
             else:
                 self.refused.add(choice)
                 target = min(target, CLOSER * self.known[choice].error)
-            if accepted != kept:
-                target = math.sqrt(limit * self.known[accepted].error)
             search.left = MORE_RUNS
         choice, layers, one = accepted, self._schemes(accepted), verified[accepted]
         return QuantizedPlan(

@@ -168,6 +168,12 @@ def test_a_plan_has_about_the_fewest_bits_that_both_inputs_allow(seed: int) -> N
     assert least <= found.effective_bits <= 1.06 * least
 
 
+def test_a_mixed_plan_is_no_larger_than_the_accepted_plan_of_one_scheme() -> None:
+    x = normal(32, 2 * WIDTH, seed=1)
+    found = audited(seeded(halves), x, x.flip(0), formats="fp8,int8_weights", max_error=0.2)
+    assert [one.effective_bits for one in found.quantized_plans] == [8.0, 8.0, 8.0]
+
+
 def test_a_held_out_error_that_is_no_number_refuses_a_plan() -> None:
     def metric(reference: list[Tensor], candidate: list[Tensor]) -> float:
         differs = not torch.equal(reference[0], candidate[0])
