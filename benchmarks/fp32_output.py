@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import auditor
 from auditor import flow
 from auditor.paths import FP32_OUTPUT, module_of
-from auditor.plan.modules import evaluate, scopes_of
+from auditor.plan.modules import scopes_of
 from auditor.plan.plans import Planner
 from auditor.plan.problem import Problem
 from auditor.plan.recommend import best_for
@@ -105,10 +105,10 @@ def by_kind(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Row
         bench_of(model, *inputs, formats=("bf16",)).problem("autocast", "bf16"),
         measured(model, inputs, None),
     )
-    least, rows = evaluate(problem, ()).seconds, list[Row]()
+    least, rows = problem.evaluate(()).seconds, list[Row]()
 
     def add(kind: str, precision: str, high: Collection[str]) -> None:
-        point = evaluate(problem, high)
+        point = problem.evaluate(high)
         found = measured(model, inputs, Plan("one", "autocast", "bf16", scopes_of(problem, point)), exact)
         rows.append(dict(zip(KINDS, (name, kind, precision, point.seconds / least, *found), strict=True)))
         print(rows[-1], flush=True)

@@ -27,7 +27,6 @@ from ..numerics.fp32_output import multiply
 from ..numerics.nodes import operation_of, tensors_in
 from ..paths import FP32_OUTPUT
 from ..plan.costs import costs_of, most_alive
-from ..plan.modules import VISITS
 from ..plan.scores import InFp32
 from ..plan.search import HIGH, LOW, MARGIN, Arc, Candidate, Choice, Cuts, Space, choose, find_verified
 from ..plan.verified import judge_replay, verify
@@ -260,8 +259,7 @@ class Operations(Space):
 
     def propose(self, allowed: float) -> Candidate:
         """The cheapest choice whose predicted error is at most `allowed`."""
-        tries = VISITS // len(self.table.operations)
-        return self._cuts.cheapest(self._choice, allowed, self._groups, tries)
+        return self._cuts.cheapest(self._choice, allowed, self._groups, len(self.table.operations))
 
     def _choice(self, high: Choice) -> Candidate:
         high = self.table.free & frozenset().union(*map(self.table.whole, high & self.table.free))

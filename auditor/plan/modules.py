@@ -4,20 +4,14 @@ plans."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
-from ..execution.policy import Policy, PrecisionChoice, choice_keeping, plain
+from ..execution.policy import Policy, choice_keeping, plain
 from ..numerics.formats import FORMATS
-from ..paths import FP32_OUTPUT
 from ..records import Plan, ScopeChoice
 from ..resources import table
-from .costs import cast_seconds
-from .outputs import outputs_of, without_effect
 from .problem import Problem
-from .search import FORBIDDEN, MOST_OFF, Candidate, Space
-
-VISITS = 20_000
-"""Maximum number of operations that one search visits in total, which bounds the time for a large model."""
+from .search import MOST_OFF, Candidate, Space
 
 SHORTER = 0.05
 """Share by which a plan entirely in low precision, which is simpler, may exceed the best plan's time and cost."""
@@ -33,7 +27,7 @@ class Modules(Space):
     def __init__(self, problem: Problem, replayed: Callable[[Policy], float], budget: float) -> None:
         super().__init__()
         self.problem, self.budget, self._replayed = problem, budget, replayed
-        self.nothing, self.low = evaluate(problem, problem.energy.scopes), evaluate(problem, ())
+        self.nothing, self.low = problem.evaluate(problem.energy.scopes), problem.evaluate(())
         self.left = REPLAYS
 
     def replay(self, point: Candidate) -> float:
@@ -68,7 +62,7 @@ class Modules(Space):
     def reach(self) -> float | None:
         """Smallest replayed error above 0; one replay lowers only the module with the smallest predicted error."""
         energy = self.problem.energy
-        alone = (evaluate(self.problem, self.nothing.high.difference(energy.together(one))) for one in energy.scopes)
+        alone = (self.problem.evaluate(self.nothing.high.difference(energy.together(one))) for one in energy.scopes)
         gaining = [point for point in alone if point.cost < self.nothing.cost]
         if gaining:
             self.error(min(gaining, key=lambda point: point.predicted_error))
@@ -77,26 +71,14 @@ class Modules(Space):
     def propose(self, allowed: float) -> Candidate:
         """The cheapest choice with a predicted error of at most `allowed`; or everything in low precision, if that
         meets the budget and exceeds the choice's time and cost by at most SHORTER."""
-        low, energy, holds = self.low, self.problem.energy, bool(self.within_budget())
-
-        def wins(point: Candidate) -> bool:
-            return low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
-
-        if holds and wins(evaluate(self.problem, energy.cuts.best(0.0) & energy.scopes.keys())):  # without a search
-            return low
-        point = cheapest(self.problem, allowed)
-        return low if holds and wins(point) else point
-
-
-def as_candidate(problem: Problem, chosen: PrecisionChoice) -> Candidate:
-    """The Candidate of a PrecisionChoice; modules that share a weight with an FP32 module become FP32 too."""
-    high = (owner for owner in problem.energy.scopes if chosen(owner) == "fp32")
-    return evaluate(problem, outputs_of(chosen).union(each for x in high for each in problem.energy.together(x)))
+        low, point = self.low, self.problem.cheapest(allowed)
+        near = low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
+        return low if near and self.within_budget() else point
 
 
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """Build the plan of a choice of precisions, with predicted errors and times, without a run."""
-    fp32 = evaluate(problem, problem.energy.scopes).seconds
+    fp32 = problem.evaluate(problem.energy.scopes).seconds
     resolution, row = problem.resolve(choice_keeping(chosen.high, problem.format)), FORMATS[problem.format]
     unfit = f"the {problem.device} has no {row.label} arithmetic: a speed-up only comes from moving fewer bytes"
     return Plan(
@@ -108,8 +90,6 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
         low_precision_flops=chosen.low_flops,
         predicted_speedup=fp32 / chosen.seconds if chosen.seconds else 1.0,
         note="" if row.speed in table("plan/devices")[problem.device] else unfit,
-        raised=problem.raised,
-        stored_low=problem.stored_low,
         objective=problem.objective,
         target=problem.device,
         memory=problem.memory(resolution),
@@ -129,36 +109,3 @@ def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
         )
         for path, boundary in problem.policy_for(choice_keeping(chosen.high, problem.format)).wrapped.items()
     }
-
-
-def cheapest(problem: Problem, allowed: float) -> Candidate:
-    """The cheapest choice found with a predicted error of at most `allowed`."""
-    energy, most = problem.energy, min(allowed, math.sqrt(FORBIDDEN) / 2)
-    tries = VISITS // max(len(problem.capture.nodes), 1)
-    return energy.cuts.cheapest(lambda high: evaluate(problem, high & energy.scopes.keys()), most, energy.groups, tries)
-
-
-def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
-    """Predict error, time and low-precision share of FLOPs of a choice; cached. high: modules and functions in FP32.
-
-    If batches take several paths through the model, the error is the largest of any path.
-    """
-    settled, known, costs = problem.energy.settle(high), problem.evaluated, problem.costs
-    high = settled - without_effect(settled)
-    if high in known:
-        return known[high]
-    resolution = problem.resolve(choice_keeping(high, problem.format))
-    own, took, low_flops, stored = problem.figures(resolution)
-    squares = problem.squares(resolution, own)
-    # Autocast caches cast weights, so only casts of activations take time.
-    cast = costs.keys() & {source for typed in resolution.nodes.values() for source in typed.cast}
-    elapsed = cast_seconds(sum(problem.elements[name] for name in cast), problem.format, problem.device)
-    elapsed += float(took.sum())
-    cost = problem.price(resolution, elapsed, float(stored.sum()))
-    # changes of precision: scopes that differ from the scope above, and products with FP32 output
-    changes = sum((owner in high) != (above in high) for owner, above in problem.energy.tree.items())
-    changes += sum(path.endswith(FP32_OUTPUT) for path in high)
-    error = math.sqrt(max(sum(square for name, square in squares.items() if name in path) for path in problem.paths))
-    share = float(low_flops.sum()) / max(sum(cost.flops for cost in costs.values()), 1)
-    known[high] = Candidate(high, error, cost + problem.island * changes, cost, elapsed, share)
-    return known[high]

@@ -9,11 +9,10 @@ from functools import partial
 from operator import attrgetter
 
 from ..execution.beside import policy_of
-from ..execution.policy import choice_keeping
 from ..numerics.formats import runs
 from ..records import Plan, Verification
 from ..stages import tick
-from .modules import Modules, as_candidate, as_plan, evaluate
+from .modules import Modules, as_plan
 from .outputs import with_fewest_outputs
 from .reasons import improve, with_reasons
 from .recommend import gains
@@ -72,8 +71,8 @@ class Planner:
             others = (
                 self._chosen[n].high for n, each in self.spaces.items() if each.problem.format == space.problem.format
             )
-            points = [as_candidate(space.problem, choice_keeping(high, space.problem.format)) for high in others]
-            points += with_fewest_outputs(space.problem, space.low, evaluate, limit)
+            points = [space.problem.evaluate(high) for high in others]
+            points += with_fewest_outputs(space.problem, space.low, limit)
             better = sorted(
                 (p for p in points if p.feasible and p.cost < (1 - WORTH) * own.cost), key=attrgetter("price")
             )
@@ -86,6 +85,10 @@ class Planner:
     def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         """Verify the plans of these choices of precisions; plans that already ran are not run again."""
         keys = {name: (name, point.high) for name, point in chosen.items()}
-        new = {n: as_plan(self.spaces[n].problem, p) for n, p in chosen.items() if keys[n] not in self._ran}
+        of, new = self.bench.subject, dict[str, Plan]()
+        for name, point in chosen.items():
+            if keys[name] not in self._ran:
+                plan = as_plan(self.spaces[name].problem, point)
+                new[name] = replace(plan, raised=of.raised, stored_low=of.stored_low)
         self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new).items()}
         return {name: self._ran[key] for name, key in keys.items()}

@@ -15,8 +15,8 @@ from ..numerics.formats import label
 from ..numerics.operations import operation
 from ..paths import FP32_OUTPUT, function_in, module_of
 from ..records import Finding, Node, Plan, Reason
-from .modules import Modules, as_candidate, evaluate
-from .outputs import outputs_in
+from .modules import Modules
+from .outputs import outputs_in, outputs_of
 from .problem import Problem
 from .search import MARGIN, WORTH, Candidate
 
@@ -30,7 +30,7 @@ def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
     problem = space.problem
     for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
         low = _lower(problem, chosen, [owner])
-        wide = evaluate(problem, low.high | outputs_in(problem, owner))
+        wide = problem.evaluate(low.high | outputs_in(problem, owner))
         points = (*[low][: owner == module_of(owner)], *[wide][: wide != low])
         cheaper = (point for point in points if point.price < (1 - WORTH) * chosen.price)
         chosen = next((point for point in cheaper if space.holds(chosen, point, limit)), chosen)
@@ -39,9 +39,15 @@ def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
     return chosen
 
 
+def as_candidate(problem: Problem, plan: Plan) -> Candidate:
+    """The choice of precisions that a plan makes."""
+    choice = choice_from_scopes(plan.scopes)
+    return problem.evaluate({x for x in problem.energy.scopes if choice(x) == "fp32"} | outputs_of(choice))
+
+
 def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Plan:
     """The plan with a reason for every module and operation in FP32, and with `least`: modules that must be FP32."""
-    problem, chosen = space.problem, as_candidate(space.problem, choice_from_scopes(plan.scopes))
+    problem, chosen = space.problem, as_candidate(space.problem, plan)
     outputs = sorted(path for path in chosen.high if path.endswith(FP32_OUTPUT))
     alone = {owner: _lower(problem, chosen, [owner]) for owner in (*_fp32_owners(problem, chosen), *outputs)}
     forbidden = {owner: _find_prohibition(problem, point, chosen, owner) for owner, point in alone.items()}
@@ -97,7 +103,7 @@ def _without_operations(problem: Problem, owner: str) -> Reason | None:
     nodes = _operations(problem, owner)
     if not nodes:
         return Reason("not-floating", "contains only submodules, no operations")
-    low = problem.lowest.resolution
+    low = problem.lowest
     if any(node.floating or low.touches_low(node.name) for node in nodes):
         return None
     return Reason("not-floating", "has no floating-point operations")
@@ -116,14 +122,14 @@ def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
     FP32."""
     group = {*problem.energy.together(owner)}
     functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
-    return tuple(sorted(group | (functions - problem.lowest.raised)))
+    return tuple(sorted(group | (functions - problem.forced_fp32)))
 
 
 def _lower(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
     """The choice with `owners`, and all that `lowered_with` adds, in low precision. Functions that are FP32 to avoid a
     dtype conflict remain FP32 unless `owners` lists them."""
-    kept = {path for path in problem.lowest.raised if path != module_of(path)}
-    return evaluate(problem, (chosen.high | kept).difference(*(lowered_with(problem, owner) for owner in owners)))
+    kept = {path for path in problem.forced_fp32 if path != module_of(path)}
+    return problem.evaluate((chosen.high | kept).difference(*(lowered_with(problem, owner) for owner in owners)))
 
 
 def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
@@ -149,7 +155,7 @@ def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, own
         kind, why = "conflict", f"{name}{place} would get tensors of two dtypes, which raises an error"
     if worst in own:
         return Reason(kind, why, by=by)
-    if kind == "conflict" and owner in problem.lowest.raised and owner != module_of(owner):
+    if kind == "conflict" and owner in problem.forced_fp32 and owner != module_of(owner):
         return Reason(kind, f"returns FP32 anyway; if not kept in FP32, {why}", by=name)
     if where in group:
         return Reason("tied", f"shares a weight with {where or 'the whole model'}: {why}", by=where)

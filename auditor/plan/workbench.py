@@ -36,7 +36,7 @@ from ..measure.rerun import Yardstick
 from ..numerics.casting import round_tree
 from ..numerics.formats import DEFAULT, FORMATS
 from ..numerics.metrics import output_error
-from ..records import Batch, Capture, Contribution, Distance, Finding, Plan, ScopeChoice, Subject, Verdict
+from ..records import Batch, Capture, Contribution, Distance, Finding, Plan, ScopeChoice, Subject
 from ..rulebook.verdicts import Judgement
 from ..settings import Settings
 from ..stages import beat
@@ -181,12 +181,11 @@ class Workbench:
 
     def problem(self, strategy: str, fmt: str) -> Problem:
         """The optimization problem of a plan under one strategy and format."""
-        asked, stored = (strategy, fmt, self.options.figures), (self.subject.raised, self.subject.stored_low)
-        verdicts = dict[str, Verdict]()
-        found = Problem(self.capture, self.costs, self.contributions, verdicts, *asked, *stored, self.options.objective)
+        asked = strategy, fmt, self.options.figures, self.options.objective
+        found = Problem(self.capture, self.costs, self.contributions, {}, *asked)
         low = found.resolve(plain(fmt))  # autocast runs recurrent layers in FP16: their FP16 verdict counts
-        verdicts |= {name: each[found.computed_in(low, name)] for name, each in self.judged.verdicts.items()}
-        return found
+        verdicts = {name: each[found.computed_in(low, name)] for name, each in self.judged.verdicts.items()}
+        return replace(found, verdicts=verdicts)
 
 
 def worst_of(values: Sequence[float]) -> float:

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections import defaultdict
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,8 +24,8 @@ from auditor.execution.resolve import Resolver, resolve
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.operations import operation
-from auditor.paths import function_in
-from auditor.plan.modules import evaluate, scopes_of
+from auditor.paths import function_in, of_function
+from auditor.plan.modules import scopes_of
 from auditor.records import Capture, Plan, ScopeChoice
 from auditor.verify.running import run_patched
 from tests.support.capturing import Function
@@ -207,8 +208,11 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
     """
     model, capture = small(name)
     inputs = KINDS[name][1]
-    problem = replace(problem_of(capture, strategy), format=fmt)
-    point = evaluate(problem, fp32_of(labels))
+    problem, functions = replace(problem_of(capture, strategy), format=fmt), defaultdict[str, set[str]](set)
+    for owner, function in filter(None, map(of_function, labels.keys() - problem.products.keys())):
+        functions[owner].add(function)
+    problem.__dict__["exceptions"] = functions  # all that may be kept
+    point = problem.evaluate(fp32_of(labels))
     scopes, choice = scopes_of(problem, point), choice_keeping(point.high, fmt)
     planned = choice_from_scopes(scopes)
     assert (planned.keep, planned.fp32_output) == (choice.keep, choice.fp32_output)

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.paths import FP32_OUTPUT, function_in
-from auditor.plan.modules import evaluate
 from auditor.plan.problem import Problem
 from auditor.records import Audit, Plan
 from tests.support.capturing import Function
@@ -114,7 +113,7 @@ def test_it_costs_a_low_product_that_writes_four_bytes() -> None:
     model = seeded(lambda: Model(lambda m, x: m.layer(x), layer=nn.Linear(256, 512)))
     problem = bench_of(model, normal(64, 256), formats=("bf16",)).problem("autocast", "bf16")
     (path,) = problem.products
-    low, wide, high = (evaluate(problem, some) for some in ((), (path,), ("layer",)))
+    low, wide, high = (problem.evaluate(some) for some in ((), (path,), ("layer",)))
     read, written, bandwidth = 64 * 256 + 256 * 512 + 512, 64 * 512, 2039e9
     assert problem.device == "A100"
     assert low.seconds == pytest.approx((2 * read + 2 * written) / bandwidth)
