@@ -21,8 +21,7 @@ from torch import Tensor, nn
 import auditor
 from auditor import flow
 from auditor.paths import FP32_OUTPUT, module_of
-from auditor.plan.modules import scopes_of
-from auditor.plan.plans import Planner
+from auditor.plan.plans import Planner, scopes_of
 from auditor.plan.problem import Problem
 from auditor.plan.recommend import best_for
 from auditor.records import Plan, ScopeChoice

@@ -9,12 +9,14 @@ from functools import partial
 from operator import attrgetter
 
 from ..execution.beside import policy_of
-from ..numerics.formats import runs
-from ..records import Plan, Verification
+from ..execution.policy import choice_keeping, plain
+from ..numerics.formats import FORMATS, runs
+from ..records import Plan, ScopeChoice, Verification
+from ..resources import table
 from ..stages import tick
-from .modules import Modules, as_plan
+from .modules import Modules, improve, with_reasons
 from .outputs import with_fewest_outputs
-from .reasons import improve, with_reasons
+from .problem import Problem
 from .recommend import gains
 from .search import WORTH, Candidate, Choice, choose, find_verified
 from .verified import judge_replay, verify
@@ -92,3 +94,38 @@ class Planner:
                 new[name] = replace(plan, raised=of.raised, stored_low=of.stored_low)
         self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new).items()}
         return {name: self._ran[key] for name, key in keys.items()}
+
+
+def as_plan(problem: Problem, chosen: Candidate) -> Plan:
+    """Build the plan of a choice of precisions, with predicted errors and times, without a run."""
+    fp32 = problem.evaluate(problem.energy.scopes).seconds
+    resolution, row = problem.resolve(choice_keeping(chosen.high, problem.format)), FORMATS[problem.format]
+    unfit = f"the {problem.device} has no {row.label} arithmetic: a speed-up only comes from moving fewer bytes"
+    return Plan(
+        name=problem.name,
+        strategy=problem.strategy,
+        format=problem.format,
+        scopes=scopes_of(problem, chosen),
+        predicted_error=chosen.predicted_error,
+        low_precision_flops=chosen.low_flops,
+        predicted_speedup=fp32 / chosen.seconds if chosen.seconds else 1.0,
+        note="" if row.speed in table("plan/devices")[problem.device] else unfit,
+        objective=problem.objective,
+        target=problem.device,
+        memory=problem.memory(resolution),
+        fp32_memory=problem.memory(problem.resolve(plain("fp32"))),
+    )
+
+
+def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
+    """The plan's table of scopes: the root, every module whose precision differs from that of the module above it, and
+    every low-precision module with functions in FP32."""
+    return {
+        path: ScopeChoice(
+            boundary.precision,
+            output="keep" if boundary.keeps else "cast",
+            keep=tuple(sorted(boundary.keep)),
+            fp32_output=tuple(sorted(boundary.fp32_output)),
+        )
+        for path, boundary in problem.policy_for(choice_keeping(chosen.high, problem.format)).wrapped.items()
+    }

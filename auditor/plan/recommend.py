@@ -12,7 +12,7 @@ from ..numerics.formats import label, runs
 from ..records import Plan, Times
 from ..settings import MODES
 from ..verify.running import says_nothing
-from .reasons import GAINS
+from .modules import GAINS
 
 NOISE = 0.03
 """Relative uncertainty of predicted time and memory: plans with a smaller difference count as equal."""

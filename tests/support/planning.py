@@ -11,9 +11,9 @@ from auditor.capture.capture import capture
 from auditor.measure.calibrate import calibrate
 from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
-from auditor.plan.modules import Modules, scopes_of
+from auditor.plan.modules import Modules, as_candidate, lowered_with
+from auditor.plan.plans import scopes_of
 from auditor.plan.problem import Problem
-from auditor.plan.reasons import as_candidate, lowered_with
 from auditor.plan.search import Candidate
 from auditor.plan.verified import verify
 from auditor.plan.workbench import Workbench

@@ -25,7 +25,7 @@ from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.operations import operation
 from auditor.paths import function_in, of_function
-from auditor.plan.modules import scopes_of
+from auditor.plan.plans import scopes_of
 from auditor.records import Capture, Plan, ScopeChoice
 from auditor.verify.running import run_patched
 from tests.support.capturing import Function

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.policy import choice_from_scopes, choice_keeping, plain
 from auditor.plan.costs import Cost
-from auditor.plan.modules import as_plan, scopes_of
+from auditor.plan.plans import as_plan, scopes_of
 from auditor.plan.problem import Problem
 from auditor.plan.search import FORBIDDEN, Candidate, Energy, choose
 from auditor.records import Contribution, ScopeChoice, Verdict
