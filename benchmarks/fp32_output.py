@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import auditor
 from auditor import flow
 from auditor.paths import FP32_OUTPUT, module_of
-from auditor.plan.plans import Planner, scopes_of
+from auditor.plan.plans import Planner, as_plan
 from auditor.plan.problem import Problem
 from auditor.plan.recommend import best_for
 from auditor.records import Plan, ScopeChoice
@@ -108,7 +108,7 @@ def by_kind(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Row
 
     def add(kind: str, precision: str, high: Collection[str]) -> None:
         point = problem.evaluate(high)
-        found = measured(model, inputs, Plan("one", "autocast", "bf16", scopes_of(problem, point)), exact)
+        found = measured(model, inputs, Plan("one", "autocast", "bf16", as_plan(problem, point).scopes), exact)
         rows.append(dict(zip(KINDS, (name, kind, precision, point.seconds / least, *found), strict=True)))
         print(rows[-1], flush=True)
 

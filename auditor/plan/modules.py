@@ -135,7 +135,7 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
         return replace(why, functions=(owner,), operations=tuple(n for n in own if n not in problem.capture.twins))
 
     kept = _fp32_owners(problem, low if harmless else chosen)
-    least = dict.fromkeys(module_of(owner) for owner in kept if _without_operations(problem, owner) is None)
+    least = dict.fromkeys(module_of(owner) for owner in kept if _has_floats(problem, owner))
     reasons = (*merge_alike(map(reason, alone)), *operation_reasons(problem, chosen))
     return replace(plan, reasons=reasons, least=tuple(least))
 
@@ -162,14 +162,9 @@ def _fp32_owners(problem: Problem, point: Candidate) -> list[str]:
     return [owner for owner in kept if owner == module_of(owner) or module_of(owner) not in point.high]
 
 
-def _without_operations(problem: Problem, owner: str) -> Reason | None:
-    nodes = _operations(problem, owner)
-    if not nodes:
-        return Reason("not-floating", "contains only submodules, no operations")
-    low = problem.lowest
-    if any(node.floating or low.touches_low(node.name) for node in nodes):
-        return None
-    return Reason("not-floating", "has no floating-point operations")
+def _has_floats(problem: Problem, owner: str) -> bool:
+    """Whether a plan can lower any operation directly in a module, or of one function in a module."""
+    return any(node.floating or problem.lowest.touches_low(node.name) for node in _operations(problem, owner))
 
 
 def _operations(problem: Problem, owner: str) -> list[Node]:
@@ -197,8 +192,9 @@ def _lower(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candid
 
 def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
     """The reason why a module cannot run in low precision, or None. point: `chosen` with the module lowered."""
-    if (reason := _without_operations(problem, owner)) is not None:
-        return reason
+    if not _has_floats(problem, owner):
+        without = "has no floating-point" if _operations(problem, owner) else "contains only submodules, no"
+        return Reason("not-floating", f"{without} operations")
     if owner in point.high:
         return Reason("author", "the model's code switches autocast off there")
     if point.feasible:

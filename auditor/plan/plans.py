@@ -11,7 +11,7 @@ from operator import attrgetter
 from ..execution.beside import policy_of
 from ..execution.policy import choice_keeping, plain
 from ..numerics.formats import FORMATS, runs
-from ..records import Plan, ScopeChoice, Verification
+from ..records import Plan, Verification
 from ..resources import table
 from ..stages import tick
 from .modules import Modules, improve, with_reasons
@@ -87,11 +87,9 @@ class Planner:
     def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         """Verify the plans of these choices of precisions; plans that already ran are not run again."""
         keys = {name: (name, point.high) for name, point in chosen.items()}
-        of, new = self.bench.subject, dict[str, Plan]()
-        for name, point in chosen.items():
-            if keys[name] not in self._ran:
-                plan = as_plan(self.spaces[name].problem, point)
-                new[name] = replace(plan, raised=of.raised, stored_low=of.stored_low)
+        new = {n: as_plan(self.spaces[n].problem, p) for n, p in chosen.items() if keys[n] not in self._ran}
+        of = self.bench.subject
+        new = {name: replace(plan, raised=of.raised, stored_low=of.stored_low) for name, plan in new.items()}
         self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new).items()}
         return {name: self._ran[key] for name, key in keys.items()}
 
@@ -99,33 +97,19 @@ class Planner:
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """Build the plan of a choice of precisions, with predicted errors and times, without a run."""
     fp32 = problem.evaluate(problem.energy.scopes).seconds
-    resolution, row = problem.resolve(choice_keeping(chosen.high, problem.format)), FORMATS[problem.format]
+    choice, row = choice_keeping(chosen.high, problem.format), FORMATS[problem.format]
     unfit = f"the {problem.device} has no {row.label} arithmetic: a speed-up only comes from moving fewer bytes"
     return Plan(
         name=problem.name,
         strategy=problem.strategy,
         format=problem.format,
-        scopes=scopes_of(problem, chosen),
+        scopes=problem.policy_for(choice).scopes,
         predicted_error=chosen.predicted_error,
         low_precision_flops=chosen.low_flops,
         predicted_speedup=fp32 / chosen.seconds if chosen.seconds else 1.0,
         note="" if row.speed in table("plan/devices")[problem.device] else unfit,
         objective=problem.objective,
         target=problem.device,
-        memory=problem.memory(resolution),
+        memory=problem.memory(problem.resolve(choice)),
         fp32_memory=problem.memory(problem.resolve(plain("fp32"))),
     )
-
-
-def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
-    """The plan's table of scopes: the root, every module whose precision differs from that of the module above it, and
-    every low-precision module with functions in FP32."""
-    return {
-        path: ScopeChoice(
-            boundary.precision,
-            output="keep" if boundary.keeps else "cast",
-            keep=tuple(sorted(boundary.keep)),
-            fp32_output=tuple(sorted(boundary.fp32_output)),
-        )
-        for path, boundary in problem.policy_for(choice_keeping(chosen.high, problem.format)).wrapped.items()
-    }

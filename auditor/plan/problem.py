@@ -143,17 +143,12 @@ def energy_of(problem: Problem) -> Energy:
     tree = {owner: above for owner in scopes if (above := nearest_above(owner, scopes)) is not None}
     deciding = problem.layout.deciding_owners  # a stored tensor can have only one precision
     tied = {pair for place in problem.stored for pair in pairwise(deciding.get(place.name, ()))}
+    shielded, several = set(functions), nodes.values()
+    if problem.how.regional:  # modules that the model's code always calls with autocast switched off
+        free = {n.owner for n in several if n.region is None or n.region.enabled or len(n.calls) <= n.region.depth}
+        shielded |= {n.owner for n in several} - free
     island = ISLAND_SHARE * sum(high[1][: len(nodes)])
-    return Energy(scopes, pairs, tree, tied, island, _shielded_owners(problem) | set(functions))
-
-
-def _shielded_owners(problem: Problem) -> frozenset[str]:
-    """Modules and functions that the model's code always calls with autocast switched off."""
-    if not problem.how.regional:
-        return frozenset()
-    nodes = problem.capture.nodes.values()
-    free = {n.owner for n in nodes if n.region is None or n.region.enabled or len(n.calls) <= n.region.depth}
-    return frozenset({node.owner for node in nodes} - free)
+    return Energy(scopes, pairs, tree, tied, island, frozenset(shielded))
 
 
 @dataclass(frozen=True)

@@ -210,10 +210,6 @@ def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
                 let_through(failure)
 
 
-WAYS = ("eager", "compiled", "cuda_graph")
-"""Ways to run a model for timing; also field names of TimeAndMemory."""
-
-
 def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], Timing]:
     """The plans with time and memory of one forward, and the FP32 results that these are compared with.
 
@@ -225,13 +221,13 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
     names = [FP32, *([TODAY] if today else []), *run]
     question = partial(Runs.time, flags=dict(bench.flags), threads=torch.get_num_threads())
     given: dict[str, TimeAndMemory | str] = bench.ask(run, question, names=names)
-    lacking = (*WAYS[:2], "memory")
+    lacking = ("eager", "compiled", "memory")
     found = {
         name: TimeAndMemory(missing=dict.fromkeys(lacking, one)) if isinstance(one, str) else one
         for name, one in given.items()
     }
     whole = found.pop(FP32)
-    result = {name: compare_times(one, whole) for name, one in found.items()}
+    result = {name: one.compared_with(whole) for name, one in found.items()}
     timing = Timing(
         device=name_of(bench.options.where),
         batch=next((x.shape[0] for x in tensors_in(bench.checks[0]) if x.dim() and not x.is_nested), None),
@@ -241,16 +237,3 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
     )
     timed = {name: replace(result[name], decides=bench.options.native) for name in run}
     return {name: replace(plan, timed=timed.get(name)) for name, plan in plans.items()}, timing
-
-
-def compare_times(found: TimeAndMemory, whole: TimeAndMemory) -> TimeAndMemory:
-    """The times in `found`, with the speedup over FP32 for each of WAYS, and the memory as a share of FP32's."""
-    changed: dict[str, Any] = {}
-    for way in WAYS:
-        times, fp32 = getattr(found, way), getattr(whole, way)
-        if times is not None and fp32 is not None:
-            low, high = fp32.low / times.high, fp32.high / times.low
-            changed[way] = replace(times, speedup=fp32.median / times.median, speedup_low=low, speedup_high=high)
-    if found.memory is not None and whole.memory:
-        changed["memory_share"] = found.memory / whole.memory
-    return replace(found, **changed)

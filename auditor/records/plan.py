@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import astuple, dataclass, replace
+from typing import Annotated, Any
 
 from ..paths import FP32_OUTPUT, function_in
 from .generation import TokenComparison
@@ -88,6 +88,18 @@ class TimeAndMemory:
     memory_share: Annotated[float | None, FileField("`memory` divided by FP32's; `null` for FP32", least=0)] = None
     decides: Annotated[bool, FileField("whether `eager` and `memory` decide the recommendation; only on a GPU")] = False
     missing: Annotated[Mapping[str, str], FileField("by measurement: why time or memory is missing")] = empty()
+
+    def compared_with(self, fp32: TimeAndMemory) -> TimeAndMemory:
+        """These measurements with the speedup over FP32 of each way to run, and the memory as a share of FP32's."""
+        changed: dict[str, Any] = {}
+        for way in ("eager", "compiled", "cuda_graph"):
+            times, whole = getattr(self, way), getattr(fp32, way)
+            if times is not None and whole is not None:
+                low, high = whole.low / times.high, whole.high / times.low
+                changed[way] = replace(times, speedup=whole.median / times.median, speedup_low=low, speedup_high=high)
+        if self.memory is not None and fp32.memory:
+            changed["memory_share"] = self.memory / fp32.memory
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True)
@@ -349,6 +361,32 @@ class Plan:
         """The reasons why a scope, or a function in it, is kept in FP32."""
         here = {path, *(function_in(path, name) for name in self.scopes[path].exceptions)}
         return tuple(reason for reason in self.reasons if here.intersection((*reason.modules, *reason.functions)))
+
+    @property
+    def measured_times(self) -> Times | None:
+        """Measured times of eager execution on a GPU, which replace the predicted times; None if not measured."""
+        times = self.timed.eager if self.timed and self.timed.decides else None
+        return times if times and times.speedup else None
+
+    @property
+    def speedup(self) -> float:
+        """Speedup over FP32: measured on a GPU, otherwise predicted."""
+        times = self.measured_times
+        return times.speedup if times and times.speedup else self.predicted_speedup
+
+    @property
+    def measured_memory(self) -> float | None:
+        """Memory as a share of FP32's, measured on a GPU; None if not measured."""
+        return self.timed.memory_share if self.timed and self.timed.decides else None
+
+    @property
+    def memory_share(self) -> float:
+        """Memory as a share of FP32's: measured on a GPU, otherwise predicted; 1 if unknown."""
+        if self.measured_memory is not None:
+            return self.measured_memory
+        if self.memory is None or self.fp32_memory is None:
+            return 1.0
+        return float(sum(astuple(self.memory)) / sum(astuple(self.fp32_memory)))
 
     @property
     def islands(self) -> int:

@@ -12,7 +12,7 @@ from auditor.measure.calibrate import calibrate
 from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
 from auditor.plan.modules import Modules, as_candidate, lowered_with
-from auditor.plan.plans import scopes_of
+from auditor.plan.plans import as_plan
 from auditor.plan.problem import Problem
 from auditor.plan.search import Candidate
 from auditor.plan.verified import verify
@@ -70,6 +70,6 @@ def lowered(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[st
 
 def kept(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:
     """The plan with exactly these modules in FP32, patched into the model and run as on a GPU."""
-    scopes = scopes_of(problem, problem.evaluate(modules))
+    scopes = as_plan(problem, problem.evaluate(modules)).scopes
     changed = replace(plan, scopes=scopes, verification=None)
     return verify(bench, {plan.name: changed})[plan.name]

@@ -25,7 +25,6 @@ from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.operations import operation
 from auditor.paths import function_in, of_function
-from auditor.plan.plans import scopes_of
 from auditor.records import Capture, Plan, ScopeChoice
 from auditor.verify.running import run_patched
 from tests.support.capturing import Function
@@ -213,7 +212,8 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
         functions[owner].add(function)
     problem.__dict__["exceptions"] = functions  # all that may be kept
     point = problem.evaluate(fp32_of(labels))
-    scopes, choice = scopes_of(problem, point), choice_keeping(point.high, fmt)
+    choice = choice_keeping(point.high, fmt)
+    scopes = problem.policy_for(choice).scopes
     planned = choice_from_scopes(scopes)
     assert (planned.keep, planned.fp32_output) == (choice.keep, choice.fp32_output)
     patched = apply_plan(copy.deepcopy(model), plan_table(Plan("drawn", strategy, fmt, scopes, 0.0, 0.0, 1.0)))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.policy import choice_from_scopes, choice_keeping, plain
 from auditor.plan.costs import Cost
-from auditor.plan.plans import as_plan, scopes_of
+from auditor.plan.plans import as_plan
 from auditor.plan.problem import Problem
 from auditor.plan.search import FORBIDDEN, Candidate, Energy, choose
 from auditor.records import Contribution, ScopeChoice, Verdict
@@ -181,7 +181,7 @@ def test_the_table_of_scopes_says_what_was_chosen_and_no_more(kind: str, data: s
     owners = owners_of(problem.capture)
     labels = {owner: data.draw(st.sampled_from(["fp16", "fp32"]), label=owner) for owner in owners}
     chosen = problem.evaluate(fp32_of(labels))
-    scopes = scopes_of(problem, chosen)
+    scopes = as_plan(problem, chosen).scopes
     precision = choice_from_scopes(scopes)
     assert {owner: precision(owner) for owner in owners} == labels
     assert "" in scopes
@@ -196,7 +196,7 @@ def low(owners: str) -> dict[str, str]:
 
 
 def plan_of(problem: Problem, labels: dict[str, str]) -> dict[str, ScopeChoice]:
-    return scopes_of(problem, problem.evaluate(fp32_of(labels)))
+    return as_plan(problem, problem.evaluate(fp32_of(labels))).scopes
 
 
 def test_an_island_keeps_its_result_where_only_fp32_reads_it() -> None:
