@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.criteria.budget import unit_of
 from auditor.isolation.process import flags, ieee
 from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
 from auditor.numerics.metrics import output_error
 from auditor.plan.plans import Planner
 from auditor.plan.verified import judge_answers, today_of
-from auditor.plan.workbench import Workbench, unit_of
+from auditor.plan.workbench import Workbench
 from auditor.records import Noise, Plan, ScopeChoice, TimeAndMemory, Times, Verification
 from auditor.verify import running
 from auditor.verify.running import Answers
