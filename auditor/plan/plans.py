@@ -69,18 +69,15 @@ class Planner:
             space = self.spaces[name]
             self._chosen[name] = space.propose(limit) if quick else improve(space, choose(space, limit), limit)
         for name, limit in () if quick else limits.items():
-            space, own = self.spaces[name], self._chosen[name]
-            others = (
-                self._chosen[n].high for n, each in self.spaces.items() if each.problem.format == space.problem.format
-            )
-            points = [space.problem.evaluate(high) for high in others]
-            points += with_fewest_outputs(space.problem, space.low, limit)
-            better = sorted(
-                (p for p in points if p.feasible and p.cost < (1 - WORTH) * own.cost), key=attrgetter("price")
-            )
+            space, own, problem = self.spaces[name], self._chosen[name], self.spaces[name].problem
+            others = (self._chosen[n] for n, each in self.spaces.items() if each.problem.format == problem.format)
+            points = [problem.evaluate(other.high) for other in others]
+            points += with_fewest_outputs(problem, space.low, limit)
+            better = [point for point in points if point.feasible and point.cost < (1 - WORTH) * own.cost]
             low = self._ran.get((name, space.low.high))
             if own == space.nothing and not better and low is not None and gains(low):
                 better = space.within_budget()  # all low meets the budget: use it, however little it saves
+            better.sort(key=attrgetter("price"))
             self._chosen[name] = next((point for point in better if space.error(point) <= limit), own)
         return {name: self._chosen[name] for name in limits}
 
