@@ -110,7 +110,8 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             if (limit := offload.now()) is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
         with stages("measure", f"{recordings.operations} nodes", recordings.operations):
-            yardstick = Yardstick(*error_measure(subject, options, first))
+            limits = options.max_error, options.metric, options.limits
+            yardstick = Yardstick(*error_measure(subject, first, *limits, seed))
             captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick, options.schemes)
             noise = noise_of(first, subject, yardstick, seed, native=options.native)
         measured, budget = in_unit(relative, yardstick.unit), yardstick.budget

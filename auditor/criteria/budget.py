@@ -17,8 +17,7 @@ from ..numerics.casting import round_tree
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import output_error
 from ..records import Capture, Distance, Subject
-from ..settings import Settings
-from .criterion import name_of
+from .criterion import Criterion, name_of
 from .defaults import by_default, may_flip
 from .measure import criteria_for
 
@@ -26,18 +25,24 @@ LARGEST_BUDGET = 100.0
 """Above this error budget, contributions are not converted to the metric's unit, where they could reach FORBIDDEN."""
 
 
-def error_measure(subject: Subject, options: Settings, capture: Capture) -> tuple[float, Distance, float]:
+def error_measure(
+    subject: Subject,
+    capture: Capture,
+    max_error: float,
+    metric: Distance | None,
+    criteria: tuple[Criterion, ...],
+    seed: int,
+) -> tuple[float, Distance, float]:
     """The error budget, its measure, and the measure's value for a relative L2 error of 1, see measure.rerun.Yardstick.
 
     The measure is relative L2, the user's metric, or the largest share of a criterion's limit (the user's criteria, and
     default ones for discrete outputs). Raises: AuditorError(slug="bad-criterion") if a criterion does not fit the
     model's outputs; CallbackError(slug="bad-callback") if the user's metric fails.
     """
-    metric, criteria, max_error = options.metric, options.limits, options.max_error
     flips = metric is None and may_flip(capture)
     if metric is None and not criteria and not flips:
         return max_error, output_error, 1.0
-    outputs = answer(subject.model, subject.batches[0], seed=options.seed)
+    outputs = answer(subject.model, subject.batches[0], seed=seed)
     metric = _of_the_cpu(metric) if metric is not None else None
     if flips:
         criteria = (*criteria, *by_default(criteria, outputs, capture))

@@ -237,20 +237,6 @@ class Policy(Semantics):
         """The Policy with every module in FP32; autocast regions of the model's code still apply."""
         return cls(capture, "autocast", plain("fp32"), "fp32")
 
-    @property
-    def scopes(self) -> dict[str, ScopeChoice]:
-        """A plan's table of scopes, see `choice_from_scopes`: the root, every module whose precision differs from that of
-        the module above it, and every low-precision module with functions in FP32."""
-        return {
-            path: ScopeChoice(
-                boundary.precision,
-                output="keep" if boundary.keeps else "cast",
-                keep=tuple(sorted(boundary.keep)),
-                fp32_output=tuple(sorted(boundary.fp32_output)),
-            )
-            for path, boundary in self.wrapped.items()
-        }
-
     def _boundaries(self) -> dict[str, Boundary]:
         precisions, above, excepting = dict[str, str](), dict[str, str | None](), {*self._keep, *self._fp32_output}
         for owner, callers in self.layout.callers.items():

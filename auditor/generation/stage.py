@@ -207,7 +207,7 @@ def shares(
     """A plan's first-order error, and each part's share of the squared error. flips(error): the expected flips."""
     resolution = problem.resolve(choice_from_scopes(plan.scopes))
     of, squares, counts = parts_of(problem.capture), defaultdict[str, float](float), defaultdict[str, int](int)
-    for name, square in problem.squares(resolution).items():
+    for name, square in problem.squares(resolution, problem.figures(resolution)[0]).items():
         if square > 0 and math.isfinite(square):
             squares[of[name]] += square
             counts[of[name]] += name in problem.capture.nodes

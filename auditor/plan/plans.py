@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
-from ..execution.beside import policy_of
+from ..execution.beside import policy_of, scopes_of
 from ..execution.policy import choice_keeping, plain
 from ..numerics.formats import FORMATS, runs
 from ..records import Plan, Verification
@@ -29,7 +29,7 @@ class Planner:
 
     def __init__(self, bench: Workbench) -> None:
         self.bench, asked = bench, bench.options
-        replayed = partial(bench.replay, bench.usable(bench.subject.batches))
+        replayed = partial(bench.replay, bench.subject.batches)
         problems = [bench.problem(strategy, fmt) for strategy in asked.scope_strategies for fmt in asked.formats]
         self.spaces = {problem.name: Modules(problem, replayed, bench.max_error) for problem in problems}
         self._ran: dict[tuple[str, Choice], Plan] = {}
@@ -100,7 +100,7 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
         name=problem.name,
         strategy=problem.strategy,
         format=problem.format,
-        scopes=problem.policy_for(choice).scopes,
+        scopes=scopes_of(problem.policy_for(choice)),
         predicted_error=chosen.predicted_error,
         low_precision_flops=chosen.low_flops,
         predicted_speedup=fp32 / chosen.seconds if chosen.seconds else 1.0,

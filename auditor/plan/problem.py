@@ -188,6 +188,11 @@ class Problem:
         return {node.name: elements_of(node) for node in self.capture.graph_module.graph.nodes}
 
     @cached_property
+    def flops(self) -> int:
+        """FLOPs of one forward."""
+        return sum(cost.flops for cost in self.costs.values())
+
+    @cached_property
     def operations_of(self) -> Mapping[str, Sequence[Node]]:
         """{module path: operations directly in this module}."""
         result: dict[str, list[Node]] = {}
@@ -253,8 +258,8 @@ class Problem:
         if (high := settled - without_effect(settled)) in self.evaluated:
             return self.evaluated[high]
         resolution = self.resolve(choice_keeping(high, self.format))
-        squares = self.squares(resolution)
-        _, price, elapsed, low_flops = self.figures(resolution).sum(axis=1).tolist()
+        figures = self.figures(resolution)
+        squares, (_, price, elapsed, low_flops) = self.squares(resolution, figures[0]), figures.sum(axis=1).tolist()
         # Autocast caches cast weights, so only casts of activations take time.
         cast = costs.keys() & {source for typed in resolution.nodes.values() for source in typed.cast}
         cost = price + self.cast_price(cast)
@@ -266,7 +271,7 @@ class Problem:
         changes = sum((owner in high) != (above in high) for owner, above in energy.tree.items())
         changes += sum(path.endswith(FP32_OUTPUT) for path in high)
         error = math.sqrt(max(sum(square for name, square in squares.items() if name in path) for path in self.paths))
-        share = low_flops / max(sum(cost.flops for cost in costs.values()), 1)
+        share = low_flops / max(self.flops, 1)
         self.evaluated[high] = Candidate(high, error, cost + energy.island * changes, cost, elapsed, share)
         return self.evaluated[high]
 
@@ -294,11 +299,11 @@ class Problem:
         low_flops = cost.flops if FORMATS[fmt].low else 0
         return self.node_square(resolution, name), own, seconds(cost, fmt, self.device), low_flops
 
-    def squares(self, resolution: Resolution) -> dict[str, float]:
+    def squares(self, resolution: Resolution, own: NDArray[np.float64]) -> dict[str, float]:
         """{node or placeholder: squared error that it adds to the outputs}, including the rounding of its result; nodes
-        that add no error may be missing."""
-        result, own = self.cast_squares(resolution), self.figures(resolution)[0].tolist()
-        return result | {n: result.get(n, 0.0) + x for n, x in zip(self.figured, own, strict=True) if x}
+        that add no error may be missing. own: squared errors from `figures`."""
+        result = self.cast_squares(resolution)
+        return result | {n: result.get(n, 0.0) + x for n, x in zip(self.figured, own.tolist(), strict=True) if x}
 
     def cast_squares(self, resolution: Resolution) -> dict[str, float]:
         """{value that is rounded once: squared error of its rounding}: FP32 values cast for an operation, weights and

@@ -206,7 +206,7 @@ class Energy:
 
     def settle(self, high: Collection[str]) -> frozenset[str]:
         """All FP32 owners: the owners in `high`, all tied to these, and every shielded owner below an FP32 owner."""
-        result = {each for owner in high for each in self.together(owner)}
+        result = {*high, *(each for owner in self._tied_groups.keys() & high for each in self.together(owner))}
         for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):
             if self.tree[owner] in result:
                 result.add(owner)

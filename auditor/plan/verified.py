@@ -56,9 +56,8 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, byte
 
 def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
     """The unverified plan in a format that torch lacks; its failure text states the error of a replay."""
-    batches = bench.usable(bench.checks) or bench.usable(bench.subject.batches)
     try:
-        error = f"gives an error of {bench.replay(batches, policy_of(bench.capture, plan)):.2g}"
+        error = f"gives an error of {bench.replay(bench.replayed, policy_of(bench.capture, plan)):.2g}"
     except Exception as refused:
         let_through(refused)
         error = f"ends with: {first_line(refused)}"
@@ -91,13 +90,14 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
             otherwise = f"with gradients enabled the outputs differ: error {after:.2g} instead of {before:.2g}"
             return _record_run(bench, plan, failure=otherwise)
     is_finite = math.isfinite(error + enabled)
+    joint = math.inf if distance is output_error else worst_of([output_error(*pair) for pair in pairs])
     return _record_run(
         bench,
         plan,
         pairs,
         graded,
         measured_error=error if is_finite else None,
-        joint=None if distance is output_error else finite_or_none(worst_of([output_error(*pair) for pair in pairs])),
+        joint=joint if math.isfinite(joint) else None,
         apart=measure_outliers(pairs),
         with_gradients=enabled if graded and is_finite else None,
         noise=noise.error,
@@ -121,11 +121,6 @@ def _record_run(
     return replace(plan, verification=replace(ran, holds=holds))
 
 
-def finite_or_none(error: float) -> float | None:
-    """The error, or None if it is not finite."""
-    return error if math.isfinite(error) else None
-
-
 def judge_replay(bench: Workbench, error: float, policy: Policy) -> Verification:
     """Verification of a model in a format that torch lacks, from the error of a replay of the recorded graph."""
     if math.isfinite(error):
@@ -136,7 +131,7 @@ def judge_replay(bench: Workbench, error: float, policy: Policy) -> Verification
 def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
     """Find the operation at which the recorded graph turns non-finite under a policy, on the first batch where it does.
     The result names the rules with findings at this operation or at the cause."""
-    batches, twins = bench.checks if bench.usable(bench.checks) else bench.subject.batches, bench.capture.twins
+    batches, twins = bench.replayed, bench.capture.twins
     for number, batch in enumerate(batches, start=1):
         path = path_of(bench.capture, bench.subject, batch)
         first = first_non_finite(path, bench.subject.model, batch, policy) if path is not None else None
@@ -180,7 +175,7 @@ def today_of(bench: Workbench) -> Today | None:
     except Exception as error:
         let_through(error)
         return Today(allowed, None, failure_of(error))
-    return None if worst <= FLOOR * bench.noise.found.error else Today(allowed, finite_or_none(worst))
+    return None if worst <= FLOOR * bench.noise.found.error else Today(allowed, worst if math.isfinite(worst) else None)
 
 
 def run_held_choices(bench: Workbench) -> Iterator[Decisions]:

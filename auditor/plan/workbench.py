@@ -71,9 +71,9 @@ class Workbench:
     @cached_property
     def most(self) -> int:
         """Limit of operations in one low-precision run: a run that exceeds the limit counts as an endless loop."""
-        known, operations = {id(batch) for batch in self.usable(self.checks)}, [self.capture.operations]
+        operations = [self.capture.operations]
         for batch in self.checks:
-            if id(batch) not in known:  # the batch has other shapes or another path than the first
+            if path_of(self.capture, self.subject, batch) is None:  # other shapes or another path than recorded
                 counting = Emulation(lenient=True)
                 answer(self.subject.model, batch, seed=self.options.seed, around=partial(intercept, counting))
                 operations.append(counting.seen)
@@ -151,22 +151,23 @@ class Workbench:
         return {name: question(runs, name) for name in names}
 
     def replay(self, batches: Sequence[Batch], how: Policy) -> float:
-        """Worst error of replays of the recorded graph on batches that it is valid for; NaN if any error is NaN.
+        """Worst error of replays of the recorded graph on the batches that it is valid for; NaN if any error is NaN.
 
         Raises: UnsupportedInFormat if an operation does not support its format, or the operation's own exception.
         """
         errors = list[float]()
         for batch in batches:
             beat()
-            path = path_of(self.capture, self.subject, batch) or self.capture
-            with torch.no_grad():
-                outputs = Executor(path.graph_module, how).run(*path.bind(self.subject.model, batch))
-            errors.append(self.yardstick.distance(self.reference(batch), tensor_outputs(outputs)))
+            if (path := path_of(self.capture, self.subject, batch)) is not None:
+                with torch.no_grad():
+                    outputs = Executor(path.graph_module, how).run(*path.bind(self.subject.model, batch))
+                errors.append(self.yardstick.distance(self.reference(batch), tensor_outputs(outputs)))
         return worst_of(errors)
 
-    def usable(self, batches: Sequence[Batch]) -> list[Batch]:
-        """The batches that the recorded graph is valid for."""
-        return usable(self.capture, self.subject, batches)
+    @property
+    def replayed(self) -> tuple[Batch, ...]:
+        """Batches on which replays stand for checks: the checks, or the calibration inputs if no check can be replayed."""
+        return self.checks if usable(self.capture, self.subject, self.checks) else self.subject.batches
 
     def problem(self, strategy: str, fmt: str) -> Problem:
         """The optimization problem of a plan under one strategy and format."""

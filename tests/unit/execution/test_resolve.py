@@ -18,6 +18,7 @@ from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import plan_table
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.capture.emulation import emulate
+from auditor.execution.beside import scopes_of
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy, choice_from_scopes, choice_keeping, plain
 from auditor.execution.resolve import Resolver, resolve
@@ -213,7 +214,7 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
     problem.__dict__["exceptions"] = functions  # all that may be kept
     point = problem.evaluate(fp32_of(labels))
     choice = choice_keeping(point.high, fmt)
-    scopes = problem.policy_for(choice).scopes
+    scopes = scopes_of(problem.policy_for(choice))
     planned = choice_from_scopes(scopes)
     assert (planned.keep, planned.fp32_output) == (choice.keep, choice.fp32_output)
     patched = apply_plan(copy.deepcopy(model), plan_table(Plan("drawn", strategy, fmt, scopes, 0.0, 0.0, 1.0)))
