@@ -16,7 +16,7 @@ from . import __version__, offload
 from .artefact.strategies import GRAPHS, plan_title
 from .capture.capture import record_path
 from .capture.several import record_paths
-from .criteria.budget import error_measure
+from .criteria.budget import budget_of
 from .criteria.criterion import FLOOR
 from .criteria.defaults import by_itself, describe_defaults, suggest_criteria
 from .criteria.measure import Criteria, names_of
@@ -110,8 +110,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             if (limit := offload.now()) is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
         with stages("measure", f"{recordings.operations} nodes", recordings.operations):
-            limits = options.max_error, options.metric, options.limits
-            yardstick = Yardstick(*error_measure(subject, first, *limits, seed))
+            yardstick = Yardstick(*budget_of(subject, first, options.max_error, options.metric, options.limits, seed))
             captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick, options.schemes)
             noise = noise_of(first, subject, yardstick, seed, native=options.native)
         measured, budget = in_unit(relative, yardstick.unit), yardstick.budget

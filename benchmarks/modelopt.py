@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from auditor.asked import validate, with_rules
 from auditor.capture.several import record_paths
-from auditor.criteria.budget import error_measure
+from auditor.criteria.budget import budget_of
 from auditor.isolation import isolate
 from auditor.isolation.process import ieee
 from auditor.loading import from_object, in_eval
@@ -231,7 +231,7 @@ def plan_for(judge: Judge, limit: float) -> Planned:
         subject = place_subject(replace(subject, held_out=((case.others, {}),)), options.where, seed)
         recordings = record_paths(subject, options.formats, seed)
         limits = options.max_error, options.metric, options.limits
-        yardstick = Yardstick(*error_measure(subject, recordings.first.capture, *limits, options.seed))
+        yardstick = Yardstick(*budget_of(subject, recordings.first.capture, *limits, options.seed))
         captured, relative = calibrate_paths(recordings, subject, options.formats, seed, yardstick, options.schemes)
         noise = noise_of(recordings.first.capture, subject, yardstick, seed, native=False)
         measured = in_unit(relative, yardstick.unit)

@@ -25,7 +25,7 @@ LARGEST_BUDGET = 100.0
 """Above this error budget, contributions are not converted to the metric's unit, where they could reach FORBIDDEN."""
 
 
-def error_measure(
+def budget_of(
     subject: Subject,
     capture: Capture,
     max_error: float,
