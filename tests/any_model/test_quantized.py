@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import utils
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from tests.any_model.holding import Around, Net, drawn, held
+from tests.any_model.holding import Net, around, drawn, held
 from tests.support.thinned import thinned
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -55,7 +55,7 @@ def static(convert: bool = True, aware: bool = False) -> nn.Module:
 
 @pytest.mark.parametrize("aware", [False, True], ids=["calibrated", "trained so"])
 def test_the_float_part_of_a_quantized_model(aware: bool) -> None:
-    audit = held(drawn(lambda: Around(static(aware=aware)), 4, 16))
+    audit = held(drawn(lambda: around(static(aware=aware)), 4, 16))
     reports = {report.node.owner.removeprefix("inner."): report for report in audit.nodes}
     words = {error.unsupported for error in reports["leave"].errors.values()}
     assert words == {"aten.dequantize.self computes with quantized integers"}

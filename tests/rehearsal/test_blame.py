@@ -1,6 +1,7 @@
 """What is said of a run: the batch and the operation that a skipped step is due to, and whether a loss is behind."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from auditor.records import ScopeChoice
 from auditor.rehearsal.judge import problems_of
 from auditor.rehearsal.result import FP32, Recipe, RecipeRun
 from tests.rehearsal.cases import CASES, classes, mlp, plain, rehearsed
+from tests.support.replaying import Model
 
 
 def test_the_batch_that_breaks_is_named_with_its_operation_and_line() -> None:
@@ -50,17 +52,12 @@ def test_a_loss_that_fluctuates_around_that_of_fp32_is_not_behind(later: float, 
 
 
 def test_an_operation_that_fp32_makes_infinite_too_is_not_blamed_where_a_plan_adds_casts() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.last = nn.LayerNorm(16), mlp(16, 4)
+    def masked(m: Any, x: torch.Tensor) -> torch.Tensor:
+        x = m.norm(m.norm(x) * 2)
+        hidden = x.masked_fill(x < 0, -torch.inf).softmax(-1)
+        return m.last(hidden).abs().add(1) * 7e4
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.norm(self.norm(x) * 2)
-            hidden = x.masked_fill(x < 0, -torch.inf).softmax(-1)
-            return self.last(hidden).abs().add(1) * 7e4
-
-    model = Masked()
+    model = Model(masked, norm=nn.LayerNorm(16), last=mlp(16, 4))
     plan = auditor.audit(model, torch.randn(8, 16), formats=["fp16"]).plans["autocast_fp16"]
     plan = dataclasses.replace(plan, scopes={"": ScopeChoice("fp16"), "norm": ScopeChoice("fp32")})
     step = plain(model, torch.optim.SGD(model.parameters(), lr=1e-9))

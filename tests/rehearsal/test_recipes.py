@@ -178,22 +178,16 @@ def test_two_models_are_told_apart() -> None:
     assert found.runs["fp32"].backward_passes == 2
 
 
-class Turned(nn.Module):
+def turned(m: Any, x: torch.Tensor) -> torch.Tensor:
     """Multiplies by a complex buffer, whose entries are imaginary."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = mlp(16, 8), mlp(8, 4)
-        self.register_buffer("turn", torch.full((4,), 1j))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        turned = torch.view_as_complex(x.float().unflatten(-1, (4, 2))) * self.turn
-        return self.last(torch.view_as_real(turned).flatten(-2).to(x.dtype))
+    x = m.first(x)
+    turned = torch.view_as_complex(x.float().unflatten(-1, (4, 2))) * m.turn
+    return m.last(torch.view_as_real(turned).flatten(-2).to(x.dtype))
 
 
 def test_parameters_of_no_module_complex_buffers_and_groups_that_a_step_holds_are_rehearsed() -> None:
-    model, temperature, calls = Turned(), nn.Parameter(torch.ones(())), itertools.count()
+    model = Model(turned, first=mlp(16, 8), last=mlp(8, 4), turn=torch.full((4,), 1j))
+    temperature, calls = nn.Parameter(torch.ones(())), itertools.count()
     optimizer = torch.optim.SGD([*model.parameters(), temperature], lr=1.0)
     group = optimizer.param_groups[0]
 

@@ -70,17 +70,16 @@ def transformer() -> nn.Module:
     return tied(11, 8, blocks=nn.Sequential(Block(8), Block(8)), norm=RmsNorm(8))
 
 
-class ConvNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
-        self.body = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.GroupNorm(2, 8), nn.GELU())
-        self.head = nn.Linear(16, 5)
+def concatenated(m: Any, x: Tensor) -> Tensor:
+    x = m.stem(x)
+    x = torch.cat([x, m.body(x)], dim=1)
+    return m.head(F.interpolate(x, scale_factor=0.5).mean((2, 3)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        x = torch.cat([x, self.body(x)], dim=1)
-        return self.head(F.interpolate(x, scale_factor=0.5).mean((2, 3)))
+
+def convnet() -> nn.Module:
+    stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    body = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.GroupNorm(2, 8), nn.GELU())
+    return Model(concatenated, stem=stem, body=body, head=nn.Linear(16, 5))
 
 
 class Mixture(nn.Module):
@@ -116,7 +115,7 @@ class Mlp(nn.Module):
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
     "transformer": (transformer, (torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]),)),
-    "convnet": (ConvNet, (normal(2, 3, 8, 8),)),
+    "convnet": (convnet, (normal(2, 3, 8, 8),)),
     "mixture": (Mixture, (normal(4, 6),)),
     "mlp": (Mlp, (normal(4, 6),)),
 }

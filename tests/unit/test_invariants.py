@@ -40,7 +40,7 @@ from auditor.training.objective import training_subject
 from auditor.training.replay import bind_step, run_step
 from auditor.training.step import capture_step, step_batches
 from tests.support.fake_cuda import NAMES
-from tests.support.problems import Branches
+from tests.support.problems import branches
 from tests.support.replaying import Model
 from tests.support.small_models import MODELS as SMALL
 from tests.support.small_models import Deep
@@ -109,7 +109,7 @@ class Regions(nn.Module):
 
 SOME: Mapping[str, tuple[type[nn.Module], tuple[Tensor, ...]]] = {
     **{name: SMALL[name] for name in ("transformer", "convnet", "mlp")},
-    "branches": (Branches, (normal(2, 4),)),
+    "branches": (branches, (normal(2, 4),)),
     "regions": (Regions, (normal(4, 6),)),
 }
 

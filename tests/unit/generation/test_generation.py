@@ -242,17 +242,6 @@ def test_flips_are_predicted_and_are_where_the_plan_leaves_fp32s_text(temperatur
         assert found.one_pass_kl == pytest.approx(found.kl, rel=0.05)  # a CPU that emulates: sums in another order
 
 
-class Waves(nn.Module):
-    """Sines of a linear layer, which are no tables of positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.up(x).sin())
-
-
 def test_a_weight_belongs_to_the_part_that_reads_it_and_frequencies_to_the_tables() -> None:
     def parts(model: nn.Module, x: Tensor, **given: bool) -> dict[str, str]:
         capture = capture_of(model, x, **given)
@@ -268,7 +257,8 @@ def test_a_weight_belongs_to_the_part_that_reads_it_and_frequencies_to_the_table
     assert (found["lm_head.weight"], found["model.embed_tokens.weight"]) == ("head", "linear layers")
     model.lm_head.weight = model.model.embed_tokens.weight
     assert parts(model, IDS, use_cache=False)["model.embed_tokens.weight"] == "head"
-    assert parts(Waves(), torch.randn(2, 4))["up.weight"] == "linear layers"
+    waves = Model(lambda m, x: m.down(m.up(x).sin()), up=nn.Linear(4, 8), down=nn.Linear(8, 4))
+    assert parts(waves, torch.randn(2, 4))["up.weight"] == "linear layers"  # sines that are no tables of positions
 
 
 @pytest.mark.slow
