@@ -251,11 +251,8 @@ def test_the_mask_is_that_of_the_run_in_which_it_is_low(back: bool) -> None:
 
 
 def embedding() -> nn.Module:
-    return Model(
-        lambda m, t, dtype: m.last(nn.functional.silu(m.first(t.to(dtype)))),
-        first=nn.Linear(64, 64),
-        last=nn.Linear(64, 64),
-    )
+    layers = {name: nn.Linear(64, 64) for name in ("first", "last")}
+    return Model(lambda m, t, dtype: m.last(nn.functional.silu(m.first(t.to(dtype)))), **layers)
 
 
 def handing() -> nn.Module:

@@ -102,9 +102,8 @@ def test_gradients_of_a_second_optimizer_are_those_after_the_update_of_the_first
     errors = [error for row in run.parameters.values() for error in row.error]
     assert len(errors) == 4 * 3
     assert all(error == 0 if precision == "fp32" else error > 1e-4 for error in errors)
-    assert all(
-        lost < 0.5 for row in run.parameters.values() for lost in row.updates_lost
-    )  # each measured after its own
+    lost = [share for row in run.parameters.values() for share in row.updates_lost]  # each measured after its own
+    assert max(lost) < 0.5
 
 
 @pytest.mark.parametrize("what", ["model", "step"])
@@ -148,11 +147,8 @@ def test_sparse_gradients_and_a_gradient_penalty_are_unscaled_once() -> None:
 
     found = auditor.rehearse(step, [(torch.randint(50, (32,)), torch.randint(4, (32,)))], 4, remedies=False)
     run = found.runs["fp16_autocast"]
-    assert (run.failure, run.skipped, set(run.parameters)) == (
-        None,
-        [],
-        {"Embedding1.weight", "Sequential0.0.weight", "Sequential0.0.bias"},
-    )
+    assert (run.failure, run.skipped) == (None, [])
+    assert set(run.parameters) == {"Embedding1.weight", "Sequential0.0.weight", "Sequential0.0.bias"}
     assert all(error is not None and error < 5e-3 for error in run.errors)
 
 

@@ -113,6 +113,31 @@ class Mlp(nn.Module):
         return F.log_softmax(y, dim=-1) - y.logsumexp(-1, keepdim=True)
 
 
+def without_autocast(m: Any, x: Tensor) -> Tensor:
+    """Switches autocast off for one call of its layer, not for the other."""
+    with torch.autocast("cpu", enabled=False):
+        y = m.linear(x.float())
+    return m.norm(y) + m.linear(x)
+
+
+class Regions(nn.Module):
+    """Regions around calls and inside them, a part called twice, and a layer that has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.act = Model(without_autocast, linear=nn.Linear(6, 6), norm=nn.LayerNorm(6)), nn.GELU()
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.LayerNorm(6))
+        self.other = nn.Sequential(self.body[0], nn.ReLU())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", enabled=False):
+            y = self.inner(x)
+        z = self.body(self.body(self.act(y)))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            w = (self.inner(z) + self.other(self.act(x))).exp_()  # what is written in place is left alone
+        return w, z * w
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
     "transformer": (transformer, (torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]),)),
     "convnet": (convnet, (normal(2, 3, 8, 8),)),

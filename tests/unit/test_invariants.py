@@ -43,7 +43,7 @@ from tests.support.fake_cuda import NAMES
 from tests.support.problems import branches
 from tests.support.replaying import Model
 from tests.support.small_models import MODELS as SMALL
-from tests.support.small_models import Deep
+from tests.support.small_models import Deep, Regions
 from tests.support.structure import modules, tree
 from tests.support.subjects import FORMATS, capture_of, normal, seeded, subject_of
 from tests.support.two_ways import Labels, drawn, emulated_answer, everything
@@ -90,21 +90,6 @@ def test_every_run_of_every_stage_starts_from_the_same_state(monkeypatch: pytest
 
 
 # Only a policy says where casts are.
-
-
-class Regions(nn.Module):
-    """Regions of the author's own, around a call and inside one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.body = nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.LayerNorm(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            x = self.linear(x)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            x = self.linear(self.body(x)).exp_()  # what is written in place is left alone
-        return torch.softmax(self.body(x), -1)
 
 
 SOME: Mapping[str, tuple[type[nn.Module], tuple[Tensor, ...]]] = {

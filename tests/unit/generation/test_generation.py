@@ -31,7 +31,7 @@ from auditor.records.generation import StoredCache, TokenComparison
 from tests.files.test_strangers import run
 from tests.support.refusing import refused
 from tests.support.replaying import Model
-from tests.support.subjects import capture_of
+from tests.support.subjects import capture_of, seeded
 from tests.support.thinned import thinned
 
 transformers = pytest.importorskip("transformers")
@@ -42,37 +42,33 @@ IDS = torch.randint(5, WORDS, (8, 12), generator=torch.Generator().manual_seed(1
 
 
 def llama() -> nn.Module:
-    torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = transformers.LlamaConfig(vocab_size=WORDS, num_key_value_heads=2, initializer_range=0.3, **sizes)
     config.eos_token_id = config.pad_token_id = None
-    return transformers.LlamaForCausalLM(config).eval()
+    return seeded(lambda: transformers.LlamaForCausalLM(config))
 
 
 def t5() -> nn.Module:
-    torch.manual_seed(0)
     sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
     config = transformers.T5Config(vocab_size=WORDS, decoder_start_token_id=0, initializer_factor=3.0, **sizes)
     config.eos_token_id = config.pad_token_id = None
-    return transformers.T5ForConditionalGeneration(config).eval()
+    return seeded(lambda: transformers.T5ForConditionalGeneration(config))
 
 
 def bart() -> nn.Module:
-    torch.manual_seed(0)
     sizes = {f"{part}_{size}": n for part in ("encoder", "decoder") for size, n in SIZES.items()}
     ends = {"forced_eos_token_id": None, "eos_token_id": None, "pad_token_id": None, "decoder_start_token_id": 0}
     config = transformers.BartConfig(vocab_size=WORDS, d_model=64, init_std=0.3, **sizes, **ends)
-    return transformers.BartForConditionalGeneration(config).eval()
+    return seeded(lambda: transformers.BartForConditionalGeneration(config))
 
 
 def whisper() -> nn.Module:
-    torch.manual_seed(0)
     sizes = {f"{part}_{size}": n for part in ("encoder", "decoder") for size, n in SIZES.items()}
     ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "decoder_start_token_id": 0}
     config = transformers.WhisperConfig(
         vocab_size=WORDS, d_model=64, init_std=0.3, num_mel_bins=16, max_source_positions=32, **sizes, **ends
     )
-    return transformers.WhisperForConditionalGeneration(config).eval()
+    return seeded(lambda: transformers.WhisperForConditionalGeneration(config))
 
 
 class Steps(nn.Module):

@@ -1,6 +1,5 @@
 """Layers under quantization schemes: effects against the model itself, quantized by hand, and causes that were planted."""
 
-import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +10,10 @@ from torch import Tensor, nn
 
 from auditor import audit
 from auditor.document.read import load
-from auditor.numerics.quantize import fake_quantize
-from auditor.numerics.schemes import SCHEMES
 from auditor.records.audit import Audit
 from auditor.records.quantization import QuantizedLayer
 from auditor.report.reporters import html, text
+from tests.support.quantizing import by_hand, change
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 
@@ -65,28 +63,6 @@ def layer(found: Audit, owner: str, scheme: str) -> QuantizedLayer:
     return next(x for x in found.quantization if (x.owner, x.scheme) == (owner, scheme))
 
 
-def by_hand(model: nn.Module, owner: str, scheme: str) -> nn.Module:
-    """A copy of the model, whose layer has a quantized weight and quantizes its input; channels of a convolution last."""
-    model, row = copy.deepcopy(model), SCHEMES[scheme]
-    module = model.get_submodule(owner)
-    convolves = isinstance(module, nn.Conv1d)
-    with torch.no_grad():
-        weight = module.weight.movedim(1, -1) if convolves else module.weight
-        made = fake_quantize(weight.reshape(len(weight), -1), row.weight).values.view(weight.shape)
-        module.weight.copy_(made.movedim(-1, 1) if convolves else made)
-    by = row.activation
-    if by is not None and not isinstance(module, nn.Embedding):
-        assert not convolves
-        module.register_forward_pre_hook(lambda module, args: (fake_quantize(args[0], by).values,))
-    return model
-
-
-def change(model: nn.Module, other: nn.Module, x: Tensor) -> float:
-    with torch.no_grad():
-        reference = model(x)
-        return float((other(x) - reference).norm() / reference.norm())
-
-
 SOME = ("fp8", "mxfp8", "int8", "int8_asymmetric", "int4", "mxfp4", "nvfp4")
 
 
@@ -106,7 +82,7 @@ def test_every_layer_is_measured_under_every_scheme(some: tuple[nn.Module, Audit
 def test_effects_are_those_of_the_model_quantized_by_hand(some: tuple[nn.Module, Audit], scheme: str) -> None:
     model, found = some
     for owner in LAYERS - {"conv"} | ({"conv"} if scheme == "int4" else set()):
-        measured, expected = layer(found, owner, scheme), change(model, by_hand(model, owner, scheme), ids())
+        measured, expected = layer(found, owner, scheme), change(model, by_hand(model, {owner: scheme}), ids())
         assert measured.decided_by == "re-run"  # all are above a quarter of this budget
         assert measured.effect == pytest.approx(expected, rel=1e-4)
 
@@ -134,7 +110,7 @@ def test_a_criterion_decides_instead_of_the_error_budget() -> None:
     found = audited(model, ids(), formats="int4", criteria="output: max_abs <= 0.1")
     one = layer(found, "block.up", "int4")
     with torch.no_grad():
-        most = float((by_hand(model, "block.up", "int4")(ids()) - model(ids())).abs().max())
+        most = float((by_hand(model, {"block.up": "int4"})(ids()) - model(ids())).abs().max())
     assert one.effect == pytest.approx(most / 0.1, rel=1e-3)
     assert one.criterion == "output: max_abs <= 0.1"
 
@@ -151,7 +127,7 @@ def test_effects_are_the_worst_over_the_batches() -> None:
     model, x, y = net(), ids(0), ids(1)
     both = audited(model, x, y, formats="nvfp4")
     for owner in LAYERS - {"conv"}:
-        worst = max(change(model, by_hand(model, owner, "nvfp4"), batch) for batch in (x, y))
+        worst = max(change(model, by_hand(model, {owner: "nvfp4"}), batch) for batch in (x, y))
         assert layer(both, owner, "nvfp4").effect == pytest.approx(worst, rel=1e-4)
 
 
@@ -195,7 +171,7 @@ def test_a_planted_bad_slice_of_a_fused_weight_is_named_with_its_remedy() -> Non
     one = layer(found, "block.qkv", "fp8_tensor")
     assert (one.part, one.cause, one.place) == ("weight", "slice", "slice 2 of 3, output channels 64 to 127")
     assert one.zeroed >= WIDTH * WIDTH
-    by_rows = change(model, by_hand(model, "block.qkv", "fp8"), x)
+    by_rows = change(model, by_hand(model, {"block.qkv": "fp8"}), x)
     assert one.effect > budget > 4 * by_rows
     assert (one.remedy, one.remedied) == ("fp8", pytest.approx(by_rows, rel=1e-4))
     others = [x for x in found.quantization if x.owner != "block.qkv"]

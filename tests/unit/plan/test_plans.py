@@ -23,7 +23,7 @@ from tests.support.capturing import Function
 from tests.support.planning import Foretold, bench_of, kept, lowered
 from tests.support.replaying import Model
 from tests.support.small_models import Deep
-from tests.support.subjects import normal, seeded
+from tests.support.subjects import FORMATS, normal, seeded
 from tests.support.unet import UNet
 
 
@@ -132,7 +132,6 @@ def test_a_product_whose_bias_is_added_apart_rounds_twice(fmt: str) -> None:
 
 
 Planned = tuple[Workbench, dict[str, Plan]]
-FORMATS = ("fp16", "bf16")
 MOST = 8
 """Modules of a kind that are lowered, a plan."""
 

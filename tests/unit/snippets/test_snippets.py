@@ -29,7 +29,7 @@ from tests.support.refusing import refused
 from tests.support.replaying import Model
 from tests.support.small_models import tied
 from tests.support.snippets import document, pasted
-from tests.support.subjects import normal, seeded
+from tests.support.subjects import DTYPES, normal, seeded
 from tests.unit.report.factory import make_audit
 
 LOW = {"": scope("fp16"), "norm": scope("fp32")}
@@ -203,9 +203,6 @@ def test_the_verb_does_not_wait_for_torch(saved: Path, root: Path) -> None:
 
 
 # The snippet for FSDP2, run on the CPU with gloo: the sharded model computes what the patched one does, and trains.
-
-
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @pytest.fixture(scope="module", autouse=True)
