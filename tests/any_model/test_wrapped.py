@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
@@ -65,10 +64,8 @@ WRAPS = [compiled, compiled_in_place, compiled_forward, nn.DataParallel, Distrib
 
 
 @pytest.fixture(autouse=True, scope="module")
-def process() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def _process(process_group: None) -> Iterator[None]:
     yield
-    dist.destroy_process_group()
     torch._dynamo.reset()
 
 

@@ -5,13 +5,11 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -203,14 +201,10 @@ def test_the_verb_does_not_wait_for_torch(saved: Path, root: Path) -> None:
 
 
 # The snippet for FSDP2, run on the CPU with gloo: the sharded model computes what the patched one does, and trains.
+# tests/unit/artefact/test_distributed.py has two processes.
 
 
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    """A group of this process alone; tests/unit/artefact/test_distributed.py has two."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 class Deep(Net):
