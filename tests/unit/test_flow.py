@@ -41,12 +41,8 @@ RULES = tuple(load_rules([resource_dir("rules")]))
 
 
 def net() -> nn.Module:
-    return Model(
-        lambda m, x: torch.softmax(m.last(m.norm(m.first(x))), -1),
-        first=nn.Linear(8, 16),
-        norm=nn.LayerNorm(16),
-        last=nn.Linear(16, 4),
-    )
+    layers = {"first": nn.Linear(8, 16), "norm": nn.LayerNorm(16), "last": nn.Linear(16, 4)}
+    return Model(lambda m, x: torch.softmax(m.last(m.norm(m.first(x))), -1), **layers)
 
 
 def audited(model: nn.Module, held_out: bool = False, **asked: Any) -> Audit:

@@ -23,7 +23,7 @@ from tests.support.capturing import Function
 from tests.support.planning import Foretold, bench_of, kept, lowered
 from tests.support.replaying import Model
 from tests.support.small_models import Deep
-from tests.support.subjects import normal, seeded
+from tests.support.subjects import FORMATS, normal, seeded
 from tests.support.unet import UNet
 
 
@@ -156,7 +156,6 @@ def test_a_value_that_is_cast_for_some_of_its_readers_adds_error_only_through_th
 
 
 Planned = tuple[Workbench, dict[str, Plan]]
-FORMATS = ("fp16", "bf16")
 MOST = 8
 """Modules of a kind that are lowered, a plan."""
 
