@@ -32,6 +32,7 @@ FORMS = (
     "return a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list of such tuples or dicts"
 )
 TEXT = ".txt"
+LIKE_INPUTS = re.compile(r"(?!_|get_eval|get_init)\w*(inputs?|prompts?)$")
 SUFFIXES = (".pt", ".pth", ".safetensors", ".npz", TEXT)
 MOST_BATCHES = 32
 """Maximum number of batches taken from an iterable such as a generator or DataLoader."""
