@@ -210,7 +210,7 @@ def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Bat
     if len(tensors) == 1:
         return tuple(tensors.values()), {}
     raise LoadError(
-        f"{source} names {', '.join(tensors)}, but forward takes {', '.join(names) or 'nothing'}: use the names of its arguments",
+        f"{source} names {', '.join(tensors)}, but forward takes {', '.join(names) or 'nothing'}: use the names of forward's arguments",
         slug="bad-inputs",
     )
 

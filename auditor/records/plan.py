@@ -111,7 +111,7 @@ class Evaluation:
 
     function: Annotated[str, FileField("name of the scoring function, as the user gave it")]
     better: Annotated[str, FileField("which scores are better", choices=DIRECTIONS)]
-    max_drop: Annotated[float | None, FileField("how much worse a plan's score may be; `null`: no limit", exact=True)]
+    max_drop: Annotated[float | None, FileField("largest allowed loss of score; `null`: no limit", exact=True)]
     score: Annotated[float, FileField("score of the FP32 model")]
     samples: Annotated[int | None, FileField("number of values that are averaged; `null`: a single value", least=1)]
     of_mean: Annotated[str | None, FileField("function from the mean to the score; `null`: the mean is the score")]
