@@ -245,13 +245,13 @@ class Settings(BaseModel):
         if self.training and not set(self.formats) - {*SCHEMES} <= {*trainable}:
             raise bad(f"mode='training' supports {either(trainable)}, not {', '.join(self.formats)}")
         if self.evaluate is None and self.scoring is None and (self.max_drop, self.better) != (None, None):
-            raise bad("max_drop and better need evaluate: give evaluate as well, or leave both out")
+            raise bad("`max_drop` and `better` need `evaluate`: give `evaluate` as well, or leave both out")
         if self.generate is None and self.temperature:
-            raise bad("temperature needs generate: give generate as well, or leave temperature out")
+            raise bad("`temperature` needs `generate`: give `generate` as well, or leave `temperature` out")
         if self.generate is not None and self.training:
-            raise bad("generate works in mode='inference' only")
+            raise bad("`generate` works in mode='inference' only: leave `generate` or mode='training' out")
         if self.loss_fn is not None and not self.training:
-            raise bad("loss_fn is for mode='training': pass both, or neither")
+            raise bad("`loss_fn` is for mode='training': pass both, or neither")
         self.__dict__.update(use=self.use or self.mode)
         if schemes := tuple(name for name in self.formats if name in SCHEMES):
             formats = tuple(name for name in self.formats if name not in SCHEMES) or UNQUANTIZED

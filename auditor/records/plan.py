@@ -23,7 +23,7 @@ class CriterionValue:
     sign: Annotated[str, FileField("whether values must be at most or at least the limit", choices=("<=", ">="))]
     limit: Annotated[float, FileField("the limit", exact=True)]
     value: Annotated[float | None, FileField("worst measured value; `null`: not measured, or not finite")]
-    share: Annotated[float | None, FileField("`value` as a share of the limit; the largest is the plan's error")]
+    share: Annotated[float | None, FileField("share of the limit that the error uses; the largest is the plan's error")]
     holds: Annotated[bool, FileField("whether the criterion holds in every run, with and without gradients")]
     predicted: Annotated[
         float | None, FileField("first-order prediction of `top1`, `topk` or `flips`; `null`: no prediction")
@@ -231,8 +231,8 @@ class KeptOperation:
         str,
         FileField(
             "`unsafe`: must not run in low precision; `untested`: behavior in low precision is "
-            "unknown; `refused`: cannot run in low precision; `budget`: no tested plan that lowers it "
-            "met the error budget, or none is predicted to; `no-gain`: low precision saves nothing",
+            "unknown; `refused`: cannot run in low precision; `budget`: no tested plan with it in low "
+            "precision met the error budget, or none is predicted to; `no-gain`: low precision saves nothing",
             choices=("unsafe", "untested", "refused", "budget", "no-gain"),
         ),
     ]
