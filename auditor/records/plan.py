@@ -204,7 +204,7 @@ class Verification:
     with_gradients: Annotated[float | None, FileField("`measured_error` with gradients on; `null`: not run")] = None
     ungraded: Annotated[str | None, FileField("exception of the FP32 model with gradients on; `null`: none")] = None
     noise: Annotated[float | None, FileField("difference between FP32 runs, which limits errors' accuracy")] = None
-    floor: Annotated[float, FileField("errors up to this count as noise: three times `noise`, or 0")] = 0.0
+    floor: Annotated[float, FileField("errors up to this value count as noise: three times `noise`, or 0")] = 0.0
     nonfinite: Annotated[NonFinite | None, FileField("first operation that returns Inf or NaN; `null`: none")] = None
 
     @property
