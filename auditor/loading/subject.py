@@ -169,6 +169,8 @@ def _load(
     switch(model, training=False)
     with present(model), in_fp32(model):
         given, held_out = _find_inputs(module, target, result.spec, model, inputs_text, seed)
+    unread = filter(inputs.LIKE_INPUTS.match, vars(module) if given.synthetic and not inputs_text else ())
+    notes += tuple(f"{target.label} defines {name}, which is not read: rename it to get_inputs" for name in unread)
     materialise(model, given.batches[0], seed)
     origin = result.origin
     # a file may contain inputs: count only files that are read while the model is built

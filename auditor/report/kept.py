@@ -125,7 +125,7 @@ def explain_layer(audit: Audit, name: str) -> str:
     paths = {path for plan in audit.plans.values() for path in (*plan.scopes, *_modules(plan))} | {*owners.values()}
     modules = {above for path in paths for above in enclosing_paths(path)}
     if name not in modules and name not in owners:
-        lists = "plan.json lists module paths, measurements.json names of operations"
+        lists = "module paths are in plan.json, names of operations in measurements.json"
         hint = suggest(name, [*modules, *owners], lists, cutoff=0.5)
         raise AuditorError(f"the model has no module or operation {name!r}: {hint}", slug="no-such-layer")
     text, owner = [scope(name)], None if name in modules else owners[name]
