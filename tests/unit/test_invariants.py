@@ -335,8 +335,8 @@ def moved(dtype: torch.dtype) -> None:
     model, x, tensors = net(dtype)
     model.shift = normal(4).to(dtype)
     with unchanged(*tensors, model.shift):
-        placement.move_subject(subject_of(model, x), "meta")
-        placement.move_subject(subject_of(model, x.clone().requires_grad_()), "meta")
+        next(placement.move_subject(subject_of(model, x), "meta"))
+        next(placement.move_subject(subject_of(model, x.clone().requires_grad_()), "meta"))
 
 
 def spilt(dtype: torch.dtype) -> None:

@@ -186,7 +186,7 @@ def test_plain_tensors_and_what_a_loss_closes_over_are_moved_and_the_callers_are
 
     model, weight = Held(), torch.ones(2)
     subject = training_subject(model, (normal(3, 4), normal(3, 2)), {}, lambda y, t: (weight * (y - t)).sum())
-    twin = move_subject(subject, "meta")
+    twin = next(move_subject(subject, "meta"))
     assert isinstance(twin.model, Held)
     inside = [twin.model.shift, twin.model.more["list"][0], twin.model.more["pair"][0], twin.model.weight]
     assert {x.device.type for x in inside} == {"meta"}
