@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import folder
 from ..asked import OPTIONS, Command, with_rules
 from ..progress.shown import Display
+from ..records import folder
 from ..records.audit import FILES
 from ..report.words import count, printable
 from .program import Verb, say

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from .. import folder
 from ..artefact.libraries import LIBRARIES
 from ..asked import LEVELS, rules_of, with_rules
 from ..document.places import portable_path
 from ..errors import AuditorError, suggest
 from ..progress.shown import Display
+from ..records import folder
 from ..report.words import count, printable
 from ..settings import Directory, Flag, Location, Option, Seconds, bad
 from ..snippets import TOOLS

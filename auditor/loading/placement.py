@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..devices import CPU, NATIVE, is_native, is_spread
 from ..errors import AuditorError, describe, device_failed, let_through
 from ..isolation.answer import answer
+from ..numerics.devices import CPU, NATIVE, is_native, is_spread
 from ..numerics.entries import over_tensors
 from ..records import Subject
 
