@@ -28,10 +28,9 @@ from .execution.policy import Policy
 from .generation.stage import GenerationReference, generate_reference
 from .graphs.pipelines import run_pipelines
 from .graphs.stage import GraphPlans, graphs_of
-from .isolation import isolate
+from .isolation import in_eval, isolate
 from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .isolation.process import flags, ieee
-from .loading import in_eval
 from .loading.inputs import shapes_of
 from .loading.placement import devices_of, place_subject
 from .loading.state import upcast_model

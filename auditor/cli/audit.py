@@ -71,7 +71,6 @@ def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: f
     make = partial(load_training, loss=settings.loss) if settings.training else load
     subject = make(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
     directory = settings.out or default_directory(subject)
-    folder.check_directory(directory)
     for warning in cautions(subject):
         print(f"warning: {printable(warning)}", file=sys.stderr)
     if settings.evaluate is not None:  # after the model is loaded: the function may be in the model's file

@@ -106,7 +106,6 @@ class Apply(Verb):
         audit, plans, chosen = read_plans(self.plan_file, self.plan)
         subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
         directory = self.out or default_directory(subject)
-        folder.check_directory(directory)
         text = patched_source(subject, audit, plans, chosen, directory)
         check_artefact(subject, audit, plans, chosen, self.seed)
         quantized = {} if chosen in plans else files_of(audit, quantized_plan(audit, chosen))
@@ -349,6 +348,7 @@ def default_directory(subject: Subject) -> Path:
     """The output directory for a model if the user names none: `audits/NAME`.
 
     If that folder has the audit of another file's model, names of parent folders of the model's file precede NAME.
+    Raises: AuditorError(slug="bad-output") if files cannot be written there.
     """
     name, file = subject.name, subject.origin.path if subject.origin else None
     folders = list(Path(file).parts[-2:0:-1]) if file else []
@@ -358,5 +358,6 @@ def default_directory(subject: Subject) -> Path:
         with suppress(OSError, ValueError, LookupError, TypeError):
             audited = json.loads((directory / "plan.json").read_text(encoding="utf-8"))["subject"]["file"]
         if not file or not folders or not audited or str(audited) == portable_path(file):
+            folder.check_directory(directory)
             return directory
         name = f"{folders.pop(0)}-{name}"

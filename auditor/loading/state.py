@@ -1,4 +1,4 @@
-"""Sets and restores the model's train/eval mode, precision and weights in an audit; also loads checkpoints."""
+"""Sets and restores the precision of a model and its offloaded weights; loads checkpoints and lazy layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,39 +25,6 @@ from ..numerics.formats import dtype_name, is_low
 from ..records import Batch, Subject
 from . import statedicts
 from .statedicts import few
-
-
-@contextmanager
-def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """In the body, the model is in training or eval mode; afterwards, every module's `training` flag is restored. Other
-    changes are restored by `isolate`."""
-    with ExitStack() as stack:
-        for module in modules_of(model):
-            if (flag := getattr(module, "training", None)) is not None:
-                stack.callback(_set, module, flag)
-        switch(model, training)
-        yield
-
-
-in_eval, in_training = partial(in_mode, training=False), partial(in_mode, training=True)
-
-
-def switch(model: nn.Module, training: bool) -> None:
-    """Call `model.train()` or `model.eval()`; if that raises, as it does for exported modules, set only the flags."""
-    try:
-        model.train() if training else model.eval()
-    except Exception:
-        for module in modules_of(model):
-            _set(module, training)
-
-
-def _set(module: nn.Module, flag: bool) -> None:
-    """Set `module.training`, even if the module rejects attributes; a frozen module without the flag is skipped."""
-    if getattr(module, "training", flag) is not flag:
-        try:
-            module.training = flag
-        except Exception:
-            module.__dict__["training"] = flag
 
 
 def materialise(model: nn.Module, batch: Batch, seed: int) -> None:

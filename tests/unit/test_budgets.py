@@ -92,7 +92,7 @@ BUDGET = {
     "generation": (1500, "generation"),
     "graphs": (1130, "graphs"),
     "isolation": (1200, "isolation"),
-    "loading": (1870, "loading"),
+    "loading": (1840, "loading"),
     "loose files": (740, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),

@@ -20,8 +20,8 @@ from auditor.errors import PlanError
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy
 from auditor.execution.resolve import resolve
+from auditor.isolation import in_training
 from auditor.loading import placement
-from auditor.loading.state import in_training
 from auditor.measure.attribute import estimate
 from auditor.measure.measure import measure
 from auditor.measure.probes import inner_products

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import AuditorError, LoadError
-from auditor.loading import from_object, in_eval, load
+from auditor.isolation import in_eval
+from auditor.loading import from_object, load
 from auditor.loading.placement import copy_to_device, move_subject, place_subject
 from auditor.loading.state import in_fp32, upcast_model
 from auditor.training.objective import training_subject
