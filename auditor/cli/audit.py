@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..asked import OPTIONS, Command, with_rules
+from ..document.places import default_directory
 from ..progress.shown import Display
 from ..records import folder
 from ..records.audit import FILES
 from ..report.words import count, printable
 from .program import Verb, say
-from .verbs import Target, default_directory, severe
+from .verbs import Target, severe
 
 if TYPE_CHECKING:
     from ..records import Batch, Subject

@@ -1,4 +1,4 @@
-"""Context managers that restore models, their inputs, their train/eval mode and the process after arbitrary code."""
+"""Context managers that restore the process, and a model with its inputs, train/eval mode and precision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..errors import AuditorError
-from .members import modules_of
+from .members import modules_of, raise_in_place, stored_low
 from .process import process_state, reseed
 from .tensors import StorageCopies, TensorState, plain_torch
 
@@ -93,6 +93,23 @@ def _set(module: nn.Module, flag: bool) -> None:
             module.training = flag
         except Exception:
             module.__dict__["training"] = flag
+
+
+@contextmanager
+def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
+    """In the body, low-precision tensors of the model are FP32; then they are restored bit for bit, in the same memory.
+
+    which: a value of Subject.raised: which tensors become FP32.
+    """
+    tensors = stored_low(model, attributes=which == "attributes") if which in ("weights", "attributes") else []
+    with ExitStack() as stack:
+        for state in map(TensorState, tensors):
+            stack.callback(state.restore_gradient)
+            stack.callback(state.restore)
+        for x in tensors:
+            x.grad = None  # its dtype will differ from the tensor's
+        raise_in_place(tensors)
+        yield
 
 
 class _Snapshot:

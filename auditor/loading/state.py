@@ -1,4 +1,4 @@
-"""Sets and restores the precision of a model and its offloaded weights; loads checkpoints and lazy layers."""
+"""Decides which tensors become FP32 in an audit; loads offloaded weights, checkpoints and lazy layers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from .. import offload
 from ..errors import LoadError, describe, let_through
-from ..isolation.members import modules_of, named_modules, named_tensors, raise_in_place, size_of, stored_low
+from ..isolation.isolated import in_fp32
+from ..isolation.members import modules_of, named_modules, named_tensors, size_of, stored_low
 from ..isolation.process import reseed, swap_attribute
-from ..isolation.tensors import TensorState
 from ..numerics.casting import widen
 from ..numerics.entries import entries, over_tensors
 from ..numerics.formats import dtype_name, is_low
@@ -70,23 +70,6 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
 def upcast_model(subject: Subject) -> Iterator[None]:
     """In the body, offloaded weights are loaded, and tensors are FP32 as `settle_precision` decided; then undo both."""
     with present(subject.model), in_fp32(subject.model, subject.raised):
-        yield
-
-
-@contextmanager
-def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
-    """In the body, low-precision tensors of the model are FP32; then they are restored bit for bit, in the same memory.
-
-    which: a value of Subject.raised: which tensors become FP32.
-    """
-    tensors = stored_low(model, attributes=which == "attributes") if which in ("weights", "attributes") else []
-    with ExitStack() as stack:
-        for state in map(TensorState, tensors):
-            stack.callback(state.restore_gradient)
-            stack.callback(state.restore)
-        for x in tensors:
-            x.grad = None  # its dtype will differ from the tensor's
-        raise_in_place(tensors)
         yield
 
 

@@ -83,7 +83,7 @@ PARTS = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1340, "settings"),
+    "cli": (1320, "settings"),
     "criteria": (820, "criteria"),
     "document": (900, "document"),
     "dtypes": (900, "dtypes"),
@@ -92,7 +92,7 @@ BUDGET = {
     "generation": (1500, "generation"),
     "graphs": (1130, "graphs"),
     "isolation": (1200, "isolation"),
-    "loading": (1840, "loading"),
+    "loading": (1800, "loading"),
     "loose files": (740, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
