@@ -41,7 +41,6 @@ from .measure.noise import noise_of
 from .measure.products import flag_costs
 from .measure.rerun import of_verdicts
 from .numerics.devices import CPU, follow, let_go, libraries, name_of
-from .offload import came_to, within
 from .plan.plans import Planner
 from .plan.quantized import QuantizedPlans
 from .plan.recommend import recommend
@@ -302,8 +301,8 @@ def _environment(bench: Workbench, seconds: Mapping[str, float]) -> Environment:
         libraries=libraries(options.where),
         flags=bench.flags,
         seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
-        memory=within(),
-        held=came_to(),
+        memory=offload.within(),
+        held=offload.came_to(),
     )
 
 

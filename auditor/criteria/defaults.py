@@ -56,8 +56,7 @@ def propose(
     max_error: the error budget.
     """
     for one in sorted(set(criteria) - set(given), key=str):
-        because = "it is discrete, but computed from floating-point values"
-        yield Proposal(one.output, str(one), because, holds=True)
+        yield Proposal(one.output, str(one), "it is discrete, but computed from floating-point values", holds=True)
     for title, run in [(title, run) for title, run in runs if run.apart][:1]:
         joint = run.joint if run.joint is not None else run.measured_error
         for name, error in ((name, error) for name, error in run.apart.items() if not _spoken_of(criteria, name)):
@@ -87,8 +86,7 @@ def _suggestion(node: fx.Node) -> tuple[str, str] | None:
         linear = f"its last operation is a linear layer of {columns[0]:,} columns"
         return f"kl <= {KL:g}", f"{linear}, and no softmax follows in the model: probably logits"
     if _is_floating(node) and _counts(node):
-        why = "integers such as positions are added to it: probably in units such as pixels"
-        return f"max_abs <= {UNITS:g}", why
+        return f"max_abs <= {UNITS:g}", "integers such as positions are added to it: probably in units such as pixels"
     return None
 
 

@@ -80,8 +80,6 @@ def digest_of(path: Path) -> str:
 
 def _is_of(module: ModuleType, path: Path) -> bool:
     file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or not file.endswith(path.name):
-        return False
     with contextlib.suppress(OSError):
-        return path.samefile(file)
+        return isinstance(file, str) and file.endswith(path.name) and path.samefile(file)
     return False

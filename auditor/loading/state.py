@@ -23,8 +23,7 @@ from ..numerics.casting import widen
 from ..numerics.entries import entries, over_tensors
 from ..numerics.formats import dtype_name, is_low
 from ..records import Batch, Subject
-from . import statedicts
-from .statedicts import few
+from .statedicts import few, is_extra, load_state, read_checkpoint
 
 
 def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
@@ -134,7 +133,8 @@ def present(model: nn.Module) -> Iterator[None]:
     hooked = [module for module in modules if _hooks(module)]
     with ExitStack() as stack:
         for store in (store for module in modules for store in (module._parameters, module._buffers, vars(module))):
-            stack.callback(_put_back, store, dict(store))
+            stack.callback(store.update, dict(store))
+            stack.callback(store.clear)  # is called before `update`
         for module in hooked:
             for hook in _hooks(module):
                 if hook.offload:
@@ -170,20 +170,15 @@ def _hooks(module: nn.Module) -> list[Any]:
     return hooks if all(isinstance(one, AlignDevicesHook) for one in hooks) else []
 
 
-def _put_back(store: dict[str, Any], content: dict[str, Any]) -> None:
-    store.clear()
-    store.update(content)
-
-
 def load_into(model: nn.Module, path: Path) -> list[str]:
     """Load the checkpoint at `path` into `model`; return notes about its contents.
 
     Raises: LoadError(slug="missing-weights" | "bad-weights" | "weights-mismatch").
     """
     with convert_errors(slug="bad-weights"):
-        content = statedicts.read_checkpoint(path)
+        content = read_checkpoint(path)
     with convert_errors(slug="weights-mismatch"):
-        state = statedicts.load_state(model, content, path.name)
+        state = load_state(model, content, path.name)
     own, file, notes = model.state_dict(), path.name, list[str]()
     both = [(value, own[name]) for name, value in state.items() if isinstance(value, Tensor) and name in own]
     for given, held in dict.fromkeys((x.dtype, y.dtype) for x, y in both if x.is_floating_point()):
@@ -193,7 +188,7 @@ def load_into(model: nn.Module, path: Path) -> list[str]:
     loaded = {id(value) for value in state.values()}
     if beside := [name for name, value in content.items() if id(value) not in loaded]:
         notes.append(f"{file} also contains {few(beside)}, which the model lacks: ignored")
-    if lacking := [name for name in own if statedicts.is_extra(name) and name not in state]:
+    if lacking := [name for name in own if is_extra(name) and name not in state]:
         notes.append(f"{file} lacks {few(lacking)}: they keep their initial values")
     return notes
 

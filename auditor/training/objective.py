@@ -164,9 +164,8 @@ def _with_objective(
 ) -> Subject:
     """Add the loss function and its targets to a Subject, and remove the targets from the Subject's batches."""
     parsed = parse(target)
-    label = parsed.label
     loss_fn, source = _loss(module, spec, parsed, loss, seed)
-    targets = _targets(module, spec, label)
+    targets = _targets(module, spec, parsed.label)
     if targets is None:
         batches, targets = split(subject.batches, loss_fn, subject.model)
         held_out = subject.held_out
@@ -175,7 +174,7 @@ def _with_objective(
         subject = replace(subject, batches=batches, held_out=held_out)
     if len(targets) != len(subject.batches):
         raise LoadError(
-            f"{label} has targets for {len(targets)} batches, and inputs for {len(subject.batches)}: "
+            f"{parsed.label} has targets for {len(targets)} batches, and inputs for {len(subject.batches)}: "
             "give one entry of targets per batch of inputs",
             slug="bad-targets",
         )
