@@ -27,8 +27,8 @@ from pydantic import (
 
 from .artefact.strategies import GRAPHS, SHIPPED, all_strategies
 from .criteria import Criterion
-from .devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
 from .errors import AuditorError
+from .numerics.devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
 from .numerics.formats import DEFAULT, auditable, runs
 from .numerics.schemes import SCHEMES
 from .records.measure import CODE, Ignore

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import LoadError, describe
+from ..isolation import in_eval
 from ..isolation.process import reseed
 from ..numerics.entries import extent, tensors_in
 from ..numerics.formats import dtype_name
 from ..records import Batch
-from .state import convert_errors, in_eval
+from .state import convert_errors
 from .statedicts import read_tensors
 from .target import blame, call, named_in, parse, required_arguments, user_code
 

@@ -17,7 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from .. import offload
 from ..errors import LoadError, describe, let_through
+from ..isolation import in_eval
 from ..isolation.answer import answer
+from ..isolation.isolated import in_fp32, switch
 from ..isolation.members import is_wrapped, named_tensors, unwrap_model, wrapper_of
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
@@ -26,7 +28,7 @@ from ..records import Batch, Subject
 from . import inputs, state
 from .discover import discover, from_hub, require
 from .placement import beside
-from .state import held_outside, in_eval, in_fp32, materialise, present, settle_precision, switch
+from .state import held_outside, materialise, present, settle_precision
 from .target import Target, blame, import_target, parse, user_code
 from .watch import Watch, ledger_of, watch_weights
 

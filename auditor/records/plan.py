@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from ..paths import FP32_OUTPUT, function_in
 from .generation import TokenComparison
+from .paths import FP32_OUTPUT, function_in
 from .written import FileField, MeasurementField, empty
 
 Execution = Annotated[str, FileField("`native`: on a GPU; `emulated`: on a CPU", choices=("native", "emulated"))]

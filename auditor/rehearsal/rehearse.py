@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from ..artefact.base import plan_table
-from ..devices import NATIVE
 from ..errors import AuditorError, let_through
 from ..loading.target import guard_progress
+from ..numerics.devices import NATIVE
 from ..numerics.formats import dtype_of
 from ..records import Plan, Progress
 from ..records.audit import Audit

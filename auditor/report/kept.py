@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from ..errors import AuditorError, suggest
 from ..execution.policy import choice_from_scopes
 from ..numerics.formats import FORMATS
-from ..paths import enclosing_paths, pattern, within
 from ..records import NodeReport, Plan, Reason
 from ..records.audit import Audit
+from ..records.paths import enclosing_paths, pattern, within
 from .words import count, fold, label, list_paths, scope, shorten
 
 _FORMATS = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}

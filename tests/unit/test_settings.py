@@ -9,8 +9,8 @@ import torch
 
 from auditor.asked import Command, command_of, configuration, validate
 from auditor.criteria import criteria_of
-from auditor.devices import choose, follow, is_native, is_spread, libraries, name_of, row_of, type_of
 from auditor.errors import AuditorError
+from auditor.numerics.devices import choose, follow, is_native, is_spread, libraries, name_of, row_of, type_of
 from auditor.records.measure import Ignore
 from auditor.settings import Option, Settings, options_of, split_names
 from tests.support.refusing import refused

@@ -13,8 +13,7 @@ import pytest
 
 import auditor
 from auditor import cli
-from auditor.cli.verbs import default_directory
-from auditor.document.places import portable_path
+from auditor.document.places import default_directory, portable_path
 from auditor.resources import errors
 from tests.unit.report.factory import HOSTILE, make_audit
 
