@@ -14,8 +14,8 @@ from ..execution.policy import Policy, choice_from_scopes, choice_keeping
 from ..execution.resolve import Resolution, is_low
 from ..numerics.formats import label
 from ..numerics.operations import operation
-from ..paths import FP32_OUTPUT, function_in, module_of
 from ..records import Finding, Node, Plan, Reason
+from ..records.paths import FP32_OUTPUT, function_in, module_of
 from .outputs import outputs_in, outputs_of
 from .problem import Problem
 from .search import MARGIN, MOST_OFF, WORTH, Candidate, Space

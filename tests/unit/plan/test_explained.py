@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.policy import Policy, choice_keeping, plain
-from auditor.paths import function_in
 from auditor.plan.costs import Cost
 from auditor.plan.modules import as_candidate, explain_budget, explain_gain, improve, operation_reasons, with_reasons
 from auditor.plan.plans import as_plan
@@ -23,6 +22,7 @@ from auditor.plan.problem import Problem
 from auditor.plan.search import MARGIN, ROUNDS, RUNS, Candidate, Space, choose, find_verified
 from auditor.plan.verified import judge_replay, locate_nonfinite, mark_unsafe
 from auditor.records import Plan, Reason, ScopeChoice, Verdict, Verification
+from auditor.records.paths import function_in
 from auditor.rulebook.verdicts import Judgement
 from tests.support.capturing import Function, captured
 from tests.support.findings import finding
