@@ -24,8 +24,7 @@ from .workbench import Workbench
 
 
 class Planner:
-    """Runs the baselines (everything in low precision, without a plan) and makes all requested plans. A plan that was already run is not
-    run again."""
+    """Runs the baselines (everything in low precision, without a plan), and makes all requested plans; none runs twice."""
 
     def __init__(self, bench: Workbench) -> None:
         self.bench, asked = bench, bench.options
@@ -51,14 +50,13 @@ class Planner:
 
     def plans(self) -> dict[str, Plan]:
         """Make all plans, and verify them on the held-out inputs or, without them, on the calibration inputs."""
-        quick = self.bench.options.quick
         result = find_verified(self.spaces, self.bench.max_error, self.make, self._run)
         for name, space in self.spaces.items():
             tick(f"why {name.replace('_', ' ')}")
             result[name] = plan = with_reasons(space, result[name], self.bench.findings)
-            if runs(plan.format) and not plan.has_low and not quick:
+            if runs(plan.format) and not plan.has_low and not self.bench.options.quick:
                 result[name] = replace(plan, reach=space.reach())
-        return {name: result[name] for name in self.spaces}
+        return result
 
     def make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
         """Return the cheapest choices found within `limits`. Candidates are the search's improved result, another
@@ -95,6 +93,7 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """Build the plan of a choice of precisions, with predicted errors and times, without a run."""
     fp32 = problem.evaluate(problem.energy.scopes).seconds
     choice, row = choice_keeping(chosen.high, problem.format), FORMATS[problem.format]
+    resolution, flops = problem.resolve(choice), sum(cost.flops for cost in problem.costs.values())
     unfit = f"the {problem.device} has no {row.label} arithmetic: a speed-up only comes from moving fewer bytes"
     return Plan(
         name=problem.name,
@@ -102,11 +101,11 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
         format=problem.format,
         scopes=scopes_of(problem.policy_for(choice)),
         predicted_error=chosen.predicted_error,
-        low_precision_flops=chosen.low_flops,
+        low_precision_flops=float(problem.figures(resolution)[3].sum()) / max(flops, 1),
         predicted_speedup=fp32 / chosen.seconds if chosen.seconds else 1.0,
         note="" if row.speed in table("plan/devices")[problem.device] else unfit,
         objective=problem.objective,
         target=problem.device,
-        memory=problem.memory(problem.resolve(choice)),
+        memory=problem.memory(resolution),
         fp32_memory=problem.memory(problem.resolve(plain("fp32"))),
     )

@@ -33,8 +33,7 @@ ISLAND_SHARE = 0.003
 
 
 def find_forced_fp32(problem: Problem) -> frozenset[str]:
-    """As few modules and functions as possible that are FP32 to avoid dtype conflicts, if everything else is in low
-    precision: operations that get two dtypes raise an error."""
+    """Modules and functions in FP32 to avoid dtype conflicts: operations that get two dtypes raise an error."""
     forced = set[str]()
     while True:
         resolution = problem.resolve(choice_keeping(forced, problem.format))
@@ -105,8 +104,7 @@ def timed_in(resolution: Resolution, name: str) -> str:
 
 def energy_of(problem: Problem) -> Energy:
     """Build a problem's Energy, from prices and errors with all in FP32, and with all possible in low precision."""
-    nodes, graph, resolution = problem.capture.nodes, problem.capture.graph_module.graph, problem.lowest
-    users = {n.name: [user.name for user in n.users if user.name in nodes] for n in graph.nodes}
+    nodes, users, resolution = problem.capture.nodes, problem.users, problem.lowest
     functions = [function_in(owner, name) for owner, names in problem.exceptions.items() for name in sorted(names)]
     scopes = dict.fromkeys((*problem.layout.owners, *functions), (0.0, 0.0, 0.0))
     decides = {name: problem.variable(name) for name in nodes}
@@ -188,11 +186,6 @@ class Problem:
         return {node.name: elements_of(node) for node in self.capture.graph_module.graph.nodes}
 
     @cached_property
-    def flops(self) -> int:
-        """FLOPs of one forward."""
-        return sum(cost.flops for cost in self.costs.values())
-
-    @cached_property
     def operations_of(self) -> Mapping[str, Sequence[Node]]:
         """{module path: operations directly in this module}."""
         result: dict[str, list[Node]] = {}
@@ -259,7 +252,7 @@ class Problem:
             return self.evaluated[high]
         resolution = self.resolve(choice_keeping(high, self.format))
         figures = self.figures(resolution)
-        squares, (_, price, elapsed, low_flops) = self.squares(resolution, figures[0]), figures.sum(axis=1).tolist()
+        squares, (_, price, elapsed, _) = self.squares(resolution, figures[0]), figures.sum(axis=1).tolist()
         # Autocast caches cast weights, so only casts of activations take time.
         cast = costs.keys() & {source for typed in resolution.nodes.values() for source in typed.cast}
         cost = price + self.cast_price(cast)
@@ -271,8 +264,7 @@ class Problem:
         changes = sum((owner in high) != (above in high) for owner, above in energy.tree.items())
         changes += sum(path.endswith(FP32_OUTPUT) for path in high)
         error = math.sqrt(max(sum(square for name, square in squares.items() if name in path) for path in self.paths))
-        share = low_flops / max(self.flops, 1)
-        self.evaluated[high] = Candidate(high, error, cost + energy.island * changes, cost, elapsed, share)
+        self.evaluated[high] = Candidate(high, error, cost + energy.island * changes, cost, elapsed)
         return self.evaluated[high]
 
     def cheapest(self, allowed: float) -> Candidate:
@@ -365,20 +357,21 @@ class Problem:
         """Squared error of rounding an FP32 value for the operations that read it: the largest over their formats."""
         readers = resolution.lowered.get(name, frozenset())
         formats = {self.computed_in(resolution, reader) for reader in readers} or {self.format}
-        result = [(contribution, fmt) for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
-        squares = (contribution.cast**2 * self._share(name, readers, fmt) for contribution, fmt in result)
+        squares = (
+            x.cast**2 * self._share(name, readers, fmt) for fmt in formats if (x := self.contribution(name, fmt))
+        )
         return min(max(squares, default=0.0), FORBIDDEN)
 
     def _share(self, name: str, readers: Collection[str], format: str) -> float:
         """The share of a value's squared rounding error that reaches the outputs through `readers`, if other operations
         read the FP32 value; errors through several readers count as independent. 1 if unknown."""
         reads = [found.reads if (found := self.contribution(reader, format)) else {} for reader in readers]
-        if not 0 < len(reads) < self.readers[name] or not all(name in each for each in reads):
+        if not 0 < len(reads) < len(self.users[name]) or not all(name in each for each in reads):
             return 1.0
         return sum(each[name] ** 2 for each in reads)
 
     @cached_property
-    def readers(self) -> Mapping[str, int]:
-        """{node or placeholder: number of operations that read it}."""
-        users = {n.name: n.users for n in self.capture.graph_module.graph.nodes}
-        return {name: sum(user.op == "call_function" for user in each) for name, each in users.items()}
+    def users(self) -> Mapping[str, Sequence[str]]:
+        """{node or placeholder: operations that read it}."""
+        nodes, graph = self.capture.nodes, self.capture.graph_module.graph
+        return {n.name: [user.name for user in n.users if user.name in nodes] for n in graph.nodes}

@@ -110,7 +110,8 @@ def _worth(plan: Plan) -> str:
     if plan.objective == "flops":
         value = f"{plan.low_precision_flops:.0%} of the FLOPs in low precision"
     elif plan.objective == "memory":
-        value = f"{plan.memory_share:.0%} of the memory{'' if plan.measured_memory is None else ' measured'}"
+        measured = plan.timed and plan.timed.decides and plan.timed.memory_share is not None
+        value = f"{plan.memory_share:.0%} of the memory{' measured' if measured else ''}"
     return f"{plan_title(plan)} (`{plan.name}`), {value}"
 
 

@@ -69,19 +69,15 @@ FORBIDDEN = 1e6
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice of precisions. high: modules, functions or operations in FP32; seconds: roofline time of one forward;
-    low_flops: share of the FLOPs in low precision.
-
-    cost: value of the objective; for time, including the price of stored weights. price: cost plus the price of each
-    change of precision.
-    """
+    """A choice of precisions. high: modules, functions or operations in FP32. cost: value of the objective; for time,
+    including the price of stored weights. price: cost plus the price of each change of precision. seconds: roofline
+    time of one forward."""
 
     high: Choice
     predicted_error: float
     price: float
     cost: float = 0.0
     seconds: float = 0.0
-    low_flops: float = 0.0
 
     @property
     def feasible(self) -> bool:

@@ -31,7 +31,7 @@ from ..records.measure import MEASURED
 from ..rulebook.verdicts import Judgement
 from ..stages import tick
 from ..verify.loaders import in_hand
-from ..verify.running import FP32, TODAY, Answers, Runs, failure_of, said_no_memory
+from ..verify.running import FP32, TODAY, Answers, Runs, compare_times, failure_of, said_no_memory
 from .workbench import Workbench, worst_of
 
 Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
@@ -152,10 +152,8 @@ def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Jud
         first, (strategy, _, fmt) = base.nonfinite, name.partition("_")
         if first is not None:
             limit = "range" if first.cause in ("overflow", "underflow") else "precision"
-            where = (
-                "" if first.begins == first.node else f" at {first.begins} ({first.begins_source or first.begins_op})"
-            )
-            cause = f"{first.cause}{where}{f' (batch {first.batch})' if first.batch > 1 else ''}"
+            at = f" at {first.begins} ({first.begins_source or first.begins_op})" * (first.begins != first.node)
+            cause = f"{first.cause}{at}{f' (batch {first.batch})' if first.batch > 1 else ''}"
             why = f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though finite if run alone: {cause}"
             found.setdefault((first.node, fmt), Verdict("unsafe", why, limit, first.batch))
     return judged.with_unsafe(found)
@@ -198,9 +196,8 @@ def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
             try:
                 error = math.inf if isinstance(ran, str) else bench.yardstick.distance(reference, ran.outputs[0])
                 if math.isfinite(error):
-                    yield Decisions(
-                        fmt, error, bench.replay([batch], policy_of(bench.capture, plan)), tuple(each.values())
-                    )
+                    replayed = bench.replay([batch], policy_of(bench.capture, plan))
+                    yield Decisions(fmt, error, replayed, tuple(each.values()))
             except Exception as failure:  # an operation does not support the format, or output shapes differ
                 let_through(failure)
 
@@ -222,7 +219,7 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
         for name, one in given.items()
     }
     whole = found.pop(FP32)
-    result = {name: one.compared_with(whole) for name, one in found.items()}
+    result = {name: compare_times(one, whole) for name, one in found.items()}
     timing = Timing(
         device=name_of(bench.options.where),
         batch=next((x.shape[0] for x in tensors_in(bench.checks[0]) if x.dim() and not x.is_nested), None),

@@ -174,8 +174,7 @@ class Workbench:
         asked = strategy, fmt, self.options.figures, self.options.objective
         found = Problem(self.capture, self.costs, self.contributions, {}, *asked)
         low = found.resolve(plain(fmt))  # autocast runs recurrent layers in FP16: their FP16 verdict counts
-        verdicts = {name: each[found.computed_in(low, name)] for name, each in self.judged.verdicts.items()}
-        return replace(found, verdicts=verdicts)
+        return replace(found, verdicts={n: each[found.computed_in(low, n)] for n, each in self.judged.verdicts.items()})
 
 
 def worst_of(values: Sequence[float]) -> float:

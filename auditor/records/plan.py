@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
-from typing import Annotated, Any
+from dataclasses import astuple, dataclass
+from typing import Annotated
 
 from .generation import TokenComparison
 from .paths import FP32_OUTPUT, function_in
@@ -88,18 +88,6 @@ class TimeAndMemory:
     memory_share: Annotated[float | None, FileField("`memory` divided by FP32's; `null` for FP32", least=0)] = None
     decides: Annotated[bool, FileField("whether `eager` and `memory` decide the recommendation; only on a GPU")] = False
     missing: Annotated[Mapping[str, str], FileField("by measurement: why time or memory is missing")] = empty()
-
-    def compared_with(self, fp32: TimeAndMemory) -> TimeAndMemory:
-        """These measurements with the speedup over FP32 of each way to run, and the memory as a share of FP32's."""
-        changed: dict[str, Any] = {}
-        for way in ("eager", "compiled", "cuda_graph"):
-            times, whole = getattr(self, way), getattr(fp32, way)
-            if times is not None and whole is not None:
-                low, high = whole.low / times.high, whole.high / times.low
-                changed[way] = replace(times, speedup=whole.median / times.median, speedup_low=low, speedup_high=high)
-        if self.memory is not None and fp32.memory:
-            changed["memory_share"] = self.memory / fp32.memory
-        return replace(self, **changed)
 
 
 @dataclass(frozen=True)
@@ -375,18 +363,12 @@ class Plan:
         return times.speedup if times and times.speedup else self.predicted_speedup
 
     @property
-    def measured_memory(self) -> float | None:
-        """Memory as a share of FP32's, measured on a GPU; None if not measured."""
-        return self.timed.memory_share if self.timed and self.timed.decides else None
-
-    @property
     def memory_share(self) -> float:
         """Memory as a share of FP32's: measured on a GPU, otherwise predicted; 1 if unknown."""
-        if self.measured_memory is not None:
-            return self.measured_memory
-        if self.memory is None or self.fp32_memory is None:
-            return 1.0
-        return float(sum(astuple(self.memory)) / sum(astuple(self.fp32_memory)))
+        if self.timed and self.timed.decides and self.timed.memory_share is not None:
+            return self.timed.memory_share
+        needed: list[int] = [sum(astuple(use)) for use in (self.memory, self.fp32_memory) if use is not None]
+        return needed[0] / needed[1] if len(needed) == 2 else 1.0
 
     @property
     def islands(self) -> int:

@@ -105,9 +105,10 @@ def with_errors(problem: Problem, errors: dict[str, Contribution]) -> Problem:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_without_error_everything_is_low(strategy: str) -> None:
-    best = blank("chain", strategy).cheapest(0.0)
+    problem = blank("chain", strategy)
+    best = problem.cheapest(0.0)
     assert not best.high
-    assert (best.predicted_error, best.low_flops) == (0.0, 1.0)
+    assert (best.predicted_error, as_plan(problem, best).low_precision_flops) == (0.0, 1.0)
     assert best.seconds == pytest.approx(5 * 1.95 / 312, rel=1e-3)  # five products of 1.95 TFLOP at 312 TFLOP/s
 
 
@@ -119,7 +120,7 @@ def test_the_one_bad_scope_is_the_one_that_stays(strategy: str) -> None:
     assert problem.cheapest(math.inf).predicted_error == pytest.approx(0.5)
     exact = problem.cheapest(0.0)
     assert exact.high & set("01234") == {"2"}
-    assert exact.low_flops == pytest.approx(4 / 5)
+    assert as_plan(problem, exact).low_precision_flops == pytest.approx(4 / 5)
 
 
 def test_errors_add_in_quadrature_each_rounding_once() -> None:

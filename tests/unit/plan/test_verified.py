@@ -22,7 +22,7 @@ from auditor.plan.verified import judge_answers, today_of
 from auditor.plan.workbench import Workbench
 from auditor.records import Noise, Plan, ScopeChoice, TimeAndMemory, Times, Verification
 from auditor.verify import running
-from auditor.verify.running import Answers
+from auditor.verify.running import Answers, compare_times
 from tests.support import planning
 from tests.support.capturing import Function
 from tests.support.planning import bench_of
@@ -105,14 +105,14 @@ def test_outputs_of_another_shape_are_a_failure_of_the_plan() -> None:
 
 def test_a_speed_up_has_the_spread_of_both() -> None:
     whole = TimeAndMemory(eager=Times(0.4, 0.3, 0.5, 9), compiled=Times(0.1, 0.1, 0.1, 9), memory=200)
-    found = TimeAndMemory(eager=Times(0.2, 0.1, 0.25, 9), memory=50).compared_with(whole)
+    found = compare_times(TimeAndMemory(eager=Times(0.2, 0.1, 0.25, 9), memory=50), whole)
     assert found.eager is not None and found.compiled is None
     assert found.eager.speedup == pytest.approx(2.0)
     assert found.eager.speedup_low == pytest.approx(0.3 / 0.25)
     assert found.eager.speedup_high == pytest.approx(0.5 / 0.1)
     assert found.memory_share == 0.25
     raised = TimeAndMemory(missing={"eager": "it raised"})
-    assert raised.compared_with(whole) == raised
+    assert compare_times(raised, whole) == raised
 
 
 def test_a_model_in_hand_is_timed_as_it_is_and_its_recommendation_stays(monkeypatch: pytest.MonkeyPatch) -> None:
