@@ -161,7 +161,7 @@ def nonfinite_runs(audit: Audit) -> list[NonFiniteRun]:
 def decision_words(audit: Audit) -> str:
     """Sentences on the format in which flipped decisions add most error; "" without decisions."""
     worst = max(audit.decisions, key=lambda one: one.share * one.error, default=None)
-    return " ".join(_sentences(worst)[:2]) if worst is not None else ""
+    return " ".join(_sentences(worst, audit)[:2]) if worst is not None else ""
 
 
 def decisions_section(audit: Audit) -> list[Block]:
@@ -174,16 +174,17 @@ def decisions_section(audit: Audit) -> list[Block]:
             flips = (or_blank(share, _in_1000) for share in (one.seen, one.own, one.predicted))
             rows.append((where(one), label(group.format), f"{one.count:,}", *flips, or_blank(one.error, ratio)))
     return [
-        Prose("", tuple(" ".join(_sentences(one)) for one in audit.decisions), "lead"),
+        Prose("", tuple(" ".join(_sentences(one, audit)) for one in audit.decisions), "lead"),
         Prose("", (ABOUT_DECISIONS,), "about"),
         Grid(DECISIONS, tuple(rows), texts=2, caption=DECISIONS_CAPTION),
     ]
 
 
-def _sentences(one: Decisions) -> list[str]:
+def _sentences(one: Decisions, audit: Audit) -> list[str]:
     """Sentences on the parts of the error, and on the operation whose flips add most error, with the error if its
     scores are FP32."""
     low = f"With all operations in {label(one.format)}, the first batch's error is {ratio(one.error)}"
+    low += " times its limit" if audit.criteria else ""
     first = one.operations[0]
     if first.seen is None:
         others = " and others" if one.operations[1:] else ""

@@ -25,14 +25,12 @@ from .words import count, line, printable, remedy, sentence, shorten
 
 LINES = 40
 """Maximum number of lines that an audit prints on a terminal 100 characters wide."""
-SPARE = ("Formats", "Kept", "Outputs", "Memory")
+SPARE = ("Formats", "Kept", "Outputs", "Decisions", "Memory")
 """Labels of sections that the terminal output may omit, since the report contains them."""
 ENTRIES_SHOWN = 5
 """Number of causes that a page lists. HTML folds further causes and all notes; other pages count them."""
-ISLANDS_SHOWN = 6
-PROPOSALS_SHOWN = 4
-ADVICE_SHOWN = 4
-MEMBERS_SHOWN = 40
+ISLANDS_SHOWN, PROPOSALS_SHOWN, ADVICE_SHOWN, MEMBERS_SHOWN = 6, 4, 4, 40
+"""Maximum numbers of modules kept in FP32, of outputs, of pieces of advice, and of members of a cause that are listed."""
 
 
 def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
@@ -111,7 +109,6 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
     sections: dict[str, Iterable[str]] = {
         "Caution": seen.limits,
         "Training": training,
-        "Decisions": [decision_words(audit)],
         "Tokens": generation_lines(audit),
         "Quantized": quantization_lines(audit),
         "Criteria": [plans.SHARES, *limits] if audit.criteria else [],
@@ -120,6 +117,7 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
         "Formats": [tally.sentence for tally in seen.tallies],
         "Kept": plans.island_lines(seen.chosen.islands, ISLANDS_SHOWN) if seen.chosen else (),
         "Outputs": shorten([*map(plans.proposal_words, audit.proposals)], PROPOSALS_SHOWN),
+        "Decisions": [decision_words(audit)],
         "Memory": [sentence(audit.environment.held or "")],
     }
     return [

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.capture.emulation import as_on
+from auditor.isolation import in_eval
 from auditor.isolation.answer import answer
-from auditor.loading.state import in_eval
 from auditor.numerics.metrics import output_error
 from auditor.records import Audit, Distance
 from tests.support.replaying import Model, assert_same, linear

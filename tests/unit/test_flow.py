@@ -25,9 +25,9 @@ from auditor.errors import (
 from auditor.flow import run
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.metrics import output_error
-from auditor.paths import nearest, place_of, within
 from auditor.records import Audit
 from auditor.records.measure import Ignore
+from auditor.records.paths import nearest, place_of, within
 from auditor.resources import resource_dir
 from auditor.rulebook.load import load_rules
 from auditor.settings import Settings

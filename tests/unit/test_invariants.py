@@ -20,8 +20,8 @@ from auditor.errors import PlanError
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy
 from auditor.execution.resolve import resolve
+from auditor.isolation import in_training
 from auditor.loading import placement
-from auditor.loading.state import in_training
 from auditor.measure.attribute import estimate
 from auditor.measure.measure import measure
 from auditor.measure.probes import inner_products
@@ -320,8 +320,8 @@ def moved(dtype: torch.dtype) -> None:
     model, x, tensors = net(dtype)
     model.shift = normal(4).to(dtype)
     with unchanged(*tensors, model.shift):
-        placement.move_subject(subject_of(model, x), "meta")
-        placement.move_subject(subject_of(model, x.clone().requires_grad_()), "meta")
+        next(placement.move_subject(subject_of(model, x), "meta"))
+        next(placement.move_subject(subject_of(model, x.clone().requires_grad_()), "meta"))
 
 
 def spilt(dtype: torch.dtype) -> None:

@@ -15,8 +15,8 @@ from auditor.capture.capture import capture
 from auditor.execution.beside import UnderPlan, first_non_finite, under_plan
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy, choice_from_scopes, plain
+from auditor.isolation import in_training
 from auditor.loading import from_object
-from auditor.loading.state import in_training
 from auditor.numerics.metrics import relative_l2
 from auditor.records import NonFinite, Plan, ScopeChoice
 from auditor.training.objective import training_subject

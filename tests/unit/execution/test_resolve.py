@@ -23,9 +23,9 @@ from auditor.execution.resolve import Resolver, resolve
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.operations import operation
-from auditor.paths import function_in
 from auditor.plan.modules import evaluate, scopes_of
 from auditor.records import Capture, Plan, ScopeChoice
+from auditor.records.paths import function_in
 from auditor.verify.running import run_patched
 from tests.support.capturing import Function
 from tests.support.fake_cuda import NAMES, recorded_dtypes

@@ -1,6 +1,7 @@
 """Decisions inside a model: planted shares of the error, worked out here by hand, and what flips."""
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -216,3 +217,11 @@ def test_report_and_terminal_state_both_parts_and_the_operation_with_its_line() 
         assert part in said
     assert said.replace("`", "") in " ".join(text(audit).split()).replace("`", "")
     assert 'id="decisions"' in html(audit)
+
+
+def test_a_short_terminal_leaves_decisions_to_the_report_and_a_criterion_states_them_in_its_limit() -> None:
+    audit = auditor.audit(Codes(1.0), (X,), criteria=["output: rel_l2 <= 0.02"], formats=("bf16",))
+    whole, short = (text(audit, width=100, most=most) for most in (60, 24))
+    assert "Flipped decisions" in whole and "Flipped decisions" not in short
+    assert re.search(r"the sections? [\w, ]*Decisions", short)
+    assert " times its limit; with FP32's decisions, " in decision_words(audit)

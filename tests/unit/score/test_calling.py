@@ -101,7 +101,7 @@ def test_one_that_never_ends_is_ended_where_it_calls_the_model_or_gives_a_number
     for function in (endless, waiting):
         with pytest.raises(NoScore, match=r"no score within 0.2 seconds"):
             scored(function, limit=0.2)
-    with pytest.raises(NoScore, match="returned more numbers than in FP32, where it returned 3"):
+    with pytest.raises(NoScore, match="returned more numbers than the 3 in FP32"):
         scored(endless, most=3)
 
 
