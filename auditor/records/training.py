@@ -124,4 +124,8 @@ class Training:
             choices=("tensor", "tensors", "attribute", "mapping"),
         ),
     ] = "tensor"
+    inputs: Annotated[
+        str,
+        FileField("the model's arguments; `both`: tuple and dict", choices=("tensor", "tuple", "dict", "both")),
+    ] = "tensor"
     batches: Annotated[int, FileField("number of batches on which a training step was measured", least=1)] = 1
