@@ -55,7 +55,7 @@ from .records.audit import Provenance
 from .records.ledger import LedgerRow, SilentCast
 from .records.quantization import QuantizedPlan
 from .records.training import Training
-from .report.words import count, label, op, scope, shorten
+from .report.words import label, op, scope, shorten
 from .rulebook.causes import FlowGraph, about, findings_of
 from .rulebook.findings import silent_findings
 from .rulebook.load import spread
@@ -108,11 +108,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             first = (recordings := record_paths(subject, formats, seed)).first.capture
             if (limit := offload.now()) is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
-        with stages(
-            "measure",
-            f"{recordings.operations} operations in {count(len(recordings.each), 'path')}",
-            recordings.operations,
-        ):
+        with stages("measure", "each operation in low precision", recordings.operations):
             yardstick = yardstick_of(subject, options, first)
             captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick, options.schemes)
             noise = noise_of(first, subject, yardstick, seed, native=options.native)

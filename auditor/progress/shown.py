@@ -176,8 +176,7 @@ class Cell(Display):
 
 
 def reporter(quiet: bool = False, settings: object = None) -> Display:
-    """The display that suits this process: notebook cell, terminal line or log lines; none if `quiet`. settings: of an
-    audit, which announce its stages."""
+    """The display for this process: notebook cell, terminal line or log lines; none if `quiet`. settings: an audit's."""
     if quiet:
         return Display()
     live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")

@@ -72,9 +72,8 @@ def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
     if value != "unsupported":
         begins = f"{name} first appears at {where(report.node)}{blocks}"
     together = cause(first) if first else "With only this operation in low precision, all values stay finite."
-    return " ".join(
-        filter(None, (f"{begins}.", "" if alone else together, EXPOSED.get(report.exposed.get(fmt, ("",)))))
-    )
+    remark = EXPOSED.get(report.exposed.get(fmt, ("",)), "")
+    return " ".join(filter(None, (f"{begins}.", "" if alone else together, remark)))
 
 
 def _sources(audit: Audit, fmt: str) -> Grid:

@@ -151,8 +151,7 @@ def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
         failed = f"Without the plan: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
         what = "operation" if p.plan.program is not None else "module"
-        but = _exceptions(p.plan)
-        rest = f"Everything{' else' if p.islands else ''} is set to {label(p.plan.format)}{but}."
+        rest = f"Everything{' else' if p.islands else ''} is set to {label(p.plan.format)}{_exceptions(p.plan)}."
         yield Fold(
             f"{p.title}: {p.verdict}{kept}",
             (

@@ -138,7 +138,6 @@ def loop_code(audit: Audit) -> str | None:
 
 
 ARGUMENTS = {"tensor": "{}", "tuple": "*{}", "dict": "**{}", "both": "*{0}[0], **{0}[1]"}
-"""{form of a batch's inputs: the model's arguments in code}."""
 LOOP = """
 
 def compute_loss(model, batch):

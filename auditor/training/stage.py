@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from ..capture.paths import usable
 from ..errors import LoadError
 from ..execution.policy import Policy
-from ..execution.resolve import Resolution, is_low, resolve
+from ..execution.resolve import is_low, resolve
 from ..loading.state import in_training
 from ..numerics.entries import over_tensors, tensors_in
 from ..numerics.formats import FORMATS
@@ -98,10 +98,8 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
     """Find the usable loss scales in FP16, updates lost in BF16, errors of low-precision steps, and advice."""
     trainable = {name: plan for name, plan in plans.items() if plan.holds and plan.has_low}
     lowerings = {fmt: StepPrecision(fmt, trainable.get(f"autocast_{fmt}")) for fmt in prepared.formats}
-    resolved = {f: resolve(Policy(prepared.capture, "autocast", lowerings[f].precision, f)) for f in lowerings}
-    in_fp32 = {f: {n for n in one.nodes if not is_low(one.computed_format(n))} for f, one in resolved.items()}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
-    low = low_names(resolved[fmt])
+    low = low_names(prepared.capture, fmt, lowerings[fmt].precision)
     subject, by_module = prepared.first.subject, low_by_module(prepared.capture, prepared.gradients, low)
     scale = loss_scale(by_module) if fmt == "fp16" else None
     cast = {place.fqn for place in prepared.capture.placeholders if place.fqn and place.name in low}
@@ -141,7 +139,8 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
         inputs=("both" if args else "dict") if kwargs else "tensor" if len(args) == 1 else "tuple",
         batches=len(prepared.losses),
     )
-    return replace(result, advice=advice_of(result, prepared.capture, in_fp32))
+    kept = {f: [fp32_names(prepared.capture, one) for one in (StepPrecision(f), lowerings[f])] for f in lowerings}
+    return replace(result, advice=advice_of(result, prepared.capture, kept))
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
@@ -225,9 +224,16 @@ def _noise(step: Step) -> float | None:
     return math.sqrt(sum(float(g.double().square().sum()) for g in apart)) / 2 / size if size else None
 
 
-def low_names(result: Resolution) -> frozenset[str]:
+def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
     """Values with a low-precision gradient under autocast: in low precision, or cast to low precision by a reader."""
+    result = resolve(Policy(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.lowered)
+
+
+def fp32_names(captured: Capture, low: StepPrecision) -> frozenset[str]:
+    """Operations that a step computes in FP32."""
+    result = resolve(Policy(captured, "autocast", low.precision, low.format))
+    return frozenset(name for name in captured.nodes if not is_low(result.computed_format(name)))
 
 
 def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:
