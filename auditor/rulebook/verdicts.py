@@ -145,9 +145,9 @@ def _unsafe_reason(
     if math.isfinite(contribution.isolated) and not contribution.criterion:
         effect = f"{effect}, above the budget of {max_error:.2g}"
     if error.cause == "underflow":
-        return f"{_vanishes(error, fmt)}; {effect}"
+        return f"{_vanishes(error, fmt)} (underflow); {effect}"
     if error.overflow and span is not None:
-        beyond = f"{span.max_abs:.4g} is beyond the largest number, {FORMATS[fmt].largest:.6g}"
+        beyond = f"{span.max_abs:.4g} overflows (the largest number is {FORMATS[fmt].largest:.6g})"
         return f"{beyond if span.max_abs > FORMATS[fmt].largest else 'an inner value overflows'}; {effect}"
     if error.disagreement:
         return f"{error.disagreement:.2%} of the discrete results flip; {effect}"
