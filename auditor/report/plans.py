@@ -268,8 +268,8 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
         return said
     near = score.standard_error is not None and abs(drop - base.max_drop) < NEAR * score.standard_error
     doubt = "; so close to the limit that other samples may give another result" if near else ""
-    verdict = "passes" if score.passed else f"fails: at most {base.max_drop:g} is allowed"
-    return f"{said}: {verdict}{doubt}"
+    verdict = "passes" if score.passed else f"fails, since at most {base.max_drop:g} is allowed"
+    return f"{said}; {verdict}{doubt}"
 
 
 def advice(audit: Audit) -> str:
