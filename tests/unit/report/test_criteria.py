@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.errors import AuditorError
 from auditor.records import Audit, CriterionValue, NodeError, Reason, ScopeChoice, Verdict, Verification
+from auditor.report.charts import depth_chart
 from auditor.report.findings import causes
 from auditor.report.plans import criteria_lines, limit_line, shown_value
 from auditor.report.reporters import html, text
@@ -103,6 +104,12 @@ def test_the_recommendation_and_the_proof_speak_of_the_criteria() -> None:
     assert f"measured error {most.share:.2g} within the limit of every criterion" in audit.recommendation
     proof = ReportView(audit).proof
     assert f"every criterion holds; nearest to its limit, {limit_line(most)}" in proof
+
+
+def test_the_chart_of_relative_errors_has_no_line_at_a_share_of_a_limit() -> None:
+    audit = audited(*ASKED)
+    assert "budget" not in {kind for kind, _ in depth_chart(audit).paths + depth_chart(audit).legend}
+    assert "budget" in {kind for kind, _ in depth_chart(replace(audit, criteria=())).paths}
 
 
 def test_where_no_plan_holds_the_next_step_is_a_criterion() -> None:
