@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, ClassVar, TextIO
 
-from .. import folder
 from ..asked import Command
 from ..errors import AuditorError, caused_by, describe, first_line, out_of_memory, printable
 from ..processes import supervise, unwind_on_signals
 from ..progress.shown import Display, refresh_display, reporter
+from ..records import folder
 
 PROGRAM = "python -m auditor"
 

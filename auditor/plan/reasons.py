@@ -13,8 +13,8 @@ from ..execution.policy import Policy, choice_from_scopes, choice_keeping
 from ..execution.resolve import Resolution, is_low
 from ..numerics.formats import label
 from ..numerics.operations import operation
-from ..paths import FP32_OUTPUT, function_in, module_of
 from ..records import Finding, Node, Plan, Reason
+from ..records.paths import FP32_OUTPUT, function_in, module_of
 from .modules import Modules, as_candidate, evaluate
 from .outputs import outputs_in
 from .problem import Problem

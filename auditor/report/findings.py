@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import Any
 
 from ..artefact.strategies import plan_title, strategy_of
-from ..paths import pattern, place_of, within
 from ..records import Finding, NodeReport, Plan
 from ..records.audit import Audit
 from ..records.measure import MEASURED
+from ..records.paths import pattern, place_of, within
 from .kept import keep_alone, tally
 from .words import SEVERITIES, count, label, list_paths, percent, scope
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from ..errors import AuditorError, suggest
 from ..execution.policy import choice_from_scopes
 from ..numerics.formats import FORMATS
-from ..paths import enclosing_paths, pattern, within
 from ..records import NodeReport, Plan, Reason
 from ..records.audit import Audit
+from ..records.paths import enclosing_paths, pattern, within
 from .words import count, fold, label, list_paths, scope, shorten
 
 _FORMATS = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}
@@ -124,7 +124,7 @@ def explain_layer(audit: Audit, name: str) -> str:
     paths = {path for plan in audit.plans.values() for path in (*plan.scopes, *_modules(plan))} | {*owners.values()}
     modules = {above for path in paths for above in enclosing_paths(path)}
     if name not in modules and name not in owners:
-        lists = "plan.json lists module paths, measurements.json names of operations"
+        lists = "module paths are in plan.json, names of operations in measurements.json"
         hint = suggest(name, [*modules, *owners], lists, cutoff=0.5)
         raise AuditorError(f"the model has no module or operation {name!r}: {hint}", slug="no-such-layer")
     text, owner = [scope(name)], None if name in modules else owners[name]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..artefact.strategies import plan_title, strategy_of
 from ..criteria.criterion import FLOOR
-from ..devices import CPU
+from ..numerics.devices import CPU
 from ..numerics.formats import runs
 from ..plan.recommend import kept_apart, measured_times, speedup
 from ..records import CriterionValue, Evaluation, Onnx, Plan, Proposal, Score, TimeAndMemory, Times, Today, Verification

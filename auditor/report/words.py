@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from ..errors import printable as printable  # re-exported for templates, like `label` below
 from ..numerics.formats import label as label
-from ..paths import pattern
 from ..records import Node
 from ..records.decisions import Decision
+from ..records.paths import pattern
 from ..records.training import BackwardNode
 from ..resources import resource_dir
 

@@ -13,7 +13,7 @@ from ..capture.paths import usable
 from ..errors import LoadError
 from ..execution.policy import Policy
 from ..execution.resolve import is_low, resolve
-from ..loading.state import in_training
+from ..isolation import in_training
 from ..numerics.entries import over_tensors, tensors_in
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import largest_scale, magnitudes_of, merge_magnitudes, significant, underflow_share

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.policy import Policy, choice_from_scopes, choice_keeping, plain
-from auditor.paths import function_in
 from auditor.plan.costs import Cost
 from auditor.plan.modules import as_candidate, as_plan, evaluate
 from auditor.plan.problem import Problem
@@ -23,6 +22,7 @@ from auditor.plan.reasons import explain_budget, explain_gain, improve, operatio
 from auditor.plan.search import MARGIN, ROUNDS, RUNS, Candidate, Space, choose, find_verified
 from auditor.plan.verified import judge_replay, locate_nonfinite, mark_unsafe
 from auditor.records import Plan, Reason, ScopeChoice, Verdict, Verification
+from auditor.records.paths import function_in
 from auditor.rulebook.verdicts import Judgement
 from tests.support.capturing import Function, captured
 from tests.support.findings import finding

@@ -274,7 +274,8 @@ def test_what_has_no_gradient_yet_is_said() -> None:
     assert advice(training, "zero-gradients").startswith("The gradient is zero for a.weight: ")
 
 
-def test_a_sum_over_ranks_is_said_where_it_stands(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("process_group")
+def test_a_sum_over_ranks_is_said_where_it_stands() -> None:
     """It stays in the dtype that it is given: what two ranks hold would be added in FP16."""
     from torch import distributed
     from torch.distributed import _functional_collectives as collectives
@@ -284,14 +285,10 @@ def test_a_sum_over_ranks_is_said_where_it_stands(tmp_path: Path) -> None:
             lambda m, x: collectives.all_reduce(m.layer(x), "sum", distributed.group.WORLD) * 1.0, layer=nn.Linear(8, 8)
         )
 
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
-    try:
-        half = collectives.all_reduce(torch.ones(3, dtype=torch.float16), "sum", distributed.group.WORLD)
-        assert half.dtype is torch.float16
-        batch = (torch.randn(4, 8), torch.randn(4, 8))
-        _, training = audited(gathered(), batch, nn.functional.mse_loss, strategies=("autocast",), formats=("bf16",))
-    finally:
-        distributed.destroy_process_group()
+    half = collectives.all_reduce(torch.ones(3, dtype=torch.float16), "sum", distributed.group.WORLD)
+    assert half.dtype is torch.float16
+    batch = (torch.randn(4, 8), torch.randn(4, 8))
+    _, training = audited(gathered(), batch, nn.functional.mse_loss, strategies=("autocast",), formats=("bf16",))
     said = advice(training, "low-collective")
     assert re.match(
         rf"\S*all_reduce\S* at {Path(__file__).name}:\d+ sums the ranks' values in their own dtype", said
