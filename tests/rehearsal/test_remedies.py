@@ -165,7 +165,7 @@ def test_a_remedy_of_every_problem_is_named_at_the_first() -> None:
             "BF16 with a master copy: repairs these 2 problems; last loss 1.",
             "BF16 with Kahan sums: repairs this problem; last loss 1.",
         ],
-        ["BF16 with Kahan sums: still: half lost."],
+        ["BF16 with Kahan sums: still, half lost."],
     ]
     (only,) = notes(lost)
     assert only[0] == "BF16 with a master copy: repairs this problem; last loss 1."
@@ -176,4 +176,4 @@ def test_a_remedy_whose_own_run_ends_early_is_not_said_to_repair() -> None:
         RecipeProblem("bf16", "updates", "96% lost"),
         RecipeProblem("bf16_kahan", "not-finite", "NaN in step 3"),
     )
-    assert notes(lost, ends)[0][1] == "BF16 with Kahan sums: instead: NaN in step 3."
+    assert notes(lost, ends)[0][1] == "BF16 with Kahan sums: instead, NaN in step 3."

@@ -103,7 +103,7 @@ def test_signs_of_life_come_from_inside_of_every_stage_that_runs_something(monke
     asked["progress"] = lambda stage, *rest: heard.update([stage])
     auditor.audit(steep, batch, max_error=1e-4, **asked)  # a budget that plans have to be searched for
     # nothing flagged lies together here
-    assert {"measure", "training", "baseline", "plan", "low steps"} <= {s for s in heard if heard[s] > 2}
+    assert {"measure", "training", "baseline", "plan", "low-precision steps"} <= {s for s in heard if heard[s] > 2}
 
 
 # What the progress callback hears, and the errors that a user meets.

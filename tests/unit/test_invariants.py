@@ -85,7 +85,7 @@ def test_every_run_of_every_stage_starts_from_the_same_state(monkeypatch: pytest
     tight = 1e-4  # plans are searched, run and made again
     auditor.audit(seeded(Counts), batch, mode="training", loss_fn=loss, max_error=tight, progress=entered)
     del FOUND[""]  # before the first stage it is seen to run, and no more
-    assert {"capture", "measure", "training", "baseline", "plan", "low steps"} <= FOUND.keys()
+    assert {"capture", "measure", "training", "baseline", "plan", "low-precision steps"} <= FOUND.keys()
     assert len(set().union(*FOUND.values())) == 1, FOUND
 
 

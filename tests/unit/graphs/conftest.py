@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from auditor.plan.workbench import Workbench
 from auditor.records import Audit
 from auditor.records.paths import FP32_OUTPUT
 from tests.support.planning import bench_of
-from tests.support.replaying import Model
 
 
 @pytest.fixture(scope="session")
@@ -49,17 +47,23 @@ def model() -> nn.Module:
 # Models that are exported, and tables that the solver is tried on.
 
 
-def in_one_forward(m: Any, x: Tensor) -> dict[str, Tensor]:
-    """The square of 1000 is beyond FP16, and the mean of such squares too."""
-    wide = torch.relu(m.first(x))
-    size = ((1000 * wide) ** 2).mean(-1, keepdim=True).sqrt() / 1000
-    narrow = m.second(wide / (size + 0.1))
-    return {"scores": narrow, "likely": narrow.softmax(-1)}
+class Flat(nn.Module):
+    """Everything in one forward; the square of 1000 is beyond FP16, and the mean of such squares too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        wide = torch.relu(self.first(x))
+        size = ((1000 * wide) ** 2).mean(-1, keepdim=True).sqrt() / 1000
+        narrow = self.second(wide / (size + 0.1))
+        return {"scores": narrow, "likely": narrow.softmax(-1)}
 
 
 def flat() -> nn.Module:
     torch.manual_seed(1)
-    return Model(in_one_forward, first=nn.Linear(16, 64), second=nn.Linear(64, 16)).eval()
+    return Flat().eval()
 
 
 SCORED = torch.linspace(-2, 2, 64 * 16).reshape(64, 16).sin()

@@ -140,7 +140,7 @@ def test_the_scope_says_why_it_keeps_each_function(audited: Audit) -> None:
     plan = audited.plans["cast_fp16"]
     choice, reasons = plan.scopes[""], plan.reasons_of("")
     assert sorted(path for reason in reasons for path in reason.functions) == [f"..{name}" for name in choice.keep]
-    assert all("is unsafe: " in reason.words for reason in reasons)
+    assert all("is unsafe, since " in reason.words for reason in reasons)
     functions = {node.name: node.function and node.function.path for node in (r.node for r in audited.nodes)}
     kept = {name for reason in plan.reasons for name in reason.operations if functions[name] in choice.keep}
     assert kept == {name for name, function in functions.items() if function in choice.keep}

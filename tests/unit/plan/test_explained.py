@@ -46,7 +46,7 @@ def found() -> tuple[Plan, Problem, str]:
 def test_every_fp32_scope_says_why_and_what_lowering_it_would_save(found: tuple[Plan, Problem, str]) -> None:
     plan, problem, bad = found
     (unsafe,), (other,) = plan.reasons_of("2"), plan.reasons_of("3")
-    assert (unsafe.kind, unsafe.words) == ("unsafe", f"{bad} is unsafe: it overflows")
+    assert (unsafe.kind, unsafe.words) == ("unsafe", f"{bad} is unsafe, since it overflows")
     assert (unsafe.rules, other.rules) == (("ATT001", "SFT001"), ())  # BND001 is about BF16
     assert plan.reasons_of("") == ()
     both, one = problem.evaluate(("2", "3")), problem.evaluate(("3",))
@@ -320,7 +320,7 @@ def why(strategy: str = "autocast") -> dict[str, Reason]:
     ("op", "kind", "words"),
     [
         ("softmax softmax", "strategy", "autocast always runs softmax in FP32"),
-        ("neg neg", "inherited", "reads FP32 from softmax: autocast always runs softmax in FP32"),
+        ("neg neg", "inherited", "reads FP32 from softmax, since autocast always runs softmax in FP32"),
         ("matmul matmul", "author", "the model's code switches autocast off there"),
         ("arange arange", "not-floating", "not a floating-point operation"),
         ("sin sin", "author", "the model's code creates values in FP32"),
@@ -364,7 +364,7 @@ def test_what_blocks_have_in_common_is_one_reason(strategy: str) -> None:
 def test_fp32_is_followed_to_where_it_begins() -> None:
     assert [(reason.words, reason.operations) for reason in of_blocks(1, "cast")] == [
         ("the model's code requests FP32", ("to",)),
-        ("reads FP32 from to: the model's code requests FP32", ("pow_1", "mean", "add", "rsqrt", "mul")),
+        ("reads FP32 from to, since the model's code requests FP32", ("pow_1", "mean", "add", "rsqrt", "mul")),
     ]
 
 
