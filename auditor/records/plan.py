@@ -359,8 +359,7 @@ class Plan:
     @property
     def speedup(self) -> float:
         """Speedup over FP32: measured on a GPU, otherwise predicted."""
-        times = self.measured_times
-        return times.speedup if times and times.speedup else self.predicted_speedup
+        return (self.measured_times.speedup if self.measured_times else None) or self.predicted_speedup
 
     @property
     def memory_share(self) -> float:
