@@ -145,7 +145,7 @@ def energy_of(problem: Problem) -> Energy:
     if problem.how.regional:  # modules that the model's code always calls with autocast switched off
         free = {n.owner for n in several if n.region is None or n.region.enabled or len(n.calls) <= n.region.depth}
         shielded |= {n.owner for n in several} - free
-    island = ISLAND_SHARE * sum(high[1][: len(nodes)])
+    island = ISLAND_SHARE * sum(high[1][: len(problem.costs)])
     return Energy(scopes, pairs, tree, tied, island, frozenset(shielded))
 
 
