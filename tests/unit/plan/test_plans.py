@@ -152,6 +152,22 @@ def test_a_value_that_is_cast_for_some_of_its_readers_adds_error_only_through_th
     assert cast.measured_error > 10 * autocast.measured_error
 
 
+def pre_norm(m: Any, x: Tensor) -> Tensor:
+    """Blocks whose norm reads the value that the model's own sums keep."""
+    for block in m.blocks:
+        x = x + 0.02 * block(x)
+    return x
+
+
+def test_a_norm_that_reads_a_value_in_low_precision_adds_error_only_through_itself() -> None:
+    blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(64), square(64), nn.ReLU(), square(64)) for _ in range(4))
+    model = seeded(lambda: Model(pre_norm, blocks=blocks))
+    audit = auditor.audit(model, normal(64, 64), formats=["bf16"], strategies=["cast"], max_error=5e-4)
+    (plan,) = audit.plans.values()
+    assert plan.kept_modules == ("",)
+    assert plan.predicted_error == pytest.approx(plan.measured_error, rel=0.2)
+
+
 # Reasons add up: what is called affordable is lowered and the budget holds, what is called over the budget breaks it.
 
 
