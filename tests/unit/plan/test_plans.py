@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import auditor
 from auditor.execution.policy import Policy, choice_from_scopes
 from auditor.plan import plans as module
+from auditor.plan.modules import merge_alike
 from auditor.plan.plans import Planner
 from auditor.plan.problem import Problem
-from auditor.plan.reasons import merge_alike
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan, Reason
 from auditor.records.paths import FP32_OUTPUT, function_in
