@@ -34,7 +34,7 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
     progress = settings.progress
     shown = progress is True or (progress is None and in_notebook())
     own = nullcontext(guard_progress(progress) if callable(progress) else None)
-    with refresh_display(reporter()) if shown else own as listener, resident_limit(settings.memory):
+    with refresh_display(reporter(settings=settings)) if shown else own as listener, resident_limit(settings.memory):
         if settings.training:
             subject = training_subject(model, example_inputs, settings.kwargs, settings.loss_fn)
         else:

@@ -16,6 +16,7 @@ from . import __version__, offload
 from .artefact.strategies import GRAPHS, plan_title
 from .capture.capture import record_path
 from .capture.several import record_paths
+from .criteria.budget import budget_of
 from .criteria.criterion import FLOOR
 from .criteria.defaults import propose
 from .criteria.measure import Criteria, names_of
@@ -39,21 +40,21 @@ from .measure.causes import storage_notes
 from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.products import flag_costs
-from .measure.rerun import of_verdicts
+from .measure.rerun import Yardstick, of_verdicts
 from .numerics.devices import CPU, follow, let_go, libraries, name_of
 from .plan.plans import Planner
 from .plan.quantized import QuantizedPlans
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
-from .plan.workbench import Workbench, in_unit, yardstick_of
+from .plan.workbench import Workbench, in_unit
 from .records import Audit, Capture, Environment, Evaluation, Finding, Plan, Proposal, Subject, Weight
 from .records.audit import Provenance
 from .records.ledger import LedgerRow, SilentCast
 from .records.paths import enclosing_paths
 from .records.quantization import QuantizedPlan
 from .records.training import Training
-from .report.words import op, scope, shorten
+from .report.words import label, op, scope, shorten
 from .rulebook.causes import FlowGraph, about, findings_of
 from .rulebook.findings import silent_findings
 from .rulebook.load import spread
@@ -106,8 +107,8 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             first = (recordings := record_paths(subject, formats, seed)).first.capture
             if (limit := offload.now()) is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
-        with stages("measure", f"{recordings.operations} nodes", recordings.operations):
-            yardstick = yardstick_of(subject, options, first)
+        with stages("measure", "each operation in low precision", recordings.operations):
+            yardstick = Yardstick(*budget_of(subject, first, options.max_error, options.metric, options.limits, seed))
             captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick, options.schemes)
             noise = noise_of(first, subject, yardstick, seed, native=options.native)
         measured, budget = in_unit(relative, yardstick.unit), yardstick.budget
@@ -131,10 +132,10 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             findings = find(graph, judged.exposed)
         recommended, reason = recommend(planned.plans, budget, options.use)
         if step is not None:
-            with stages("low steps", "FP16 and BF16 training steps"):
+            with stages("low-precision steps", f"a training step in {' and '.join(map(label, formats))}"):
                 training = conclude(step, planned.plans, recommended)
                 recommended, reason = recommend_plan(training, planned.plans, recommended, reason, budget, options.use)
-        with stages("follow", recommended or "FP32"):
+        with stages("follow", f"dtypes under {recommended or 'FP32'}"):
             findings = about(findings, planned.plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], planned.plans.get(recommended or ""))
     flops = {name: cost.flops for name, cost in bench.costs.items()}

@@ -74,6 +74,6 @@ def locate(where: str, file: str, digest: str | None = None) -> Path:
         warnings.warn(f"{found[0]} is not the file that was audited: its contents differ", stacklevel=2)
         return found[0]
     raise FileNotFoundError(
-        f"{where} has moved relative to {file}, and is not below its folders or the working "
-        "directory: audit the model again, or edit SOURCE there"
+        f"{where} has moved relative to {file}, and is in no parent folder of that file or of the working directory: "
+        f"audit the model again, or edit SOURCE in {file}"
     )

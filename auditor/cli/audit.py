@@ -150,7 +150,7 @@ def describe(subject: Subject, directory: Path, options: Command) -> str:
         "Plans": f"{plans}; error budget {options.max_error:g}{apart}",
     }
     if (scoring := options.scoring) is not None:
-        judged = "rejects no plan" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse than FP32"
+        judged = "any loss is allowed" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse than FP32"
         rows["Score"] = f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
     rows["Device"] = "the GPU runs the formats natively" if options.native else "the CPU emulates a GPU's arithmetic"
     rows["Files"] = f"{directory}/: {', '.join(FILES)}"

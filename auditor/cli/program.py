@@ -35,7 +35,7 @@ class Verb(Command):
 
     def run(self) -> int:
         """Run the command (in a forked process if `alone`) and return its exit code. Raises: AuditorError."""
-        shown = reporter(self.quiet or self.dry_run)
+        shown = reporter(self.quiet or self.dry_run, self)
 
         def run_command(tell: Callable[[str], object]) -> int:
             shown.tell = tell

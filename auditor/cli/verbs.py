@@ -121,9 +121,9 @@ class Snippet(Verb):
     takes = ("plan_file", "tool", "plan")
     plan_file: PlanFile
     tool: Annotated[str | None, Option(flag="--for", choices=lambda: (*TOOLS, *LIBRARIES))] = None
-    """the tool that the code is for; by default all tools"""
+    """the tool that the code is for; by default all tools for this kind of plan"""
     plan: PlanName = None
-    """name of the plan; by default the recommended plan if the tool can use it, else a verified plan that it can use"""
+    """name of the plan; by default the recommended plan if the tool can use it, else a verified plan for the tool"""
 
     def run(self) -> int:
         from ..snippets import snippet, snippets
@@ -286,7 +286,7 @@ class Fleet(Verb):
 
 
 class Rehearse(Verb):
-    """Run a training step a few hundred times in FP32, under autocast and with BF16 weights; recommend a recipe."""
+    """Run a training step a few hundred times in several recipes (FP32, autocast, BF16 weights); recommend one."""
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
     target: Annotated[str, Option(shown="FILE.py:STEP")]

@@ -145,7 +145,7 @@ def present(model: nn.Module) -> Iterator[None]:
                     except Exception as error:
                         let_through(error)
                         raise LoadError(
-                            f"a weight of {type(module).__name__} is offloaded and cannot be loaded by its hook "
+                            f"a weight of {type(module).__name__} is offloaded and cannot be loaded by accelerate's hook "
                             f"({describe(error)}): load the weights first",
                             slug="meta-weights",
                         ) from error
@@ -216,5 +216,5 @@ def reject_non_finite(model: nn.Module) -> None:
         if count := int(bad.sum()):
             hint = "give a checkpoint from before training diverged"
             raise LoadError(
-                f"{name} contains {count} NaN or infinite values of {tensor.numel()}: {hint}", "nan-weights"
+                f"{name} contains {count} NaN or infinite values out of {tensor.numel()}: {hint}", "nan-weights"
             )

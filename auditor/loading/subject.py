@@ -32,9 +32,9 @@ from .state import held_outside, materialise, present, settle_precision
 from .target import Target, blame, import_target, parse, user_code
 from .watch import Watch, ledger_of, watch_weights
 
-RANDOM_WEIGHTS = "weights are RANDOM: no checkpoint was loaded, so ranges and errors say little (pass --weights)"
+RANDOM_WEIGHTS = "weights are RANDOM, since no checkpoint was loaded; ranges and errors say little (pass --weights)"
 SYNTHETIC_INPUTS = (
-    "inputs were generated: ranges and errors may differ on real data (define get_inputs() or pass --inputs)"
+    "inputs were generated; ranges and errors may differ on real data (define get_inputs() or pass --inputs)"
 )
 ZEROS = (
     "All outputs are zero in FP32, for example because the last layer is initialized to zero, so errors are "
@@ -171,6 +171,8 @@ def _load(
     switch(model, training=False)
     with present(model), in_fp32(model):
         given, held_out = _find_inputs(module, target, result.spec, model, inputs_text, seed)
+    unread = filter(inputs.LIKE_INPUTS.match, vars(module) if given.synthetic and not inputs_text else ())
+    notes += tuple(f"{target.label} defines {name}, which is not read: rename it to get_inputs" for name in unread)
     materialise(model, given.batches[0], seed)
     origin = result.origin
     # a file may contain inputs: count only files that are read while the model is built

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Annotated
 
 from .generation import TokenComparison
@@ -23,7 +23,7 @@ class CriterionValue:
     sign: Annotated[str, FileField("whether values must be at most or at least the limit", choices=("<=", ">="))]
     limit: Annotated[float, FileField("the limit", exact=True)]
     value: Annotated[float | None, FileField("worst measured value; `null`: not measured, or not finite")]
-    share: Annotated[float | None, FileField("`value` as a share of the limit; the largest is the plan's error")]
+    share: Annotated[float | None, FileField("share of the limit that the error uses; the largest is the plan's error")]
     holds: Annotated[bool, FileField("whether the criterion holds in every run, with and without gradients")]
     predicted: Annotated[
         float | None, FileField("first-order prediction of `top1`, `topk` or `flips`; `null`: no prediction")
@@ -111,7 +111,7 @@ class Evaluation:
 
     function: Annotated[str, FileField("name of the scoring function, as the user gave it")]
     better: Annotated[str, FileField("which scores are better", choices=DIRECTIONS)]
-    max_drop: Annotated[float | None, FileField("how much worse a plan's score may be; `null`: no limit", exact=True)]
+    max_drop: Annotated[float | None, FileField("largest allowed loss of score; `null`: no limit", exact=True)]
     score: Annotated[float, FileField("score of the FP32 model")]
     samples: Annotated[int | None, FileField("number of values that are averaged; `null`: a single value", least=1)]
     of_mean: Annotated[str | None, FileField("function from the mean to the score; `null`: the mean is the score")]
@@ -204,7 +204,7 @@ class Verification:
     with_gradients: Annotated[float | None, FileField("`measured_error` with gradients on; `null`: not run")] = None
     ungraded: Annotated[str | None, FileField("exception of the FP32 model with gradients on; `null`: none")] = None
     noise: Annotated[float | None, FileField("difference between FP32 runs, which limits errors' accuracy")] = None
-    floor: Annotated[float, FileField("errors up to this count as noise: three times `noise`, or 0")] = 0.0
+    floor: Annotated[float, FileField("errors up to this value count as noise: three times `noise`, or 0")] = 0.0
     nonfinite: Annotated[NonFinite | None, FileField("first operation that returns Inf or NaN; `null`: none")] = None
 
     @property
@@ -231,8 +231,8 @@ class KeptOperation:
         str,
         FileField(
             "`unsafe`: must not run in low precision; `untested`: behavior in low precision is "
-            "unknown; `refused`: cannot run in low precision; `budget`: no tested plan that lowers it "
-            "met the error budget, or none is predicted to; `no-gain`: low precision saves nothing",
+            "unknown; `refused`: cannot run in low precision; `budget`: no tested plan with it in low "
+            "precision met the error budget, or none is predicted to; `no-gain`: low precision saves nothing",
             choices=("unsafe", "untested", "refused", "budget", "no-gain"),
         ),
     ]
@@ -349,6 +349,25 @@ class Plan:
         """The reasons why a scope, or a function in it, is kept in FP32."""
         here = {path, *(function_in(path, name) for name in self.scopes[path].exceptions)}
         return tuple(reason for reason in self.reasons if here.intersection((*reason.modules, *reason.functions)))
+
+    @property
+    def measured_times(self) -> Times | None:
+        """Measured times of eager execution on a GPU, which replace the predicted times; None if not measured."""
+        times = self.timed.eager if self.timed and self.timed.decides else None
+        return times if times and times.speedup else None
+
+    @property
+    def speedup(self) -> float:
+        """Speedup over FP32: measured on a GPU, otherwise predicted."""
+        return (self.measured_times.speedup if self.measured_times else None) or self.predicted_speedup
+
+    @property
+    def memory_share(self) -> float:
+        """Memory as a share of FP32's: measured on a GPU, otherwise predicted; 1 if unknown."""
+        if self.timed and self.timed.decides and self.timed.memory_share is not None:
+            return self.timed.memory_share
+        needed: list[int] = [sum(astuple(use)) for use in (self.memory, self.fp32_memory) if use is not None]
+        return needed[0] / needed[1] if len(needed) == 2 else 1.0
 
     @property
     def islands(self) -> int:

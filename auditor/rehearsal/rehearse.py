@@ -77,7 +77,7 @@ def rehearse(
         raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
     session.narrow(used, own_regions)
     if any(p.device.type in NATIVE for p in session.group_numbers):
-        raise bad_step("the model is on a GPU: move the model and the batches to the CPU, which emulates a GPU")
+        raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
     others, runs = [*_recipes(session, plan)], {"fp32": run(FP32)[0]}
     if skipped := runs["fp32"].skipped:
         at = f"in step {skipped[0].step} (batch {skipped[0].batch})"

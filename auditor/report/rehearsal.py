@@ -19,6 +19,10 @@ SHARES = (
     ("decay_lost", "Decay lost"),
     ("second_moment_stuck", "2nd moment stuck"),
 )
+CAPTION = (
+    "Recipes, late in the run. Skipped: steps without an update. Gradient error: relative L2 against FP32 at equal "
+    "weights. Updates lost, Decay lost, 2nd moment stuck: shares of the entries that should change but do not"
+)
 
 
 def overview(result: Rehearsal) -> list[Block]:
@@ -37,7 +41,7 @@ def overview(result: Rehearsal) -> list[Block]:
     return [
         Prose(f"Rehearsal of {result.target}", (about,), "title"),
         Prose("Verdict", (result.recommendation,), "good" if result.recommended != "fp32" else "error"),
-        Grid(heads, rows, list(result.runs).index(result.recommended), caption="Recipes, late in the run"),
+        Grid(heads, rows, list(result.runs).index(result.recommended), caption=CAPTION),
         Prose("Problems", (several if entries else "No recipe has a problem.",)),
         *entries,
         Prose("Gradients", (f"Gradients that were zero in every sampled step: {', '.join(zero)}.",) if zero else ()),
@@ -78,9 +82,9 @@ def _entry(result: Rehearsal, problem: RecipeProblem) -> Item:
         ends = next((p for p in left if p.kind in (problem.kind, "not-finite", "fails")), None)
         said = f"{effect}; last loss {other.last_loss():.4g}"
         if ends is not None:
-            said = f"{'still' if ends.kind == problem.kind else 'instead'}: {ends.text}"
+            said = f"{'still' if ends.kind == problem.kind else 'instead'}, {ends.text}"
         notes.append(f"{other.recipe.title}: {said}.")
-    return Item(f"{result.runs[problem.recipe].recipe.title}: {problem.kind}: {problem.text}", tuple(notes), "warning")
+    return Item(f"{result.runs[problem.recipe].recipe.title}, {problem.kind}: {problem.text}", tuple(notes), "warning")
 
 
 def _charts(result: Rehearsal) -> Iterator[Chart]:

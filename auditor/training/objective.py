@@ -80,7 +80,7 @@ def check_training(subject: Subject) -> Subject:
                 leaves = (*targets, *named.values())
                 kinds = [f"{list(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__ for t in leaves]
                 given = f"targets {', '.join(kinds)}" if kinds else "no target"
-                said = f"raised {blame(error)}: it is called with the model's outputs and {given}"
+                said = f"raised {blame(error)}: the loss is called with the model's outputs and {given}"
                 raise LoadError(f"{objective.source} {said}", slug="bad-loss") from error
         _check_loss(loss, objective)
     return subject

@@ -41,12 +41,8 @@ RULES = tuple(load_rules([resource_dir("rules")]))
 
 
 def net() -> nn.Module:
-    return Model(
-        lambda m, x: torch.softmax(m.last(m.norm(m.first(x))), -1),
-        first=nn.Linear(8, 16),
-        norm=nn.LayerNorm(16),
-        last=nn.Linear(16, 4),
-    )
+    layers = {"first": nn.Linear(8, 16), "norm": nn.LayerNorm(16), "last": nn.Linear(16, 4)}
+    return Model(lambda m, x: torch.softmax(m.last(m.norm(m.first(x))), -1), **layers)
 
 
 def audited(model: nn.Module, held_out: bool = False, **asked: Any) -> Audit:
@@ -107,7 +103,7 @@ def test_signs_of_life_come_from_inside_of_every_stage_that_runs_something(monke
     asked["progress"] = lambda stage, *rest: heard.update([stage])
     auditor.audit(steep, batch, max_error=1e-4, **asked)  # a budget that plans have to be searched for
     # nothing flagged lies together here
-    assert {"measure", "training", "baseline", "plan", "low steps"} <= {s for s in heard if heard[s] > 2}
+    assert {"measure", "training", "baseline", "plan", "low-precision steps"} <= {s for s in heard if heard[s] > 2}
 
 
 # What the progress callback hears, and the errors that a user meets.

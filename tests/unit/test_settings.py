@@ -30,7 +30,7 @@ def options(**asked: Any) -> Settings:
         ({"max_error": 0.0}, "positive"),
         ({"max_error": math.nan}, "positive"),
         ({"gpu": "abacus"}, "gpu takes T4, A100"),
-        ({"max_drop": 0.1}, "max_drop and better need evaluate"),
+        ({"max_drop": 0.1}, "`max_drop` and `better` need `evaluate`"),
         ({"select": ["norms"]}, "select takes codes such as NRM001, or the letters of a family, not 'norms'"),
         ({"max_eror": 1}, "there is no argument 'max_eror'"),
     ],

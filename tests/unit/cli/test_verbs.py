@@ -155,7 +155,7 @@ def test_a_score_that_drops_fails_and_stdout_is_json(folder: Path, capfd: pytest
     [
         (["--evaluate", "nowhere"], "scored_model.py has no 'nowhere'"),
         (["--evaluate", "other.py:accuracy"], "other.py does not exist"),
-        (["--better", "lower"], "max_drop and better need evaluate"),
+        (["--better", "lower"], "`max_drop` and `better` need `evaluate`"),
     ],
 )
 def test_what_names_no_score_is_refused_at_once(
