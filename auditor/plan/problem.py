@@ -118,7 +118,7 @@ def energy_of(problem: Problem) -> Energy:
 
     def exchange(producer: str, consumer: str, value: str) -> None:
         error, price = pairs.get((producer, consumer), (0.0, 0.0))
-        square = problem.cast_square(resolution, value)
+        square = problem.cast_square(resolution, value, [user for user in users[value] if decides[user] == consumer])
         pairs[producer, consumer] = (error + square, price + problem.cast_price([value]))
 
     readers, low = readers_of(problem.capture), problem.figures(resolution).tolist()
@@ -302,7 +302,7 @@ class Problem:
         inputs stored in low precision."""
         stored = [p.name for p in self.capture.placeholders if resolution.low(p.name)]
         names = (name for name in (*resolution.lowered, *stored) if self.contribution(name, self.format))
-        return {name: self.cast_square(resolution, name) for name in names}
+        return {name: self.cast_square(resolution, name, resolution.lowered.get(name, ())) for name in names}
 
     def memory(self, resolution: Resolution) -> MemoryUse:
         """Predicted memory of one forward, see costs.memory_of."""
@@ -331,13 +331,16 @@ class Problem:
         return self.contributions.get(format, {}).get(name)
 
     def is_forbidden(self, resolution: Resolution, name: str) -> bool:
-        """Whether a plan runs an unsafe or untested node on low-precision values, or gives another node two dtypes."""
+        """Whether a plan gives an unsafe or untested node a low-precision result, or another node two dtypes.
+
+        Errors of low-precision values that a node reads in FP32 count where they are rounded, but for discrete results.
+        """
         verdict = self.verdicts.get(name)
         if name in self.kept_formats or verdict is None or verdict.verdict not in ("unsafe", "untested"):
             return resolution.nodes[name].conflict
-        if resolution.nodes[name].factors:  # errors of the inputs count where the inputs are rounded
+        if resolution.nodes[name].factors:
             return verdict.verdict == "untested" or fails_by_inputs(self.contribution(name, self.format))
-        return resolution.touches_low(name)
+        return resolution.touches_low(name) and (resolution.low(name) or not self.capture.nodes[name].floating)
 
     def node_square(self, resolution: Resolution, name: str) -> float:
         """Squared error that a node itself adds, by its arithmetic and the rounding of its result; 0 in FP32."""
@@ -353,9 +356,8 @@ class Problem:
         own = self.kept_formats.get(name) or (resolution.nodes[name].dtype if resolution.low(name) else self.format)
         return own if own in self.contributions else self.format
 
-    def cast_square(self, resolution: Resolution, name: str) -> float:
-        """Squared error of rounding an FP32 value for the operations that read it: the largest over their formats."""
-        readers = resolution.lowered.get(name, frozenset())
+    def cast_square(self, resolution: Resolution, name: str, readers: Collection[str]) -> float:
+        """Squared error of rounding an FP32 value for the operations `readers`: the largest over their formats."""
         formats = {self.computed_in(resolution, reader) for reader in readers} or {self.format}
         squares = (
             x.cast**2 * self._share(name, readers, fmt) for fmt in formats if (x := self.contribution(name, fmt))
