@@ -31,8 +31,8 @@ from ..numerics.entries import all_finite, dense, over_tensors, tensors_in
 from ..numerics.formats import dtype_of
 from ..numerics.metrics import output_error
 from ..processes import supervise
+from ..training.blame import Trail, blame
 from ..training.step import LOSS
-from .blame import Trail, blame
 from .remedies import REMEDIES, ROUNDINGS
 from .result import FP32, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
 
@@ -185,16 +185,17 @@ class Session:
         return {name: gradient.numpy() for name, gradient in self._gradients.items()}
 
     def _search(self, batch: Any, restart: Callable[[], None], tell: object) -> tuple[str, str | None]:
-        """The operation that makes a step non-finite, and its module: the first non-finite only in low precision; ("",
-        None) without one."""
-        low, fp32 = trails = [Trail(lambda: (self._calls or [LOSS])[-1], Session._call_step.__code__) for _ in range(2)]
-        for trail in trails:
+        """The operation that makes a step non-finite, and its module, see `blame`."""
+
+        def run(trail: Trail, is_low: bool) -> None:
             restart()
             for p in self.group_numbers:
                 p.grad = None
+            if not is_low:
+                self._convert(FP32)
             self._call_step(batch, trail)
-            self._convert(FP32)
-        return blame(low, fp32)
+
+        return blame(run, lambda: (self._calls or [LOSS])[-1], Session._call_step.__code__)
 
     def _prepare(self, recipe: Recipe) -> None:
         """Convert the model and the optimizers as the recipe requires, and replace functions of torch."""

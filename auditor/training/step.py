@@ -93,12 +93,12 @@ def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> C
     nodes = {name: _node(node) for name, node in captured.nodes.items()}
     if name := _of_torch(loss_fn):
         nodes = {n: o if o.source or o.owner != LOSS else replace(o, called_from=name) for n, o in nodes.items()}
-    aliases = {_owner(path): tuple(map(_owner, others)) for path, others in captured.aliases.items()}
+    aliases = {owner_of(path): tuple(map(owner_of, others)) for path, others in captured.aliases.items()}
     return replace(
         captured,
         nodes=nodes,
         placeholders=tuple(
-            replace(place, fqn=place.fqn and in_the_model(place.fqn), holders=tuple(map(_owner, place.holders)))
+            replace(place, fqn=place.fqn and in_the_model(place.fqn), holders=tuple(map(owner_of, place.holders)))
             for place in captured.placeholders
         ),
         aliases={path: others for path, others in aliases.items() if LOSS not in (path, *others)},
@@ -133,7 +133,7 @@ def _node(node: Node) -> Node:
         region = replace(region, depth=region.depth + (-1 if _in_model(node.calls) else 1))
     calls = _calls(node.calls)
     function = node.function and replace(node.function, depth=len(calls))
-    return replace(node, owner=_owner(node.owner), calls=calls, region=region, function=function)
+    return replace(node, owner=owner_of(node.owner), calls=calls, region=region, function=function)
 
 
 def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:
@@ -143,8 +143,8 @@ def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:
     The model encloses the loss too, since the model's precision determines the loss's dtype.
     """
     if _in_model(calls):
-        return (_ROOT, *(replace(call, path=_owner(call.path), depth=call.depth - 1) for call in calls[2:]))
-    inner = (replace(call, path=_owner(call.path), depth=call.depth + 1) for call in calls[1:])
+        return (_ROOT, *(replace(call, path=owner_of(call.path), depth=call.depth - 1) for call in calls[2:]))
+    inner = (replace(call, path=owner_of(call.path), depth=call.depth + 1) for call in calls[1:])
     return (_ROOT, Call(LOSS, 1, LOSS), *inner)
 
 
@@ -152,21 +152,21 @@ def _in_model(calls: tuple[Call, ...]) -> bool:
     return len(calls) > 1 and calls[1].path == _PREFIX
 
 
-def _owner(path: str) -> str:
-    if path == _PREFIX:
-        return ""
-    return path.removeprefix(f"{_PREFIX}.") if path.startswith(f"{_PREFIX}.") else LOSS
+def owner_of(path: str) -> str:
+    """A TrainingStep module's path in the model; LOSS for a module outside the model."""
+    return in_the_model(path) if path.startswith(f"{_PREFIX}.") else "" if path == _PREFIX else LOSS
 
 
 @dataclass(frozen=True)
 class StepPrecision:
     """The precision of a step: the model under a plan and the loss in FP32, or without a plan both under autocast.
 
-    format "fp32": without any autocast region.
+    format "fp32": without any autocast region. handler: runs the operations, also on a GPU.
     """
 
     format: str
     plan: Plan | None = None
+    handler: Handler | None = None
 
     @property
     def precision(self) -> PrecisionChoice:
@@ -268,8 +268,8 @@ def _around(step: Step, low: StepPrecision) -> Iterator[None]:
     A step with random operations is emulated on a GPU too, since low-precision kernels draw other random numbers than
     FP32 kernels.
     """
-    if low.format == "fp32":
-        with intercept(Handler(), around=torch.float32):
+    if low.format == "fp32" or low.handler is not None:
+        with intercept(low.handler or Handler(), around=torch.float32 if low.format == "fp32" else None):
             yield
     elif step.on_gpu and not any(isinstance(n.target, PinnedDraw) for n in step.capture.graph_module.graph.nodes):
         yield
