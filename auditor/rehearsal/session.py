@@ -48,9 +48,6 @@ DECOUPLED = ("Adafactor", "Muon")
 `decoupled_weight_decay`."""
 STUCK = 0.01
 """Relative distance to the squared gradient below which a second moment need not change."""
-
-Gradients = dict[str, Any]
-"""{name of a parameter: its gradient in FP32, flat, as a tensor or an array}."""
 _Autocast = torch.amp.autocast_mode.autocast
 
 
@@ -94,7 +91,7 @@ class Session:
         self._calls: list[str] = []  # names of the modules that are being called, innermost last
         self._in_pass = self._casts_inputs = False
         self._losses, self.recipe = list[float](), FP32
-        self._sampled, self._gradients = False, Gradients()  # whether a step is measured, and its gradients
+        self._sampled, self._gradients = False, dict[str, Any]()  # whether a step is measured, and its gradients
         self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
 
     def narrow(self) -> None:
@@ -123,7 +120,7 @@ class Session:
         reseed(seed)
         self._prepare(recipe)
         result, samples = self.result, {i * (steps - 1) // (LOOKS - 1) for i in range(LOOKS)}
-        fp32, scale, finite = Gradients(), torch.tensor(recipe.scale or 1.0), torch.zeros((), dtype=torch.int32)
+        fp32, scale, finite = dict[str, Any](), torch.tensor(recipe.scale or 1.0), torch.zeros((), dtype=torch.int32)
         for step in range(steps):
             number, batch = call(next, f"before step {step}, the batches", "bad-step", batches, (-1, None))
             if number < 0:
@@ -321,11 +318,18 @@ def measure_update(
     series: ParameterSeries, optimizer: Optimizer, group: Mapping[str, Any], p: nn.Parameter, in_fp32: bool
 ) -> Iterator[None]:
     """Compare a parameter before and after the `with` block, in which the optimizer updates it. in_fp32: whether a
-    remedy updates it in FP32, where the stored weight says nothing of single updates."""
-    grad = dense(p.grad.detach())  # type: ignore[union-attr]
-    before, moved, moment, moving = p.detach().clone(), grad != 0, _second_moment(optimizer, p), grad
+    remedy updates it in FP32, where the stored weight says nothing of single updates. How weight decay acts is unknown
+    for optimizers outside torch."""
+    grad, before, kind = dense(p.grad.detach()), p.detach().clone(), type(optimizer)  # type: ignore[union-attr]
+    moved, moment, moving = grad != 0, _second_moment(optimizer, p), grad
     series.zero_gradient.append(1 - int(moved.count_nonzero()) / p.numel())
-    series.decay_lost.append(_decay_lost(before.float() if in_fp32 else before, grad, group, type(optimizer)))
+    decay, rate, exact = group.get("weight_decay") or 0.0, group.get("lr", 0.0), before.float() if in_fp32 else before
+    if group.get("decoupled_weight_decay", kind.__name__ in DECOUPLED):
+        still = exact * (1 - float(rate) * float(decay)) == exact
+    else:
+        still = grad + float(decay) * exact.to(grad.dtype) == grad
+    decays = bool(decay and rate and kind.__module__.startswith("torch.optim"))
+    series.decay_lost.append(_share(still, before != 0) if decays else None)
     if moment is not None:
         moment, moving = moment.clone(), (grad.float() ** 2 - moment).abs_() > STUCK * moment.float()
     yield
@@ -336,10 +340,10 @@ def measure_update(
         series.second_moment_zero.append(None if now is None else _share(now == 0, moved))
 
 
-def measure_gradients(run: RecipeRun, step: int, gradients: Gradients, fp32: Gradients) -> Gradients:
+def measure_gradients(run: RecipeRun, step: int, gradients: dict[str, Any], fp32: dict[str, Any]) -> dict[str, Any]:
     """Record the relative L2 errors of a step's gradients: of all parameters together, and of each; None if FP32's are
-    unknown or zero. fp32: FP32's gradients of this step; in an FP32 run, the gradients of the last sampled step.
-    Returns the last known gradient of every parameter."""
+    unknown or zero. gradients: {parameter: its gradient in FP32, flat}. fp32: FP32's, also as arrays, of this step; in
+    an FP32 run, of the last sampled step. Returns the last known gradient of every parameter."""
     of_two = math.sqrt(2) if run.recipe.format == "fp32" else 1.0  # both batches' gradients scatter
 
     def error(names: list[str]) -> float | None:
@@ -363,16 +367,3 @@ def _share(flags: torch.Tensor, among: torch.Tensor) -> float | None:
     """The share of the entries in the mask `among` whose flag is set; None if the mask is empty."""
     whole = int(among.count_nonzero())
     return int((flags & among).count_nonzero()) / whole if whole else None
-
-
-def _decay_lost(
-    before: torch.Tensor, grad: torch.Tensor, group: Mapping[str, Any], kind: type[Optimizer]
-) -> float | None:
-    """Share of the weights that weight decay does not change. The result is None without weight decay, or for
-    optimizers outside torch, whose decay is unknown."""
-    decay, rate = float(group.get("weight_decay") or 0.0), float(group.get("lr", 0.0))
-    if not decay or not rate or not kind.__module__.startswith("torch.optim"):
-        return None
-    if group.get("decoupled_weight_decay", kind.__name__ in DECOUPLED):
-        return _share(before * (1 - rate * decay) == before, before != 0)
-    return _share(grad + decay * before.to(grad.dtype) == grad, before != 0)
