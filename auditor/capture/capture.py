@@ -162,8 +162,8 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
             return [x.detach().clone() for x in tensor_outputs(model(*args, **kwargs))]
 
     def roll(x: torch.Tensor) -> torch.Tensor:
-        """Roll a floating-point tensor by one along its last dimension; return indices and masks unchanged."""
-        moved = x.is_floating_point() and x.layout is torch.strided and not x.is_nested and x.dim() > 0
+        """Roll a tensor by one along its last dimension; masks and tensors without strides are returned unchanged."""
+        moved = x.dtype is not torch.bool and x.layout is torch.strided and not x.is_nested and x.dim() > 0
         return x.detach().roll(1, -1) if moved else x
 
     try:

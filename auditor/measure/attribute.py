@@ -65,12 +65,13 @@ class Estimates:
     def contribution(self, name: str, fmt: str) -> Contribution:
         """The effect on the outputs of a value's errors in a format, divided by `outputs_norm`."""
         isolated, own, cast = (self._relative(name, fmt, kind) for kind in ("isolated", "own", "cast"))
-        trace = self.measurement.traces.get(name, {}).get(fmt)
+        trace, read = self.measurement.traces.get(name, {}).get(fmt), self.measurement.readings.get(name, {})
+        keys = {source: reading(name, source) if shared else source for source, shared in read.items()}
+        casts = {source: self._relative(key, fmt, "cast") for source, key in keys.items()}
         if trace is not None and trace.isolated == "inputs":
-            read = self.measurement.readings[name]
-            keys = [reading(name, source) if shared else source for source, shared in read.items()]
-            isolated = math.hypot(own, *(self._relative(key, fmt, "cast") for key in keys))
-        return Contribution(isolated, own, cast)
+            isolated = math.hypot(own, *casts.values())
+        whole = {source: self._relative(source, fmt, "cast") for source, shared in read.items() if shared}
+        return Contribution(isolated, own, cast, reads={x: casts[x] / of_all for x, of_all in whole.items() if of_all})
 
     def scatter(self) -> float:
         """Median relative standard error of the estimates so far; nan if no value has enough estimates."""

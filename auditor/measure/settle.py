@@ -200,7 +200,8 @@ class FormatRuns:
             if first.own and not ran.flipped:
                 rate = self._rate(ran.error, *(self._first[one].isolated for one in ran.names))
                 own, cast = min(first.own * rate, ran.error), min(first.cast * rate, ran.error)
-            self.found[name] = Contribution(ran.error, own, cast, "group", len(ran.names), ran.criterion)
+            bound = Contribution(ran.error, own, cast, "group", len(ran.names), ran.criterion, reads=first.reads)
+            self.found[name] = bound
 
     def _run_alone(self, name: str) -> Contribution:
         """Run the model with only this operation in low precision. First order or another run splits the effect into
@@ -208,7 +209,7 @@ class FormatRuns:
         tick(name)
         fmt, first = self.reruns.format, self._first[name]
         isolated, _ = self.reruns.together([name])
-        ran = Contribution(isolated, isolated, isolated, "re-run", criterion=self.reruns.criterion)
+        ran = Contribution(isolated, isolated, isolated, "re-run", 1, self.reruns.criterion, reads=first.reads)
         trace = self._traces[name]
         apart = trace.broken or trace.near or name in self._unseen or not first.isolated
         if not apart:

@@ -4,7 +4,7 @@ running each owner in low precision. An owner is a module, or a function in a mo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
@@ -356,7 +356,22 @@ class Problem:
 
     def cast_square(self, resolution: Resolution, name: str) -> float:
         """Squared error of rounding an FP32 value for the operations that read it: the largest over their formats."""
-        readers = resolution.lowered.get(name, ())
+        readers = resolution.lowered.get(name, frozenset())
         formats = {self.computed_in(resolution, reader) for reader in readers} or {self.format}
-        result = [contribution for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
-        return min(max((contribution.cast**2 for contribution in result), default=0.0), FORBIDDEN)
+        result = [(contribution, fmt) for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
+        squares = (contribution.cast**2 * self._share(name, readers, fmt) for contribution, fmt in result)
+        return min(max(squares, default=0.0), FORBIDDEN)
+
+    def _share(self, name: str, readers: Collection[str], format: str) -> float:
+        """The share of a value's squared rounding error that reaches the outputs through `readers`, if other operations
+        read the FP32 value; errors through several readers count as independent. 1 if unknown."""
+        reads = [found.reads if (found := self.contribution(reader, format)) else {} for reader in readers]
+        if not 0 < len(reads) < self.readers[name] or not all(name in each for each in reads):
+            return 1.0
+        return sum(each[name] ** 2 for each in reads)
+
+    @cached_property
+    def readers(self) -> Mapping[str, int]:
+        """{node or placeholder: number of operations that read it}."""
+        users = {n.name: n.users for n in self.capture.graph_module.graph.nodes}
+        return {name: sum(user.op == "call_function" for user in each) for name, each in users.items()}

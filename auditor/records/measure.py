@@ -70,6 +70,10 @@ class Contribution:
     together: Annotated[int, FileField("number of operations in low precision in that run", least=1)] = 1
     criterion: Annotated[str, FileField("the criterion of which this operation uses the largest share")] = ""
     batch: Annotated[int, FileField("number of the batch that gives `isolated`, if not the first", least=1)] = 1
+    reads: Annotated[
+        Mapping[str, float],
+        FileField("by input with several readers: share of the input's `cast` if only this operation reads it rounded"),
+    ] = empty()
 
 
 @dataclass(frozen=True)

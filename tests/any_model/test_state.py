@@ -84,6 +84,25 @@ def test_state_that_is_not_put_back_is_said() -> None:
     assert "closures, globals, caches and iterators is not restored" in warning
 
 
+class AddsTheChange(nn.Module):
+    """What it returns depends on the call before, but not if that call had the same tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head, self.last = nn.Embedding(50, 8), nn.Linear(8, 4), torch.empty(0)
+
+    def forward(self, ids: Tensor) -> Any:
+        now = self.table(ids)
+        change, self.last = now - (self.last if self.last.numel() else now), now.detach()
+        return self.head(now + change)
+
+
+def test_state_that_only_other_tokens_show_is_said() -> None:
+    ids = torch.arange(12).reshape(2, 6)
+    audit = auditor.audit(seeded(AddsTheChange).eval(), (ids,), formats=("bf16",), device="cpu")
+    assert any("keeps state between calls" in warning for warning in audit.warnings)
+
+
 class Generates(Two):
     """No copy of a generator is to be had."""
 

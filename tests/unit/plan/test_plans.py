@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import auditor
 from auditor.execution.policy import Policy, choice_from_scopes
@@ -29,6 +29,10 @@ from tests.support.unet import UNet
 
 def mlp() -> nn.Module:
     return seeded(lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)))
+
+
+def square(width: int) -> nn.Linear:
+    return nn.Linear(width, width)
 
 
 def overflowing() -> nn.Module:
@@ -126,6 +130,26 @@ def test_a_product_whose_bias_is_added_apart_rounds_twice(fmt: str) -> None:
     audit = auditor.audit(model, normal(8, 64, 32), strategies=["cast"], formats=[fmt])
     (plan,) = audit.plans.values()
     assert plan.predicted_error == pytest.approx(plan.measured_error, rel=0.05)
+
+
+def post_norm(m: Any, x: Tensor) -> Tensor:
+    """Blocks that add little to a value: the sum reads the value in FP32, the product in low precision."""
+    for product, norm in zip(m.products, m.norms, strict=True):
+        x = norm(x + 0.02 * product(x).relu())
+    return x
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
+def test_a_value_that_is_cast_for_some_of_its_readers_adds_error_only_through_these(fmt: str) -> None:
+    layers = {
+        name: nn.ModuleList(kind(32) for _ in range(3))
+        for name, kind in (("products", square), ("norms", nn.LayerNorm))
+    }
+    audit = auditor.audit(seeded(lambda: Model(post_norm, **layers)), normal(64, 32), formats=[fmt])
+    autocast, cast = audit.plans[f"autocast_{fmt}"], audit.plans[f"cast_{fmt}"]
+    assert autocast.predicted_error == pytest.approx(autocast.measured_error, rel=0.2)
+    assert cast.predicted_error == pytest.approx(cast.measured_error, rel=0.2)
+    assert cast.measured_error > 10 * autocast.measured_error
 
 
 # Reasons add up: what is called affordable is lowered and the budget holds, what is called over the budget breaks it.
