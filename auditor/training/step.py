@@ -227,18 +227,15 @@ class _Region(TrainingStep):
     def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, low: StepPrecision) -> None:
         super().__init__(model, loss_fn)
         self.low = low
-        self.kept: list[torch.Tensor] = []
         self.returned = "tensor"
 
     def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
-        """Compute the loss; also store it in `kept`."""
+        """Compute the loss of one batch, without a plan in an autocast region."""
         around: Any = nullcontext()
         if self.low.format != "fp32" and self.low.plan is None:
             around = torch.autocast(autocast_type(self.model, (args, kwargs)), dtype=dtype_of(self.low.format))
         with around:
-            loss = super().forward(args, kwargs, targets, named)
-        self.kept.append(loss)
-        return loss
+            return super().forward(args, kwargs, targets, named)
 
     def loss_inputs(self, outputs: Any) -> Any:
         """The outputs, in FP32 if a plan may have changed their precision and a loss function reads them."""
@@ -253,10 +250,9 @@ def _forward_and_backward(step: Step, module: _Region, low: StepPrecision, scale
     with torch.enable_grad(), disable_fused_path():
         args, kwargs = copy_batch(step.batch)
         with _around(step, low):
-            module(*args, **kwargs)
-        loss, step.returned = module.kept[-1], module.returned
-        with _around(step, low):
+            loss = module(*args, **kwargs)
             gradients = _backward(loss, module, scale)
+        step.returned = module.returned
     return LowStep(float(loss.detach()), gradients)
 
 
