@@ -34,12 +34,11 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
     progress = settings.progress
     shown = progress is True or (progress is None and in_notebook())
     own = nullcontext(guard_progress(progress) if callable(progress) else None)
-    with refresh_display(reporter()) if shown else own as listener, resident_limit(settings.memory):
-        kwargs = settings.kwargs or {}
+    with refresh_display(reporter(settings=settings)) if shown else own as listener, resident_limit(settings.memory):
         if settings.training:
-            subject = training_subject(model, example_inputs, kwargs, settings.loss_fn)
+            subject = training_subject(model, example_inputs, settings.kwargs, settings.loss_fn)
         else:
-            subject = from_object(model, example_inputs, kwargs)
+            subject = from_object(model, example_inputs, settings.kwargs)
         return run(subject, settings.model_copy(update={"progress": listener}))
 
 

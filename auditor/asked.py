@@ -30,7 +30,7 @@ class Command(Settings):
     configurable: ClassVar[bool] = True
     inputs: Annotated[str | None, Option(shown="I", path="place")] = None
     """the model's inputs: `f.py:func`, `x.pt`, `x.safetensors`, `x.npz`, `prompts.txt`, or shapes such as
-    `'x:float32[1,3,224,224] ids:int64[1,16]<1000'`"""
+    `'x:float32[1,3,224,224] ids:int64[1,16]<1000'` (`<1000`: values below 1000)"""
     weights: Annotated[str | None, Option(shown="F", path="path")] = None
     """a checkpoint: a safetensors file, the index of a sharded checkpoint, or a torch file that contains only tensors"""
     loss: Annotated[str | None, Option(shown="L", path="place")] = None
@@ -43,7 +43,7 @@ class Command(Settings):
     """format of the result on stdout; `github`: annotations and a job summary for GitHub Actions; `md`: Markdown for a
     pull request"""
     baseline: Annotated[Directory, Option("the path of a plan.json", "PLAN")] = None
-    """the `plan.json` or directory of an earlier audit, whose findings do not affect the exit code of this audit"""
+    """the `plan.json` or directory of an earlier audit; findings known from that audit do not affect the exit code"""
     explain_layer: Annotated[str | None, Option(shown="NAME")] = None
     """also show the precision of this module or operation under each plan, with the reason if it stays in FP32"""
     model_explorer: Flag = False

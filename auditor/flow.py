@@ -17,9 +17,8 @@ from .artefact.strategies import GRAPHS, plan_title
 from .capture.capture import record_path
 from .capture.several import record_paths
 from .criteria.criterion import FLOOR
-from .criteria.defaults import by_itself, describe_defaults, suggest_criteria
+from .criteria.defaults import propose
 from .criteria.measure import Criteria, names_of
-from .devices import CPU, follow, let_go, libraries, name_of
 from .document.codec import under_several_names
 from .document.places import from_repository, portable
 from .errors import device_is_full
@@ -29,10 +28,9 @@ from .execution.policy import Policy
 from .generation.stage import GenerationReference, generate_reference
 from .graphs.pipelines import run_pipelines
 from .graphs.stage import GraphPlans, graphs_of
-from .isolation import isolate
+from .isolation import in_eval, isolate
 from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .isolation.process import flags, ieee
-from .loading import in_eval
 from .loading.inputs import shapes_of
 from .loading.placement import devices_of, place_subject
 from .loading.state import upcast_model
@@ -42,8 +40,7 @@ from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.products import flag_costs
 from .measure.rerun import of_verdicts
-from .offload import came_to, within
-from .paths import enclosing_paths
+from .numerics.devices import CPU, follow, let_go, libraries, name_of
 from .plan.plans import Planner
 from .plan.quantized import QuantizedPlans
 from .plan.recommend import recommend
@@ -53,9 +50,10 @@ from .plan.workbench import Workbench, in_unit, yardstick_of
 from .records import Audit, Capture, Environment, Evaluation, Finding, Plan, Proposal, Subject, Weight
 from .records.audit import Provenance
 from .records.ledger import LedgerRow, SilentCast
+from .records.paths import enclosing_paths
 from .records.quantization import QuantizedPlan
 from .records.training import Training
-from .report.words import op, scope, shorten
+from .report.words import label, op, scope, shorten
 from .rulebook.causes import FlowGraph, about, findings_of
 from .rulebook.findings import silent_findings
 from .rulebook.load import spread
@@ -108,7 +106,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             first = (recordings := record_paths(subject, formats, seed)).first.capture
             if (limit := offload.now()) is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
-        with stages("measure", f"{recordings.operations} nodes", recordings.operations):
+        with stages("measure", "each operation in low precision", recordings.operations):
             yardstick = yardstick_of(subject, options, first)
             captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick, options.schemes)
             noise = noise_of(first, subject, yardstick, seed, native=options.native)
@@ -133,10 +131,10 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             findings = find(graph, judged.exposed)
         recommended, reason = recommend(planned.plans, budget, options.use)
         if step is not None:
-            with stages("low steps", "FP16 and BF16 training steps"):
+            with stages("low-precision steps", f"a training step in {' and '.join(map(label, formats))}"):
                 training = conclude(step, planned.plans, recommended)
                 recommended, reason = recommend_plan(training, planned.plans, recommended, reason, budget, options.use)
-        with stages("follow", recommended or "FP32"):
+        with stages("follow", f"dtypes under {recommended or 'FP32'}"):
             findings = about(findings, planned.plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], planned.plans.get(recommended or ""))
     flops = {name: cost.flops for name, cost in bench.costs.items()}
@@ -278,22 +276,17 @@ def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | Non
     options = bench.options
     name = getattr(options.metric, "__name__", "custom metric") if options.metric else "relative L2 of the outputs"
     criteria = bench.yardstick.distance if isinstance(bench.yardstick.distance, Criteria) else None
-    set_ = criteria.each if criteria else ()
-    proposals: list[Proposal] = []
+    proposals: tuple[Proposal, ...] = ()
     if options.metric is None:
-        proposals += describe_defaults(set(set_) - set(options.limits))
-        for plan in [plans[recommended]] if recommended else [plan for plan in plans.values() if plan.is_verified]:
-            ran = plan.verification
-            if ran is not None and ran.apart:
-                joint = ran.joint if ran.joint is not None else ran.measured_error
-                proposals += by_itself(set_, plan_title(plan), ran.apart, joint or 0.0, options.max_error)
-                break
-        names = names_of(bench.reference(bench.subject.batches[0]))
-        proposals += suggest_criteria(set_, names, bench.capture.first)
+        tried = [plans[recommended]] if recommended else [plan for plan in plans.values() if plan.is_verified]
+        runs = [(plan_title(plan), plan.verification) for plan in tried if plan.verification]
+        names, graph = names_of(bench.reference(bench.subject.batches[0])), bench.capture.first
+        each = criteria.each if criteria else ()
+        proposals = tuple(propose(each, options.limits, names, graph, runs, options.max_error))
     return {
         "metric": "largest value of a criterion, as a share of its limit" if criteria else name,
         "criteria": tuple(map(str, criteria.all())) if criteria else (),
-        "proposals": tuple(proposals),
+        "proposals": proposals,
     }
 
 
@@ -308,8 +301,8 @@ def _environment(bench: Workbench, seconds: Mapping[str, float]) -> Environment:
         libraries=libraries(options.where),
         flags=bench.flags,
         seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
-        memory=within(),
-        held=came_to(),
+        memory=offload.within(),
+        held=offload.came_to(),
     )
 
 

@@ -67,11 +67,10 @@ def wait_until(over: Callable[[], bool], limit: float | None, progress: Callable
 class Process(subprocess.Popen[bytes]):
     """A child process in a process group of its own. messages: a file with the process's stderr."""
 
-    def __init__(self, command: Sequence[str], **how: Any) -> None:
+    def __init__(self, command: Sequence[str], stdin: int = subprocess.DEVNULL, **how: Any) -> None:
         self.messages = tempfile.TemporaryFile()  # noqa: SIM115 - the process writes there for as long as it lives
-        super().__init__(
-            command, stdout=subprocess.DEVNULL, stderr=self.messages, start_new_session=True, **{"stdin": None, **how}
-        )
+        how |= {"stdin": stdin, "stdout": subprocess.DEVNULL, "stderr": self.messages}
+        super().__init__(command, start_new_session=True, **how)
 
     def last_words(self) -> list[str]:
         """Nonblank lines in the last 64 kB of the process's stderr."""

@@ -27,8 +27,8 @@ from pydantic import (
 
 from .artefact.strategies import GRAPHS, SHIPPED, all_strategies
 from .criteria import Criterion
-from .devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
 from .errors import AuditorError
+from .numerics.devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
 from .numerics.formats import DEFAULT, auditable, runs
 from .numerics.schemes import SCHEMES
 from .records.measure import CODE, Ignore
@@ -163,8 +163,8 @@ class Settings(BaseModel):
         AfterValidator(lambda value: kind_and_number(value) and value),
         Option("auto, cpu, cuda or cuda:N (the CPU emulates a GPU's formats)", "DEVICE"),
     ] = "auto"
-    """`auto` (the GPUs that hold the model; if it is on the CPU, the current GPU; without a GPU, the CPU, which emulates
-    a GPU), `cpu`, `cuda`, `cuda:N`"""
+    """`auto`: the GPUs that hold the model; for a model on the CPU, the current GPU; without a GPU, the CPU, which emulates
+    a GPU. Or `cpu`, `cuda`, `cuda:N`"""
     gpu: Annotated[str | None, Option(choices=lambda: table("plan/devices"))] = None
     """the GPU for which times and memory are predicted; by default the audit's GPU if it is one of these, else A100"""
     mode: Annotated[str, Option(choices=lambda: MODES)] = "inference"
@@ -183,7 +183,7 @@ class Settings(BaseModel):
     """your own scoring function, `func(model)` (on the command line `f.py:func`, or a name in the target's file);
     called on the model in FP32 and under every verified plan; see [docs/scores.md](scores.md)"""
     max_drop: Annotated[Number | None, Field(ge=0), Option("a number from 0 on", "X")] = None
-    """how much worse than FP32 the score of `evaluate` may be; without this option, scores reject no plan"""
+    """largest allowed loss of score against FP32, in the unit of the score; by default any loss is allowed"""
     better: Annotated[str | None, Option(choices=lambda: DIRECTIONS)] = None
     """whether higher or lower scores are better; by default `lower` if the function of `evaluate` has
     `lower_is_better = True`, else `higher`"""
@@ -214,8 +214,8 @@ class Settings(BaseModel):
     seed: Annotated[Whole, Field(ge=0, lt=SEEDS), Option(f"a whole number from 0 to {SEEDS - 1}", "N")] = 0
     """seed of every random choice"""
     timeout: Seconds = None
-    """stop a command after this many seconds without progress (default: never). An audit also stops a plan whose run, or
-    whose scoring, takes longer than this (default: half an hour)"""
+    """stop a command after this many seconds without progress (default: never). An audit also stops the run or
+    the scoring of a plan that takes longer than this (default: half an hour)"""
     progress: Annotated[StrictBool | Function, Option("True, False or a function of four arguments", flag="")] = None
     """a function, called as `progress(stage, detail, done, total)`; `total` is 0 if unknown. If the function raises,
     the audit ends with [an error](errors.md#bad-callback), whose `__cause__` is that exception. `True` shows a progress
@@ -245,13 +245,13 @@ class Settings(BaseModel):
         if self.training and not set(self.formats) - {*SCHEMES} <= {*trainable}:
             raise bad(f"mode='training' supports {either(trainable)}, not {', '.join(self.formats)}")
         if self.evaluate is None and self.scoring is None and (self.max_drop, self.better) != (None, None):
-            raise bad("max_drop and better need evaluate: give evaluate as well, or leave both out")
+            raise bad("`max_drop` and `better` need `evaluate`: give `evaluate` as well, or leave both out")
         if self.generate is None and self.temperature:
-            raise bad("temperature needs generate: give generate as well, or leave temperature out")
+            raise bad("`temperature` needs `generate`: give `generate` as well, or leave `temperature` out")
         if self.generate is not None and self.training:
-            raise bad("generate works in mode='inference' only")
+            raise bad("`generate` works in mode='inference' only: leave `generate` or mode='training' out")
         if self.loss_fn is not None and not self.training:
-            raise bad("loss_fn is for mode='training': pass both, or neither")
+            raise bad("`loss_fn` is for mode='training': pass both, or neither")
         self.__dict__.update(use=self.use or self.mode)
         if schemes := tuple(name for name in self.formats if name in SCHEMES):
             formats = tuple(name for name in self.formats if name not in SCHEMES) or UNQUANTIZED

@@ -59,7 +59,7 @@ def explain(stage: str, error: Exception) -> None:
     said = describe(error)
     if out_of_memory(error):
         raise AuditorError(
-            f"out of memory in the stage {stage!r} ({said}): give smaller inputs, a machine with more memory, or, if a GPU is full, --device cpu",
+            f"out of memory in the stage {stage!r} ({said}): give smaller inputs, use a machine with more memory or, if a GPU is full, --device cpu",
             slug="out-of-memory",
         ) from error
     if device_failed(error):

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from auditor.capture.capture import capture
-from auditor.loading import from_object, in_eval, load
+from auditor.isolation import in_eval
+from auditor.loading import from_object, load
 from auditor.measure.calibrate import calibrate
 from auditor.records import Finding, Subject, Verdict
 from auditor.rulebook.facts import EACH

@@ -22,7 +22,8 @@ import torch
 
 from auditor.capture.capture import capture
 from auditor.flow import run
-from auditor.loading import from_object, in_eval, load
+from auditor.isolation import in_eval
+from auditor.loading import from_object, load
 from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement, measure
 from auditor.measure.settle import settle

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from auditor.capture.capture import capture
-from auditor.loading import from_object, in_eval
+from auditor.isolation import in_eval
+from auditor.loading import from_object
 from auditor.measure import alone, attribute, measure, reference
 from auditor.measure.attribute import first_order
 from auditor.measure.settle import settle

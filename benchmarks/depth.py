@@ -8,7 +8,8 @@ import math
 import statistics
 
 from auditor.capture.capture import capture
-from auditor.loading import from_object, in_eval
+from auditor.isolation import in_eval
+from auditor.loading import from_object
 from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement, measure
 from auditor.measure.settle import settle

@@ -13,8 +13,9 @@ from torch import nn
 
 from auditor.capture.capture import capture
 from auditor.capture.emulation import emulate
+from auditor.isolation import in_eval
 from auditor.isolation.answer import answer
-from auditor.loading import from_object, in_eval
+from auditor.loading import from_object
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds
 from benchmarks.subjects import MODELS, Built, build, gpt, vit
 

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 import auditor
 from auditor import flow
-from auditor.paths import FP32_OUTPUT, module_of
 from auditor.plan.modules import evaluate, scopes_of
 from auditor.plan.plans import Planner
 from auditor.plan.problem import Problem
 from auditor.plan.recommend import best_for
 from auditor.records import Plan, ScopeChoice
+from auditor.records.paths import FP32_OUTPUT, module_of
 from auditor.verify.loaders import in_hand
 from benchmarks.harness import Row, report
 from benchmarks.margins import First

@@ -119,11 +119,11 @@ def segmenter() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def language(make: Callable[[int], nn.Module]) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A model of characters and 64 x 96 of those that it was not trained on."""
+    """A model of characters and 256 x 96 of those that it was not trained on."""
     model, _ = trained(make, steps=150)
     written, _ = text()
     held_out = written[-len(written) // 10 :]
-    windows = held_out[: 64 * (len(held_out) // 64)].reshape(64, -1)[:, :96]
+    windows = held_out[: 256 * (len(held_out) // 256)].reshape(256, -1)[:, :96]
     return First(model) if hasattr(model, "config") else model, (windows,)
 
 

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 from auditor.asked import validate, with_rules
 from auditor.capture.several import record_paths
-from auditor.isolation import isolate
+from auditor.isolation import in_eval, isolate
 from auditor.isolation.process import ieee
-from auditor.loading import from_object, in_eval
+from auditor.loading import from_object
 from auditor.loading.placement import place_subject
 from auditor.measure.calibrate import calibrate_paths
 from auditor.measure.noise import noise_of

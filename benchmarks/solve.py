@@ -8,7 +8,8 @@ import random
 
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.capture.capture import capture
-from auditor.loading import from_object, in_eval
+from auditor.isolation import in_eval
+from auditor.loading import from_object
 from auditor.plan.costs import costs_of
 from auditor.plan.modules import cheapest
 from auditor.plan.problem import Problem

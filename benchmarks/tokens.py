@@ -28,6 +28,7 @@ from auditor.generation.stage import parts_of
 from auditor.measure.alone import rounder
 from auditor.measure.measure import Measurement
 from auditor.numerics.casting import widen
+from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.nodes import tensors_in
 from benchmarks.harness import Row, report
 from tests.support.subjects import measurement_of
@@ -183,7 +184,10 @@ def parts_tried(name: str, model: nn.Module, ids: Tensor, shares: dict[str, dict
     for format, stated in shares.items():
         tried = Tried(measured, format)
         every = {tried.of[name] for name in measured.capture.nodes}
-        kl, flips = tried(every)
+        try:
+            kl, flips = tried(every)
+        except UnsupportedInFormat:  # the plan keeps an operation in FP32, such as a mask's constant that FP16 lacks
+            continue
         about = {"model": name, "format": format}
         rows.append(about | dict(zip(PARTS, (name, format, "all", 1.0, kl, flips, 0.0, 0.0), strict=True)))
         for part in sorted(every, key=lambda part: -stated.get(part, 0.0)):

@@ -15,7 +15,7 @@ from torch import nn
 import auditor
 from auditor.artefact.base import plan_table
 from auditor.execution.policy import Policy, plain
-from auditor.loading.state import in_training
+from auditor.isolation import in_training
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import magnitudes_of, merge_magnitudes, significant, underflow_share
 from auditor.records.training import LossScale, ParameterGradients

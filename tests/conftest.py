@@ -71,6 +71,16 @@ def _forked() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def process_group() -> Iterator[None]:
+    """A group of this process alone, so that collectives can be traced and run."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, made the current one."""

@@ -113,7 +113,7 @@ def refuse_fixed_forward(path: str, module: nn.Module) -> None:
     own = next((vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind)), None)
     if hasattr(own, "__set__"):
         name = f"{path!r}" if path else "the model"
-        raise ValueError(f"{name} defines forward as a property, which cannot be wrapped: make it a method")
+        raise ValueError(f"{name} defines forward as a property, which cannot be wrapped: make forward a method")
 
 
 def refuse_lost_weights(model: nn.Module, stored: dict[int, str], audited: dict[str, int]) -> None:

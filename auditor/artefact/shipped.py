@@ -104,7 +104,7 @@ class GraphRuntime(Runtime):
     def storage_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
         """Raises ValueError: a plan that is an exported program cannot patch a live module."""
         raise ValueError(
-            "a plan of strategy graph cannot be applied to a module: it is an exported program, "
+            "a plan of strategy graph cannot be applied to a module: the plan is an exported program, "
             "loaded from its file with torch.export.load(FILE).module()"
         )
 

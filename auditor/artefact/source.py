@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from ..isolation.members import unwrap_model
-from ..loading.importer import as_script, import_source, locate, root_of
+from ..loading.importer import as_script, digest_of, import_source, root_of
 from ..loading.statedicts import load_state, read_checkpoint
 
 
@@ -52,3 +53,27 @@ def user_module(source: dict[str, Any], file: str) -> Iterator[Any]:
         folders = [Path(root_of(name, path)), *folders, path.parent]
     with as_script([str(path or name), *source.get("words", ())], [str(folder.resolve()) for folder in folders]):
         yield import_source(name, path)
+
+
+def locate(where: str, file: str, digest: str | None = None) -> Path:
+    """Locate a file or folder of the user, relative to `file`.
+
+    If the file has moved: the path without ".." in the nearest folder around `file`, or around the working directory.
+    digest: of the audited file, which is preferred; another file is used with a warning.
+    Raises: FileNotFoundError.
+    """
+    here = Path(file).resolve().parent
+    names = [name for name in Path(where).parts if name != ".."]
+    folders = [here, *here.parents, Path.cwd(), *Path.cwd().parents]
+    places = dict.fromkeys((here / where, *(folder.joinpath(*names) for folder in folders)))
+    found = [path.resolve() for path in places if path.exists()]
+    for path in found:
+        if digest is None or (path.is_file() and digest_of(path) == digest):
+            return path
+    if found:
+        warnings.warn(f"{found[0]} is not the file that was audited: its contents differ", stacklevel=2)
+        return found[0]
+    raise FileNotFoundError(
+        f"{where} has moved relative to {file}, and is in no parent folder of that file or of the working directory: "
+        f"audit the model again, or edit SOURCE in {file}"
+    )

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from ..devices import is_native
 from ..errors import MeasureError
 from ..isolation.draws import in_float32, may_draw
 from ..isolation.process import swap_attribute
 from ..numerics.autocast import autocast_arguments, autocast_target
+from ..numerics.devices import is_native
 from ..numerics.entries import over_tensors
 from ..numerics.formats import dtype_of, format_of, is_low
 from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, run_op

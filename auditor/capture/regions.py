@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..devices import CPU, NATIVE
 from ..isolation.process import swap_attribute
+from ..numerics.devices import CPU, NATIVE
 from ..numerics.formats import dtype_name
 
 _Module = torch.amp.autocast_mode

@@ -14,13 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import folder
 from ..asked import OPTIONS, Command, with_rules
+from ..document.places import default_directory
 from ..progress.shown import Display
+from ..records import folder
 from ..records.audit import FILES
 from ..report.words import count, printable
 from .program import Verb, say
-from .verbs import Target, default_directory, severe
+from .verbs import Target, severe
 
 if TYPE_CHECKING:
     from ..records import Batch, Subject
@@ -71,7 +72,6 @@ def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: f
     make = partial(load_training, loss=settings.loss) if settings.training else load
     subject = make(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
     directory = settings.out or default_directory(subject)
-    folder.check_directory(directory)
     for warning in cautions(subject):
         print(f"warning: {printable(warning)}", file=sys.stderr)
     if settings.evaluate is not None:  # after the model is loaded: the function may be in the model's file
@@ -150,7 +150,7 @@ def describe(subject: Subject, directory: Path, options: Command) -> str:
         "Plans": f"{plans}; error budget {options.max_error:g}{apart}",
     }
     if (scoring := options.scoring) is not None:
-        judged = "rejects no plan" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse than FP32"
+        judged = "any loss is allowed" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse than FP32"
         rows["Score"] = f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
     rows["Device"] = "the GPU runs the formats natively" if options.native else "the CPU emulates a GPU's arithmetic"
     rows["Files"] = f"{directory}/: {', '.join(FILES)}"

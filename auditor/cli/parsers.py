@@ -45,11 +45,10 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises an AuditorError with a one-line message for a usage error."""
 
     def error(self, message: str) -> NoReturn:
-        text = " ".join(message.encode("utf-8", "backslashreplace").decode("utf-8").split())
         known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-        unknown = re.findall(r"(?<=\s)-[^\s=]+", text) if text.startswith("unrecognized arguments: ") else []
+        unknown = re.findall(r"(?<=\s)-[^\s=]+", message) if message.startswith("unrecognized arguments: ") else []
         close = dict.fromkeys(match for flag in unknown for match in difflib.get_close_matches(flag, known, n=1))
-        raise bad(f"{text}: did you mean {' and '.join(close)}?" if close else text)
+        raise bad(f"{message}: did you mean {' and '.join(close)}?" if close else message)
 
 
 def parser() -> Parser:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, ClassVar, TextIO
 
-from .. import folder
 from ..asked import Command
 from ..errors import AuditorError, caused_by, describe, first_line, out_of_memory, printable
 from ..processes import supervise, unwind_on_signals
 from ..progress.shown import Display, refresh_display, reporter
+from ..records import folder
 
 PROGRAM = "python -m auditor"
 
@@ -35,7 +35,7 @@ class Verb(Command):
 
     def run(self) -> int:
         """Run the command (in a forked process if `alone`) and return its exit code. Raises: AuditorError."""
-        shown = reporter(self.quiet or self.dry_run)
+        shown = reporter(self.quiet or self.dry_run, self)
 
         def run_command(tell: Callable[[str], object]) -> int:
             shown.tell = tell

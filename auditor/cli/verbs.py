@@ -7,7 +7,6 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from .. import folder
 from ..artefact.libraries import LIBRARIES
 from ..asked import LEVELS, rules_of, with_rules
-from ..document.places import portable_path
+from ..document.places import default_directory
 from ..errors import AuditorError, suggest
 from ..progress.shown import Display
+from ..records import folder
 from ..report.words import count, printable
 from ..settings import Directory, Flag, Location, Option, Seconds, bad
 from ..snippets import TOOLS
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from ..fleet.index import Row
     from ..fleet.running import Outcome
     from ..fleet.targets import FleetTarget
-    from ..records import Finding, Subject
+    from ..records import Finding
 
 PATCHED, INDEX = "patched_model.py", "index.html"
 BATCHES = ("batches", "get_batches", "train_loader", "loader")
@@ -106,7 +105,6 @@ class Apply(Verb):
         audit, plans, chosen = read_plans(self.plan_file, self.plan)
         subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
         directory = self.out or default_directory(subject)
-        folder.check_directory(directory)
         text = patched_source(subject, audit, plans, chosen, directory)
         check_artefact(subject, audit, plans, chosen, self.seed)
         quantized = {} if chosen in plans else files_of(audit, quantized_plan(audit, chosen))
@@ -123,9 +121,9 @@ class Snippet(Verb):
     takes = ("plan_file", "tool", "plan")
     plan_file: PlanFile
     tool: Annotated[str | None, Option(flag="--for", choices=lambda: (*TOOLS, *LIBRARIES))] = None
-    """the tool that the code is for; by default all tools"""
+    """the tool that the code is for; by default all tools for this kind of plan"""
     plan: PlanName = None
-    """name of the plan; by default the recommended plan if the tool can use it, else a verified plan that it can use"""
+    """name of the plan; by default the recommended plan if the tool can use it, else a verified plan for the tool"""
 
     def run(self) -> int:
         from ..snippets import snippet, snippets
@@ -288,7 +286,7 @@ class Fleet(Verb):
 
 
 class Rehearse(Verb):
-    """Run a training step a few hundred times in FP32, under autocast and with BF16 weights; recommend a recipe."""
+    """Run a training step a few hundred times in several recipes (FP32, autocast, BF16 weights); recommend one."""
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
     target: Annotated[str, Option(shown="FILE.py:STEP")]
@@ -343,20 +341,3 @@ class Rehearse(Verb):
 def severe(findings: Iterable[Finding], level: str) -> int:
     """Exit code 1 if any finding reaches the given severity, else 0."""
     return int(any(LEVELS.index(finding.severity) <= LEVELS.index(level) for finding in findings) and level != "never")
-
-
-def default_directory(subject: Subject) -> Path:
-    """The output directory for a model if the user names none: `audits/NAME`.
-
-    If that folder has the audit of another file's model, names of parent folders of the model's file precede NAME.
-    """
-    name, file = subject.name, subject.origin.path if subject.origin else None
-    folders = list(Path(file).parts[-2:0:-1]) if file else []
-    while True:
-        safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".")
-        directory, audited = Path("audits") / (safe or "model"), None
-        with suppress(OSError, ValueError, LookupError, TypeError):
-            audited = json.loads((directory / "plan.json").read_text(encoding="utf-8"))["subject"]["file"]
-        if not file or not folders or not audited or str(audited) == portable_path(file):
-            return directory
-        name = f"{folders.pop(0)}-{name}"

@@ -66,12 +66,7 @@ _KINDS = (
         worst=1.0,
     ),
     _of_one("top1", "1", "share of rows whose largest entry is at the same position", _DIM),
-    _of_one(
-        "topk",
-        "1",
-        "share of a row's `k` largest entries that remain among its `k` largest, mean over rows",
-        {"k": int, **_DIM},
-    ),
+    _of_one("topk", "1", "share of a row's top `k` entries that stay top `k`, mean over rows", {"k": int, **_DIM}),
     _of_one(
         "cosine", "1", "cosine of the angle between a row and its reference, mean over rows", _DIM, True, worst=-1.0
     ),
@@ -126,6 +121,11 @@ def name_of(function: object) -> str:
 def strict(written: str) -> bool:
     """Whether a criterion, a text such as `labels: flips <= 0`, allows no error at all."""
     return written.endswith(" <= 0") or (written.endswith(" >= 1") and ": psnr" not in written)
+
+
+def counts_flips(written: str) -> bool:
+    """Whether a criterion, as text, counts choices that flip: effects of operations are then expected numbers."""
+    return re.search(r": (top1|topk|flips)\b", written) is not None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.fx as fx
@@ -13,7 +13,7 @@ from ..isolation.outputs import NamedTensors
 from ..numerics.entries import is_number
 from ..numerics.metrics import output_error
 from ..numerics.nodes import arguments, dtype, readers, row_of, shape, source
-from ..records import Capture, Proposal
+from ..records import Capture, Proposal, Verification
 from .criterion import Criterion
 
 NATS, KL, UNITS = 0.02, 0.001, 0.5
@@ -40,14 +40,29 @@ def may_flip(capture: Capture) -> bool:
     return any(not _is_floating(node) and _reads_floating(node) for node in _output_nodes(capture))
 
 
-def describe_defaults(criteria: Iterable[Criterion]) -> list[Proposal]:
-    """The criteria that were added by default, as proposals for the report."""
-    because = "it is discrete, but computed from floating-point values"
-    return [Proposal(one.output, str(one), because, holds=True) for one in sorted(criteria, key=str)]
+def propose(
+    criteria: Sequence[Criterion],
+    given: Sequence[Criterion],
+    names: Sequence[str],
+    capture: Capture,
+    runs: Iterable[tuple[str, Verification]],
+    max_error: float,
+) -> Iterator[Proposal]:
+    """The criteria that were added by default, and suggestions for outputs without a criterion.
 
-
-def suggest_criteria(criteria: Sequence[Criterion], names: Sequence[str], capture: Capture) -> Iterator[Proposal]:
-    """Suggest criteria for log-probabilities, probable logits and positions, by the operations that compute them."""
+    criteria: all that apply; given: those of the user. names: of the outputs. Suggested are a limit for each output whose
+    error is far larger than the joint error of all outputs, in the first of `runs` (title of a plan, its run) with such
+    outputs; and limits for log-probabilities, probable logits and positions, by the operations that compute them.
+    max_error: the error budget.
+    """
+    for one in sorted(set(criteria) - set(given), key=str):
+        yield Proposal(one.output, str(one), "it is discrete, but computed from floating-point values", holds=True)
+    for title, run in [(title, run) for title, run in runs if run.apart][:1]:
+        joint = run.joint if run.joint is not None else run.measured_error
+        for name, error in ((name, error) for name, error in run.apart.items() if not _spoken_of(criteria, name)):
+            times = f", {error / joint:,.0f} times the error of all outputs together" if joint else ""
+            because = f"its own relative error is {error:.2g} in {title}{times}"
+            yield Proposal(name, f"{name}: rel_l2 <= {max_error:g}", because)
     nodes = _output_nodes(capture)
     if len(nodes) == len(names):
         for name, node in zip(names, nodes, strict=True):
@@ -71,8 +86,7 @@ def _suggestion(node: fx.Node) -> tuple[str, str] | None:
         linear = f"its last operation is a linear layer of {columns[0]:,} columns"
         return f"kl <= {KL:g}", f"{linear}, and no softmax follows in the model: probably logits"
     if _is_floating(node) and _counts(node):
-        why = "integers such as positions are added to it: probably in units such as pixels"
-        return f"max_abs <= {UNITS:g}", why
+        return f"max_abs <= {UNITS:g}", "integers such as positions are added to it: probably in units such as pixels"
     return None
 
 
@@ -90,19 +104,6 @@ def measure_outliers(runs: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch
         for name, r, c in floats:
             worst[name] = max(worst.get(name, 0.0), output_error([r], [c]))
     return {name: error for name, error in worst.items() if APART * joint < error < math.inf}
-
-
-def by_itself(
-    criteria: Sequence[Criterion], plan: str, off: Mapping[str, float], joint: float, limit: float
-) -> Iterator[Proposal]:
-    """Suggest a criterion for each output whose error is much larger than the joint error of all outputs. plan: the
-    plan's title; limit: the error budget."""
-    for name, error in off.items():
-        if not _spoken_of(criteria, name):
-            times = f", {error / joint:,.0f} times the error of all outputs together" if joint else ""
-            yield Proposal(
-                name, f"{name}: rel_l2 <= {limit:g}", f"its own relative error is {error:.2g} in {plan}{times}"
-            )
 
 
 def _output_nodes(capture: Capture) -> list[fx.Node]:

@@ -171,5 +171,5 @@ def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | Non
     if math.isnan(own) and criterion.function is None:
         return f"{criterion.measure_text} cannot be computed for {name}, whose FP32 values are not finite"
     if not criterion.holds(own):
-        return f"{criterion.measure_text} of {name} is {own:g} for equal outputs, which violates {criterion.limit:g}"
+        return f"{criterion.measure_text} of {name} is {own:g} for equal outputs, which violates the limit {criterion.limit:g}"
     return None

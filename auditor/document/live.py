@@ -111,8 +111,8 @@ def _runnable(plan: Plan) -> Plan:
     if plan.strategy in GRAPHS:
         file = plan.program.file if plan.program else f"{plan.strategy}_{plan.format}.pt2"
         raise PlanError(
-            f"a plan of strategy {plan.strategy} cannot be applied to a module: it is an exported program. "
-            f"torch.export.load({file!r}).module() is called like the model. For another model, audit that model.",
+            f"a plan of strategy {plan.strategy} cannot be applied to a module: the plan is an exported program. "
+            f"Call torch.export.load({file!r}).module() like the model. For another model, audit that model.",
             slug="plan-is-program",
         )
     used = [plan.format, *(choice.precision for choice in plan.scopes.values())]

@@ -1,10 +1,15 @@
-"""Makes file paths relative to their repository, so that they are the same on every machine."""
+"""Chooses an audit's directory; makes paths relative to their repository, so that they are the same everywhere."""
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from ..records import Subject
+from ..records.folder import check_directory
 
 _ABSOLUTE = re.compile(r"(?<![\w.~/-])/(?!/)[^\s:,;]+|(?<!\w)[A-Za-z]:\\\\[^\s:,;]+")
 
@@ -36,3 +41,22 @@ def portable_path(path: str) -> str:
 def _repository(folder: Path) -> Path | None:
     """The nearest parent folder that contains `.git`; None if no parent does."""
     return next((f for f in (folder, *folder.parents) if (f / ".git").exists()), None)
+
+
+def default_directory(subject: Subject) -> Path:
+    """The output directory for a model if the user names none: `audits/NAME`.
+
+    If that folder has the audit of another file's model, names of parent folders of the model's file precede NAME.
+    Raises: AuditorError(slug="bad-output") if files cannot be written there.
+    """
+    name, file = subject.name, subject.origin.path if subject.origin else None
+    folders = list(Path(file).parts[-2:0:-1]) if file else []
+    while True:
+        safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".")
+        directory, audited = Path("audits") / (safe or "model"), None
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            audited = json.loads((directory / "plan.json").read_text(encoding="utf-8"))["subject"]["file"]
+        if not file or not folders or not audited or str(audited) == portable_path(file):
+            check_directory(directory)
+            return directory
+        name = f"{folders.pop(0)}-{name}"

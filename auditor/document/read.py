@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from ..artefact import strategies
 from ..errors import PlanError
-from ..folder import path_of
 from ..numerics.formats import FORMATS, NAME, label, runs
 from ..records.audit import FORMAT_VERSION, Audit
+from ..records.folder import path_of
 from ..records.plan import Plan
 from .codec import MEASUREMENTS, PLAN, adapter, digest, merge
 

@@ -19,8 +19,8 @@ from ..numerics.fp32_output import multiply
 from ..numerics.kernels import UnsupportedInFormat, run_op
 from ..numerics.nodes import dtype, target_of, tensors_in
 from ..numerics.operations import Treatment, operation
-from ..paths import FP32_OUTPUT, enclosing_paths, function_in, nearest, nearest_above, of_function, within
 from ..records import AutocastRegion, Call, Capture, Literals, Node, Placeholder, ScopeChoice
+from ..records.paths import FP32_OUTPUT, enclosing_paths, function_in, nearest, nearest_above, of_function, within
 from .execute import Semantics, ValueOf, readers_of, with_literals
 
 KEPT = function_in("", "")

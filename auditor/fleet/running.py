@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,10 +19,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from .. import __version__, folder
+from .. import __version__
 from ..document.codec import PLAN
 from ..errors import AuditorError
 from ..processes import GRACE, HERE, Process, how_ended, wait_until
+from ..records import folder
 from ..records.audit import FILES
 from .targets import FleetTarget
 
@@ -168,7 +168,7 @@ def _try(task: FleetTarget, unwanted: Callable[[], bool]) -> tuple[int, str, boo
     """Run a target's audit once. Returns its exit code, its error line if it failed, and whether it crashed."""
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), HERE])
     environment = {"OMP_NUM_THREADS": str(task.threads), **os.environ, "PYTHONPATH": path}
-    process = Process(command_of(task), cwd=task.folder, env=environment, stdin=subprocess.DEVNULL)
+    process = Process(command_of(task), cwd=task.folder, env=environment)
     try:
         if not wait_until(lambda: process.poll() is not None or unwanted(), task.limit):
             return 2, f"it took longer than {task.limit:g} seconds", False

@@ -23,7 +23,6 @@ from ..criteria.measure import Criteria, names_of
 from ..errors import let_through
 from ..execution.execute import Executor
 from ..execution.policy import choice_from_scopes
-from ..folder import OWN
 from ..isolation.answer import answer
 from ..isolation.outputs import tensor_outputs
 from ..measure.layers import QuantizedModel
@@ -31,6 +30,7 @@ from ..numerics.nodes import readers, row_of, tensors_in
 from ..plan.problem import Problem
 from ..plan.workbench import Workbench
 from ..records import Batch, Capture, Plan, Subject
+from ..records.folder import OWN
 from ..records.generation import Generation, PartShare, StoredCache
 from ..records.quantization import QuantizedPlan
 from ..settings import Settings

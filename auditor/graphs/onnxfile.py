@@ -72,7 +72,7 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
     plans = {name: plan for name, plan in audit.plans.items() if plan.program and plan.program.file in audit.programs}
     if not plans or audit.live is None:
         raise AuditorError(
-            "ONNX export needs plans of strategy graph and the audit's live model: audit with strategies graph.",
+            "ONNX export needs plans of strategy graph, and an audit whose model is in memory: audit the model with strategy graph.",
             slug="no-program",
         )
     require()

@@ -17,12 +17,12 @@ from ..numerics import operations as table
 from ..numerics.formats import FORMATS, dtype_of
 from ..numerics.fp32_output import FACTORS
 from ..numerics.nodes import op_name, row_of, target_of, tensors_in
-from ..paths import FP32_OUTPUT
 from ..plan.costs import TIE, cast_seconds, costs_of, elements_of, price
 from ..plan.outputs import fails_by_inputs
 from ..plan.search import FORBIDDEN
 from ..plan.workbench import Workbench
 from ..records import Capture, Literals
+from ..records.paths import FP32_OUTPUT
 from .exported import INNER, outlines
 
 FUSED = 0.1

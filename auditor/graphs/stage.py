@@ -25,7 +25,6 @@ from ..numerics.casting import widen
 from ..numerics.formats import dtype_of, runs
 from ..numerics.fp32_output import multiply
 from ..numerics.nodes import operation_of, tensors_in
-from ..paths import FP32_OUTPUT
 from ..plan.costs import costs_of, most_alive
 from ..plan.modules import VISITS
 from ..plan.scores import InFp32
@@ -34,6 +33,7 @@ from ..plan.verified import judge_replay, verify
 from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
 from ..records.decisions import Decisions
+from ..records.paths import FP32_OUTPUT
 from ..records.quantization import PipelineRun, QuantizedPlan
 from ..stages import tick
 from ..verify.loaders import PROGRAM

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..devices import NATIVE
 from ..numerics.casting import widen
+from ..numerics.devices import NATIVE
 from ..numerics.entries import over_tensors
 from ..numerics.formats import is_low
 from ..numerics.nodes import mutates

@@ -1,4 +1,4 @@
-"""A context manager that restores models, their inputs and the process after arbitrary code."""
+"""Context managers that restore the process, and a model with its inputs, train/eval mode and precision."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, partial
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ..errors import AuditorError
+from .members import modules_of, raise_in_place, stored_low
 from .process import process_state, reseed
 from .tensors import StorageCopies, TensorState, plain_torch
 
@@ -59,6 +60,56 @@ def isolate(*roots: Any, seed: int | None = None) -> Iterator[None]:
         raise
     if problems := held.restore(process):
         raise AuditorError("\n".join(problems), slug="state-not-restored")
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """In the body, the model is in training or eval mode; afterwards, every module's `training` flag is restored. Other
+    changes are restored by `isolate`."""
+    with ExitStack() as stack:
+        for module in modules_of(model):
+            if (flag := getattr(module, "training", None)) is not None:
+                stack.callback(_set, module, flag)
+        switch(model, training)
+        yield
+
+
+in_eval, in_training = partial(in_mode, training=False), partial(in_mode, training=True)
+
+
+def switch(model: nn.Module, training: bool) -> None:
+    """Call `model.train()` or `model.eval()`; if that raises, as it does for exported modules, set only the flags."""
+    try:
+        model.train() if training else model.eval()
+    except Exception:
+        for module in modules_of(model):
+            _set(module, training)
+
+
+def _set(module: nn.Module, flag: bool) -> None:
+    """Set `module.training`, even if the module rejects attributes; a frozen module without the flag is skipped."""
+    if getattr(module, "training", flag) is not flag:
+        try:
+            module.training = flag
+        except Exception:
+            module.__dict__["training"] = flag
+
+
+@contextmanager
+def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
+    """In the body, low-precision tensors of the model are FP32; then they are restored bit for bit, in the same memory.
+
+    which: a value of Subject.raised: which tensors become FP32.
+    """
+    tensors = stored_low(model, attributes=which == "attributes") if which in ("weights", "attributes") else []
+    with ExitStack() as stack:
+        for state in map(TensorState, tensors):
+            stack.callback(state.restore_gradient)
+            stack.callback(state.restore)
+        for x in tensors:
+            x.grad = None  # its dtype will differ from the tensor's
+        raise_in_place(tensors)
+        yield
 
 
 class _Snapshot:

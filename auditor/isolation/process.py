@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..devices import generators, is_native
+from ..numerics.devices import NATIVE, is_native
 from .tensors import plain_torch
 
 _MATMUL, _DETERMINISTIC = "float32_matmul_precision", "deterministic_algorithms"
@@ -68,11 +68,12 @@ def reseed(seed: int) -> None:
 def process_state() -> Callable[[], None]:
     """Save the global random generators and other process-wide settings; the returned function restores them."""
     with plain_torch():
+        gpus = [gpu for gpu in map(torch.get_device_module, NATIVE) if gpu.is_initialized()]
         drawn: list[Callable[[], object]] = [
             partial(random.setstate, random.getstate()),
             partial(np.random.set_state, np.random.get_state()),
             partial(torch.set_rng_state, torch.get_rng_state()),
-            *generators(),
+            *(partial(gpu.set_rng_state_all, gpu.get_rng_state_all()) for gpu in gpus),
         ]
     before = [read() for read, _ in _SETTINGS]
 

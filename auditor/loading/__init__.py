@@ -1,6 +1,5 @@
 """Builds a Subject from the user's TARGET or a live model, and runs the model in FP32."""
 
-from .state import in_eval
 from .subject import cautions, from_object, load
 
-__all__ = ["cautions", "from_object", "in_eval", "load"]
+__all__ = ["cautions", "from_object", "load"]

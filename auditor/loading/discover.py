@@ -86,7 +86,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
             if not isinstance(made, Mapping) or not isinstance(made.get("model"), nn.Module) or "inputs" not in made:
                 raise LoadError(f"{what} must return a dict with 'model' and 'inputs'", slug="bad-spec")
             if unknown := sorted(set(made) - set(SPEC_KEYS)):
-                raise LoadError(f"{what} has unknown keys {unknown}: it may have {', '.join(SPEC_KEYS)}", "bad-spec")
+                raise LoadError(f"{what} has unknown keys {unknown}: keys are {', '.join(SPEC_KEYS)}", "bad-spec")
             kind, spec, made = "spec", dict(made), made["model"]
     if not isinstance(made, nn.Module):
         what = f"{symbol}() in {target.label} returned a {type(made).__name__}"

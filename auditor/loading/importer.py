@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -79,34 +78,8 @@ def digest_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def locate(where: str, file: str, digest: str | None = None) -> Path:
-    """Locate a file or folder of the user, relative to `file`.
-
-    If the file has moved: the path without ".." in the nearest folder around `file`, or around the working directory.
-    digest: of the audited file, which is preferred; another file is used with a warning.
-    Raises: FileNotFoundError.
-    """
-    here = Path(file).resolve().parent
-    names = [name for name in Path(where).parts if name != ".."]
-    folders = [here, *here.parents, Path.cwd(), *Path.cwd().parents]
-    places = dict.fromkeys((here / where, *(folder.joinpath(*names) for folder in folders)))
-    found = [path.resolve() for path in places if path.exists()]
-    for path in found:
-        if digest is None or (path.is_file() and digest_of(path) == digest):
-            return path
-    if found:
-        warnings.warn(f"{found[0]} is not the file that was audited: its contents differ", stacklevel=2)
-        return found[0]
-    raise FileNotFoundError(
-        f"{where} has moved relative to {file}, and is not below its folders or the working "
-        "directory: audit the model again, or edit SOURCE there"
-    )
-
-
 def _is_of(module: ModuleType, path: Path) -> bool:
     file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or not file.endswith(path.name):
-        return False
     with contextlib.suppress(OSError):
-        return path.samefile(file)
+        return isinstance(file, str) and file.endswith(path.name) and path.samefile(file)
     return False

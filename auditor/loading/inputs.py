@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import LoadError, describe
+from ..isolation import in_eval
 from ..isolation.process import reseed
 from ..numerics.entries import extent, tensors_in
 from ..numerics.formats import dtype_name
 from ..records import Batch
-from .state import convert_errors, in_eval
+from .state import convert_errors
 from .statedicts import read_tensors
 from .target import blame, call, named_in, parse, required_arguments, user_code
 
@@ -32,6 +33,7 @@ FORMS = (
     "return a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list of such tuples or dicts"
 )
 TEXT = ".txt"
+LIKE_INPUTS = re.compile(r"(?!_|get_eval|get_init)\w*(inputs?|prompts?)$")
 SUFFIXES = (".pt", ".pth", ".safetensors", ".npz", TEXT)
 MOST_BATCHES = 32
 """Maximum number of batches taken from an iterable such as a generator or DataLoader."""
@@ -209,7 +211,7 @@ def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Bat
     if len(tensors) == 1:
         return tuple(tensors.values()), {}
     raise LoadError(
-        f"{source} names {', '.join(tensors)}, but forward takes {', '.join(names) or 'nothing'}: use the names of its arguments",
+        f"{source} names {', '.join(tensors)}, but forward takes {', '.join(names) or 'nothing'}: use the names of forward's arguments",
         slug="bad-inputs",
     )
 

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..devices import CPU, NATIVE, is_native, is_spread
 from ..errors import AuditorError, describe, device_failed, let_through
 from ..isolation.answer import answer
+from ..numerics.devices import CPU, NATIVE, is_native, is_spread
 from ..numerics.entries import over_tensors
 from ..records import Subject
 
@@ -34,10 +34,8 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
     here = devices_of(subject.model)
     if is_spread(device) or here <= {device} or (not is_native(device) and not here):
         return subject
-    there = move_subject(subject, device)
     refused: Exception | None = None
-    for inputs in _placements(subject, device):
-        candidate = replace(there, **inputs)
+    for candidate in move_subject(subject, device):
         try:
             answer(candidate.model, candidate.batches[0], seed=seed)
             return candidate
@@ -55,34 +53,34 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
 
 
 def beside(subject: Subject) -> Iterator[Subject]:
-    """Variants of the subject with its inputs moved to the model's GPU, see `_placements`; empty for a model on a
+    """Variants of the subject with its inputs moved to the model's GPU, see `_with_inputs_on`; empty for a model on a
     CPU."""
     device = next((str(x.device) for x in subject.model.parameters() if x.device.type in NATIVE), None)
     if device is not None:
-        held = subject.objective
-        objective = replace(held, targets=_inputs(held.targets, device)) if held is not None else None
-        for inputs in _placements(subject, device):
-            yield replace(subject, **inputs, objective=objective)
+        yield from _with_inputs_on(subject, device)
 
 
-def _placements(subject: Subject, device: str) -> Iterator[dict[str, Any]]:
-    """Inputs to move to the device, in the order to try: all; all except integers (lengths may need the CPU); none."""
-    for wanted in (lambda x: True, Tensor.is_floating_point, lambda x: False):
-        yield {name: _inputs(getattr(subject, name), device, wanted) for name in ("batches", "held_out")}
-
-
-def move_subject(subject: Subject, device: str) -> Subject:
-    """Copy the subject, with its model, loss and inputs, to the device.
+def move_subject(subject: Subject, device: str) -> Iterator[Subject]:
+    """Copies of the subject with one copy of its model and loss, on the device; for the inputs see `_with_inputs_on`.
 
     Raises: AuditorError(slug="no-copy").
     """
     memo: dict[int, Any] = {}
     model, objective = copy_to_device(subject.model, device, memo), subject.objective
     if objective is not None:
-        loss_fn, targets = copy_to_device(objective.loss_fn, device, memo), _inputs(objective.targets, device)
-        objective = replace(objective, loss_fn=loss_fn, targets=targets)
-    batches, held_out = _inputs(subject.batches, device), _inputs(subject.held_out, device)
-    return replace(subject, model=model, batches=batches, held_out=held_out, objective=objective, given=subject)
+        objective = replace(objective, loss_fn=copy_to_device(objective.loss_fn, device, memo))
+    yield from _with_inputs_on(replace(subject, model=model, objective=objective, given=subject), device)
+
+
+def _with_inputs_on(subject: Subject, device: str) -> Iterator[Subject]:
+    """Variants of the subject, in the order to try: all inputs on the device; all except integers (lengths may need the
+    CPU); none. The targets of the loss are on the device."""
+    objective = subject.objective
+    if objective is not None:
+        objective = replace(objective, targets=_inputs(objective.targets, device))
+    for wanted in (lambda x: True, Tensor.is_floating_point, lambda x: False):
+        batches, held_out = (_inputs(given, device, wanted) for given in (subject.batches, subject.held_out))
+        yield replace(subject, batches=batches, held_out=held_out, objective=objective)
 
 
 def copy_to_device(value: T, device: str, memo: dict[int, Any] | None = None) -> T:

@@ -1,4 +1,4 @@
-"""Sets and restores the model's train/eval mode, precision and weights in an audit; also loads checkpoints."""
+"""Decides which tensors become FP32 in an audit; loads offloaded weights, checkpoints and lazy layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,48 +16,14 @@ from torch.utils import _pytree as pytree
 
 from .. import offload
 from ..errors import LoadError, describe, let_through
-from ..isolation.members import modules_of, named_modules, named_tensors, raise_in_place, size_of, stored_low
+from ..isolation.isolated import in_fp32
+from ..isolation.members import modules_of, named_modules, named_tensors, size_of, stored_low
 from ..isolation.process import reseed, swap_attribute
-from ..isolation.tensors import TensorState
 from ..numerics.casting import widen
 from ..numerics.entries import entries, over_tensors
 from ..numerics.formats import dtype_name, is_low
 from ..records import Batch, Subject
-from . import statedicts
-from .statedicts import few
-
-
-@contextmanager
-def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """In the body, the model is in training or eval mode; afterwards, every module's `training` flag is restored. Other
-    changes are restored by `isolate`."""
-    with ExitStack() as stack:
-        for module in modules_of(model):
-            if (flag := getattr(module, "training", None)) is not None:
-                stack.callback(_set, module, flag)
-        switch(model, training)
-        yield
-
-
-in_eval, in_training = partial(in_mode, training=False), partial(in_mode, training=True)
-
-
-def switch(model: nn.Module, training: bool) -> None:
-    """Call `model.train()` or `model.eval()`; if that raises, as it does for exported modules, set only the flags."""
-    try:
-        model.train() if training else model.eval()
-    except Exception:
-        for module in modules_of(model):
-            _set(module, training)
-
-
-def _set(module: nn.Module, flag: bool) -> None:
-    """Set `module.training`, even if the module rejects attributes; a frozen module without the flag is skipped."""
-    if getattr(module, "training", flag) is not flag:
-        try:
-            module.training = flag
-        except Exception:
-            module.__dict__["training"] = flag
+from .statedicts import few, is_extra, load_state, read_checkpoint
 
 
 def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
@@ -104,23 +69,6 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
 def upcast_model(subject: Subject) -> Iterator[None]:
     """In the body, offloaded weights are loaded, and tensors are FP32 as `settle_precision` decided; then undo both."""
     with present(subject.model), in_fp32(subject.model, subject.raised):
-        yield
-
-
-@contextmanager
-def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
-    """In the body, low-precision tensors of the model are FP32; then they are restored bit for bit, in the same memory.
-
-    which: a value of Subject.raised: which tensors become FP32.
-    """
-    tensors = stored_low(model, attributes=which == "attributes") if which in ("weights", "attributes") else []
-    with ExitStack() as stack:
-        for state in map(TensorState, tensors):
-            stack.callback(state.restore_gradient)
-            stack.callback(state.restore)
-        for x in tensors:
-            x.grad = None  # its dtype will differ from the tensor's
-        raise_in_place(tensors)
         yield
 
 
@@ -185,7 +133,8 @@ def present(model: nn.Module) -> Iterator[None]:
     hooked = [module for module in modules if _hooks(module)]
     with ExitStack() as stack:
         for store in (store for module in modules for store in (module._parameters, module._buffers, vars(module))):
-            stack.callback(_put_back, store, dict(store))
+            stack.callback(store.update, dict(store))
+            stack.callback(store.clear)  # is called before `update`
         for module in hooked:
             for hook in _hooks(module):
                 if hook.offload:
@@ -196,7 +145,7 @@ def present(model: nn.Module) -> Iterator[None]:
                     except Exception as error:
                         let_through(error)
                         raise LoadError(
-                            f"a weight of {type(module).__name__} is offloaded and cannot be loaded by its hook "
+                            f"a weight of {type(module).__name__} is offloaded and cannot be loaded by accelerate's hook "
                             f"({describe(error)}): load the weights first",
                             slug="meta-weights",
                         ) from error
@@ -221,20 +170,15 @@ def _hooks(module: nn.Module) -> list[Any]:
     return hooks if all(isinstance(one, AlignDevicesHook) for one in hooks) else []
 
 
-def _put_back(store: dict[str, Any], content: dict[str, Any]) -> None:
-    store.clear()
-    store.update(content)
-
-
 def load_into(model: nn.Module, path: Path) -> list[str]:
     """Load the checkpoint at `path` into `model`; return notes about its contents.
 
     Raises: LoadError(slug="missing-weights" | "bad-weights" | "weights-mismatch").
     """
     with convert_errors(slug="bad-weights"):
-        content = statedicts.read_checkpoint(path)
+        content = read_checkpoint(path)
     with convert_errors(slug="weights-mismatch"):
-        state = statedicts.load_state(model, content, path.name)
+        state = load_state(model, content, path.name)
     own, file, notes = model.state_dict(), path.name, list[str]()
     both = [(value, own[name]) for name, value in state.items() if isinstance(value, Tensor) and name in own]
     for given, held in dict.fromkeys((x.dtype, y.dtype) for x, y in both if x.is_floating_point()):
@@ -244,7 +188,7 @@ def load_into(model: nn.Module, path: Path) -> list[str]:
     loaded = {id(value) for value in state.values()}
     if beside := [name for name, value in content.items() if id(value) not in loaded]:
         notes.append(f"{file} also contains {few(beside)}, which the model lacks: ignored")
-    if lacking := [name for name in own if statedicts.is_extra(name) and name not in state]:
+    if lacking := [name for name in own if is_extra(name) and name not in state]:
         notes.append(f"{file} lacks {few(lacking)}: they keep their initial values")
     return notes
 
@@ -272,5 +216,5 @@ def reject_non_finite(model: nn.Module) -> None:
         if count := int(bad.sum()):
             hint = "give a checkpoint from before training diverged"
             raise LoadError(
-                f"{name} contains {count} NaN or infinite values of {tensor.numel()}: {hint}", "nan-weights"
+                f"{name} contains {count} NaN or infinite values out of {tensor.numel()}: {hint}", "nan-weights"
             )

@@ -17,7 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from .. import offload
 from ..errors import LoadError, describe, let_through
+from ..isolation import in_eval
 from ..isolation.answer import answer
+from ..isolation.isolated import in_fp32, switch
 from ..isolation.members import is_wrapped, named_tensors, unwrap_model, wrapper_of
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
@@ -26,13 +28,13 @@ from ..records import Batch, Subject
 from . import inputs, state
 from .discover import discover, from_hub, require
 from .placement import beside
-from .state import held_outside, in_eval, in_fp32, materialise, present, settle_precision, switch
+from .state import held_outside, materialise, present, settle_precision
 from .target import Target, blame, import_target, parse, user_code
 from .watch import Watch, ledger_of, watch_weights
 
-RANDOM_WEIGHTS = "weights are RANDOM: no checkpoint was loaded, so ranges and errors say little (pass --weights)"
+RANDOM_WEIGHTS = "weights are RANDOM, since no checkpoint was loaded; ranges and errors say little (pass --weights)"
 SYNTHETIC_INPUTS = (
-    "inputs were generated: ranges and errors may differ on real data (define get_inputs() or pass --inputs)"
+    "inputs were generated; ranges and errors may differ on real data (define get_inputs() or pass --inputs)"
 )
 ZEROS = (
     "All outputs are zero in FP32, for example because the last layer is initialized to zero, so errors are "
@@ -169,6 +171,8 @@ def _load(
     switch(model, training=False)
     with present(model), in_fp32(model):
         given, held_out = _find_inputs(module, target, result.spec, model, inputs_text, seed)
+    unread = filter(inputs.LIKE_INPUTS.match, vars(module) if given.synthetic and not inputs_text else ())
+    notes += tuple(f"{target.label} defines {name}, which is not read: rename it to get_inputs" for name in unread)
     materialise(model, given.batches[0], seed)
     origin = result.origin
     # a file may contain inputs: count only files that are read while the model is built

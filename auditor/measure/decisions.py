@@ -21,8 +21,8 @@ from ..numerics.casting import widen
 from ..numerics.entries import is_number
 from ..numerics.metrics import disagreement
 from ..numerics.nodes import arguments_with_defaults, row_of, tensors_in
-from ..paths import within
 from ..records.decisions import Decision, Decisions
+from ..records.paths import within
 from ..stages import beat
 from .alone import rounder
 from .measure import Measurement

@@ -136,7 +136,7 @@ def require_layers(captures: Sequence[Capture], schemes: Iterable[str]) -> None:
             why += f"no kernel supports the {'other ' * bool(width)}layers"
         else:
             continue
-        raise PlanError(f"no layer can be quantized as `{scheme}`: {why}. Remove it from --formats", "no-layer")
+        raise PlanError(f"no layer can be quantized as `{scheme}`: {why}. Remove {scheme} from --formats", "no-layer")
 
 
 def fits(layer: Layer, scheme: str) -> bool:

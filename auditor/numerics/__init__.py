@@ -1,1 +1,1 @@
-"""Number formats, rounding, error metrics, and emulation of a GPU's arithmetic for every ATen operation."""
+"""Number formats, devices, rounding, error metrics, and emulation of a GPU's arithmetic for every ATen operation."""

@@ -143,7 +143,7 @@ def dtype_of(name: str) -> torch.dtype:
     row = FORMATS[name]
     if not row.native or row.dtype is None:
         raise AuditorError(
-            f"torch cannot compute in {row.label}: the format can be measured by rounding, but no model can run in it",
+            f"torch cannot compute in {row.label}: errors in this format are measured by rounding, but no model can run in the format",
             slug="no-arithmetic",
         )
     return row.dtype

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 
 from ..execution.policy import Policy, PrecisionChoice, choice_keeping, plain
 from ..numerics.formats import FORMATS
-from ..paths import FP32_OUTPUT
 from ..records import Plan, ScopeChoice
+from ..records.paths import FP32_OUTPUT
 from ..resources import table
 from .costs import cast_seconds
 from .outputs import outputs_of, without_effect

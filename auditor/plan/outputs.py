@@ -13,8 +13,8 @@ from ..execution.resolve import Resolution
 from ..numerics.formats import FORMATS
 from ..numerics.fp32_output import FACTORS
 from ..numerics.operations import operation
-from ..paths import FP32_OUTPUT, enclosing_paths, function_in, module_of
 from ..records import Contribution
+from ..records.paths import FP32_OUTPUT, enclosing_paths, function_in, module_of
 from .costs import Cost
 from .search import Candidate
 

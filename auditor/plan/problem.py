@@ -20,8 +20,8 @@ from ..execution.policy import Layout, Policy, choice_keeping, plain
 from ..execution.resolve import NodeType, Resolution, Resolver, kept_low
 from ..numerics.formats import FORMATS
 from ..numerics.operations import operation
-from ..paths import function_in, nearest_above, of_function
 from ..records import Capture, Contribution, MemoryUse, Node, Placeholder, Verdict
+from ..records.paths import function_in, nearest_above, of_function
 from .costs import TIE, Cost, cast_seconds, elements_of, memory_of, price, seconds, traffic_seconds
 from .outputs import cost_of, fails_by_inputs, products_of
 from .search import FORBIDDEN, Candidate, Energy

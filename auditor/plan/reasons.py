@@ -13,8 +13,8 @@ from ..execution.policy import Policy, choice_from_scopes, choice_keeping
 from ..execution.resolve import Resolution, is_low
 from ..numerics.formats import label
 from ..numerics.operations import operation
-from ..paths import FP32_OUTPUT, function_in, module_of
 from ..records import Finding, Node, Plan, Reason
+from ..records.paths import FP32_OUTPUT, function_in, module_of
 from .modules import Modules, as_candidate, evaluate
 from .outputs import outputs_in
 from .problem import Problem
@@ -144,7 +144,7 @@ def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, own
     name, where, verdict = problem.capture.twins.get(worst, worst), nodes[worst].owner, problem.verdicts[worst]
     inside = worst in own or where == module_of(owner)
     kind, by, place = verdict.verdict, name if inside else where, "" if inside else f" in {where or 'the whole model'}"
-    why = f"{name}{place} is {kind}: {verdict.reason}"
+    why = f"{name}{place} is {kind}, since {verdict.reason}"
     if worst in then.conflicts and kind not in ("unsafe", "untested"):
         kind, why = "conflict", f"{name}{place} would get tensors of two dtypes, which raises an error"
     if worst in own:
@@ -152,8 +152,8 @@ def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, own
     if kind == "conflict" and owner in problem.lowest.raised and owner != module_of(owner):
         return Reason(kind, f"returns FP32 anyway; if not kept in FP32, {why}", by=name)
     if where in group:
-        return Reason("tied", f"shares a weight with {where or 'the whole model'}: {why}", by=where)
-    return Reason("inherited", f"its low-precision results would reach later operations: {why}", by=by)
+        return Reason("tied", f"shares a weight with {where or 'the whole model'}, and {why}", by=where)
+    return Reason("inherited", f"its low-precision results would reach later operations, where {why}", by=by)
 
 
 def explain_gain(saves: float, objective: str) -> str:
@@ -242,7 +242,7 @@ def _explain_operation(
         return before
     if before is not None:
         op = problem.capture.nodes[source].op
-        return Reason("inherited", f"reads {given} from {operation(op).packet or op}: {before.words}")
+        return Reason("inherited", f"reads {given} from {operation(op).packet or op}, since {before.words}")
     place = next((p for p in problem.capture.placeholders if p.name == source), None)
     if place is None:
         return Reason("inherited", f"reads {given} from {source}", by=source)

@@ -15,13 +15,13 @@ from ..capture.paths import path_of
 from ..criteria.criterion import FLOOR
 from ..criteria.defaults import measure_outliers
 from ..criteria.measure import Criteria
-from ..devices import name_of
 from ..errors import MeasureError, first_line, let_through
 from ..execution.beside import first_non_finite, policy_of
 from ..execution.policy import Policy
 from ..isolation.answer import answer
 from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
+from ..numerics.devices import name_of
 from ..numerics.entries import tensors_in
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error

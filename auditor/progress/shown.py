@@ -16,8 +16,11 @@ from typing import Any
 
 from ..errors import printable
 
-STAGES = ("capture", "measure", "classify", "baseline", "plan", "follow")
-"""Names of the stages that every audit runs, in order."""
+STAGES = (
+    "load:target, generate:generate, FP32 score:evaluate, capture, measure, training:training, classify, baseline, plan, "
+    "schemes:schemes, scores:evaluate, decode:generate, low-precision steps:training, follow, write:target"
+).split(", ")
+"""Stages of an audit, in order: `stage`, or `stage:setting` if the stage depends on a setting."""
 
 WIDTH, TURNS = 16, "|/-\\"
 """Width of the progress bar in characters; the frames of the spinner beside the bar."""
@@ -32,15 +35,17 @@ class Display:
     every = 10.0
     """Seconds between two refreshes during a stage."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: object = None) -> None:
         self.stage, self.detail = "", ""
         # called with the stage of every report, and with "" for every tick
         self.tell: Callable[[str], object] = str
-        self._stages, self._began, self._at = list(STAGES), 0.0, 0.0
+        stages = (stage.partition(":") for stage in STAGES)
+        self._stages = [stage for stage, _, setting in stages if not setting or getattr(settings, setting, None)]
+        self._began, self._at = 0.0, 0.0
         self.share = 0.0  # completed share: every stage counts equally; an added stage does not lower the share
 
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
-        """The progress callback. An optional stage increases the number of stages."""
+        """The progress callback. A stage that the settings do not announce increases the number of stages."""
         self.tell(stage)
         begins = stage != self.stage
         if not self.stage:
@@ -73,23 +78,18 @@ class Display:
         """Time since the first stage began, as text: `12 s`, `1:05 min`."""
         return duration(time.monotonic() - self._began)
 
-    def place(self) -> str:
-        """The current stage, its number and the number of stages: `measure 3/9`."""
-        return f"{self.stage} {self._stages.index(self.stage) + 1}/{len(self._stages)}"
-
     def summary(self) -> str:
-        """Completed share and elapsed time: `34% done, 12 s`."""
-        return f"{int(100 * self.share)}% done, {self.elapsed_seconds}"
+        """The current stage, its number, completed share and elapsed time: `measure 3/9, 34% done after 12 s`."""
+        place = f"{self.stage} {self._stages.index(self.stage) + 1}/{len(self._stages)}"
+        return f"{place}, {int(100 * self.share)}% done after {self.elapsed_seconds}"
 
 
 def duration(seconds: float) -> str:
     """Format seconds: `8 s`, `1:05 min`, `1:02 h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02} h"
+    minutes, left = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{left:02} min" if minutes else f"{left} s"
+    return f"{minutes // 60}:{minutes % 60:02} h"
 
 
 class Lines(Display):
@@ -97,7 +97,7 @@ class Lines(Display):
 
     def show(self, begins: bool) -> None:
         began = f"{self.stage}: {self.detail}" if self.detail else self.stage
-        print(printable(began if begins else f"  {self.place()}, {self.summary()}"), file=sys.stderr, flush=True)
+        print(printable(began if begins else f"  {self.summary()}"), file=sys.stderr, flush=True)
 
 
 class Bar(Display):
@@ -108,8 +108,8 @@ class Bar(Display):
 
     every = 0.5
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, settings: object = None) -> None:
+        super().__init__(settings)
         self._turns, self._drawn, self._stderr = 0, False, sys.stderr
         self._cells = "━─" if "utf" in (sys.stderr.encoding or "").lower() else "#-"
 
@@ -128,7 +128,7 @@ class Bar(Display):
         self._turns += 1
         full = round(self.share * WIDTH)
         bar = self._cells[0] * full + self._cells[1] * (WIDTH - full)
-        line = f"{TURNS[self._turns % 4]} {self.place()} {bar} {self.summary()} {printable(self.detail)}"
+        line = f"{TURNS[self._turns % 4]} {bar} {self.summary()} {printable(self.detail)}"
         print(end=WIPED + line[: shutil.get_terminal_size().columns - 1], file=self._stderr, flush=True)
         self._drawn = True
 
@@ -154,12 +154,12 @@ class Cell(Display):
 
     every = 0.5
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, settings: object = None) -> None:
+        super().__init__(settings)
         self._id, self._open = uuid.uuid4().hex, False
 
     def show(self, begins: bool) -> None:
-        said = f"{self.place()}, {self.summary()}: {printable(self.detail)}"
+        said = f"{self.summary()}: {printable(self.detail)}"
         self._display(said.removesuffix(": "), f'<progress max="1" value="{self.share:.3f}"></progress> ')
 
     def close(self, failed: bool = False) -> None:
@@ -175,14 +175,12 @@ class Cell(Display):
         self._open = True
 
 
-def reporter(quiet: bool = False) -> Display:
-    """The display that suits this process: notebook cell, terminal line or log lines; none if `quiet`."""
+def reporter(quiet: bool = False, settings: object = None) -> Display:
+    """The display for this process: notebook cell, terminal line or log lines; none if `quiet`. settings: an audit's."""
     if quiet:
         return Display()
-    if in_notebook():
-        return Cell()
     live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
-    return Bar() if live else Lines()
+    return (Cell if in_notebook() else Bar if live else Lines)(settings)
 
 
 @contextmanager

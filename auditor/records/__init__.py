@@ -1,4 +1,4 @@
-"""The frozen data classes that the stages of an audit pass on."""
+"""The frozen data classes that the stages of an audit pass on, the module paths in them, and the writing of files."""
 
 from .audit import Audit as Audit
 from .audit import Dtypes as Dtypes

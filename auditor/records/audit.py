@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..folder import path_of, write
 from .decisions import Decisions
+from .folder import path_of, write
 from .generation import Generation
 from .graph import Node, Subject
 from .ledger import LedgerRow

@@ -110,7 +110,7 @@ class Noise:
     runs: Annotated[int, FileField("number of FP32 runs", least=1)] = 1
     error: Annotated[float, FileField("largest difference from the first run, in the error budget's measure")] = 0.0
     joint: Annotated[float, FileField("`error` as relative L2 of all outputs, or share of discrete entries")] = 0.0
-    floor: Annotated[float, FileField("errors up to this count as noise; 0: no noise")] = 0.0
+    floor: Annotated[float, FileField("errors up to this value count as noise; 0: no noise")] = 0.0
     outputs: Annotated[Mapping[str, float], FileField("by output: largest difference, if above 0")] = empty()
     nodes: Annotated[Mapping[str, float], FileField("by operation: difference between two runs of the graph")] = empty()
     operations: Annotated[tuple[str, ...], FileField("operations that are not deterministic")] = ()

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from ..paths import FP32_OUTPUT, function_in
 from .generation import TokenComparison
+from .paths import FP32_OUTPUT, function_in
 from .written import FileField, MeasurementField, empty
 
 Execution = Annotated[str, FileField("`native`: on a GPU; `emulated`: on a CPU", choices=("native", "emulated"))]
@@ -23,7 +23,7 @@ class CriterionValue:
     sign: Annotated[str, FileField("whether values must be at most or at least the limit", choices=("<=", ">="))]
     limit: Annotated[float, FileField("the limit", exact=True)]
     value: Annotated[float | None, FileField("worst measured value; `null`: not measured, or not finite")]
-    share: Annotated[float | None, FileField("`value` as a share of the limit; the largest is the plan's error")]
+    share: Annotated[float | None, FileField("share of the limit that the error uses; the largest is the plan's error")]
     holds: Annotated[bool, FileField("whether the criterion holds in every run, with and without gradients")]
     predicted: Annotated[
         float | None, FileField("first-order prediction of `top1`, `topk` or `flips`; `null`: no prediction")
@@ -111,7 +111,7 @@ class Evaluation:
 
     function: Annotated[str, FileField("name of the scoring function, as the user gave it")]
     better: Annotated[str, FileField("which scores are better", choices=DIRECTIONS)]
-    max_drop: Annotated[float | None, FileField("how much worse a plan's score may be; `null`: no limit", exact=True)]
+    max_drop: Annotated[float | None, FileField("largest allowed loss of score; `null`: no limit", exact=True)]
     score: Annotated[float, FileField("score of the FP32 model")]
     samples: Annotated[int | None, FileField("number of values that are averaged; `null`: a single value", least=1)]
     of_mean: Annotated[str | None, FileField("function from the mean to the score; `null`: the mean is the score")]
@@ -204,7 +204,7 @@ class Verification:
     with_gradients: Annotated[float | None, FileField("`measured_error` with gradients on; `null`: not run")] = None
     ungraded: Annotated[str | None, FileField("exception of the FP32 model with gradients on; `null`: none")] = None
     noise: Annotated[float | None, FileField("difference between FP32 runs, which limits errors' accuracy")] = None
-    floor: Annotated[float, FileField("errors up to this count as noise: three times `noise`, or 0")] = 0.0
+    floor: Annotated[float, FileField("errors up to this value count as noise: three times `noise`, or 0")] = 0.0
     nonfinite: Annotated[NonFinite | None, FileField("first operation that returns Inf or NaN; `null`: none")] = None
 
     @property
@@ -231,8 +231,8 @@ class KeptOperation:
         str,
         FileField(
             "`unsafe`: must not run in low precision; `untested`: behavior in low precision is "
-            "unknown; `refused`: cannot run in low precision; `budget`: no tested plan that lowers it "
-            "met the error budget, or none is predicted to; `no-gain`: low precision saves nothing",
+            "unknown; `refused`: cannot run in low precision; `budget`: no tested plan with it in low "
+            "precision met the error budget, or none is predicted to; `no-gain`: low precision saves nothing",
             choices=("unsafe", "untested", "refused", "budget", "no-gain"),
         ),
     ]

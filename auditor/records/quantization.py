@@ -72,8 +72,8 @@ class QuantizedPlan:
     layers: Annotated[
         Mapping[str, str],
         FileField(
-            "scheme of each layer, or an empty text for 16 bits, by the path of the module with the `weight`; a weight "
-            "with another name is listed by its full name; a tied weight has an entry for each name"
+            "scheme of each layer, or an empty text for 16 bits, by the path of the module with the `weight`. A weight "
+            "with another name is listed by its full name, a tied weight under each of its names"
         ),
     ]
     groups: Annotated[

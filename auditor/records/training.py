@@ -124,4 +124,5 @@ class Training:
             choices=("tensor", "tensors", "attribute", "mapping"),
         ),
     ] = "tensor"
+    inputs: Annotated[str, FileField("the model's arguments: a `tensor`, a `tuple`, a `dict`, or `both`")] = "tensor"
     batches: Annotated[int, FileField("number of batches on which a training step was measured", least=1)] = 1

@@ -32,8 +32,8 @@ RAISE = 256
 """Factor on the initial loss scale of a variant; GradScaler halves the scale until gradients are finite."""
 PREFERRED = ("bf16_autocast", "fp16_autocast", "plan")
 HARM = {
-    "updates_lost": "of the updates with a non-zero gradient change no weight: they are below half a spacing of {}",
-    "decay_lost": "of the weights are not changed by weight decay: learning rate times decay is below half a spacing of {}",
+    "updates_lost": "of the updates with a non-zero gradient change no weight, since the updates are below half a spacing of {}",
+    "decay_lost": "of the weights are not changed by weight decay, since learning rate times decay is below half a spacing of {}",
     "second_moment_stuck": "of Adam's second moments should change, but stay constant",
     "second_moment_zero": "of Adam's second moments are zero although the gradient is not",
 }

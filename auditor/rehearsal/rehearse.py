@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from ..artefact.base import plan_table
-from ..devices import NATIVE
 from ..errors import AuditorError, let_through
 from ..loading.target import guard_progress
+from ..numerics.devices import NATIVE
 from ..numerics.formats import dtype_of
 from ..records import Plan, Progress
 from ..records.audit import Audit
@@ -78,7 +78,7 @@ def rehearse(
         raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
     session.narrow()
     if any(p.device.type in NATIVE for p in session.group_numbers):
-        raise bad_step("the model is on a GPU: move the model and the batches to the CPU, which emulates a GPU")
+        raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
     recipes, runs = [*_recipes(session, plan)], {"fp32": run(FP32)}
     if skipped := runs["fp32"].skipped:
         at = f"in step {skipped[0].step} (batch {skipped[0].batch})"

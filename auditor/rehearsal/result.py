@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import folder
+from ..records import folder
 from ..records.written import plain
 
 Series = list[float | None]

@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 from ..capture.source import Place, is_installed
 from ..document.places import from_repository
-from ..paths import pattern
 from ..records import Finding, Node
 from ..records.audit import Audit
+from ..records.paths import pattern
 from .findings import Cause, causes
 from .view import ReportView
 from .words import count, label, line, op, printable, scope, sentence, summary

@@ -40,10 +40,11 @@ def depth_chart(audit: Audit) -> Chart | None:
     curves = {f: ([_worst(b, f, True) for b in bins], [_worst(b, f, False) for b in bins]) for f in audit.formats}
     if e := audit.plan_errors:
         curves["plan"] = ([max((e[r.node.name] for _, r in b if r.node.name in e), default=None) for b in bins], [])
-    powers = decades([v for pair in curves.values() for curve in pair for v in curve] + [audit.max_error])
+    budget = [audit.max_error] if audit.max_error and not audit.criteria else []  # a share has no place on this axis
+    powers = decades([*(v for pair in curves.values() for curve in pair for v in curve), *budget])
     x = scale(0, max(len(bins) - 1, 1), LEFT + INSET, RIGHT - INSET)
     y = scale(powers[0], powers[-1], HEIGHT - BOTTOM, TOP + MARKS * len(curves))
-    paths = [("budget", f"M{LEFT} {y(log(audit.max_error))}H{RIGHT}")] if audit.max_error else []
+    paths = [("budget", f"M{LEFT} {y(log(most))}H{RIGHT}") for most in budget]
     for row, (fmt, (carried, made)) in enumerate(curves.items()):
         points = [(x(i), y(log(v))) if v is not None and math.isfinite(v) else None for i, v in enumerate(carried)]
         dots = ((x(i), y(log(v))) for i, v in enumerate(made) if v is not None and math.isfinite(v))
@@ -53,7 +54,8 @@ def depth_chart(audit: Audit) -> Chart | None:
             (f"line {fmt}", curve(points)),
             (f"gone {fmt}", "".join(f"M{a:g} {3 + MARKS * row}l5 5m0-5l-5 5" for a in gone)),
         ]
-    legend = [(f, "recommended plan" if f == "plan" else label(f)) for f in curves] + [("budget", "budget")]
+    legend = [(f, "recommended plan" if f == "plan" else label(f)) for f in curves]
+    legend += [("budget", "budget")] * len(budget)
     if any(kind.startswith("gone") and path for kind, path in paths):
         legend.append(("gone", "× non-finite"))
     return Chart(

@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import Any
 
 from ..artefact.strategies import plan_title, strategy_of
-from ..paths import pattern, place_of, within
 from ..records import Finding, NodeReport, Plan
 from ..records.audit import Audit
 from ..records.measure import MEASURED
+from ..records.paths import pattern, place_of, within
 from .kept import keep_alone, tally
 from .words import SEVERITIES, count, label, list_paths, percent, scope
 
@@ -26,7 +26,8 @@ class Cause:
 
     rules: {rule code: its findings}, the most important code and finding first. worst: the first finding of the first
     code; report: measurements of the operation. where: modules in words; shapes: module paths without block numbers.
-    size: the number of findings in words, "" for a single finding.
+    size: the number of findings in words, "" for a single finding. planned_dtypes: the formats in which the operations
+    compute under the recommended plan, in words.
     """
 
     def __init__(self, audit: Audit, members: Sequence[Finding], reports: Mapping[str, NodeReport]) -> None:
@@ -50,7 +51,8 @@ class Cause:
         self.owners = list(dict.fromkeys(finding.owner for finding in members))
         self.where = list_paths(self.owners, MODULES_NAMED)
         self.shapes = tuple(dict.fromkeys(scope(pattern(owner)) for owner in self.owners))
-        self.operations = len({finding.node for finding in members})
+        nodes = dict.fromkeys(finding.node for finding in members)
+        self.operations, self.planned_dtypes = len(nodes), tally(reports[name] for name in nodes if name in reports)
         self.size = f"{count(len(members), 'finding')}: {', '.join(self.rules)}" if len(members) > 1 else ""
         self.agreement = AGREEMENT[self.worst.agrees]
         self.snippet = keep_alone(audit, self.worst.owner)
@@ -62,12 +64,6 @@ class Cause:
         declared = SEVERITIES.index(worst.declared or worst.severity)
         confidence, measured = CONFIDENCES.index(worst.confidence), worst.rule in MEASURED
         return SEVERITIES.index(self.severity), declared, measured, -self.effect, confidence, worst.rule, worst.node
-
-    @property
-    def planned_dtypes(self) -> str:
-        """The formats in which the operations of the cause compute under the recommended plan, in words."""
-        names = {finding.node for finding in self.members}
-        return tally(report for report in self._audit.nodes if report.node.name in names)
 
     @cached_property
     def plan_effect(self) -> str:

@@ -14,7 +14,7 @@ from .quantization import quantized_title
 from .words import count, in_bytes, label, or_blank, percent, ratio
 
 DISTANCES = ("KL mean", "KL 99 %", "KL max", "Same top", "RMS dp")
-HEADS = ("Plan", *DISTANCES, "Flips", "95 %", "Predicted", "First flip", "Predicted", "10th pct.")
+HEADS = ("Plan", *DISTANCES, "Flips", "95 %", "Flips predicted", "First flip", "First predicted", "10th pct.")
 PARTS = "Model parts: share of the margins' squared error, and predicted flips per 1,000 tokens with the part in FP32"
 CACHES = "FP32 model with its key-value cache stored in fewer bits: flips per 1,000 tokens, and memory of the cache by text length"
 LENGTHS = (2048, 32768, 131072)
@@ -96,7 +96,7 @@ def lift_words(audit: Audit) -> Iterator[str]:
         if best is not None and generated.predicted_flips is not None:
             yield (
                 f"Under {title}, {percent(best.share)} of the error that flips tokens comes "
-                f"from: {best.part} ({count(best.operations, 'operation')}). With this part in FP32, {best.flips:.3g} "
+                f"from {best.part} ({count(best.operations, 'operation')}). With this part in FP32, {best.flips:.3g} "
                 f"flips per 1,000 tokens are predicted instead of {generated.predicted_flips:.3g}."
             )
 
@@ -106,9 +106,9 @@ def _cache_words(audit: Audit) -> Iterator[str]:
     made, plan = audit.generation, audit.plans.get(audit.recommended or "")
     for best in (one for one in made.caches if one.stored == made.recommended_cache) if made is not None else ():
         yield (
-            f"Key-value cache: {label(best.stored)} is the smallest within the limits if the model runs in "
-            f"{'FP32' if plan is None else plan_title(plan)}. It adds {best.generated.flips or 0:.3g} flips per 1,000 "
-            f"tokens; {LENGTHS[1]:,} tokens take {_size(best, LENGTHS[1])}."
+            f"For the key-value cache, {label(best.stored)} is the smallest format within the limits if the model runs in "
+            f"{'FP32' if plan is None else plan_title(plan)}. A cache in {label(best.stored)} adds {best.generated.flips or 0:.3g} "
+            f"flips per 1,000 tokens, and takes {_size(best, LENGTHS[1])} for {LENGTHS[1]:,} tokens."
         )
 
 

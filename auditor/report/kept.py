@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from ..errors import AuditorError, suggest
 from ..execution.policy import choice_from_scopes
 from ..numerics.formats import FORMATS
-from ..paths import enclosing_paths, pattern, within
 from ..records import NodeReport, Plan, Reason
 from ..records.audit import Audit
+from ..records.paths import enclosing_paths, pattern, within
 from .words import count, fold, label, list_paths, scope, shorten
 
 _FORMATS = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}
@@ -21,7 +21,6 @@ INSIDE = 12
 """Maximum number of lines, per plan, about the FP32 parts of one module."""
 SHAPES = 3
 """Maximum number of module patterns with reason `no-gain` that get a line each."""
-KEPT = "the module is in FP32"
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
         if ran is None or _FORMATS.get(ran.computed) != "fp32":
             return ""
         if precision_of(node.owner) == "fp32":
-            return f"{KEPT}: {modules[node.owner]}" if node.owner in modules else KEPT
+            return ": ".join(filter(None, ("the module is in FP32", modules.get(node.owner))))
         reads = {_FORMATS[dtype] for dtype in ran.inputs if dtype in _FORMATS}
         if node.name in operations or len(reads) < 2 or "fp32" not in reads:
             return operations.get(node.name, "")
@@ -125,7 +124,7 @@ def explain_layer(audit: Audit, name: str) -> str:
     paths = {path for plan in audit.plans.values() for path in (*plan.scopes, *_modules(plan))} | {*owners.values()}
     modules = {above for path in paths for above in enclosing_paths(path)}
     if name not in modules and name not in owners:
-        lists = "plan.json lists module paths, measurements.json names of operations"
+        lists = "module paths are in plan.json, names of operations in measurements.json"
         hint = suggest(name, [*modules, *owners], lists, cutoff=0.5)
         raise AuditorError(f"the model has no module or operation {name!r}: {hint}", slug="no-such-layer")
     text, owner = [scope(name)], None if name in modules else owners[name]

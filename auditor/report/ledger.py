@@ -18,9 +18,9 @@ HEADS = ("Name", "Checkpoint", "As loaded", "Author", "Planned", "Executed")
 SHOWN = 60
 """Maximum lines of a table of dtypes in the report; measurements.json and `auditor ledger` have all lines."""
 ABOUT = (
-    "Checkpoint: the dtype in the file that was read. Author: the dtype that a cast, an autocast region, or a list such as "
-    "`_keep_in_fp32_modules` asks for. Planned: the dtype of the module under the plan. Executed: the dtype in which operations "
-    "read a weight, or compute. Repeated blocks are merged."
+    "Checkpoint: the dtype in the file that was read. As loaded: of an operation, the dtype of its result. Author: the dtype that a "
+    "cast, an autocast region, or a list such as `_keep_in_fp32_modules` asks for. Planned: of a weight, the dtype in which the plan "
+    "stores it; of an operation, its module's precision in the plan. Executed: the dtype in which operations read a weight, or compute. Repeated blocks are merged."
 )
 REDUCED = "allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"
 

@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from ..artefact.strategies import plan_title, strategy_of
+from ..criteria.criterion import counts_flips
 from ..records import NodeReport, NonFinite
 from ..records.audit import Audit
 from ..records.decisions import Decisions
@@ -13,6 +14,8 @@ from .blocks import Block, Grid, Prose
 from .words import count, fold, label, op, or_blank, percent, ratio, scope, where
 
 SHOWN = 8
+EXPOSED = {(): "The model's code keeps FP32 here under every plan.", ("cast",): "Under autocast, FP32 is used here."}
+"""{strategies that run an operation in low precision: a remark}."""
 DECISIONS = ("Operation", "Format", "Decisions", "Flips in 1,000", "Own", "Predicted", "Error of only these")
 ABOUT_DECISIONS = (
     "The whole model was run in low precision on the first batch of each path, once normally and once with the decisions of the FP32 run, "
@@ -36,7 +39,7 @@ def _origins(audit: Audit, fmt: str) -> list[Block]:
     runs = [run for run in nonfinite_runs(audit) if run.format == fmt]
     first = {run.first.node: run.first for run in runs if run.first is not None}
     born = [r for r in audit.nodes if fmt in r.errors and (r.errors[fmt].born or r.node.name in first)]
-    kinds = fold(born, lambda r: r.node.owner, lambda r: (r.node.op, r.errors[fmt].cause))
+    kinds = fold(born, lambda r: r.node.owner, lambda r: (r.node.op, r.errors[fmt].cause, r.exposed.get(fmt)))
     said = [_birth(same, fmt, first.get(same[0].node.name)) for same in kinds[:SHOWN]]
     if not kinds:
         alone = "no single operation produces Inf or NaN, but the whole model in low precision does"
@@ -64,35 +67,38 @@ def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
     alone = error.unsupported or error.disagreement or error.overflow or error.nan
     value = error.cause or "Inf or NaN" if alone else first.value if first else "Inf or NaN"
     name = "NaN" if value == "nan" else value.capitalize() if value.islower() else value
-    begins = f"{label(fmt)} fails to run in" if value == "unsupported" else f"{name} first appears in"
     blocks = f" and in {count(len(same) - 1, 'similar block')}" if len(same) > 1 else ""
+    begins = f"{where(report.node)}{blocks} raises an error on {label(fmt)} inputs: {error.unsupported}"
+    if value != "unsupported":
+        begins = f"{name} first appears at {where(report.node)}{blocks}"
     together = cause(first) if first else "With only this operation in low precision, all values stay finite."
-    return f"{begins} {where(report.node)}{blocks}.{'' if alone else f' {together}'}"
+    remark = EXPOSED.get(report.exposed.get(fmt, ("",)), "")
+    return " ".join(filter(None, (f"{begins}.", "" if alone else together, remark)))
 
 
 def _sources(audit: Audit, fmt: str) -> Grid:
-    """Table of operations that add most rounding error, with their shares of the sum of all squared errors."""
+    """Table of operations that add the most rounding error: their own effects, and shares of these effects' squares."""
     low = [r for r in audit.nodes if r.node.floating and fmt in r.contributions and r.exposed.get(fmt, True)]
-    own = [(r, r.contributions[fmt]) for r in low if math.isfinite(r.contributions[fmt].own)]
+    own = [(r, r.contributions[fmt]) for r in low if 0 < r.contributions[fmt].own < math.inf]
     total = sum(moved.own**2 for _, moved in own)
     rows = []
     for report, moved in sorted(own, key=lambda pair: -pair[1].own)[:SHOWN]:
-        predicted = ", predicted" if moved.decided_by == "first-order" else ""
-        if moved.own > 0:
-            rows.append((where(report.node), f"{ratio(moved.isolated)}{predicted}", percent(moved.own**2 / total)))
-    caption = f"Operations that add most rounding error in {label(fmt)}: effect of each alone, and share of the sum of squared errors"
-    return Grid(("Operation", "Moves output", "Share"), tuple(rows), caption=caption)
+        predicted = "" if moved.decided_by == "re-run" else ", predicted"
+        rows.append((where(report.node), f"{ratio(moved.own)}{predicted}", percent(moved.own**2 / total)))
+    caption = f"Operations that add the most rounding error in {label(fmt)}. Own rounding: {'share of a limit used' if audit.criteria else 'change of the output'} if only this operation rounds, not its inputs. Share: of the sum of the squares of these changes over all operations"
+    return Grid(("Operation", "Own rounding", "Share"), tuple(rows), caption=caption)
 
 
 def _regions(audit: Audit, fmt: str) -> Grid:
     """Table of regions of several operations: first regions that raise or become non-finite, then by falling error."""
     result = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
     result.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
-    heads, rows = ("Module", "Operations", "Moves output", "Sum of single errors"), []
+    heads, rows = ("Module", "Operations", "Moves output", "Single errors"), []
     for r in result[:SHOWN]:
-        moves = "does not run" if r.failure else ratio(r.error)
-        rows.append((f"`{scope(r.scope)}` {r.failure or ''}".rstrip(), str(len(r.nodes)), moves, ratio(r.explained)))
-    return Grid(heads, tuple(rows), caption=f"Groups of neighboring operations, with only the group in {label(fmt)}")
+        moves = f"does not run: {r.failure}" if r.failure else ratio(r.error)
+        rows.append((f"`{scope(r.scope)}`", str(len(r.nodes)), moves, ratio(r.explained)))
+    caption = f"Groups of neighboring operations. Moves output: {'share of a limit used' if audit.criteria else 'change of the output'} with only the group in {label(fmt)}. Single errors: root of the sum of the squares of its operations' own errors"
+    return Grid(heads, tuple(rows), caption=caption)
 
 
 def _linearity(audit: Audit, fmt: str) -> str:
@@ -183,22 +189,25 @@ def decisions_section(audit: Audit) -> list[Block]:
 def _sentences(one: Decisions, audit: Audit) -> list[str]:
     """Sentences on the parts of the error, and on the operation whose flips add most error, with the error if its
     scores are FP32."""
-    low = f"With all operations in {label(one.format)}, the first batch's error is {ratio(one.error)}"
-    low += " times its limit" if audit.criteria else ""
+    expected, times = "expected " * any(map(counts_flips, audit.criteria)), " times its limit" * bool(audit.criteria)
+    low = f"With all operations in {label(one.format)}, the first batch's {expected}error is {ratio(one.error)}{times}"
+    differ = f"Decisions that differ cause {percent(one.share)} of the squared error."
     first = one.operations[0]
     if first.seen is None:
         others = " and others" if one.operations[1:] else ""
         said = f"{low}; with the FP32 run's decisions for the shapes of {where(first)}{others}, {ratio(one.frozen)}"
-        return [f"{said}. Flipped decisions cause {percent(one.share)} of the squared error."]
+        return [f"{said}. {differ}"]
     if one.lifted is None:
         flips = any(each.error is not None for each in one.operations)
-        return [f"{low}, all from rounding: {'flipped decisions change no output' if flips else 'no decision flips'}."]
+        return [
+            f"{low}, all from rounding, since {'flipped decisions change no output' if flips else 'no decision flips'}."
+        ]
     earlier = "" if one.lifted_seen <= first.seen / 2 else "; the remaining flips come from earlier operations"
     return [
-        f"{low}; with FP32's decisions, {ratio(one.frozen)}. Flipped decisions cause {percent(one.share)} of the squared error.",
-        f"Most of this error comes from {where(first)}: {f'{_in_1000(first.seen)} in 1,000 decisions flip' if first.seen else 'only the order of its choices changes'}.",
+        f"{low}; with FP32's decisions, {ratio(one.frozen)}. {differ}",
+        f"Most of these are at {where(first)}, where {f'{_in_1000(first.seen)} in 1,000 decisions flip' if first.seen else 'only the order of the choices differs'}.",
         f"If the values that this operation compares are in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} in 1,000 flip, and the error is "
-        f"{ratio(one.lifted_error)}{earlier}.",
+        f"{ratio(one.lifted_error)}{times}{earlier}.",
     ]
 
 

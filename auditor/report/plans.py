@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..artefact.strategies import plan_title, strategy_of
 from ..criteria.criterion import FLOOR
-from ..devices import CPU
+from ..numerics.devices import CPU
 from ..numerics.formats import runs
 from ..plan.recommend import kept_apart, measured_times, speedup
 from ..records import CriterionValue, Evaluation, Onnx, Plan, Proposal, Score, TimeAndMemory, Times, Today, Verification
@@ -19,9 +19,7 @@ from .kept import Island, islands
 from .words import count, in_bytes, label, percent, ratio, sentence, shorten
 
 ISLANDS_SHOWN = 12
-SET = "FP32 under your own flags"
-"""Label of FP32 under the caller's own flags."""
-SHARES = "Errors are values divided by their limits, for the tightest criterion: 1 is the limit."
+SHARES = "A share is the part of its limit that a criterion uses: 0 without a difference from FP32, 1 at the limit. The largest share counts. Predicted shares of top1, topk and flips, and those of single operations, are expected values."
 """Explains a plan's errors if criteria are set."""
 NEAR = 2.0
 """Distance from a score's limit, in standard errors, below which other samples may give another result."""
@@ -36,7 +34,7 @@ class PlanView:
         self.plan, self.baseline = plan, audit.baselines.get(plan.name)
         self.title = plan_title(plan)
         self.recommended = plan.name == audit.recommended
-        self.verdict, self.detail = _verdict(plan, audit.max_error)
+        self.verdict, self.detail = _verdict(plan, audit.max_error, "share" if audit.criteria else "error")
         self.islands = islands(plan)
         self.before = _without(self.baseline)
         self.score = score_words(audit.evaluation, plan.score)
@@ -64,13 +62,8 @@ class PlanView:
         faster = f"{speedup(plan):.2f}x{' measured' if measured_times(plan) else ''}"
         return title, self.before, ratio(plan.predicted_error), measured, low, faster
 
-    @property
-    def same(self) -> bool:
-        """Whether the plan keeps nothing in FP32, and the model without the plan has the same error."""
-        return not self.islands and self.before == ratio(self.plan.measured_error)
 
-
-def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
+def _verdict(plan: Plan, budget: float, noun: str) -> tuple[str, str]:
     ran = plan.verification
     if ran is None:
         return "not run", plan.note or "the patched model was not run: its error is predicted"
@@ -78,20 +71,20 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
         return "failed" if runs(plan.format) else "not run", ran.failure
     if ran.measured_error is None:
         return "non-finite", "an output is Inf or NaN where FP32 is finite"
-    if broken := [_limit_line(one) for one in ran.criteria if not one.holds]:
+    if broken := [limit_line(one) for one in ran.criteria if not one.holds]:
         return "over budget", "; ".join(broken)
     allowed = max(budget, ran.floor)
     if not ran.measured_error <= allowed:
-        return "over budget", f"error {ratio(ran.measured_error)} measured, {budget:g} allowed"
+        return "over budget", f"{noun} {ratio(ran.measured_error)} measured, {budget:g} allowed"
     if ran.with_gradients is not None and not ran.with_gradients <= allowed:
-        return "over budget", f"error {ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
+        return "over budget", f"{noun} {ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
     where = f" on {inputs_of(ran)}, {ran.execution}"
     if ran.ungraded:
         where += f"; not run with gradients enabled, since FP32 then raises {ran.ungraded}"
     if max(ran.measured_error, ran.with_gradients or 0.0) > budget:
         floor = f"at most {FLOOR:g} times the difference between FP32 runs ({ratio(ran.noise)})"
         where += f"; this is above the budget, but {floor}"
-    return ("verified" if ran.holds else "not verified"), f"error {ratio(ran.measured_error)} measured{where}"
+    return ("verified" if ran.holds else "not verified"), f"{noun} {ratio(ran.measured_error)} measured{where}"
 
 
 def inputs_of(ran: Verification) -> str:
@@ -158,8 +151,7 @@ def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
         failed = f"Without the plan: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
         what = "operation" if p.plan.program is not None else "module"
-        but = _exceptions(p.plan)
-        rest = f"Everything{' else' if p.islands else ''} is set to {label(p.plan.format)}{but}."
+        rest = f"Everything{' else' if p.islands else ''} is set to {label(p.plan.format)}{_exceptions(p.plan)}."
         yield Fold(
             f"{p.title}: {p.verdict}{kept}",
             (
@@ -209,21 +201,22 @@ def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]
         nearest = ", nearest to its limit" if one is most and one.share and one.holds else ""
         was = before.get((one.output, one.kind), one)
         without = f"; without the plan {shown_value(was)}" if was.value != one.value else ""
-        lines.append(f"{_limit_line(one)}{nearest}{without}")
+        lines.append(f"{limit_line(one)}{nearest}{without}")
     return tuple(lines)
 
 
-def _limit_line(one: CriterionValue) -> str:
-    allowed = "at most" if one.sign == "<=" else "at least"
+def limit_line(one: CriterionValue) -> str:
+    """A criterion's value and limit: `top1 of logits is 1, at least 0.99 is required`."""
+    allowed = f"at most {one.limit:.12g} is allowed" if one.sign == "<=" else f"at least {one.limit:.12g} is required"
     broken = "" if one.holds else ": limit exceeded"
     told = "" if one.predicted is None else f" ({one.predicted:.3g} predicted)"
-    return f"{one.output}: {one.kind} {shown_value(one)}{told}, {allowed} {one.limit:.12g}{broken}"
+    return f"{one.kind} of {one.output} is {shown_value(one)}{told}, {allowed}{broken}"
 
 
 def shown_value(one: CriterionValue) -> str:
     """A criterion's value, with enough digits to show whether it is above, at or below the limit, 0 and 1."""
     if one.value is None:
-        return "not finite" if one.share is None else "no such output"
+        return "not finite" if one.share is None else "missing (no such output)"
     for digits in range(3, 17):
         text = f"{one.value:.{digits}g}"
         near = float(text)
@@ -275,8 +268,8 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
         return said
     near = score.standard_error is not None and abs(drop - base.max_drop) < NEAR * score.standard_error
     doubt = "; so close to the limit that other samples may give another result" if near else ""
-    verdict = "passes" if score.passed else f"fails: at most {base.max_drop:g} is allowed"
-    return f"{said}: {verdict}{doubt}"
+    verdict = "passes" if score.passed else f"fails, since at most {base.max_drop:g} is allowed"
+    return f"{said}; {verdict}{doubt}"
 
 
 def advice(audit: Audit) -> str:
@@ -314,8 +307,8 @@ def times(audit: Audit) -> tuple[str, ...]:
 
 def today_title(audit: Audit) -> str:
     """The label for FP32 under the user's flags: `FP32 under your own flags (TF32)`."""
-    formats = audit.fp32_today.computed_in if audit.fp32_today else ()
-    return f"{SET} ({', '.join(map(str.upper, formats))})" if formats else SET
+    formats = ", ".join(map(str.upper, audit.fp32_today.computed_in if audit.fp32_today else ()))
+    return f"FP32 under your own flags{f' ({formats})' if formats else ''}"
 
 
 def _in_words(taken: Times) -> str:

@@ -44,9 +44,10 @@ PLAN_COLUMNS: Mapping[str, Callable[[QuantizedPlan], str]] = {
 }
 PLANS = (
     "Each plan uses the fewest bits per weight within the error budget, with everything else in FP32. Bits: bits per weight "
-    "with the scales of blocks, over all layers that a scheme can quantize. Weights: memory of the weights with everything "
-    "else in 16 bits. Share, Time: this memory and the predicted time, relative to 16 bits. Error: on the calibration inputs. "
-    "Predicted: norm of the sum of the output changes by each group alone. Sum of single: sum of the layers' effects."
+    "with the scales of blocks, over all layers that a scheme can quantize. Weights: memory of all weights, with everything "
+    "else in 16 bits. Share, Time: this memory and the predicted time, relative to 16 bits. Error, Held-out: on the calibration "
+    "and the held-out inputs. Predicted: norm of the sum of the output changes by each group alone. Sum of single: sum of the "
+    "layers' effects. Runs: of the model, in the search for the plan."
 )
 LAYERS_SHOWN = 3
 
@@ -80,8 +81,8 @@ def _plan_line(plan: QuantizedPlan, audit: Audit) -> str:
     )
     score = f"; score {or_blank(plan.score.value)}" if plan.score is not None else ""
     return (
-        f"{quantized_title(plan)}: {plan.effective_bits:.2f} bits per weight; relative to 16 bits, {percent(plan.weights_share)} of "
-        f"the weight memory{faster}; error {ratio(error)}, budget {ratio(audit.max_error)}{score}. {left}."
+        f"{quantized_title(plan)}: {plan.effective_bits:.2f} bits per weight in {count(len(plan.layers), 'layer')}; the whole model takes "
+        f"{percent(plan.weights_share)} of the weight memory{faster} of 16 bits; error {ratio(error)}, budget {ratio(audit.max_error)}{score}. {left}."
     )
 
 

@@ -15,6 +15,10 @@ from .words import count, or_blank, percent, ratio, shorten
 POINTS, WORST = 120, 12
 """Maximum number of points of a curve, and of rows in the table of parameters."""
 SHARES = {"updates_lost": "Updates lost", "decay_lost": "Decay lost", "second_moment_stuck": "2nd moment stuck"}
+CAPTION = (
+    "Recipes, late in the run. Skipped: steps without an update. Gradient error: relative L2 against FP32 at equal "
+    f"weights. {', '.join(SHARES.values())}: shares of the entries that should change but do not"
+)
 
 
 def overview(result: Rehearsal) -> list[Block]:
@@ -32,7 +36,7 @@ def overview(result: Rehearsal) -> list[Block]:
     return [
         Prose(f"Rehearsal of {result.target}", (about,), "title"),
         Prose("Verdict", (result.recommendation,), "good" if result.recommended != "fp32" else "error"),
-        Grid(heads, rows, list(result.runs).index(result.recommended), caption="Recipes, late in the run"),
+        Grid(heads, rows, list(result.runs).index(result.recommended), caption=CAPTION),
         Prose("Problems", (several if entries else "No recipe has a problem.",)),
         *entries,
         Prose("Gradients", (zeros,) if zero else ()),
@@ -73,9 +77,9 @@ def _entry(result: Rehearsal, problem: RecipeProblem) -> Item:
         ends = next((p for p in left if p.kind in (problem.kind, "not-finite", "fails")), None)
         said = f"{effect}; last loss {other.last_loss():.4g}"
         if ends is not None:
-            said = f"{'still' if ends.kind == problem.kind else 'instead'}: {ends.text}"
+            said = f"{'still' if ends.kind == problem.kind else 'instead'}, {ends.text}"
         notes.append(f"{other.recipe.title}: {said}.")
-    return Item(f"{result.runs[problem.recipe].recipe.title}: {problem.kind}: {problem.text}", tuple(notes), "warning")
+    return Item(f"{result.runs[problem.recipe].recipe.title}, {problem.kind}: {problem.text}", tuple(notes), "warning")
 
 
 def _charts(result: Rehearsal) -> Iterator[Chart]:

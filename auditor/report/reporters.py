@@ -25,7 +25,7 @@ from .words import count, line, printable, remedy, sentence, shorten
 
 LINES = 40
 """Maximum number of lines that an audit prints on a terminal 100 characters wide."""
-SPARE = ("Decisions", "Formats", "Kept", "Outputs", "Memory")
+SPARE = ("Formats", "Kept", "Outputs", "Decisions", "Memory")
 """Labels of sections that the terminal output may omit, since the report contains them."""
 ENTRIES_SHOWN = 5
 """Number of causes that a page lists. HTML folds further causes and all notes; other pages count them."""
@@ -114,10 +114,10 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
         "Criteria": [plans.SHARES, *limits] if audit.criteria else [],
         "Score": [plans.score_headline(audit), *(f"{p.title}: {p.score}" for p in seen.plans if p.score)],
         "Times": plans.times(audit),
-        "Decisions": [decision_words(audit)],
         "Formats": [tally.sentence for tally in seen.tallies],
         "Kept": plans.island_lines(seen.chosen.islands, ISLANDS_SHOWN) if seen.chosen else (),
         "Outputs": shorten([*map(plans.proposal_words, audit.proposals)], PROPOSALS_SHOWN),
+        "Decisions": [decision_words(audit)],
         "Memory": [sentence(audit.environment.held or "")],
     }
     return [

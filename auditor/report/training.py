@@ -25,14 +25,13 @@ def training_section(audit: Audit) -> list[Block]:
     if training is None:
         return []
     under = f"under the plan `{training.plan}`" if training.plan else "under plain autocast"
-    step = f"One FP32 step with {training.loss_source}: loss {magnitude(training.loss)}."
-    one = "The parameter gradients of one"
-    noise = f"FP32 gradients differ by {ratio(training.noise)} between batches; over many steps this averages out."
+    low = label("fp16" if "fp16" in audit.formats else audit.formats[0])
+    noise = f"Between batches, FP32 gradients differ by {ratio(training.noise)}; over many steps these differences average out."
+    errors = ", ".join(f"{ratio(error)} in {label(fmt)}" for fmt, error in training.errors.items())
     about = (
-        f"{step} A gradient counts as low precision if it is FP16 or BF16 {under}.",
-        *(f"{one} {label(fmt)} step differ from FP32's by {ratio(error)}." for fmt, error in training.errors.items()),
-        *([] if training.noise is None else [noise]),
-        f"Each error is the largest over {count(training.batches, 'batch', 'batches')}.",
+        f"One FP32 step with {training.loss_source}: loss {magnitude(training.loss)}. Low-precision gradients are those that are {low} {under}.",
+        f"Relative L2 error of a step's parameter gradients, the largest over {count(training.batches, 'batch', 'batches')}: {errors}.",
+        noise * (training.noise is not None),
     )
     return [
         Prose("", (sentence(training.recommendation),), "lead"),
@@ -45,8 +44,8 @@ def _details(audit: Audit, training: Training) -> Iterator[Block]:
     none = Prose("", ("No gradient is in low precision: autocast leaves this step in FP32.",), "empty")
     yield gradient_chart(training) or none
     if training.fp16 is not None:
-        yield Prose("Usable loss scales.", (_window(training.fp16),))
-    advice = tuple(f"{one.title}: {one.text}" for one in training.advice)
+        yield Prose("Loss scales in FP16.", (_window(training.fp16),))
+    advice = tuple(f"{one.title}. {one.text}" for one in training.advice)
     yield Prose("What to do", advice or ("The measurements show no problem.",), listed=bool(advice))
     if code := loop_code(audit):
         yield Code("A loop to copy", code)
@@ -56,7 +55,7 @@ def _details(audit: Audit, training: Training) -> Iterator[Block]:
         adam, sgd = training.bf16.lost_adam, training.bf16.lost_sgd
         lost = (("Adam, first steps", *map(percent, adam.values())), ("SGD", *map(percent, sgd.values())))
         rates = ("Learning rate", *(f"{rate:g}" for rate in adam))
-        yield Grid(rates, lost, caption="Updates lost if weights were stored in BF16")
+        yield Grid(rates, lost, caption="Share of updates lost if weights were stored in BF16")
 
 
 def _window(window: LossScale) -> str:
@@ -92,7 +91,7 @@ def _modules(training: Training) -> Iterator[Block]:
     yield Grid(
         heads,
         tuple(map(row, ordered[:ROWS])),
-        caption="Gradients by module: largest; shares in FP16 that are zero, subnormal, and zero at the loss scale; correct bits in BF16",
+        caption="Gradients by module. Largest: magnitude. Zero, Subnormal: shares of the low-precision gradients that are so in FP16 (FP32: the module has none); Zero, scaled: at the initial loss scale. BF16 bits: correct bits after rounding to BF16",
     )
     if len(ordered) > ROWS:
         left = f"{count(len(ordered) - ROWS, 'more module')}, and every parameter, in measurements.json."
@@ -107,7 +106,7 @@ def _movers(training: Training) -> Block:
         return Prose("", (sentence(none),))
     moved.sort(key=lambda row: -row[0].both)
     rows = tuple((where(node), label(fmt), ratio(one.both), ratio(one.backward)) for one, node, fmt in moved[:ROWS])
-    caption = "Operations that change the parameter gradients most, each as the only one in low precision"
+    caption = "Operations that change the parameter gradients the most, each as the only one in low precision. Change: relative L2, with both passes in the format; Backward only: with only the backward pass"
     return Grid(("Operation", "Format", "Change", "Backward only"), rows, texts=2, caption=caption)
 
 
@@ -128,15 +127,17 @@ def loop_code(audit: Audit) -> str | None:
         return None
     plan = training_plan(audit)
     several = plan is not None and result.returned == "tensors"
-    outputs = "in_fp32(model(inputs))" if several else "model(inputs).float()" if plan else "model(inputs)"
+    call = f"model({ARGUMENTS[result.inputs].format('inputs')})"
+    outputs = f"in_fp32({call})" if several else f"{call}.float()" if plan else call
     body = f"inputs, targets = batch\n    return loss_fn({outputs}, targets)"
     if result.loss_source == "the model's own loss":
         several, answer = False, {"attribute": ".loss", "mapping": '["loss"]'}.get(result.returned, "")
-        body = f"return model(**batch){answer}"
+        body = f"return model({ARGUMENTS[result.inputs].format('batch')}){answer}"
     imported = "import dataclasses\n" if several else ""
     return imported + training_code(audit, result.format, plan) + IN_FP32 * several + LOOP.format(body)
 
 
+ARGUMENTS = {"tensor": "{}", "tuple": "*{}", "dict": "**{}", "both": "*{0}[0], **{0}[1]"}
 LOOP = """
 
 def compute_loss(model, batch):

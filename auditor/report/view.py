@@ -20,9 +20,9 @@ from ..records.audit import Audit
 from .blocks import Block, Code, Grid, Prose
 from .findings import causes
 from .origins import at, nonfinite_runs
-from .plans import PlanView, advice, inputs_of, proposal_words
+from .plans import PlanView, advice, inputs_of, limit_line, proposal_words
 from .training import training_headline
-from .words import VERDICTS, compact, count, label, op, percent, ratio, sentence, shorten, terms
+from .words import VERDICTS, compact, count, label, op, ratio, sentence, shorten, terms
 
 
 @dataclass(frozen=True)
@@ -116,15 +116,15 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     inputs = f" on {inputs_of(ran)}" if ran else ""
     itself = f"; FP32 runs differ by {ratio(ran.noise)}" if ran and ran.floor else ""
     who = "The patched model" if plan.program is None else f"The saved program, {plan.program.file},"
-    error, times = f"error {ratio(plan.measured_error)} against FP32, budget {budget}", ""
-    if audit.criteria:
-        error, times = (
-            f"every criterion holds; the tightest uses {percent(plan.measured_error)} of its limit",
-            " times the limit",
-        )
+    error = f"error {ratio(plan.measured_error)} against FP32, budget {budget}"
+    if ran and ran.criteria:
+        error = f"every criterion holds; nearest to its limit, {limit_line(max(ran.criteria, key=lambda one: one.share or 0))}"
     proof = f"{who} was run{inputs}: {error}{itself}."
-    before = f"{chosen.before}{times if chosen.before[0].isdigit() else ''}"
-    return said, proof if chosen.same else f"{proof} Without the plan: {before}."
+    if not chosen.islands and chosen.before == ratio(plan.measured_error):
+        return said, proof
+    failures = {"fails to run": "the model fails to run", "non-finite": "outputs turn Inf or NaN"}
+    before = f"the error is {chosen.before}{' times the limit' if audit.criteria else ''}"
+    return said, f"{proof} Without the plan, {failures.get(chosen.before, before)} in {chosen.title}."
 
 
 def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:

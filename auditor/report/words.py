@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from ..errors import printable as printable  # re-exported for templates, like `label` below
 from ..numerics.formats import label as label
-from ..paths import pattern
 from ..records import Node
 from ..records.decisions import Decision
+from ..records.paths import pattern
 from ..records.training import BackwardNode
 from ..resources import resource_dir
 
@@ -139,9 +139,9 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def where(node: Node | BackwardNode | Decision) -> str:
-    """An operation as text: its module, name and source line."""
-    source = line(node.source, getattr(node, "called_from", None))
-    return f"`{scope(node.owner)}` {op(node.op)}{f' `{source}`' if source else ''}"
+    """An operation as text: ``mul.Tensor in `front` (`a.py:8`)``."""
+    lines = ", from ".join(filter(None, (node.source, getattr(node, "called_from", None))))
+    return f"{op(node.op)} in `{scope(node.owner)}`{f' (`{lines}`)' if lines else ''}"
 
 
 def op(name: str) -> str:

@@ -17,10 +17,10 @@ from ..measure.causes import breaks
 from ..numerics.formats import runs
 from ..numerics.operations import operation
 from ..numerics.schemes import SCHEMES
-from ..paths import place_of
 from ..records import Capture, Contribution, Finding, Node, Plan, Verdict
 from ..records.ledger import SilentCast
 from ..records.measure import Ignore
+from ..records.paths import place_of
 from ..records.quantization import QuantizedLayer
 from .findings import FLAGGED, apply_selection, classify, compare_with_verdicts, silent_findings, with_batches
 from .gather import gather

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ..artefact.strategies import names
 from ..capture.paths import same_operations
-from ..criteria.criterion import FLOOR, strict
+from ..criteria.criterion import FLOOR, counts_flips, strict
 from ..execution.policy import Policy, plain
 from ..execution.resolve import kept_low, resolve
 from ..measure.calibrate import Calibration, larger_effect, worse
@@ -110,9 +110,9 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
 def _share_of_budget(contribution: Contribution, max_error: float) -> str:
     """A text on an operation's effect, as a share of the error budget or of the tightest criterion."""
     predicted = contribution.decided_by == "first-order"
-    alone = f"{_company(contribution)} it"
-    uses = f"{alone} is predicted to use" if predicted else f"{alone} uses"
-    criterion = contribution.criterion
+    alone, criterion = f"{_company(contribution)} it", contribution.criterion
+    verb = "is predicted to use" if predicted else "is expected to use" if counts_flips(criterion) else "uses"
+    uses = f"{alone} {verb}"
     if not criterion:
         return f"{uses} {contribution.isolated / max_error:.0%} of the error budget"
     if not strict(criterion):
@@ -145,13 +145,10 @@ def _unsafe_reason(
     if math.isfinite(contribution.isolated) and not contribution.criterion:
         effect = f"{effect}, above the budget of {max_error:.2g}"
     if error.cause == "underflow":
-        return f"underflow: {_vanishes(error, fmt)}; {effect}"
+        return f"{_vanishes(error, fmt)} (underflow); {effect}"
     if error.overflow and span is not None:
-        largest = FORMATS[fmt].largest
-        magnitude = (
-            f"{span.max_abs:.4g} is beyond {largest:.4g}" if span.max_abs > largest else "an inner value overflows"
-        )
-        return f"overflow: {magnitude}; {effect}"
+        beyond = f"{span.max_abs:.4g} overflows (the largest number is {FORMATS[fmt].largest:.6g})"
+        return f"{beyond if span.max_abs > FORMATS[fmt].largest else 'an inner value overflows'}; {effect}"
     if error.disagreement:
         return f"{error.disagreement:.2%} of the discrete results flip; {effect}"
     return f"{effect} (cause: {error.cause})" if error.cause else effect
@@ -318,10 +315,9 @@ def backward_reasons(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:
 
     def reason(error: NodeError, reaches: str, fmt: str) -> str:
         broken = error.overflow + error.nan
-        many = "1 finite gradient" if broken == 1 else f"{broken:,} finite gradients"
-        return (
-            f"the backward pass turns {many} into Inf or NaN in {label(fmt)}, and the gradient of {reaches} with them"
-        )
+        many = "1 finite gradient value" if broken == 1 else f"{broken:,} finite gradient values"
+        into = f"the backward pass in {label(fmt)} turns {many} into Inf or NaN"
+        return f"{into}; the gradient of {reaches} then contains Inf or NaN too"
 
     return tuple(
         replace(node, reasons={fmt: reason(node.errors[fmt], name, fmt) for fmt, name in node.reaches.items()})

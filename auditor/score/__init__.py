@@ -201,8 +201,8 @@ def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tup
             values.append(number(value, f"number {len(values)}"))
         in_time(len(values))
         if most is not None and len(values) > most:
-            counts = f"more numbers than in FP32, where it returned {most:,}"
-            raise NoScore(f"the function returned {counts}: they cannot be paired")
+            counts = f"more numbers than the {most:,} in FP32"
+            raise NoScore(f"the function returned {counts}: the scores cannot be paired")
     if not values:
         raise NoScore(f"the function returned no number: {ALLOWED}")
     return tuple(values), False
@@ -228,7 +228,7 @@ def compare_scores(scoring: ScoreFunction, fp32: ScoreResult, plan: ScoreResult 
             raise NoScore(plan)
         if (plan.single, len(plan.values)) != (fp32.single, len(fp32.values)):
             counts = f"{plan.count_text}, and {fp32.count_text} in FP32"
-            raise NoScore(f"the function returned {counts}: they cannot be paired")
+            raise NoScore(f"the function returned {counts}: the scores cannot be paired")
         value, reference = _value(scoring, plan.values), _value(scoring, fp32.values)
     except NoScore as error:
         return Score(None, passed=None if scoring.max_drop is None else False, failure=str(error))

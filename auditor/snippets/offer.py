@@ -67,8 +67,8 @@ def code_for(audit: Audit, tool: Tool, name: str | None) -> str:
     if plan.measured_error is not None:
         verdict = "Verified" if plan.is_verified else "NOT within the budget"
         error = (
-            f"{verdict}: measured error {plan.measured_error:.2g}, budget {audit.max_error:.2g}, for "
-            f"the patched model. The code below was generated for {tool.title} and not run."
+            f"{verdict}: measured {'share of a limit' if audit.criteria else 'error'} {plan.measured_error:.2g}, "
+            f"budget {audit.max_error:.2g}, for the patched model. The code below was generated for {tool.title} and not run."
         )
     return comment(f"{tool.title}: the plan {plan.name!r}. {error}", remark) + tool.render(audit, plan)
 

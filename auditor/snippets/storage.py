@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from ..artefact.text import comment
-from ..paths import nearest, nearest_above
 from ..records import Audit, Plan
+from ..records.paths import nearest, nearest_above
 from .offer import Tool, dtype_text
 
 _CAST_NOTE = (

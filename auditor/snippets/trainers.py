@@ -9,8 +9,8 @@ from .offer import Tool, dtype_text
 
 _PATCHED_NOTE = (
     "patched_model.py is in the directory of plan.json. The patched model has its own autocast regions: "
-    "put no torch.autocast around it. The loss is outside these regions: compute the loss in FP32, "
-    "from outputs converted with .float()."
+    "put no torch.autocast around it. If the loss is computed outside the model, compute it in FP32, from outputs "
+    "converted with .float()."
 )
 _USUAL_SCALE = 65536.0
 _FP16_NOTE = (

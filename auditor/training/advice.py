@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..numerics.formats import FORMATS, label
 from ..numerics.histogram import merge_magnitudes
@@ -26,18 +26,19 @@ LOST = 0.1
 ADAM_EPS, ADAM_BETA2 = 1e-8, 0.999
 
 
-def backward_fails(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Advice to keep operations in FP32 if their backward pass fails in a format."""
+def backward_fails(training: Training, kept: Mapping[str, Sequence[Collection[str]]]) -> Iterable[Advice]:
+    """Advice to keep operations in FP32 if their backward pass fails in a format. kept: see `advice_of`."""
     for node in training.nodes:
         name = node.op.removeprefix("aten.").partition(".")[0]
-        protected = node.owner == LOSS and operation(node.op).autocast in ("fp32", "fp32_unless_dtype")
         for fmt, reason in node.reasons.items():
-            if protected and (training.errors.get(fmt) or math.inf) < LOST:
-                continue  # autocast runs the operation in FP32, which is correct
+            under_autocast, under_plan = (node.name in names for names in kept[fmt])
+            if under_autocast and under_plan and (training.errors.get(fmt) or 0.0) < LOST:
+                continue  # in FP32 anyway, which is correct
+            already = f" The plan autocast_{fmt} does so." * (under_plan and not under_autocast)
             yield Advice(
                 "backward-fails",
                 f"Keep {name if node.owner in ('', LOSS) else node.owner} in FP32 when training in {label(fmt)}",
-                f"{node.op.removeprefix('aten.')} at {node.source or node.owner}: {reason}.",
+                f"At {node.op.removeprefix('aten.')} ({node.source or node.owner}), {reason}.{already}",
                 {"module": node.owner, "format": fmt},
             )
 
@@ -106,9 +107,9 @@ def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
     squares = sum(n * min(max(edge - e, 0.0), 1.0) for e, n in pool.exponents.items()) / pool.nonzero
     damped = sum(n for e, n in pool.exponents.items() if 2.0 ** (e + 1) <= ADAM_EPS) / pool.nonzero
     text = (
-        f"Adam stores (1 - beta2) times the squared gradient. In FP16 {_share(squares)} of these "
-        f"values are zero, and so is eps = {ADAM_EPS:g}: the step divides by zero, and weights turn Inf "
-        "or NaN. In BF16 eps survives, but moving averages lose updates below 1/256 of their value."
+        f"Adam stores (1 - beta2) times the squared gradient. In FP16 {_share(squares)} of these values are zero, and "
+        f"so is eps = {ADAM_EPS:g}: the step divides by zero, and weights turn Inf or NaN. In BF16 eps survives, but a "
+        "moving average loses all updates below 1/512 of its value, and some updates below 1/256."
     )
     if damped > LOST:
         text += (
@@ -176,7 +177,6 @@ def zero_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
 
 
 ADVICE = (
-    backward_fails,
     embedding_dominates,
     gradient_outliers,
     master_weights,
@@ -185,12 +185,15 @@ ADVICE = (
     scaled_gradients,
     zero_gradients,
 )
-"""All kinds of advice; advice without which training fails comes first."""
+"""All kinds of advice but `backward_fails`."""
 
 
-def advice_of(training: Training, captured: Capture) -> tuple[Advice, ...]:
-    """All advice that applies, in the order of ADVICE."""
-    return tuple(advice for piece in ADVICE for advice in piece(training, captured))
+def advice_of(
+    training: Training, captured: Capture, kept: Mapping[str, Sequence[Collection[str]]]
+) -> tuple[Advice, ...]:
+    """All advice that applies; advice without which training fails comes first. kept: by format, the operations that a
+    step computes in FP32 under plain autocast, and those under the audit's plan."""
+    return (*backward_fails(training, kept), *(one for piece in ADVICE for one in piece(training, captured)))
 
 
 def _share(value: float) -> str:

@@ -14,10 +14,10 @@ from torch import nn
 
 from ..criteria.criterion import name_of
 from ..errors import LoadError, let_through
-from ..isolation import isolate
+from ..isolation import in_training, isolate
 from ..loading import load
 from ..loading.inputs import as_batches, named_inputs
-from ..loading.state import in_training, upcast_model
+from ..loading.state import upcast_model
 from ..loading.subject import from_object
 from ..loading.target import Target, blame, call, named_in, parse
 from ..numerics.entries import over_tensors
@@ -34,7 +34,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def training_subject(
-    model: nn.Module, example_inputs: Any, kwargs: dict[str, Any], loss_fn: Callable[..., Any] | None
+    model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | None, loss_fn: Callable[..., Any] | None
 ) -> Subject:
     """Make a Subject of the caller's model from batches that contain inputs and targets.
 
@@ -42,7 +42,7 @@ def training_subject(
     """
     batches = as_batches(() if example_inputs is None and kwargs else example_inputs, "example_inputs")
     inputs, targets = split(batches, loss_fn, model)
-    subject = from_object(model, [(args, {**own, **kwargs}) for args, own in inputs])
+    subject = from_object(model, list(inputs), kwargs)
     source = f"loss_fn={name_of(loss_fn)}" if loss_fn is not None else OWN_LOSS
     return check_training(replace(subject, objective=Objective(loss_fn, targets, source)))
 
@@ -80,7 +80,7 @@ def check_training(subject: Subject) -> Subject:
                 leaves = (*targets, *named.values())
                 kinds = [f"{list(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__ for t in leaves]
                 given = f"targets {', '.join(kinds)}" if kinds else "no target"
-                said = f"raised {blame(error)}: it is called with the model's outputs and {given}"
+                said = f"raised {blame(error)}: the loss is called with the model's outputs and {given}"
                 raise LoadError(f"{objective.source} {said}", slug="bad-loss") from error
         _check_loss(loss, objective)
     return subject
@@ -164,9 +164,8 @@ def _with_objective(
 ) -> Subject:
     """Add the loss function and its targets to a Subject, and remove the targets from the Subject's batches."""
     parsed = parse(target)
-    label = parsed.label
     loss_fn, source = _loss(module, spec, parsed, loss, seed)
-    targets = _targets(module, spec, label)
+    targets = _targets(module, spec, parsed.label)
     if targets is None:
         batches, targets = split(subject.batches, loss_fn, subject.model)
         held_out = subject.held_out
@@ -175,7 +174,7 @@ def _with_objective(
         subject = replace(subject, batches=batches, held_out=held_out)
     if len(targets) != len(subject.batches):
         raise LoadError(
-            f"{label} has targets for {len(targets)} batches, and inputs for {len(subject.batches)}: "
+            f"{parsed.label} has targets for {len(targets)} batches, and inputs for {len(subject.batches)}: "
             "give one entry of targets per batch of inputs",
             slug="bad-targets",
         )

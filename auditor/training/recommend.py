@@ -100,8 +100,8 @@ def _why_bf16(
         return f"no verified plan under autocast runs anything in FP16; {error}"
     if closer:
         return f"{error}, FP16's by {fp16:.2g}"
-    needed = f"FP16 would need a loss scale of {scale.minimum:,.10g} to {scale.maximum:,.10g}"
-    return f"the recommended plan runs in BF16, {error}, and {needed}"
+    usable = f"in FP16 only loss scales of {scale.minimum:,.10g} to {scale.maximum:,.10g} are usable"
+    return f"the recommended plan runs in BF16, {error}, and {usable}"
 
 
 def _off(fmt: str, error: float) -> str:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..devices import NATIVE
 from ..errors import first_line, let_through
 from ..execution.execute import Executor, Observe, Semantics, SeparateResults, SomeLow
 from ..execution.policy import Policy, plain
 from ..isolation import isolate
 from ..numerics.casting import round_tree
+from ..numerics.devices import NATIVE
 from ..numerics.entries import dense, is_plain
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import output_error

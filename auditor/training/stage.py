@@ -12,8 +12,8 @@ import torch
 from ..capture.paths import usable
 from ..errors import LoadError
 from ..execution.policy import Policy
-from ..execution.resolve import resolve
-from ..loading.state import in_training
+from ..execution.resolve import is_low, resolve
+from ..isolation import in_training
 from ..numerics.entries import over_tensors, tensors_in
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import largest_scale, magnitudes_of, merge_magnitudes, significant, underflow_share
@@ -106,7 +106,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
     cast = {place.fqn for place in prepared.capture.placeholders if place.fqn and place.name in low}
     parameters = tuple(replace(parameter, low=parameter.name in cast) for parameter in prepared.parameters)
     with in_training(subject.model):
-        tick("low steps")
+        tick("low-precision steps")
         errors = {f: _gradient_error(prepared, lowerings[f], 1.0) for f in prepared.formats if f != "fp16"}
         if fmt == "fp16":
             errors["fp16"], scale = _at_a_scale(prepared, lowerings["fp16"], scale)
@@ -120,7 +120,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
     idle = {f for f in prepared.formats if f"autocast_{f}" in plans and lowerings[f].plan is None}
     format, reason = format_to_train_in(prepared.formats, scale, errors, recommended, idle)
     assert subject.objective is not None
-    plan = lowerings[fmt].plan
+    plan, (args, kwargs) = lowerings[fmt].plan, subject.batches[0]
     result = Training(
         loss=sum(prepared.losses) / len(prepared.losses),
         loss_source=subject.objective.source,
@@ -137,9 +137,11 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
         recommendation=reason,
         attribution=prepared.attribution,
         returned=prepared.first.returned,
+        inputs=("both" if args else "dict") if kwargs else "tensor" if len(args) == 1 else "tuple",
         batches=len(prepared.losses),
     )
-    return replace(result, advice=advice_of(result, prepared.capture))
+    kept = {f: [fp32_names(prepared.capture, one) for one in (StepPrecision(f), lowerings[f])] for f in lowerings}
+    return replace(result, advice=advice_of(result, prepared.capture, kept))
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
@@ -229,6 +231,12 @@ def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -
     """Values with a low-precision gradient under autocast: in low precision, or cast to low precision by a reader."""
     result = resolve(Policy(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.lowered)
+
+
+def fp32_names(captured: Capture, low: StepPrecision) -> frozenset[str]:
+    """Operations that a step computes in FP32."""
+    result = resolve(Policy(captured, "autocast", low.precision, low.format))
+    return frozenset(name for name in captured.nodes if not is_low(result.computed_format(name)))
 
 
 def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:

@@ -3,8 +3,8 @@ forward, loss and `backward()`, in FP32 or in low precision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -208,10 +208,8 @@ def settle(step: Step) -> Step:
     own = own_step(step, FP32)
     if own.failure is not None:
         raise LoadError(f"the training step raised in FP32: {own.failure}; fix the step first", slug="bad-loss")
-    result = {}
-    for name, gradient in step.by_parameter.items():
-        theirs = own.gradients.get(name)
-        result[name] = torch.zeros_like(gradient) if theirs is None else theirs
+    known = {name: gradient for name, gradient in own.gradients.items() if gradient is not None}
+    result = {name: known.get(name, torch.zeros_like(leaf)) for name, leaf in step.by_parameter.items()}
     step.faithful = gradient_error(result, step.by_parameter) <= FAITHFUL
     step.by_parameter = result
     for place in step.capture.placeholders:
@@ -256,8 +254,7 @@ def _forward_and_backward(step: Step, module: _Region, low: StepPrecision, scale
     return LowStep(float(loss.detach()), gradients)
 
 
-@contextmanager
-def _around(step: Step, low: StepPrecision) -> Iterator[None]:
+def _around(step: Step, low: StepPrecision) -> AbstractContextManager[None]:
     """A context for a step. An FP32 step ignores the user's own autocast regions, like the recording. A low-precision
     step runs natively on a GPU, and emulated on a CPU.
 
@@ -265,13 +262,9 @@ def _around(step: Step, low: StepPrecision) -> Iterator[None]:
     FP32 kernels.
     """
     if low.format == "fp32" or low.handler is not None:
-        with intercept(low.handler or Handler(), around=torch.float32 if low.format == "fp32" else None):
-            yield
-    elif step.on_gpu and not any(isinstance(n.target, PinnedDraw) for n in step.capture.graph_module.graph.nodes):
-        yield
-    else:
-        with emulate("cuda"):
-            yield
+        return intercept(low.handler or Handler(), around=torch.float32 if low.format == "fp32" else None)
+    draws = any(isinstance(n.target, PinnedDraw) for n in step.capture.graph_module.graph.nodes)
+    return nullcontext() if step.on_gpu and not draws else emulate("cuda")
 
 
 def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, torch.Tensor | None]:

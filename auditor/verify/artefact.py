@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from .. import offload
-from ..devices import let_go
 from ..errors import LoadError, MeasureError, describe, first_line, printable
-from ..folder import OWN
+from ..numerics.devices import let_go
 from ..numerics.entries import over_tensors, tensors_in
 from ..numerics.metrics import output_error
 from ..processes import HERE, Process, how_ended, wait_until
 from ..records import Batch, TimeAndMemory, Times
+from ..records.folder import OWN
 from ..score import ScoreResult
 from ..stages import beat
 from .running import NOT_RUN, Answers, Question, Runs, said_no_memory

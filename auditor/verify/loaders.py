@@ -80,7 +80,7 @@ class _NamedOutputs(dict[Any, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"the program has no output {name!r}: {', '.join(map(str, self))}") from None
+            raise AttributeError(f"the program has no output {name!r}, only {', '.join(map(str, self))}") from None
 
     def __getitem__(self, key: Any) -> Any:
         by_place = isinstance(key, slice) or (isinstance(key, int) and key not in self.keys())

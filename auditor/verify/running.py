@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..capture.emulation import as_on
 from ..capture.source import raised_at
-from ..devices import is_native, type_of
 from ..errors import AuditorError, describe, first_line, let_through, out_of_memory
 from ..isolation import isolate
 from ..isolation.answer import answer, copy_batch
 from ..isolation.members import modules_of
 from ..isolation.process import Flags, ieee, reseed, under
 from ..isolation.tensors import memory
+from ..numerics.devices import is_native, type_of
 from ..numerics.entries import tensors_in
 from ..records import Batch, TimeAndMemory, Times
 from ..score import NoScore, ScoreFunction, ScoreResult, call_scoring, find_function

@@ -20,14 +20,15 @@ import torch
 from torch import nn
 
 from .. import offload
-from ..devices import is_native, is_spread
 from ..errors import out_of_memory
 from ..isolation.answer import answer
+from ..isolation.isolated import switch
 from ..isolation.process import ieee, reseed
 from ..loading.importer import import_source
 from ..loading.placement import copy_to_device
-from ..loading.state import materialise, switch
+from ..loading.state import materialise
 from ..loading.target import blame
+from ..numerics.devices import is_native, is_spread
 from ..numerics.entries import over_tensors
 from ..records import Batch
 from ..stages import Stages

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.capture.emulation import as_on
+from auditor.isolation import in_eval
 from auditor.isolation.answer import answer
-from auditor.loading.state import in_eval
 from auditor.numerics.metrics import output_error
 from auditor.records import Audit, Distance
 from tests.support.replaying import Model, assert_same, linear
@@ -145,14 +145,8 @@ class Net(nn.Module):
         return self.last(self.norm(torch.relu(self.first(x))))
 
 
-class Around(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.inner(x)))
+def around(inner: nn.Module) -> nn.Module:
+    return Model(lambda m, x: m.head(torch.tanh(m.inner(x))), inner=inner, head=nn.Linear(8, 4))
 
 
 class Two(nn.Module):

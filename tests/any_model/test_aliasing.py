@@ -86,19 +86,14 @@ class BufferOnAWeight(Two):
         return super().forward(x)
 
 
-class FlatWeights(nn.Module):
+def flat_weights() -> nn.Module:
     """Weights that lie in one another, as an optimizer that flattens them leaves them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        flat = torch.randn(144)
-        self.flat, self.weight, self.bias = (nn.Parameter(x) for x in (flat, flat[:64].view(8, 8), flat[64:72]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias) + self.flat.sum()
+    flat = torch.randn(144)
+    flat, weight, bias = (nn.Parameter(x) for x in (flat, flat[:64].view(8, 8), flat[64:72]))
+    return Model(lambda m, x: F.linear(x, m.weight, m.bias) + m.flat.sum(), flat=flat, weight=weight, bias=bias)
 
 
-@pytest.mark.parametrize("kind", [OneStorage, BufferOnAWeight, FlatWeights])
+@pytest.mark.parametrize("kind", [OneStorage, BufferOnAWeight, flat_weights])
 def test_state_on_one_memory(kind: type[nn.Module]) -> None:
     audit = held(lambda: (seeded(kind).eval(), ((X.detach().clone(),), {})), formats=("bf16",))
     # With the memory untied while plans are tried, none but those of FP32 weights would hold.

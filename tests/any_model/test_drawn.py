@@ -128,7 +128,7 @@ PYTHON: dict[str, Callable[..., Any]] = {
     "input written": lambda m, h: h.add_(1),
 }
 
-KINDS = (test_aliasing.OneStorage, test_aliasing.BufferOnAWeight, test_aliasing.FlatWeights)
+KINDS = (test_aliasing.OneStorage, test_aliasing.BufferOnAWeight, test_aliasing.flat_weights)
 TABLES: dict[str, dict[str, Make]] = {
     "dtypes": rows(DTYPES | test_operators.MODELS),
     "functions": alone(test_operators.OPERATIONS) | rows(test_operators.CASES | test_sparse.ONLY_DENSE),

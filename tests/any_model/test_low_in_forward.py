@@ -84,21 +84,15 @@ def test_a_region_of_the_authors_own_is_judged_as_what_it_is(device: str) -> Non
     assert plan.low_precision_flops == 1.0
 
 
-class RaisedWhereHalf(nn.Module):
+def raised_where_half(m: Any, x: Tensor) -> Tensor:
     """Its norm is computed in FP32 where the convolution before it answered in half; in FP32 there is no such cast."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Conv1d(4, 8, 3), nn.Conv1d(8, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.first(x)
-        normal = nn.functional.normalize(y.float() if y.dtype != torch.float32 else y, dim=1).to(y.dtype)
-        return self.last(normal)
+    y = m.first(x)
+    normal = nn.functional.normalize(y.float() if y.dtype != torch.float32 else y, dim=1).to(y.dtype)
+    return m.last(normal)
 
 
 def test_a_layer_whose_result_is_raised_counts_as_low() -> None:
-    audit = held(seeded(lambda: (RaisedWhereHalf(), one(normal(2, 4, 16)))))
+    audit = held(drawn(lambda: Model(raised_where_half, first=nn.Conv1d(4, 8, 3), last=nn.Conv1d(8, 4, 3)), 2, 4, 16))
     convolutions = {report.node.name for report in audit.nodes if "conv" in report.node.op}
     low = [plan for plan in audit.plans.values() if all(choice.precision != "fp32" for choice in plan.scopes.values())]
     assert low
@@ -257,32 +251,24 @@ def test_the_mask_is_that_of_the_run_in_which_it_is_low(back: bool) -> None:
 
 
 def embedding() -> nn.Module:
-    return Model(
-        lambda m, t, dtype: m.last(nn.functional.silu(m.first(t.to(dtype)))),
-        first=nn.Linear(64, 64),
-        last=nn.Linear(64, 64),
-    )
+    layers = {name: nn.Linear(64, 64) for name in ("first", "last")}
+    return Model(lambda m, t, dtype: m.last(nn.functional.silu(m.first(t.to(dtype)))), **layers)
 
 
 def handing() -> nn.Module:
     return Model(lambda m, t, hidden_dtype=None: m.embedding(t, hidden_dtype), embedding=embedding())
 
 
-class Conditioned(nn.Module):
+def conditioned(m: Any, x: Tensor, t: Tensor) -> Tensor:
     """As diffusion models do it: the embedding of the time is computed in what the model is in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.time, self.after = nn.Linear(64, 64), handing(), nn.Linear(64, 64)
-
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        h = self.before(x)
-        t = torch.cos(t[:, None] * torch.arange(64) / 64)
-        return self.after(h) + self.time(t, hidden_dtype=h.dtype)
+    h = m.before(x)
+    t = torch.cos(t[:, None] * torch.arange(64) / 64)
+    return m.after(h) + m.time(t, hidden_dtype=h.dtype)
 
 
 def test_the_callers_scope_says_what_is_cast_to() -> None:
-    capture = replayed(Conditioned(), normal(2, 64), normal(2))
+    layers = {"before": nn.Linear(64, 64), "time": handing(), "after": nn.Linear(64, 64)}
+    capture = replayed(Model(conditioned, **layers), normal(2, 64), normal(2))
     cast = only(capture, "to")
     assert [call.handed for call in cast.calls] == [False, True, True]
     for root, inner, written in (("fp32", "bf16", {}), ("bf16", "fp32", {1: torch.bfloat16})):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import auditor
 from auditor.errors import AuditorError, LoadError
-from tests.any_model.holding import Around, Call, Net, drawn, held
+from tests.any_model.holding import Call, Net, around, drawn, held
 from tests.support.refusing import refused
 from tests.support.replaying import linear
 from tests.support.subjects import normal
@@ -153,7 +153,7 @@ ODD: list[Callable[[], nn.Module]] = [
 
 @pytest.mark.parametrize("make", thinned(ODD, 2), ids=lambda make: make.__name__)
 def test_odd_modules_are_audited(make: Callable[[], nn.Module]) -> None:
-    audit = held(drawn(lambda: Around(make()), 4, 16), formats="fp16")
+    audit = held(drawn(lambda: around(make()), 4, 16), formats="fp16")
     assert audit.plans["autocast_fp16"].low_precision_flops == 1
 
 

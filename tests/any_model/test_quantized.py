@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import utils
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from tests.any_model.holding import Around, Net, drawn, held
+from tests.any_model.holding import Net, around, drawn, held
+from tests.support.replaying import Model
 from tests.support.thinned import thinned
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -27,26 +28,18 @@ def engine() -> Iterator[None]:
     torch.backends.quantized.engine = before
 
 
-class Stubs(nn.Module):
+def stubs() -> nn.Module:
     """A quantized layer between two stubs, and one in FP32 after them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter = quantization.QuantStub()
-        self.first = nn.Linear(16, 32)
-        self.act = nn.ReLU()
-        self.leave = quantization.DeQuantStub()
-        self.last = nn.Linear(32, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.leave(self.act(self.first(self.enter(x)))))
+    ends = {"enter": quantization.QuantStub(), "leave": quantization.DeQuantStub()}
+    layers = {"first": nn.Linear(16, 32), "act": nn.ReLU(), "last": nn.Linear(32, 8)}
+    return Model(lambda m, x: m.last(m.leave(m.act(m.first(m.enter(x))))), **ends, **layers)
 
 
 def static(convert: bool = True, aware: bool = False) -> nn.Module:
-    model = Stubs().train(aware)
+    model: Any = stubs().train(aware)
     config = quantization.get_default_qat_qconfig if aware else quantization.get_default_qconfig
-    model.qconfig = config(torch.backends.quantized.engine)  # type: ignore[assignment]
-    model.last.qconfig = None  # type: ignore[assignment]
+    model.qconfig = config(torch.backends.quantized.engine)
+    model.last.qconfig = None
     model = (quantization.prepare_qat if aware else quantization.prepare)(model)
     model(torch.randn(8, 16))
     model.eval()
@@ -55,7 +48,7 @@ def static(convert: bool = True, aware: bool = False) -> nn.Module:
 
 @pytest.mark.parametrize("aware", [False, True], ids=["calibrated", "trained so"])
 def test_the_float_part_of_a_quantized_model(aware: bool) -> None:
-    audit = held(drawn(lambda: Around(static(aware=aware)), 4, 16))
+    audit = held(drawn(lambda: around(static(aware=aware)), 4, 16))
     reports = {report.node.owner.removeprefix("inner."): report for report in audit.nodes}
     words = {error.unsupported for error in reports["leave"].errors.values()}
     assert words == {"aten.dequantize.self computes with quantized integers"}

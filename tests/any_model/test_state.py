@@ -176,20 +176,17 @@ class Key:
     """Can be referred to weakly."""
 
 
-class Remembers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.key = linear(8, 8), Key()
-        self.norms: weakref.WeakKeyDictionary[Key, Tensor] = weakref.WeakKeyDictionary()
-
-    def forward(self, x: Tensor) -> Any:
-        if self.key not in self.norms:
-            self.norms[self.key] = self.layer.weight.detach().norm()
-        return self.layer(x) / self.norms[self.key]
+def remembered(m: Any, x: Tensor) -> Any:
+    if m.key not in m.norms:
+        m.norms[m.key] = m.layer.weight.detach().norm()
+    return m.layer(x) / m.norms[m.key]
 
 
 def test_a_memory_that_holds_weakly() -> None:
-    held(lambda: (Remembers(), ((LATE_X,), {})))
+    def build() -> nn.Module:
+        return Model(remembered, layer=linear(8, 8), key=Key(), norms=weakref.WeakKeyDictionary())
+
+    held(lambda: (build(), ((LATE_X,), {})))
 
 
 def test_modules_that_run_in_other_threads_are_said_to_be_left_out() -> None:

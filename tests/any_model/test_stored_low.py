@@ -113,20 +113,15 @@ def one(x: Tensor) -> Call:
 STORED: dict[str, Callable[[], tuple[nn.Module, Call]]] = {
     "all in BF16": lambda: (mlp().bfloat16(), one(normal(4, 16, dtype=BF16))),
     "all in FP16": lambda: (mlp().half(), one(normal(4, 16, dtype=FP16))),
-
     "norms in FP32": lambda: (Model(follows, **layers(FP16)), one(normal(4, 16, dtype=FP16))),
     "a router in FP32": lambda: (mixture(), one(normal(4, 16, dtype=BF16))),
     "inputs in containers": lambda: (
         Model(lambda m, batch, scale: {"y": m.body(batch["x"][0]) * scale}, body=mlp()).bfloat16(),
         ((), {"batch": {"x": [normal(4, 16, dtype=BF16)]}, "scale": torch.tensor(2.0, dtype=BF16)}),
     ),
-
     "tied weights": lambda: (tied().half(), one(torch.randint(0, 32, (2, 5)))),
     "masks by finfo": lambda: (Model(masked, **attention()).half(), one(normal(2, 5, 16, dtype=FP16))),
     "rotary tables in FP32": lambda: (fp32_table(), one(normal(2, 6, 16, dtype=BF16))),
-
-
-
     "buffers that it writes to": lambda: (counting().bfloat16(), one(normal(4, 16, dtype=BF16))),
     "a buffer alone": lambda: (
         Model(lambda m, x: m.last(m.first(x).relu() * m.table), first=nn.Linear(16, 32), last=nn.Linear(32, 8), table=normal(32, dtype=BF16)),
@@ -138,7 +133,6 @@ STORED: dict[str, Callable[[], tuple[nn.Module, Call]]] = {
     ),
     "autocast switched off inside": lambda: (Model(switched_off, **layers(BF16)), one(normal(4, 16, dtype=BF16))),
     "a recurrent layer": lambda: (Model(lambda m, x: m.body(x)[0], body=nn.LSTM(16, 8, batch_first=True)).half(), one(normal(2, 5, 16, dtype=FP16))),
-
 }  # fmt: skip
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
@@ -14,7 +13,7 @@ import auditor
 from auditor.capture.emulation import as_on
 from auditor.isolation.answer import answer
 from auditor.numerics.metrics import output_error
-from tests.any_model.holding import Around, Call, Net, held
+from tests.any_model.holding import Call, Net, around, held
 from tests.support.replaying import Model
 from tests.support.thinned import thinned
 
@@ -65,22 +64,20 @@ WRAPS = [compiled, compiled_in_place, compiled_forward, nn.DataParallel, Distrib
 
 
 @pytest.fixture(autouse=True, scope="module")
-def process() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def _process(process_group: None) -> Iterator[None]:
     yield
-    dist.destroy_process_group()
     torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("wrap", thinned(WRAPS), ids=lambda wrap: wrap.__name__)
 def test_audited_without_being_compiled(wrap: Wrap) -> None:
-    audit = held(lambda: build(wrap, Around))
+    audit = held(lambda: build(wrap, around))
     assert all(plan.is_verified for plan in audit.plans.values())
     assert audit.plans["cast_bf16"].low_precision_flops == 1
 
 
 @pytest.mark.parametrize(
-    ("wrap", "around"), [(compiled, Around), (DistributedDataParallel, unwrapped), (twice, unwrapped)]
+    ("wrap", "around"), [(compiled, around), (DistributedDataParallel, unwrapped), (twice, unwrapped)]
 )
 def test_a_plan_of_either_fits_the_other(wrap: Wrap, around: Callable[[nn.Module], nn.Module]) -> None:
     (model, call), (plain, _) = build(wrap, around), build(unwrapped, around)
@@ -156,7 +153,7 @@ def call_of(make: Callable[[Tensor], Any]) -> tuple[Any, Call]:
 
 @pytest.mark.parametrize("how", thinned([traced, scripted, frozen], 2), ids=lambda how: how.__name__)
 def test_operations_of_a_script_are_audited(how: Any) -> None:
-    audit = held(lambda: call_of(lambda x: Around(how(Net(), x))))
+    audit = held(lambda: call_of(lambda x: around(how(Net(), x))))
     ops = [report.node.op.split(".")[1] for report in audit.nodes]
     assert ops[:4] == ["linear", "relu", "layer_norm", "linear"]
     assert audit.plans["autocast_fp16"].low_precision_flops == 1

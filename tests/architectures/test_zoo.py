@@ -13,6 +13,7 @@ from auditor.api import audit as audit_model
 from auditor.numerics.metrics import output_error
 from auditor.records.audit import Audit
 from tests.architectures.zoo import ZOO, Specimen, specimen
+from tests.support.subjects import DTYPES
 
 ALIKE = ("mobilenet_v3", "whisper", "gpt2", "llama")
 """Of layers each of a kind that others here have."""
@@ -130,7 +131,6 @@ def test_no_plan_is_further_off_than_the_model_without_one(audited: Audited) -> 
 
 # What a plan does to a public architecture: everything but precision stays, and the model runs on plain torch.
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 STRATEGIES = ("autocast", "cast")
 
 

@@ -1,31 +1,23 @@
 """Many small additions to a large number, each below its last place."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from tests.corpus.case import BOTH, Case, Inside, linear, normal, of, uniform
+from tests.support.replaying import Model
 
 
-class ResidualBlock(nn.Module):
-    def __init__(self, seed: int, step: float) -> None:
-        super().__init__()
-        self.f, self.step = linear(32, 32, 0.3, seed=seed), step
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(self.f(x)) * self.step
-
-
-class ResidualStream(nn.Module):
+def residual_stream(bias: float, step: float) -> nn.Module:
     """What 24 blocks add to a stream that is `bias` away from zero."""
 
-    def __init__(self, bias: float, step: float) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*[ResidualBlock(i % 3, step) for i in range(24)])
-        self.bias = bias
+    def added(m: Any, x: Tensor) -> Tensor:
+        h = x + bias
+        return m.layers(h) - h
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = x + self.bias
-        return self.layers(h) - h
+    blocks = [Model(lambda m, x: x + torch.tanh(m.f(x)) * step, f=linear(32, 32, 0.3, seed=i % 3)) for i in range(24)]
+    return Model(added, layers=nn.Sequential(*blocks))
 
 
 def moved(average: Tensor, weights: Tensor, decay: float) -> Tensor:
@@ -64,8 +56,8 @@ CASES = (
         formats=("bf16",),
         citation="huggingface/transformers modeling_zaya.py; state-spaces/mamba residual_in_fp32",
         mechanism="what each block adds is below a last place of the stream",
-        build=lambda: (ResidualStream(4.0, 2.0**-7), (normal(8, 32, scale=0.1),)),
-        twin=lambda: (ResidualStream(0.0, 0.5), (normal(8, 32),)),
+        build=lambda: (residual_stream(4.0, 2.0**-7), (normal(8, 32, scale=0.1),)),
+        twin=lambda: (residual_stream(0.0, 0.5), (normal(8, 32),)),
         culprits=(("add", "layers"),),
         tolerance=0.15,
     ),

@@ -1,44 +1,34 @@
 """Products, scores and masks that leave FP16's range, though what enters and what is wanted would fit."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.corpus.case import Case, Inside, conv3x3, linear, normal, of, uniform
+from tests.support.replaying import Model
 
 
-class GatedFeedForward(nn.Module):
+def gated_feed_forward(gain: float) -> nn.Module:
     """As T5 writes it, with its names."""
-
-    def __init__(self, gain: float) -> None:
-        super().__init__()
-        self.wi_0, self.wi_1 = linear(64, 512, gain), linear(64, 512, gain, seed=1)
-        self.wo = linear(512, 64, 20.0, seed=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.wo(F.gelu(self.wi_0(x)) * self.wi_1(x))
+    layers = {"wi_0": linear(64, 512, gain), "wi_1": linear(64, 512, gain, seed=1), "wo": linear(512, 64, 20.0, seed=2)}
+    return Model(lambda m, x: m.wo(F.gelu(m.wi_0(x)) * m.wi_1(x)), **layers)
 
 
-class GatedLinearUnit(nn.Module):
-    def __init__(self, gain: float) -> None:
-        super().__init__()
-        self.gate, self.up = linear(64, 128, gain), linear(64, 128, gain, seed=1)
-        self.down = linear(128, 64, 0.01, seed=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+def gated_linear_unit(gain: float) -> nn.Module:
+    layers = {"gate": linear(64, 128, gain), "up": linear(64, 128, gain, seed=1), "down": linear(128, 64, 0.01, seed=2)}
+    return Model(lambda m, x: m.down(F.silu(m.gate(x)) * m.up(x)), **layers)
 
 
-class EinsumAttention(nn.Module):
-    """Scales the scores after the product, when it is too late."""
+def scaled_late(m: Any, x: Tensor) -> Tensor:
+    """Attention that scales the scores after the product, when it is too late."""
+    scores = torch.einsum("bid,bjd->bij", m.q(x), m.k(x)) * 0.125
+    return scores.softmax(-1) @ m.v(x)
 
-    def __init__(self, gain: float) -> None:
-        super().__init__()
-        self.q, self.k, self.v = linear(64, 64, gain), linear(64, 64, gain, seed=1), linear(64, 64, seed=2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        scores = torch.einsum("bid,bjd->bij", self.q(x), self.k(x)) * 0.125
-        return scores.softmax(-1) @ self.v(x)
+def einsum_attention(gain: float) -> nn.Module:
+    return Model(scaled_late, q=linear(64, 64, gain), k=linear(64, 64, gain, seed=1), v=linear(64, 64, seed=2))
 
 
 def additive_mask(scores: Tensor, mask: Tensor, fill: float) -> Tensor:
@@ -54,15 +44,14 @@ PADDED_ROW = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
 NO_PADDED_ROW = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]])
 
 
-class Upsampler(nn.Module):
-    def __init__(self, gain: float) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = conv3x3(16, 32, gain), conv3x3(32, 16, gain, seed=1)
-        self.norm = nn.GroupNorm(4, 16)
+def upsampled(m: Any, x: Tensor) -> Tensor:
+    x = F.interpolate(x, scale_factor=2.0, mode="nearest")
+    return m.norm(m.conv2(F.silu(m.conv1(x))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.interpolate(x, scale_factor=2.0, mode="nearest")
-        return self.norm(self.conv2(F.silu(self.conv1(x))))
+
+def upsampler(gain: float) -> nn.Module:
+    layers = {"conv1": conv3x3(16, 32, gain), "conv2": conv3x3(32, 16, gain, seed=1), "norm": nn.GroupNorm(4, 16)}
+    return Model(upsampled, **layers)
 
 
 CASES = (
@@ -71,8 +60,8 @@ CASES = (
         formats=("fp16",),
         citation="huggingface/transformers#5651, #9295; _keep_in_fp32_modules = ['wo'] in modeling_t5.py",
         mechanism="the gated hidden state fits, its projection by wo sums past 65504; the next norm makes it NaN",
-        build=lambda: (GatedFeedForward(80.0), (normal(4, 64),)),
-        twin=lambda: (GatedFeedForward(1.0), (normal(4, 64),)),
+        build=lambda: (gated_feed_forward(80.0), (normal(4, 64),)),
+        twin=lambda: (gated_feed_forward(1.0), (normal(4, 64),)),
         culprits=(("linear", "wo"),),
     ),
     Case(
@@ -80,8 +69,8 @@ CASES = (
         formats=("fp16",),
         citation="unslothai/unsloth-zoo PR#600; cactus-compute/cactus#503",
         mechanism="gate and up fit, their product does not",
-        build=lambda: (Inside(mlp=GatedLinearUnit(200.0)), (normal(8, 64),)),
-        twin=lambda: (Inside(mlp=GatedLinearUnit(1.0)), (normal(8, 64),)),
+        build=lambda: (Inside(mlp=gated_linear_unit(200.0)), (normal(8, 64),)),
+        twin=lambda: (Inside(mlp=gated_linear_unit(1.0)), (normal(8, 64),)),
         culprits=(("mul", "mlp"),),
     ),
     Case(
@@ -89,8 +78,8 @@ CASES = (
         formats=("fp16",),
         citation="Stability-AI/stablediffusion PR#89; AUTOMATIC1111/stable-diffusion-webui PR#6510; showlab/Tune-A-Video#103",
         mechanism="q k^T is infinite before the scale brings it back; the image is black",
-        build=lambda: (Inside(attn=EinsumAttention(150.0)), (normal(2, 16, 64),)),
-        twin=lambda: (Inside(attn=EinsumAttention(1.0)), (normal(2, 16, 64),)),
+        build=lambda: (Inside(attn=einsum_attention(150.0)), (normal(2, 16, 64),)),
+        twin=lambda: (Inside(attn=einsum_attention(1.0)), (normal(2, 16, 64),)),
         culprits=(("einsum", "attn"),),
     ),
     Case(
@@ -108,8 +97,8 @@ CASES = (
         citation="huggingface/diffusers force_upcast; huggingface/candle#1060; apple/ml-stable-diffusion#304; "
         "leejet/stable-diffusion.cpp PR#888",
         mechanism="activations between the convolutions pass 65504",
-        build=lambda: (Inside(up=Upsampler(20.0)), (normal(1, 16, 8, 8, scale=20),)),
-        twin=lambda: (Inside(up=Upsampler(0.05)), (normal(1, 16, 8, 8),)),
+        build=lambda: (Inside(up=upsampler(20.0)), (normal(1, 16, 8, 8, scale=20),)),
+        twin=lambda: (Inside(up=upsampler(0.05)), (normal(1, 16, 8, 8),)),
         culprits=(("conv2d", "up.conv2"),),
     ),
     Case(

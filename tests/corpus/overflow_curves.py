@@ -1,12 +1,14 @@
 """Squares, variances and exponentials that leave FP16's range; several answer with zeros instead of infinities."""
 
 from collections import OrderedDict
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.corpus.case import Case, Inside, coarse, conv3x3, linear, normal, of
+from tests.support.replaying import Model
 
 
 class ChannelNorm(nn.Module):
@@ -52,34 +54,19 @@ def batched(variance: float) -> nn.Module:
     return Inside(bn=norm).eval()
 
 
-class ExpDensity(nn.Module):
-    def __init__(self, bias: float) -> None:
-        super().__init__()
-        self.fc, self.bias = linear(32, 8), bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.exp(self.fc(x) + self.bias)
+def share_of_density(m: Any, x: Tensor) -> Tensor:
+    density = m.density(x)
+    return density / (density + density.mean())
 
 
-class RadianceField(nn.Module):
-    def __init__(self, bias: float) -> None:
-        super().__init__()
-        self.density = ExpDensity(bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        density = self.density(x)
-        return density / (density + density.mean())
+def radiance_field(bias: float) -> nn.Module:
+    return Model(share_of_density, density=Model(lambda m, x: torch.exp(m.fc(x) + bias), fc=linear(32, 8)))
 
 
-class Decay(nn.Module):
+def decay(log_decay: float) -> nn.Module:
     """The decay of a gated delta net: -exp(A_log) * softplus."""
-
-    def __init__(self, log_decay: float) -> None:
-        super().__init__()
-        self.A_log, self.dt_bias = nn.Parameter(torch.full((4,), log_decay)), nn.Parameter(torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.exp(-self.A_log.exp() * F.softplus(x + self.dt_bias))
+    parameters = {"A_log": nn.Parameter(torch.full((4,), log_decay)), "dt_bias": nn.Parameter(torch.zeros(4))}
+    return Model(lambda m, x: torch.exp(-m.A_log.exp() * F.softplus(x + m.dt_bias)), **parameters)
 
 
 def _times(low: float, high: float) -> Tensor:
@@ -120,8 +107,8 @@ CASES = (
         formats=("fp16",),
         citation="ashawkey/torch-ngp, activation.py: custom_fwd(cast_inputs=torch.float32)",
         mechanism="exp(x) passes 65504 at x = 11.09",
-        build=lambda: (RadianceField(11.0), (normal(16, 32),)),
-        twin=lambda: (RadianceField(0.0), (normal(16, 32),)),
+        build=lambda: (radiance_field(11.0), (normal(16, 32),)),
+        twin=lambda: (radiance_field(0.0), (normal(16, 32),)),
         culprits=(("exp", "density"),),
     ),
     Case(
@@ -138,8 +125,8 @@ CASES = (
         formats=("fp16",),
         citation="huggingface/transformers modeling_qwen3_next.py (A_log raised by hand); state-spaces/mamba PR#923",
         mechanism="exp(12) is infinite while softplus underflows to zero: infinity times zero",
-        build=lambda: (Inside(mixer=Decay(12.0)), (_times(-20, 0),)),
-        twin=lambda: (Inside(mixer=Decay(1.0)), (_times(-4, 4),)),
+        build=lambda: (Inside(mixer=decay(12.0)), (_times(-20, 0),)),
+        twin=lambda: (Inside(mixer=decay(1.0)), (_times(-4, 4),)),
         culprits=(("exp", "mixer"),),
         evidence="param",
     ),

@@ -1,11 +1,13 @@
 """Integers, positions and coordinates beyond what a half format counts exactly: 2048 in FP16, 256 in BF16."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tests.corpus.case import BOTH, Case, Inside, coarse, flipped, largest_error, linear, normal, of, uniform
+from tests.support.replaying import Model
 
 
 def _overlap(boxes: Tensor) -> Tensor:
@@ -62,26 +64,15 @@ class Rotary(nn.Module):
         return position.float()[:, None] * torch.exp(self.index.float() * (-2 * math.log(10000) / self.width))
 
 
-class TimeEmbedding(nn.Module):
-    def __init__(self, raised: bool) -> None:
-        super().__init__()
-        self.raised = raised
-        self.register_buffer("index", torch.arange(16))
-
-    def forward(self, step: Tensor, x: Tensor) -> Tensor:
-        frequency = torch.exp(self.index.float() * (-math.log(10000) / 16))
-        dtype = torch.float32 if self.raised else x.dtype
+def denoiser(raised: bool) -> nn.Module:
+    def embedded(m: Any, step: Tensor, x: Tensor) -> Tensor:
+        frequency = torch.exp(m.index.float() * (-math.log(10000) / 16))
+        dtype = torch.float32 if raised else x.dtype
         angle = step.to(dtype)[:, None] * frequency.to(dtype)
         return torch.cat([angle.sin(), angle.cos()], -1).to(x.dtype)
 
-
-class Denoiser(nn.Module):
-    def __init__(self, raised: bool) -> None:
-        super().__init__()
-        self.time_embed, self.mlp = TimeEmbedding(raised), linear(32, 16)
-
-    def forward(self, x: Tensor, step: Tensor) -> Tensor:
-        return x + self.mlp(self.time_embed(step, x))
+    parts = {"time_embed": Model(embedded, index=torch.arange(16)), "mlp": linear(32, 16)}
+    return Model(lambda m, x, step: x + m.mlp(m.time_embed(step, x)), **parts)
 
 
 LABELS = torch.arange(24) % 3 + 36
@@ -166,8 +157,8 @@ CASES = (
         formats=("bf16",),
         citation="modelscope/DiffSynth-Studio PR#1025, #562; kohya-ss/musubi-tuner PR#729; apache/tvm PR#15811",
         mechanism="step 937 becomes 936, and the sine of the first frequency turns by a radian",
-        build=lambda: (Denoiser(raised=False), (normal(8, 16), STEPS)),
-        twin=lambda: (Denoiser(raised=True), (normal(8, 16), STEPS)),
+        build=lambda: (denoiser(raised=False), (normal(8, 16), STEPS)),
+        twin=lambda: (denoiser(raised=True), (normal(8, 16), STEPS)),
         culprits=(("to", "time_embed"), ("mul", "time_embed")),
         evidence="static",
     ),

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 import auditor
 from auditor.capture.capture import capture
 from auditor.execution.policy import choice_from_scopes
-from auditor.loading import from_object, in_eval
+from auditor.isolation import in_eval
+from auditor.loading import from_object
 from auditor.measure.calibrate import calibrate
 from auditor.numerics.metrics import output_error
 from auditor.records import Node

@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 from tests.corpus.case import BOTH, Inside, Trap, coarse, linear, normal, of, uniform
 from tests.corpus.unsupported import NO_PADDED_ROW, masked
+from tests.support.replaying import Model
+from tests.support.subjects import seeded
 
 
 def _gelu_by_hand(x: Tensor) -> Tensor:
@@ -14,17 +16,6 @@ def _gelu_by_hand(x: Tensor) -> Tensor:
 
 def _softmax_by_hand(x: Tensor) -> Tensor:
     return torch.exp(x) / torch.exp(x).sum()
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.rnn = nn.LSTM(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.rnn(x)[0]
 
 
 TRAPS = (
@@ -56,7 +47,7 @@ TRAPS = (
         "lstm_short",
         BOTH,
         "an error of 4e-4, reported as pytorch/pytorch#175845, is what FP16 has",
-        lambda: (Recurrent(), (normal(16, 2, 16),)),
+        lambda: (seeded(lambda: Model(lambda m, x: m.rnn(x)[0], rnn=nn.LSTM(16, 16))), (normal(16, 2, 16),)),
     ),
     Trap(
         "exp_underflow_to_zero",

@@ -23,6 +23,10 @@ class Net(nn.Module):
     def forward(self, ids):
         return self.head(self.hidden(self.embed(ids)))
 
+class Converting(Net):  # its layer computes in the dtype of its weight, whatever comes in
+    def hidden(self, x):
+        return self.norm(self.body(x.to(self.body.weight.dtype)).to(x.dtype))
+
 def get_inputs():
     return torch.arange(16)
 """
@@ -66,12 +70,8 @@ def get_model():
     return net
 """),
     Planted("a layer in BF16 meets a checkpoint in FP32", "CST001", ("body.weight", "body.bias"), """
-class Mine(Net):
-    def hidden(self, x):
-        return self.norm(self.body(x.to(self.body.weight.dtype)).to(x.dtype))
-
 def get_model():
-    net = Mine(dtype=torch.bfloat16)
+    net = Converting(dtype=torch.bfloat16)
     net.load_state_dict(torch.load("weights.pt"))  # here
     return net
 """),
@@ -83,12 +83,8 @@ def get_model():
     return net
 """),
     Planted("--weights into a layer in FP16", "CST001", ("body.weight", "body.bias"), """
-class Mine(Net):
-    def hidden(self, x):
-        return self.norm(self.body(x.to(self.body.weight.dtype)).to(x.dtype))
-
 def get_model():
-    return Mine(dtype=torch.float16)
+    return Converting(dtype=torch.float16)
 """, "weights.pt"),
 )  # fmt: skip
 
@@ -282,23 +278,15 @@ ASKED = {
     "a model in FP32": "",
     "a model that is halved": "def get_model():\n    return Net().half()\n",
     "a layer that is halved": """
-class Mine(Net):
-    def hidden(self, x):
-        return self.norm(self.body(x.to(self.body.weight.dtype)).to(x.dtype))
-
 def get_model():
-    net = Mine()
+    net = Converting()
     net.body.bfloat16()
     return net.eval()
 """,
     "a checkpoint in FP32": 'def get_model():\n    net = Net()\n    net.load_state_dict(torch.load("weights.pt"))\n    return net\n',
     "a layer that is halved after loading": """
-class Mine(Net):
-    def hidden(self, x):
-        return self.norm(self.body(x.to(self.body.weight.dtype)).to(x.dtype))
-
 def get_model():
-    net = Mine()
+    net = Converting()
     net.load_state_dict(torch.load("weights.pt"))
     net.body.half()
     return net

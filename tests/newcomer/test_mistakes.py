@@ -23,8 +23,7 @@ from tests.support.subjects import normal, seeded
 
 
 def net(activation: type[nn.Module] = nn.ReLU) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 8), activation(), nn.Linear(8, 8)).eval()
+    return seeded(lambda: nn.Sequential(nn.Linear(8, 8), activation(), nn.Linear(8, 8)))
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +168,6 @@ MADE_OF_A_NUMBER = NUMBER.replace(
         (MADE_OF_A_NUMBER, ["mine.py"], "no floating-point operation leads to the tensors that mine returns"),
         (NUMBER, ["mine.py", "--quick", "--onnx"], "--onnx needs strategy graph, and --quick audits only autocast"),
         ("", ["expain", "SFT001"], "no verb, file or module is called 'expain': did you mean explain?"),
-        ("", ["expain"], "did you mean explain?"),
         ("", ["explain-layr", "out", "head"], "did you mean explain-layer?"),
     ],
 )  # fmt: skip

@@ -84,7 +84,7 @@ def start() -> None:
     if _kept:
         return
     backend_registration._setup_privateuseone_for_python_backend(NAME, _Module(), device_guard=_Guard())
-    from auditor import devices
+    from auditor.numerics import devices
     from tests.pretend_gpu import autocast, kernels, recurrent
 
     library = torch.library.Library("_", "IMPL", "PrivateUse1")

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 import auditor
 from auditor import Audit
 from auditor.cli import main
-from auditor.devices import choose
 from auditor.errors import AuditorError
 from auditor.flow import TOO_SMALL, run
 from auditor.loading import load
+from auditor.numerics.devices import choose
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
 from auditor.numerics.metrics import output_error
 from auditor.numerics.nodes import operation_of

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.files.test_strangers import run
+from tests.support.subjects import seeded
 
 HEAD = "import torch\nfrom torch import nn\n"
 NET = """
@@ -108,10 +109,7 @@ class Audited:
 
 def state() -> dict[str, Tensor]:
     """The weights that every factory gives."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        up, down = nn.Linear(16, 32), nn.Linear(32, 4)
-    return {f"{name}.{key}": x for name, m in (("up", up), ("down", down)) for key, x in m.state_dict().items()}
+    return seeded(lambda: nn.ModuleDict({"up": nn.Linear(16, 32), "down": nn.Linear(32, 4)})).state_dict()
 
 
 def first(statements: str, text: str = MODEL) -> str:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import auditor
 from auditor.rehearsal.result import Rehearsal
+from tests.support.replaying import Model
 
 Made = tuple[Callable[..., Any], list[Any]]
 
@@ -217,22 +218,12 @@ def cross_entropy_by_hand(way: Way | None = None) -> Made:
     return plain(model, torch.optim.SGD(model.parameters(), lr=1e-4), loss_fn, way=way), classes(8)
 
 
-class Adapted(nn.Module):
-    """A frozen layer with a low-rank adapter, whose second factor begins at zero."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.base = mlp(16, 32, 4).requires_grad_(False)
-        self.a, self.b = nn.Parameter(torch.randn(16, 4) / 4), nn.Parameter(torch.zeros(4, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base(x) + x @ self.a @ self.b
-
-
 @case("bf16_autocast", holding=("bf16_autocast", "fp16_autocast"))
 def adapter_that_begins_at_zero(way: Way | None = None) -> Made:
-    model = Adapted()
+    """A frozen layer with a low-rank adapter, whose second factor begins at zero."""
+    base = mlp(16, 32, 4).requires_grad_(False)
+    factors = {"a": nn.Parameter(torch.randn(16, 4) / 4), "b": nn.Parameter(torch.zeros(4, 4))}
+    model = Model(lambda m, x: m.base(x) + x @ m.a @ m.b, base=base, **factors)
     trained = [p for p in model.parameters() if p.requires_grad]
     return plain(model, torch.optim.Adam(trained, lr=1e-2), way=way), classes(8)
 
@@ -302,19 +293,14 @@ class _Detour(torch.autograd.Function):
         return (gradient * 4096) / 4096
 
 
-class Detour(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.b(_Detour.apply(self.a(x)))
+def detour() -> nn.Module:
+    torch.manual_seed(0)
+    return Model(lambda m, x: m.b(_Detour.apply(m.a(x))), a=nn.Linear(16, 32), b=nn.Linear(32, 4))
 
 
 @case("bf16_autocast", holding=("bf16_autocast", "fp16_autocast"))
 def function_of_its_own(way: Way | None = None) -> Made:
-    model = Detour()
+    model = detour()
     return plain(model, torch.optim.Adam(model.parameters(), lr=3e-3), way=way), classes(8)
 
 

@@ -9,6 +9,9 @@ from torch.nn import functional as F
 
 import auditor
 from auditor.rehearsal.remedies import REMEDIES, ROUNDINGS, code_of
+from auditor.rehearsal.result import Recipe, RecipeProblem, RecipeRun, Rehearsal
+from auditor.report.blocks import Item
+from auditor.report.rehearsal import overview
 from tests.rehearsal.cases import CASES, classes, mlp, plain, rehearsed
 
 
@@ -137,3 +140,40 @@ def test_what_was_planted_is_found_and_repaired(name: str) -> None:
     assert set(case.broken) <= kinds
     assert set(case.holding).isdisjoint(recipe for recipe, _ in kinds)
     assert not case.repaired or not any((case.repaired, kind) in kinds for _, kind in case.broken)
+
+
+# What each remedy does is said where it matters, and once.
+
+
+def notes(*problems: RecipeProblem) -> list[list[str]]:
+    recipes = (
+        Recipe("fp32", "FP32"),
+        Recipe("bf16", "BF16", "bf16", stored=True),
+        Recipe("bf16_master", "BF16 with a master copy", "bf16", repairs="bf16"),
+        Recipe("bf16_kahan", "BF16 with Kahan sums", "bf16", repairs="bf16"),
+    )
+    runs = {recipe.name: RecipeRun(recipe, [2.0, 1.0], steps=[0, 1]) for recipe in recipes}
+    result = Rehearsal("train.py:step", 2, 2, runs, problems, "fp32", "")
+    return [list(block.notes) for block in overview(result) if isinstance(block, Item)]
+
+
+def test_a_remedy_of_every_problem_is_named_at_the_first() -> None:
+    lost, decay = RecipeProblem("bf16", "updates", "96% lost"), RecipeProblem("bf16", "decay", "all lost")
+    still = RecipeProblem("bf16_kahan", "decay", "half lost")
+    assert notes(lost, decay, still) == [
+        [
+            "BF16 with a master copy: repairs these 2 problems; last loss 1.",
+            "BF16 with Kahan sums: repairs this problem; last loss 1.",
+        ],
+        ["BF16 with Kahan sums: still, half lost."],
+    ]
+    (only,) = notes(lost)
+    assert only[0] == "BF16 with a master copy: repairs this problem; last loss 1."
+
+
+def test_a_remedy_whose_own_run_ends_early_is_not_said_to_repair() -> None:
+    lost, ends = (
+        RecipeProblem("bf16", "updates", "96% lost"),
+        RecipeProblem("bf16_kahan", "not-finite", "NaN in step 3"),
+    )
+    assert notes(lost, ends)[0][1] == "BF16 with Kahan sums: instead, NaN in step 3."

@@ -17,6 +17,7 @@ from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Rule
 from tests.rules.examples import example
 from tests.support.capturing import captured
+from tests.support.subjects import normal, seeded
 
 RULES = {rule.code: rule for rule in load_rules() if rule.family == "quantization"}
 
@@ -133,10 +134,7 @@ class Attention(nn.Module):
 
 @pytest.mark.parametrize(("fused", "named"), [(True, {"qkv"}), (False, {"k"})])
 def test_keys_are_followed_through_norms_and_rotations(fused: bool, named: set[str]) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Attention(fused=fused).eval()
-    found = audited(model, (torch.randn(2, 8, 32),), "int8", 0.001)
+    found = audited(seeded(lambda: Attention(fused=fused)), (normal(2, 8, 32),), "int8", 0.001)
     assert {one.owner for one in of("QNT005", found)} == named
 
 

@@ -286,6 +286,17 @@ def test_a_gradient_that_is_shrunk_leaves_the_forward_pass_as_it_is() -> None:
     assert torch.allclose(holder.embed.weight.grad[1], torch.tensor(0.1))
 
 
+def test_frequencies_that_are_assigned_again_are_those_of_transformers() -> None:
+    from transformers import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralRotaryEmbedding
+
+    for size, base in ((16, 1e4), (64, 1e4), (96, 5e5), (128, 1e6)):
+        rope = {"rope_type": "default", "rope_theta": base}
+        config = MixtralConfig(hidden_size=4 * size, num_attention_heads=4, rope_parameters=rope)
+        pasted_here = pasted("POS007", base=base, size=size, x=torch.ones(1))
+        assert torch.equal(pasted_here["frequencies"], MixtralRotaryEmbedding(config).inv_freq)
+
+
 def test_the_switch_for_tf32_is_one_that_torch_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     pasted("HWR002")

@@ -8,8 +8,7 @@ from torch import fx
 from auditor.isolation.outputs import tensor_outputs
 from auditor.measure.measure import Measurement
 from auditor.numerics.metrics import output_error
-
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+from tests.support.subjects import DTYPES
 
 
 class OneLow(fx.Interpreter):

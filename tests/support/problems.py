@@ -21,18 +21,14 @@ from tests.support.subjects import capture_of
 NOTHING = Contribution(0.0, 0.0, 0.0)
 
 
-class Branches(nn.Module):
+def branching(m: Any, x: Tensor) -> Tensor:
     """Values with several readers, a container, and operations of the root's own."""
+    y = m.a(x)
+    return m.act(m.c(y) + m.b(y) + y)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.c = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
-        self.act = nn.GELU()
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.a(x)
-        return self.act(self.c(y) + self.b(y) + y)
+def branches() -> nn.Module:
+    return Model(branching, a=linear(), b=linear(), c=nn.Sequential(linear(), nn.LayerNorm(4)), act=nn.GELU())
 
 
 def held() -> nn.Module:
@@ -42,17 +38,15 @@ def held() -> nn.Module:
     return Model(lambda m, x: m.last(m.body(x)) * 2.0, shared=shared, body=body, last=last)
 
 
-class Region(nn.Module):
-    """Two products, the first in a region of BF16."""
+def with_region() -> nn.Module:
+    """Two products, `first` in a region of BF16."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(m: Any, x: Tensor) -> Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            y = self.first(x)
-        return self.second(y.float())
+            y = m.first(x)
+        return m.second(y.float())
+
+    return Model(forward, first=linear(), second=linear())
 
 
 class Careful(nn.Linear):
@@ -89,7 +83,7 @@ def linear() -> nn.Linear:
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "chain": lambda: nn.Sequential(*[linear() for _ in range(5)]),
-    "branches": Branches,
+    "branches": branches,
     "tied": tied,
     "towers": lambda: Model(lambda m, x: (m.left(x), m.right(x)), left=linear(), right=linear()),
     "shielded": lambda: Model(shielded, router=linear(), middle=linear(), careful=Careful(4, 4)),

@@ -10,8 +10,7 @@ from auditor.capture.capture import capture
 from auditor.isolation.answer import answer
 from auditor.isolation.outputs import tensor_outputs
 from auditor.records import Batch, Capture, Subject
-
-FORMATS = ("fp16", "bf16")
+from tests.support.subjects import FORMATS
 
 
 class Model(nn.Module):

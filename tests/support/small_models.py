@@ -70,17 +70,16 @@ def transformer() -> nn.Module:
     return tied(11, 8, blocks=nn.Sequential(Block(8), Block(8)), norm=RmsNorm(8))
 
 
-class ConvNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
-        self.body = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.GroupNorm(2, 8), nn.GELU())
-        self.head = nn.Linear(16, 5)
+def concatenated(m: Any, x: Tensor) -> Tensor:
+    x = m.stem(x)
+    x = torch.cat([x, m.body(x)], dim=1)
+    return m.head(F.interpolate(x, scale_factor=0.5).mean((2, 3)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        x = torch.cat([x, self.body(x)], dim=1)
-        return self.head(F.interpolate(x, scale_factor=0.5).mean((2, 3)))
+
+def convnet() -> nn.Module:
+    stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    body = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.GroupNorm(2, 8), nn.GELU())
+    return Model(concatenated, stem=stem, body=body, head=nn.Linear(16, 5))
 
 
 class Mixture(nn.Module):
@@ -114,9 +113,34 @@ class Mlp(nn.Module):
         return F.log_softmax(y, dim=-1) - y.logsumexp(-1, keepdim=True)
 
 
+def without_autocast(m: Any, x: Tensor) -> Tensor:
+    """Switches autocast off for one call of its layer, not for the other."""
+    with torch.autocast("cpu", enabled=False):
+        y = m.linear(x.float())
+    return m.norm(y) + m.linear(x)
+
+
+class Regions(nn.Module):
+    """Regions around calls and inside them, a part called twice, and a layer that has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.act = Model(without_autocast, linear=nn.Linear(6, 6), norm=nn.LayerNorm(6)), nn.GELU()
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.LayerNorm(6))
+        self.other = nn.Sequential(self.body[0], nn.ReLU())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", enabled=False):
+            y = self.inner(x)
+        z = self.body(self.body(self.act(y)))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            w = (self.inner(z) + self.other(self.act(x))).exp_()  # what is written in place is left alone
+        return w, z * w
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
     "transformer": (transformer, (torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]),)),
-    "convnet": (ConvNet, (normal(2, 3, 8, 8),)),
+    "convnet": (convnet, (normal(2, 3, 8, 8),)),
     "mixture": (Mixture, (normal(4, 6),)),
     "mlp": (Mlp, (normal(4, 6),)),
 }

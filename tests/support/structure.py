@@ -10,7 +10,7 @@ import networkx as nx
 PACKAGE = Path(__file__).resolve().parents[2] / "auditor"
 
 BANDS: dict[str, tuple[str, ...]] = {
-    "ground": ("errors", "folder", "resources", "paths", "stages", "devices", "processes"),
+    "ground": ("errors", "resources", "stages", "processes"),
     "nouns": ("records", "numerics", "offload"),
     "engine": ("isolation", "capture", "loading", "criteria", "artefact", "execution"),
     "evidence": ("measure", "rulebook"),

@@ -13,6 +13,7 @@ from auditor.measure.settle import settle
 from auditor.records import Capture, Contribution, Node, Subject
 
 FORMATS = ("fp16", "bf16")
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def subject_of(model: nn.Module, *args: Any, **kwargs: Any) -> Subject:

@@ -122,12 +122,7 @@ def test_the_audit_answers(audited: dict[str, Any]) -> None:
     assert plan.is_verified
     assert plan.measured_error <= 0.05
     assert found.live.batches[0][1] == {"scale": 2.0}
-    assert {report.node.owner for report in found.nodes} == {
-        "",
-        "first",
-        "norm",
-        "head",
-    }  # dropout does nothing in eval
+    assert {report.node.owner for report in found.nodes} == {"", "first", "norm", "head"}  # no dropout in eval
 
 
 def test_the_plan_can_be_applied(audited: dict[str, Any]) -> None:

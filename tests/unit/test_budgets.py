@@ -83,7 +83,7 @@ PARTS = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1340, "settings"),
+    "cli": (1320, "settings"),
     "criteria": (810, "criteria"),
     "document": (900, "document"),
     "dtypes": (900, "dtypes"),
@@ -92,8 +92,8 @@ BUDGET = {
     "generation": (1500, "generation"),
     "graphs": (1130, "graphs"),
     "isolation": (1200, "isolation"),
-    "loading": (1880, "loading"),
-    "loose files": (1000, "flow"),
+    "loading": (1800, "loading"),
+    "loose files": (730, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
@@ -101,7 +101,7 @@ BUDGET = {
     "progress": (300, "telling"),
     "quantization": (2300, "quantization"),
     "records": (1500, "records"),
-    "rehearsal": (980, "rehearsal"),
+    "rehearsal": (990, "rehearsal"),
     "report": (2800, "report"),
     "rulebook": (2400, "rules"),
     "score": (280, "criteria"),
@@ -111,7 +111,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30100, 217, 24
+LINES, FILES, ROOMS = 30090, 217, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

@@ -25,9 +25,9 @@ from auditor.errors import (
 from auditor.flow import run
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.metrics import output_error
-from auditor.paths import nearest, place_of, within
 from auditor.records import Audit
 from auditor.records.measure import Ignore
+from auditor.records.paths import nearest, place_of, within
 from auditor.resources import resource_dir
 from auditor.rulebook.load import load_rules
 from auditor.settings import Settings
@@ -41,12 +41,8 @@ RULES = tuple(load_rules([resource_dir("rules")]))
 
 
 def net() -> nn.Module:
-    return Model(
-        lambda m, x: torch.softmax(m.last(m.norm(m.first(x))), -1),
-        first=nn.Linear(8, 16),
-        norm=nn.LayerNorm(16),
-        last=nn.Linear(16, 4),
-    )
+    layers = {"first": nn.Linear(8, 16), "norm": nn.LayerNorm(16), "last": nn.Linear(16, 4)}
+    return Model(lambda m, x: torch.softmax(m.last(m.norm(m.first(x))), -1), **layers)
 
 
 def audited(model: nn.Module, held_out: bool = False, **asked: Any) -> Audit:
@@ -107,7 +103,7 @@ def test_signs_of_life_come_from_inside_of_every_stage_that_runs_something(monke
     asked["progress"] = lambda stage, *rest: heard.update([stage])
     auditor.audit(steep, batch, max_error=1e-4, **asked)  # a budget that plans have to be searched for
     # nothing flagged lies together here
-    assert {"measure", "training", "baseline", "plan", "low steps"} <= {s for s in heard if heard[s] > 2}
+    assert {"measure", "training", "baseline", "plan", "low-precision steps"} <= {s for s in heard if heard[s] > 2}
 
 
 # What the progress callback hears, and the errors that a user meets.

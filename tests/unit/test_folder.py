@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from auditor.errors import AuditorError
-from auditor.folder import OWN, check_directory, write
 from auditor.processes import Process
+from auditor.records.folder import OWN, check_directory, write
 from tests.support.refusing import refused
 
 
@@ -117,7 +117,7 @@ def test_names_that_it_does_not_take(name: str, tmp_path: Path) -> None:
 
 def test_a_disk_without_room_is_found_beforehand(tmp_path: Path, root: Path) -> None:
     code = (
-        "import resource, signal, sys\nfrom pathlib import Path\nfrom auditor.folder import check_directory, write\n"
+        "import resource, signal, sys\nfrom pathlib import Path\nfrom auditor.records.folder import check_directory, write\n"
         "from auditor.errors import AuditorError\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "for action in (lambda: check_directory(Path('out')), lambda: write(Path('out'), {'plan.json': 'x' * 2000})):\n"

@@ -20,8 +20,8 @@ from auditor.errors import PlanError
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy
 from auditor.execution.resolve import resolve
+from auditor.isolation import in_training
 from auditor.loading import placement
-from auditor.loading.state import in_training
 from auditor.measure.attribute import estimate
 from auditor.measure.measure import measure
 from auditor.measure.probes import inner_products
@@ -40,10 +40,10 @@ from auditor.training.objective import training_subject
 from auditor.training.replay import bind_step, run_step
 from auditor.training.step import capture_step, step_batches
 from tests.support.fake_cuda import NAMES
-from tests.support.problems import Branches
+from tests.support.problems import branches
 from tests.support.replaying import Model
 from tests.support.small_models import MODELS as SMALL
-from tests.support.small_models import Deep
+from tests.support.small_models import Deep, Regions
 from tests.support.structure import modules, tree
 from tests.support.subjects import FORMATS, capture_of, normal, seeded, subject_of
 from tests.support.two_ways import Labels, drawn, emulated_answer, everything
@@ -85,31 +85,16 @@ def test_every_run_of_every_stage_starts_from_the_same_state(monkeypatch: pytest
     tight = 1e-4  # plans are searched, run and made again
     auditor.audit(seeded(Counts), batch, mode="training", loss_fn=loss, max_error=tight, progress=entered)
     del FOUND[""]  # before the first stage it is seen to run, and no more
-    assert {"capture", "measure", "training", "baseline", "plan", "low steps"} <= FOUND.keys()
+    assert {"capture", "measure", "training", "baseline", "plan", "low-precision steps"} <= FOUND.keys()
     assert len(set().union(*FOUND.values())) == 1, FOUND
 
 
 # Only a policy says where casts are.
 
 
-class Regions(nn.Module):
-    """Regions of the author's own, around a call and inside one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.body = nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.LayerNorm(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            x = self.linear(x)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            x = self.linear(self.body(x)).exp_()  # what is written in place is left alone
-        return torch.softmax(self.body(x), -1)
-
-
 SOME: Mapping[str, tuple[type[nn.Module], tuple[Tensor, ...]]] = {
     **{name: SMALL[name] for name in ("transformer", "convnet", "mlp")},
-    "branches": (Branches, (normal(2, 4),)),
+    "branches": (branches, (normal(2, 4),)),
     "regions": (Regions, (normal(4, 6),)),
 }
 
@@ -335,8 +320,8 @@ def moved(dtype: torch.dtype) -> None:
     model, x, tensors = net(dtype)
     model.shift = normal(4).to(dtype)
     with unchanged(*tensors, model.shift):
-        placement.move_subject(subject_of(model, x), "meta")
-        placement.move_subject(subject_of(model, x.clone().requires_grad_()), "meta")
+        next(placement.move_subject(subject_of(model, x), "meta"))
+        next(placement.move_subject(subject_of(model, x.clone().requires_grad_()), "meta"))
 
 
 def spilt(dtype: torch.dtype) -> None:

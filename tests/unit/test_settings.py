@@ -9,8 +9,8 @@ import torch
 
 from auditor.asked import Command, command_of, configuration, validate
 from auditor.criteria import criteria_of
-from auditor.devices import choose, follow, is_native, is_spread, libraries, name_of, row_of, type_of
 from auditor.errors import AuditorError
+from auditor.numerics.devices import choose, follow, is_native, is_spread, libraries, name_of, row_of, type_of
 from auditor.records.measure import Ignore
 from auditor.settings import Option, Settings, options_of, split_names
 from tests.support.refusing import refused
@@ -30,7 +30,7 @@ def options(**asked: Any) -> Settings:
         ({"max_error": 0.0}, "positive"),
         ({"max_error": math.nan}, "positive"),
         ({"gpu": "abacus"}, "gpu takes T4, A100"),
-        ({"max_drop": 0.1}, "max_drop and better need evaluate"),
+        ({"max_drop": 0.1}, "`max_drop` and `better` need `evaluate`"),
         ({"select": ["norms"]}, "select takes codes such as NRM001, or the letters of a family, not 'norms'"),
         ({"max_eror": 1}, "there is no argument 'max_eror'"),
     ],

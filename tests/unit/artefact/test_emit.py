@@ -155,7 +155,7 @@ def test_it_holds_no_absolute_path_and_finds_its_source_when_it_moves(
         FileNotFoundError, match=re.escape(f"../../{source.name} has moved relative to {away}")
     ) as error:
         build()
-    assert str(error.value).endswith("audit the model again, or edit SOURCE there")
+    assert str(error.value).endswith(f"audit the model again, or edit SOURCE in {away / 'patched_model.py'}")
 
 
 KINDS = (("get_model", "factory"), ("Net", "class"), ("Holder.ready", "instance"), ("audit_spec", "spec"))

@@ -33,12 +33,8 @@ def test_gradients_of_products_sum_in_fp32_and_round_once() -> None:
 
 
 def conv_net() -> nn.Module:
-    return Model(
-        lambda m, x: m.head(m.norm(m.conv(x)).relu().flatten(1)),
-        conv=nn.Conv2d(3, 4, 3),
-        norm=nn.BatchNorm2d(4),
-        head=nn.Linear(4 * 36, 5),
-    )
+    layers = {"conv": nn.Conv2d(3, 4, 3), "norm": nn.BatchNorm2d(4), "head": nn.Linear(4 * 36, 5)}
+    return Model(lambda m, x: m.head(m.norm(m.conv(x)).relu().flatten(1)), **layers)
 
 
 def step(model: nn.Module, scale: float = 1.0, dtype: torch.dtype = FP16) -> list[Tensor]:

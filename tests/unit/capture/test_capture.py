@@ -154,10 +154,11 @@ def test_modules_without_a_forward_of_their_own() -> None:
 
 
 def test_recurrent_layers_stay_whole() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers = [nn.LSTM(4, 3, 2, bidirectional=True), nn.GRU(4, 3), nn.RNN(4, 3), nn.LSTM(4, 3, proj_size=2)]
-    for layer, name in zip(layers, ("lstm", "gru", "rnn_tanh", "lstm"), strict=True):
+    def layers() -> nn.Module:
+        both, projected = nn.LSTM(4, 3, 2, bidirectional=True), nn.LSTM(4, 3, proj_size=2)
+        return nn.ModuleList([both, nn.GRU(4, 3), nn.RNN(4, 3), projected])
+
+    for layer, name in zip(seeded(layers), ("lstm", "gru", "rnn_tanh", "lstm"), strict=True):
         found = replayed(layer, normal(5, 2, 4))
         assert len(nodes_by_op(found, name)) == 1
 

@@ -13,9 +13,9 @@ import pytest
 
 from auditor import cli
 from auditor.errors import CaptureError
-from auditor.folder import write
 from auditor.records import Audit, Environment
 from auditor.records.audit import FILES
+from auditor.records.folder import write
 from auditor.report.reporters import REPORTERS
 from tests.unit.report.factory import make_audit
 

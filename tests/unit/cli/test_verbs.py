@@ -13,8 +13,7 @@ import pytest
 
 import auditor
 from auditor import cli
-from auditor.cli.verbs import default_directory
-from auditor.document.places import portable_path
+from auditor.document.places import default_directory, portable_path
 from auditor.resources import errors
 from tests.unit.report.factory import HOSTILE, make_audit
 
@@ -156,7 +155,7 @@ def test_a_score_that_drops_fails_and_stdout_is_json(folder: Path, capfd: pytest
     [
         (["--evaluate", "nowhere"], "scored_model.py has no 'nowhere'"),
         (["--evaluate", "other.py:accuracy"], "other.py does not exist"),
-        (["--better", "lower"], "max_drop and better need evaluate"),
+        (["--better", "lower"], "`max_drop` and `better` need `evaluate`"),
     ],
 )
 def test_what_names_no_score_is_refused_at_once(

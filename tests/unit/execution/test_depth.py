@@ -15,8 +15,8 @@ from auditor.capture.capture import capture
 from auditor.execution.beside import UnderPlan, first_non_finite, under_plan
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy, choice_from_scopes, plain
+from auditor.isolation import in_training
 from auditor.loading import from_object
-from auditor.loading.state import in_training
 from auditor.numerics.metrics import relative_l2
 from auditor.records import NonFinite, Plan, ScopeChoice
 from auditor.training.objective import training_subject
@@ -33,7 +33,7 @@ from auditor.training.replay import (
 from auditor.training.step import capture_step, step_batches
 from tests.support.capturing import Function
 from tests.support.capturing import captured as recorded
-from tests.support.problems import Region
+from tests.support.problems import with_region
 from tests.support.replaying import Model
 from tests.support.stepping import Scaled, stepped
 from tests.support.subjects import normal, seeded
@@ -97,7 +97,7 @@ def test_errors_are_those_of_two_whole_runs(subject, captured, chosen):
 
 def test_a_plan_does_not_take_the_author_s_region_away():
     """The region is BF16 with a plan and without: nothing is lost there by the plan."""
-    subject = from_object(seeded(Region), normal(4, 4))
+    subject = from_object(seeded(with_region), normal(4, 4))
     captured = capture(subject, ("bf16",))
     found = under_plan(captured, subject.model, subject.batches[0], plan("autocast", "bf16")).errors
     assert found["linear"] == 0 < found["linear_1"]
@@ -154,10 +154,6 @@ ROWS = 37.8671875 + torch.tensor([1.234375, -1.234375] * 8).repeat(2, 1)
 )
 def test_what_turns_non_finite_first_and_why(function: Callable[..., Tensor], inputs: Any, expected: Any) -> None:
     assert said(first(function, torch.as_tensor(inputs))) == expected
-
-
-def test_what_is_finite_has_none() -> None:
-    assert first(lambda x: x * x, torch.full((4,), 3.0)) is None
 
 
 def test_the_mask_that_a_softmax_absorbs_is_not_what_turns_the_outputs() -> None:

@@ -1,11 +1,13 @@
 """What a strategy means for weights, scopes and values on their way, and what the author runs low whatever the plan."""
 
+import pytest
 import torch
 from torch import Tensor
 
 from auditor.artefact.strategies import names, strategy_of
 from auditor.execution.policy import Boundary, Layout, Policy
 from auditor.execution.resolve import kept_low
+from auditor.records import Placeholder
 from tests.support.capturing import Function
 from tests.support.problems import captured
 from tests.support.replaying import Model
@@ -37,6 +39,11 @@ def test_cast_stores_each_weight_in_the_precision_of_its_readers() -> None:
     assert found["input"] == "fp16"
     assert (found["middle.weight"], found["middle.bias"]) == ("fp32", "fp32")
     assert (found["first.bias"], found["last.bias"]) == ("fp16", "fp16")
+
+
+@pytest.mark.parametrize(("holders", "expected"), [((), False), (("a",), False), (("a", "b"), True)])
+def test_a_weight_that_several_modules_hold_is_tied(holders: tuple[str, ...], expected: bool) -> None:
+    assert Placeholder("p_w", "parameter", "a.w", holders=holders).is_shared is expected
 
 
 def test_a_tied_weight_is_stored_low_where_all_that_hold_it_are() -> None:

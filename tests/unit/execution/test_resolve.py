@@ -23,19 +23,16 @@ from auditor.execution.resolve import Resolver, resolve
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.operations import operation
-from auditor.paths import function_in
 from auditor.plan.modules import evaluate, scopes_of
 from auditor.records import Capture, Plan, ScopeChoice
+from auditor.records.paths import function_in
 from auditor.verify.running import run_patched
 from tests.support.capturing import Function
 from tests.support.fake_cuda import NAMES, recorded_dtypes
 from tests.support.flat_models import LARGE, FlatBlock, Stack
 from tests.support.problems import fp32_of, held, owners_of, problem_of, tied_owners
-from tests.support.replaying import Model
-from tests.support.small_models import MODELS
-from tests.support.subjects import FORMATS, capture_of, nodes_by_op, normal, only, seeded
-
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+from tests.support.small_models import MODELS, Regions
+from tests.support.subjects import DTYPES, FORMATS, capture_of, nodes_by_op, normal, only, seeded
 
 
 @cache
@@ -235,31 +232,6 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
     assert not foretold.conflicts
     assert {node: foretold.dtypes[node] for node in observed} == observed
     return True
-
-
-def inner(m: Any, x: Tensor) -> Tensor:
-    """Switches autocast off for one call of its layer, not for the other."""
-    with torch.autocast("cpu", enabled=False):
-        y = m.linear(x.float())
-    return m.norm(y) + m.linear(x)
-
-
-class Regions(nn.Module):
-    """Regions around calls and inside them, a part called twice, and a layer that has two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.act = Model(inner, linear=nn.Linear(6, 6), norm=nn.LayerNorm(6)), nn.GELU()
-        self.body = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.LayerNorm(6))
-        self.other = nn.Sequential(self.body[0], nn.ReLU())
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast("cpu", enabled=False):
-            y = self.inner(x)
-        z = self.body(self.body(self.act(y)))
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            w = self.inner(z) + self.other(self.act(x))
-        return w, z * w
 
 
 KINDS = {**MODELS, "regions": (Regions, (normal(4, 6),)), "held": (held, (normal(4, 4),))}

@@ -31,7 +31,7 @@ from auditor.records.generation import StoredCache, TokenComparison
 from tests.files.test_strangers import run
 from tests.support.refusing import refused
 from tests.support.replaying import Model
-from tests.support.subjects import capture_of
+from tests.support.subjects import capture_of, seeded
 from tests.support.thinned import thinned
 
 transformers = pytest.importorskip("transformers")
@@ -42,37 +42,33 @@ IDS = torch.randint(5, WORDS, (8, 12), generator=torch.Generator().manual_seed(1
 
 
 def llama() -> nn.Module:
-    torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = transformers.LlamaConfig(vocab_size=WORDS, num_key_value_heads=2, initializer_range=0.3, **sizes)
     config.eos_token_id = config.pad_token_id = None
-    return transformers.LlamaForCausalLM(config).eval()
+    return seeded(lambda: transformers.LlamaForCausalLM(config))
 
 
 def t5() -> nn.Module:
-    torch.manual_seed(0)
     sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
     config = transformers.T5Config(vocab_size=WORDS, decoder_start_token_id=0, initializer_factor=3.0, **sizes)
     config.eos_token_id = config.pad_token_id = None
-    return transformers.T5ForConditionalGeneration(config).eval()
+    return seeded(lambda: transformers.T5ForConditionalGeneration(config))
 
 
 def bart() -> nn.Module:
-    torch.manual_seed(0)
     sizes = {f"{part}_{size}": n for part in ("encoder", "decoder") for size, n in SIZES.items()}
     ends = {"forced_eos_token_id": None, "eos_token_id": None, "pad_token_id": None, "decoder_start_token_id": 0}
     config = transformers.BartConfig(vocab_size=WORDS, d_model=64, init_std=0.3, **sizes, **ends)
-    return transformers.BartForConditionalGeneration(config).eval()
+    return seeded(lambda: transformers.BartForConditionalGeneration(config))
 
 
 def whisper() -> nn.Module:
-    torch.manual_seed(0)
     sizes = {f"{part}_{size}": n for part in ("encoder", "decoder") for size, n in SIZES.items()}
     ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "decoder_start_token_id": 0}
     config = transformers.WhisperConfig(
         vocab_size=WORDS, d_model=64, init_std=0.3, num_mel_bins=16, max_source_positions=32, **sizes, **ends
     )
-    return transformers.WhisperForConditionalGeneration(config).eval()
+    return seeded(lambda: transformers.WhisperForConditionalGeneration(config))
 
 
 class Steps(nn.Module):
@@ -242,17 +238,6 @@ def test_flips_are_predicted_and_are_where_the_plan_leaves_fp32s_text(temperatur
         assert found.one_pass_kl == pytest.approx(found.kl, rel=0.05)  # a CPU that emulates: sums in another order
 
 
-class Waves(nn.Module):
-    """Sines of a linear layer, which are no tables of positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.up(x).sin())
-
-
 def test_a_weight_belongs_to_the_part_that_reads_it_and_frequencies_to_the_tables() -> None:
     def parts(model: nn.Module, x: Tensor, **given: bool) -> dict[str, str]:
         capture = capture_of(model, x, **given)
@@ -268,7 +253,8 @@ def test_a_weight_belongs_to_the_part_that_reads_it_and_frequencies_to_the_table
     assert (found["lm_head.weight"], found["model.embed_tokens.weight"]) == ("head", "linear layers")
     model.lm_head.weight = model.model.embed_tokens.weight
     assert parts(model, IDS, use_cache=False)["model.embed_tokens.weight"] == "head"
-    assert parts(Waves(), torch.randn(2, 4))["up.weight"] == "linear layers"
+    waves = Model(lambda m, x: m.down(m.up(x).sin()), up=nn.Linear(4, 8), down=nn.Linear(8, 4))
+    assert parts(waves, torch.randn(2, 4))["up.weight"] == "linear layers"  # sines that are no tables of positions
 
 
 @pytest.mark.slow

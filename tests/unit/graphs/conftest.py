@@ -10,9 +10,9 @@ from torch import Tensor, nn
 import auditor
 from auditor.graphs.exported import ExportedModel, export_model
 from auditor.graphs.operations import GraphOperation, Table, Value, table_of
-from auditor.paths import FP32_OUTPUT
 from auditor.plan.workbench import Workbench
 from auditor.records import Audit
+from auditor.records.paths import FP32_OUTPUT
 from tests.support.planning import bench_of
 
 

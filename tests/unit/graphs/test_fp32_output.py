@@ -16,9 +16,9 @@ from auditor.graphs.exported import export_model
 from auditor.graphs.onnxfile import _TRANSLATIONS, as_bytes, tidy, with_onnx
 from auditor.graphs.operations import table_of
 from auditor.graphs.stage import _multiply, lower_operations
-from auditor.paths import FP32_OUTPUT
 from auditor.plan.recommend import kept_apart
 from auditor.records import Audit
+from auditor.records.paths import FP32_OUTPUT
 from tests.support.capturing import Function
 from tests.support.planning import bench_of
 from tests.support.replaying import Model

@@ -16,10 +16,10 @@ from auditor.graphs.exported import ExportedModel, export_model
 from auditor.graphs.operations import Table, Value, align_nodes, owner_of, table_of
 from auditor.graphs.stage import OperationRefused, Operations, Trial, cuts_of, kept_of, lower_operations, memory_needed
 from auditor.numerics.metrics import output_error
-from auditor.paths import FP32_OUTPUT
 from auditor.plan.search import choose
 from auditor.plan.workbench import Workbench
 from auditor.records import MemoryUse
+from auditor.records.paths import FP32_OUTPUT
 from tests.support.planning import bench_of
 from tests.support.replaying import Model
 from tests.support.small_models import narrowing

@@ -115,6 +115,6 @@ def test_what_a_hook_cannot_load_is_one_line(tmp_path: Path) -> None:
     before = portrait(model)
     for file in tmp_path.glob("*.dat"):
         file.unlink()
-    with refused(LoadError, "meta-weights", match="is offloaded and cannot be loaded by its hook"):
+    with refused(LoadError, "meta-weights", match="is offloaded and cannot be loaded by accelerate's hook"):
         from_object(model, X)
     assert portrait(model) == before

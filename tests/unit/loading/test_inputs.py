@@ -77,6 +77,17 @@ def test_made_up_inputs_follow_the_first_weighted_layer(write, layer, shape):
     assert any("were generated" in warning for warning in cautions(subject))
 
 
+def test_a_warning_names_what_looks_like_inputs_but_is_not_read(write):
+    code = NET + "prompts = [1]\ndef get_example_inputs(): pass\ndef get_eval_inputs(): return torch.ones(2, 3)\n"
+    said = [
+        f"model.py defines {name}, which is not read: rename it to get_inputs"
+        for name in ("prompts", "get_example_inputs")
+    ]
+    assert list(load(write(code)).warnings) == said
+    assert load(write(code), inputs="x:float32[2,3]").warnings == ()
+    assert load(write(code + "example_inputs = torch.ones(2, 3)\n")).warnings == ()
+
+
 def test_no_inputs_to_be_found(write):
     with refused(LoadError, "no-inputs", match=r"forward\(x, y\)"):
         load(write(NET.replace("scale=None", "y")))

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import AuditorError, LoadError
-from auditor.loading import from_object, in_eval, load
+from auditor.isolation import in_eval
+from auditor.isolation.isolated import in_fp32
+from auditor.loading import from_object, load
 from auditor.loading.placement import copy_to_device, move_subject, place_subject
-from auditor.loading.state import in_fp32, upcast_model
+from auditor.loading.state import upcast_model
 from auditor.training.objective import training_subject
 from tests.support.capturing import Function
 from tests.support.refusing import refused
@@ -186,7 +188,7 @@ def test_plain_tensors_and_what_a_loss_closes_over_are_moved_and_the_callers_are
 
     model, weight = Held(), torch.ones(2)
     subject = training_subject(model, (normal(3, 4), normal(3, 2)), {}, lambda y, t: (weight * (y - t)).sum())
-    twin = move_subject(subject, "meta")
+    twin = next(move_subject(subject, "meta"))
     assert isinstance(twin.model, Held)
     inside = [twin.model.shift, twin.model.more["list"][0], twin.model.more["pair"][0], twin.model.weight]
     assert {x.device.type for x in inside} == {"meta"}

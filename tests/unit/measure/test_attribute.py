@@ -14,7 +14,7 @@ from auditor.records import Contribution
 from tests.support.brute_force import spearman, true_isolated
 from tests.support.capturing import Function
 from tests.support.replaying import Model
-from tests.support.small_models import ConvNet, Deep
+from tests.support.small_models import Deep, convnet
 from tests.support.subjects import FORMATS, effects_of, measurement_of, nodes_by_op, normal, only, seeded
 
 
@@ -83,7 +83,7 @@ def attention() -> nn.Module:
 
 MODELS = {
     "deep": (lambda: Deep(5, 16), (16, 16)),
-    "convnet": (ConvNet, (16, 3, 8, 8)),
+    "convnet": (convnet, (16, 3, 8, 8)),
     "attention": (attention, (16, 6, 16)),
 }
 

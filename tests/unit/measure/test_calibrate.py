@@ -301,9 +301,5 @@ def test_what_is_within_the_noise_is_no_error_and_said_to_be() -> None:
 
 
 def quietly() -> nn.Module:
-    return Model(
-        lambda m, x: m.b(m.mix(m.a(x).relu())),
-        a=nn.Linear(32, 64),
-        mix=Function(lambda x: torch.ops.loud.pool(x)),
-        b=nn.Linear(64, 8),
-    )
+    parts = {"a": nn.Linear(32, 64), "mix": Function(lambda x: torch.ops.loud.pool(x)), "b": nn.Linear(64, 8)}
+    return Model(lambda m, x: m.b(m.mix(m.a(x).relu())), **parts)

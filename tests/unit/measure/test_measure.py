@@ -184,7 +184,7 @@ def _chain(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("model", "x", "released"),
     [
-        (lambda: Normed(nn.BatchNorm2d(8), by_batch=False), normal(4, 3, 8, 8), {"batch_norm"}),
+        (lambda: normed(nn.BatchNorm2d(8), by_batch=False), normal(4, 3, 8, 8), {"batch_norm"}),
         (_block, normal(4, 32, 16), {"mul"}),
         (lambda: Function(_chain), normal(4, 4), {"add"}),
         (_residual, normal(4, 3, 8, 8), {"batch_norm", "add"}),
@@ -214,22 +214,20 @@ def test_nothing_stays_of_a_measurement_once_its_effects_are_known(monkeypatch: 
     assert tensors() == before
 
 
-class Normed(nn.Module):
+def normed(norm: nn.Module, by_batch: bool) -> nn.Module:
     """A norm that writes its running statistics, or reads them, as `norm` does."""
 
-    def __init__(self, norm: nn.Module, by_batch: bool) -> None:
-        super().__init__()
-        self.conv, self.norm, self.by_batch = nn.Conv2d(3, 8, 3), norm, by_batch
+    def forward(m: Any, x: Tensor) -> Tensor:
+        m.norm.train(by_batch)
+        return m.norm(m.conv(x)).relu().mean((2, 3))
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.norm.train(self.by_batch)
-        return self.norm(self.conv(x)).relu().mean((2, 3))
+    return Model(forward, conv=nn.Conv2d(3, 8, 3), norm=norm)
 
 
 @pytest.mark.parametrize("by_batch", [True, False])
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d])
 def test_norms_with_running_statistics(norm: type[nn.Module], by_batch: bool) -> None:
-    model = seeded(lambda: Normed(norm(8, track_running_stats=True), by_batch))
+    model = seeded(lambda: normed(norm(8, track_running_stats=True), by_batch))
     subject = subject_of(model, normal(4, 3, 12, 12))
     captured = capture(subject, FORMATS)
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -1,8 +1,8 @@
 """Layers under quantization schemes: effects against the model itself, quantized by hand, and causes that were planted."""
 
-import copy
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,48 +10,41 @@ from torch import Tensor, nn
 
 from auditor import audit
 from auditor.document.read import load
-from auditor.numerics.quantize import fake_quantize
-from auditor.numerics.schemes import SCHEMES
 from auditor.records.audit import Audit
 from auditor.records.quantization import QuantizedLayer
 from auditor.report.reporters import html, text
+from tests.support.quantizing import by_hand, change
+from tests.support.replaying import Model
+from tests.support.subjects import normal, seeded
 
 WIDTH = 64
 
 
-class Block(nn.Module):
+def block() -> nn.Module:
     """Attention with a fused weight, and a gated layer between norms."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.norm2, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 128), nn.Linear(128, WIDTH)
+    def forward(m: Any, x: Tensor) -> Tensor:
+        q, k, v = m.qkv(m.norm(x)).chunk(3, -1)
+        x = x + m.out((q @ k.transpose(-1, -2) / 8).softmax(-1) @ v)
+        return x + m.down(torch.tanh(m.up(m.norm2(x))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-        x = x + self.out((q @ k.transpose(-1, -2) / 8).softmax(-1) @ v)
-        return x + self.down(torch.tanh(self.up(self.norm2(x))))
+    first = {"norm": nn.LayerNorm(WIDTH), "qkv": nn.Linear(WIDTH, 3 * WIDTH), "out": nn.Linear(WIDTH, WIDTH)}
+    second = {"norm2": nn.LayerNorm(WIDTH), "up": nn.Linear(WIDTH, 128), "down": nn.Linear(128, WIDTH)}
+    return Model(forward, **first, **second)
 
 
-class Net(nn.Module):
+def whole() -> nn.Module:
     """An embedding, a block, a convolution and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.block = nn.Embedding(40, WIDTH), Block()
-        self.conv, self.head = nn.Conv1d(WIDTH, 32, 3, padding=1), nn.Linear(32, 10)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.conv(self.block(self.embed(ids)).transpose(1, 2)).transpose(1, 2))
+    ends = {"embed": nn.Embedding(40, WIDTH), "block": block()}
+    heads = {"conv": nn.Conv1d(WIDTH, 32, 3, padding=1), "head": nn.Linear(32, 10)}
+    return Model(lambda m, x: m.head(m.conv(m.block(m.embed(x)).transpose(1, 2)).transpose(1, 2)), **ends, **heads)
 
 
 LAYERS = {"embed", "block.qkv", "block.out", "block.up", "block.down", "conv", "head"}
 
 
-def net(plant: Callable[[Net], None] = lambda model: None) -> Net:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Net().eval()
+def net(plant: Callable[[nn.Module], None] = lambda model: None) -> nn.Module:
+    model = seeded(whole)
     with torch.no_grad():
         plant(model)
     return model
@@ -70,53 +63,31 @@ def layer(found: Audit, owner: str, scheme: str) -> QuantizedLayer:
     return next(x for x in found.quantization if (x.owner, x.scheme) == (owner, scheme))
 
 
-def by_hand(model: nn.Module, owner: str, scheme: str) -> nn.Module:
-    """A copy of the model, whose layer has a quantized weight and quantizes its input; channels of a convolution last."""
-    model, row = copy.deepcopy(model), SCHEMES[scheme]
-    module = model.get_submodule(owner)
-    convolves = isinstance(module, nn.Conv1d)
-    with torch.no_grad():
-        weight = module.weight.movedim(1, -1) if convolves else module.weight
-        made = fake_quantize(weight.reshape(len(weight), -1), row.weight).values.view(weight.shape)
-        module.weight.copy_(made.movedim(-1, 1) if convolves else made)
-    by = row.activation
-    if by is not None and not isinstance(module, nn.Embedding):
-        assert not convolves
-        module.register_forward_pre_hook(lambda module, args: (fake_quantize(args[0], by).values,))
-    return model
-
-
-def change(model: nn.Module, other: nn.Module, x: Tensor) -> float:
-    with torch.no_grad():
-        reference = model(x)
-        return float((other(x) - reference).norm() / reference.norm())
-
-
 SOME = ("fp8", "mxfp8", "int8", "int8_asymmetric", "int4", "mxfp4", "nvfp4")
 
 
 @pytest.fixture(scope="module")
-def some() -> tuple[Net, Audit]:
+def some() -> tuple[nn.Module, Audit]:
     model = net()
     return model, audited(model, ids(), formats=SOME)
 
 
-def test_every_layer_is_measured_under_every_scheme(some: tuple[Net, Audit]) -> None:
+def test_every_layer_is_measured_under_every_scheme(some: tuple[nn.Module, Audit]) -> None:
     _, found = some
     assert {(x.owner, x.scheme) for x in found.quantization} == {(owner, s) for owner in LAYERS for s in SOME}
     assert found.formats == ("bf16",)  # the layers that are not quantized
 
 
 @pytest.mark.parametrize("scheme", SOME)
-def test_effects_are_those_of_the_model_quantized_by_hand(some: tuple[Net, Audit], scheme: str) -> None:
+def test_effects_are_those_of_the_model_quantized_by_hand(some: tuple[nn.Module, Audit], scheme: str) -> None:
     model, found = some
     for owner in LAYERS - {"conv"} | ({"conv"} if scheme == "int4" else set()):
-        measured, expected = layer(found, owner, scheme), change(model, by_hand(model, owner, scheme), ids())
+        measured, expected = layer(found, owner, scheme), change(model, by_hand(model, {owner: scheme}), ids())
         assert measured.decided_by == "re-run"  # all are above a quarter of this budget
         assert measured.effect == pytest.approx(expected, rel=1e-4)
 
 
-def test_first_order_predicts_what_runs_measure(some: tuple[Net, Audit]) -> None:
+def test_first_order_predicts_what_runs_measure(some: tuple[nn.Module, Audit]) -> None:
     model, ran = some
     predicted = audited(model, ids(), formats=("fp8", "int8", "int4"), max_error=10.0)
     assert {x.decided_by for x in predicted.quantization} == {"first-order"}
@@ -139,7 +110,7 @@ def test_a_criterion_decides_instead_of_the_error_budget() -> None:
     found = audited(model, ids(), formats="int4", criteria="output: max_abs <= 0.1")
     one = layer(found, "block.up", "int4")
     with torch.no_grad():
-        most = float((by_hand(model, "block.up", "int4")(ids()) - model(ids())).abs().max())
+        most = float((by_hand(model, {"block.up": "int4"})(ids()) - model(ids())).abs().max())
     assert one.effect == pytest.approx(most / 0.1, rel=1e-3)
     assert one.criterion == "output: max_abs <= 0.1"
 
@@ -156,17 +127,17 @@ def test_effects_are_the_worst_over_the_batches() -> None:
     model, x, y = net(), ids(0), ids(1)
     both = audited(model, x, y, formats="nvfp4")
     for owner in LAYERS - {"conv"}:
-        worst = max(change(model, by_hand(model, owner, "nvfp4"), batch) for batch in (x, y))
+        worst = max(change(model, by_hand(model, {owner: "nvfp4"}), batch) for batch in (x, y))
         assert layer(both, owner, "nvfp4").effect == pytest.approx(worst, rel=1e-4)
 
 
-def plant_outlier(model: Net) -> None:
+def plant_outlier(model: nn.Module) -> None:
     model.block.norm2.weight[7] *= 100  # undone by the weight: the model stays the same function
     model.block.norm2.bias[7] *= 100
     model.block.up.weight[:, 7] /= 100
 
 
-def test_a_planted_outlier_channel_of_an_activation_is_named(some: tuple[Net, Audit]) -> None:
+def test_a_planted_outlier_channel_of_an_activation_is_named(some: tuple[nn.Module, Audit]) -> None:
     found = audited(net(plant_outlier), ids(), formats="int8,fp8")
     one = layer(found, "block.up", "int8")
     assert (one.part, one.cause, one.place) == ("activation", "outlier channel", "input channel 7")
@@ -176,7 +147,7 @@ def test_a_planted_outlier_channel_of_an_activation_is_named(some: tuple[Net, Au
     assert layer(found, "block.up", "fp8").place == ""  # FP8 has an exponent of its own
 
 
-def plant_weight_outlier(model: Net) -> None:
+def plant_weight_outlier(model: nn.Module) -> None:
     model.block.down.weight[:, 3] *= 60
     model.block.down.weight[:, 90] *= 60
 
@@ -186,7 +157,7 @@ def test_planted_outlier_channels_of_a_weight_are_named() -> None:
     assert (one.part, one.cause, one.place) == ("weight", "outlier channel", "input channels 3, 90")
 
 
-def plant_slice(model: Net) -> None:
+def plant_slice(model: nn.Module) -> None:
     model.block.qkv.weight[:WIDTH] *= 1000  # queries, undone by the keys: the model stays the same function
     model.block.qkv.bias[:WIDTH] *= 1000
     model.block.qkv.weight[WIDTH : 2 * WIDTH] /= 1000  # in units of the tensor's scale about 4e-4, which is zero
@@ -200,48 +171,38 @@ def test_a_planted_bad_slice_of_a_fused_weight_is_named_with_its_remedy() -> Non
     one = layer(found, "block.qkv", "fp8_tensor")
     assert (one.part, one.cause, one.place) == ("weight", "slice", "slice 2 of 3, output channels 64 to 127")
     assert one.zeroed >= WIDTH * WIDTH
-    by_rows = change(model, by_hand(model, "block.qkv", "fp8"), x)
+    by_rows = change(model, by_hand(model, {"block.qkv": "fp8"}), x)
     assert one.effect > budget > 4 * by_rows
     assert (one.remedy, one.remedied) == ("fp8", pytest.approx(by_rows, rel=1e-4))
     others = [x for x in found.quantization if x.owner != "block.qkv"]
     assert {(x.cause, x.place) for x in others} == {("rounding", "")}
 
 
-class Fused(nn.Module):
+@pytest.mark.parametrize(("way", "low", "high"), [("split", 32, 47), ("unbind", 32, 63), ("slice", 32, 63)])
+def test_slices_are_those_that_the_model_takes(way: str, low: int, high: int) -> None:
     """Query, key and value from one weight, which the model takes apart in one of the usual ways."""
 
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.qkv, self.way = nn.Linear(32, 64 if way == "split" else 96, bias=False), way
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.qkv(x)
-        if self.way == "split":
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.qkv(x)
+        if way == "split":
             q, k, v = y.split([32, 16, 16], -1)
             q = q.unflatten(-1, (2, 16)).sum(-2)
-        elif self.way == "unbind":
+        elif way == "unbind":
             q, k, v = y.unflatten(-1, (3, 32)).unbind(-2)
         else:
             q, k, v = y[..., :32], y[..., 32:64], y[..., 64:]
         return (q @ k.transpose(-1, -2)).softmax(-1) @ v
 
-
-@pytest.mark.parametrize(
-    ("way", "low", "high"), [("split", 32, 47), ("unbind", 32, 63), ("slice", 32, 63)], ids=["split", "unbind", "slice"]
-)
-def test_slices_are_those_that_the_model_takes(way: str, low: int, high: int) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model, x = Fused(way).eval(), torch.randn(2, 8, 32)
+    model = seeded(lambda: Model(forward, qkv=nn.Linear(32, 64 if way == "split" else 96, bias=False)))
     with torch.no_grad():
         model.qkv.weight[:32] *= 1000
         model.qkv.weight[low : high + 1] /= 1000
-    one = layer(audited(model, x, formats="fp8_tensor"), "qkv", "fp8_tensor")
+    one = layer(audited(model, normal(2, 8, 32), formats="fp8_tensor"), "qkv", "fp8_tensor")
     assert (one.cause, one.place) == ("slice", f"slice 2 of 3, output channels {low} to {high}")
 
 
 def test_a_row_that_takes_the_range_of_a_tensor_is_named() -> None:
-    def plant(model: Net) -> None:
+    def plant(model: nn.Module) -> None:
         model.block.qkv.weight[5] *= 1e5
         model.block.qkv.weight[WIDTH + 5] /= 1e5
 
@@ -249,34 +210,29 @@ def test_a_row_that_takes_the_range_of_a_tensor_is_named() -> None:
     assert (one.part, one.cause, one.place) == ("weight", "outlier row", "output channel 5")
 
 
-class Site(nn.Module):
-    """Linear layers, of which one reads spikes beside its input, in another channel for every row."""
-
-    def __init__(self, bad: int) -> None:
-        super().__init__()
-        self.layers, self.bad = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5)), bad
-        self.register_buffer("spikes", 40 * torch.eye(WIDTH)[:32])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for number, one in enumerate(self.layers):
-            x = nn.functional.layer_norm(x, (WIDTH,))
-            x = one(x + self.spikes if number == self.bad else x)
-        return x
-
-
 @pytest.mark.parametrize("bad", [1, 3])
 def test_a_planted_activation_site_is_named(bad: int) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model, x = Site(bad).eval(), torch.randn(32, WIDTH)
-    ranked = sorted(audited(model, x, formats="int8").quantization, key=lambda one: -one.effect)
+    """Of five linear layers one reads spikes beside its input, in another channel for every row."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        for number, one in enumerate(m.layers):
+            x = nn.functional.layer_norm(x, (WIDTH,))
+            x = one(x + m.spikes if number == bad else x)
+        return x
+
+    def make() -> nn.Module:
+        layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
+        return Model(forward, layers=layers, spikes=40 * torch.eye(WIDTH)[:32])
+
+    model = seeded(make)
+    ranked = sorted(audited(model, normal(32, WIDTH), formats="int8").quantization, key=lambda one: -one.effect)
     assert (ranked[0].owner, ranked[0].part) == (f"layers.{bad}", "activation")
     assert ranked[0].effect > 1.5 * ranked[1].effect
     assert ranked[0].activation_effect > 2 * ranked[0].weight_effect
 
 
 def test_zeros_that_torchao_turns_into_nan_are_a_cause() -> None:
-    def plant(model: Net) -> None:
+    def plant(model: nn.Module) -> None:
         model.head.weight[4] = 0.0
 
     one = layer(audited(net(plant), ids(), formats="fp8"), "head", "fp8")
@@ -292,7 +248,7 @@ def test_static_scales_come_from_all_calibration_inputs() -> None:
     assert layer(together, "0", "int8_static").activation_error > 20 * apart  # of the small batch, now in large steps
 
 
-def test_reports_and_files_show_the_layers(some: tuple[Net, Audit], tmp_path) -> None:
+def test_reports_and_files_show_the_layers(some: tuple[nn.Module, Audit], tmp_path) -> None:
     _, found = some
     shown = text(found, width=200, color=False, most=100)
     worst = max((x for x in found.quantization if x.scheme == "nvfp4"), key=lambda x: x.effect)

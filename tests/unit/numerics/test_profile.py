@@ -37,11 +37,13 @@ def magnitudes(x: torch.Tensor) -> Magnitudes:
 
 
 def test_a_tensor_worked_out_by_hand() -> None:
-    span = magnitudes(torch.tensor([[0.0, -3.0, 0.75], [0.5, 2.0, 0.0]]))
+    profile = Profile(torch.tensor([[0.0, -3.0, 0.75], [0.5, 2.0, 0.0]]))
     # |x|: 3 = 1.5 * 2^1, 0.75 = 1.5 * 2^-1, 0.5 = 2^-1, 2 = 2^1; two of six are zero; squares: 9, 9/16, 1/4, 4
     norm = pytest.approx(math.sqrt(13.8125))
-    assert span == Magnitudes(max_abs=3.0, min_abs=0.5, zeros=2, exponents={-1: 2, 1: 2}, norm=norm)
-    assert span.nonzero == 4
+    assert profile.range == Magnitudes(max_abs=3.0, min_abs=0.5, zeros=2, exponents={-1: 2, 1: 2}, norm=norm)
+    assert profile.range.nonzero == 4
+    assert profile.rms == pytest.approx(math.sqrt(13.8125 / 6))
+    assert Profile(torch.empty(0)).rms == 0.0
 
 
 def test_non_finite_entries_are_left_out() -> None:
@@ -66,12 +68,6 @@ def test_any_range_against_a_count(values: list[float]) -> None:
     assert span.zeros == sizes.count(0.0)
     assert sum(span.exponents.values()) == len(nonzero)
     assert all(2.0**power <= max(nonzero) for power in span.exponents if power > -127)
-
-
-def test_size_by_hand() -> None:
-    profile = Profile(torch.tensor([[3.0, 4.0, 0.0, 0.0]]))
-    assert (profile.range.norm, profile.rms, profile.range.nonzero) == (5.0, 2.5, 2)  # 5 / sqrt(4)
-    assert Profile(torch.empty(0)).rms == 0.0
 
 
 def t(*values: float) -> torch.Tensor:
@@ -249,6 +245,7 @@ def test_what_fp32_would_lose_is_left_out() -> None:
         (t(NAN, 3, 4), t(7, 3, 4.5), 0.1),  # no reference, no error
         (t(-INF, 3), t(-INF, NAN), INF),
         (t(-INF, -INF), t(-INF, -INF), 0.0),
+        (torch.tensor([3 + 4j]), torch.tensor([3 + 4.5j]), 0.1),
     ],
 )
 def test_relative_l2(reference: Tensor, candidate: Tensor, expected: float) -> None:
@@ -261,10 +258,6 @@ def test_squares_that_float32_does_not_hold_are_summed_up_in_float64() -> None:
     assert relative_l2(t(1e-25), t(1.1e-25)) == pytest.approx(0.1, rel=1e-5)
     # 1000.5 is a value of fp16 (spacing 0.5), and 0.5 / 1000 = 5e-4
     assert relative_l2(t(1000).half(), t(1000.5).half()) == pytest.approx(5e-4)
-
-
-def test_relative_l2_of_complex_numbers() -> None:
-    assert relative_l2(torch.tensor([3 + 4j]), torch.tensor([3 + 4.5j])) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("step", [1, 2])

@@ -91,11 +91,8 @@ def test_products_that_are_dear_run_low_beside_functions_that_are_unsafe() -> No
 
 def dear() -> nn.Module:
     """Two layers in one forward, dear in BF16 as most are."""
-    return Model(
-        lambda m, x: F.linear(F.silu(x @ m.mix), m.out),
-        mix=nn.Parameter(torch.randn(32, 32) / 6),
-        out=nn.Parameter(torch.randn(32, 32) / 6),
-    )
+    weights = {name: nn.Parameter(torch.randn(32, 32) / 6) for name in ("mix", "out")}
+    return Model(lambda m, x: F.linear(F.silu(x @ m.mix), m.out), **weights)
 
 
 def test_nothing_is_offered_where_products_are_dear_and_nothing_is_unsafe() -> None:
@@ -143,14 +140,9 @@ def test_the_scope_says_why_it_keeps_each_function(audited: Audit) -> None:
     plan = audited.plans["cast_fp16"]
     choice, reasons = plan.scopes[""], plan.reasons_of("")
     assert sorted(path for reason in reasons for path in reason.functions) == [f"..{name}" for name in choice.keep]
-    assert all("is unsafe: " in reason.words for reason in reasons)
+    assert all("is unsafe, since " in reason.words for reason in reasons)
     functions = {node.name: node.function and node.function.path for node in (r.node for r in audited.nodes)}
-    kept = {
-        name
-        for reason in audited.plans["cast_fp16"].reasons
-        for name in reason.operations
-        if functions[name] in choice.keep
-    }
+    kept = {name for reason in plan.reasons for name in reason.operations if functions[name] in choice.keep}
     assert kept == {name for name, function in functions.items() if function in choice.keep}
 
 
@@ -180,10 +172,8 @@ def test_the_maker_of_an_fp32_value_is_raised_and_what_lies_behind_is_low() -> N
 
 def test_its_readers_are_raised_where_that_leaves_less_time() -> None:
     """The root makes an FP32 value, and two layers meet it one behind the other."""
-    late = Model(
-        lambda m, x: m.third(m.second(m.first(x) + torch.arange(4).float().sin())),
-        **{name: nn.Linear(4, 4) for name in ("first", "second", "third")},
-    )
+    layers = {name: nn.Linear(4, 4) for name in ("first", "second", "third")}
+    late = Model(lambda m, x: m.third(m.second(m.first(x) + torch.arange(4).float().sin())), **layers)
     # with the root in FP32 the sine, the sum and the three layers' casts are all that is not low
     found = find_lowest(priced(late, normal(2, 4)))
     assert not found.resolution.conflicts

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.policy import Policy, choice_from_scopes, choice_keeping, plain
-from auditor.paths import function_in
 from auditor.plan.costs import Cost
 from auditor.plan.modules import as_candidate, as_plan, evaluate
 from auditor.plan.problem import Problem
@@ -23,6 +22,7 @@ from auditor.plan.reasons import explain_budget, explain_gain, improve, operatio
 from auditor.plan.search import MARGIN, ROUNDS, RUNS, Candidate, Space, choose, find_verified
 from auditor.plan.verified import judge_replay, locate_nonfinite, mark_unsafe
 from auditor.records import Plan, Reason, ScopeChoice, Verdict, Verification
+from auditor.records.paths import function_in
 from auditor.rulebook.verdicts import Judgement
 from tests.support.capturing import Function, captured
 from tests.support.findings import finding
@@ -46,7 +46,7 @@ def found() -> tuple[Plan, Problem, str]:
 def test_every_fp32_scope_says_why_and_what_lowering_it_would_save(found: tuple[Plan, Problem, str]) -> None:
     plan, problem, bad = found
     (unsafe,), (other,) = plan.reasons_of("2"), plan.reasons_of("3")
-    assert (unsafe.kind, unsafe.words) == ("unsafe", f"{bad} is unsafe: it overflows")
+    assert (unsafe.kind, unsafe.words) == ("unsafe", f"{bad} is unsafe, since it overflows")
     assert (unsafe.rules, other.rules) == (("ATT001", "SFT001"), ())  # BND001 is about BF16
     assert plan.reasons_of("") == ()
     both, one = evaluate(problem, ("2", "3")), evaluate(problem, ("3",))
@@ -320,7 +320,7 @@ def why(strategy: str = "autocast") -> dict[str, Reason]:
     ("op", "kind", "words"),
     [
         ("softmax softmax", "strategy", "autocast always runs softmax in FP32"),
-        ("neg neg", "inherited", "reads FP32 from softmax: autocast always runs softmax in FP32"),
+        ("neg neg", "inherited", "reads FP32 from softmax, since autocast always runs softmax in FP32"),
         ("matmul matmul", "author", "the model's code switches autocast off there"),
         ("arange arange", "not-floating", "not a floating-point operation"),
         ("sin sin", "author", "the model's code creates values in FP32"),
@@ -364,7 +364,7 @@ def test_what_blocks_have_in_common_is_one_reason(strategy: str) -> None:
 def test_fp32_is_followed_to_where_it_begins() -> None:
     assert [(reason.words, reason.operations) for reason in of_blocks(1, "cast")] == [
         ("the model's code requests FP32", ("to",)),
-        ("reads FP32 from to: the model's code requests FP32", ("pow_1", "mean", "add", "rsqrt", "mul")),
+        ("reads FP32 from to, since the model's code requests FP32", ("pow_1", "mean", "add", "rsqrt", "mul")),
     ]
 
 

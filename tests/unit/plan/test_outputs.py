@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.paths import FP32_OUTPUT, function_in
 from auditor.plan.modules import evaluate
 from auditor.plan.problem import Problem
 from auditor.records import Audit, Plan
+from auditor.records.paths import FP32_OUTPUT, function_in
 from tests.support.capturing import Function
 from tests.support.planning import bench_of
 from tests.support.replaying import Model

@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.execution.policy import Policy, choice_from_scopes
-from auditor.paths import FP32_OUTPUT, function_in
 from auditor.plan import plans as module
 from auditor.plan.plans import Planner
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import merge_alike
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan, Reason
+from auditor.records.paths import FP32_OUTPUT, function_in
 from tests.support.capturing import Function
 from tests.support.planning import Foretold, bench_of, kept, lowered
 from tests.support.replaying import Model
 from tests.support.small_models import Deep
-from tests.support.subjects import normal, seeded
+from tests.support.subjects import FORMATS, normal, seeded
 from tests.support.unet import UNet
 
 
@@ -156,7 +156,6 @@ def test_a_value_that_is_cast_for_some_of_its_readers_adds_error_only_through_th
 
 
 Planned = tuple[Workbench, dict[str, Plan]]
-FORMATS = ("fp16", "bf16")
 MOST = 8
 """Modules of a kind that are lowered, a plan."""
 

@@ -173,3 +173,14 @@ def test_measured_memory_decides_where_memory_is_to_be_saved() -> None:
     more = replace(needing(named("cast_fp16"), "memory"), timed=on_a_gpu(0.5, 0.5, 0.5, share=0.7))
     name, reason = recommend(plans(less, more), 0.01)
     assert name == "autocast_fp16" and "50% of the memory measured" in reason
+
+
+def test_what_is_kept_are_the_modules_that_reasons_name() -> None:
+    kept = replace(MIXED, scopes={**MIXED.scopes, "head": ScopeChoice("fp32")})
+    assert kept.kept_modules == ("norm", "head")  # as far as a file without reasons says
+    reasons = (
+        Reason("unsafe", "x is unsafe: it overflows", ("norm", "norm.inner")),
+        Reason("not-floating", "has no floating-point operations", ("head",)),
+        Reason("strategy", "autocast always runs softmax in FP32", operations=("softmax",)),
+    )
+    assert replace(kept, reasons=reasons).kept_modules == ("norm", "norm.inner")

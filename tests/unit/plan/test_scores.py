@@ -124,16 +124,16 @@ def scored(audit: Audit, score: Score, **evaluation: Any) -> str:
     return score_words(replace(audit.evaluation, **evaluation), score)
 
 
-FAILS = "(standard error 0.001): fails: at most"
+FAILS = "(standard error 0.001); fails, since at most"
 
 
 @pytest.mark.parametrize(
     ("score", "evaluation", "words"),
     [
-        (Score(0.5, 0.0, 0.0, True), {}, "0.5, as in FP32 (standard error 0): passes"),
+        (Score(0.5, 0.0, 0.0, True), {}, "0.5, as in FP32 (standard error 0); passes"),
         (Score(0.5, 0.0, None, None), {"max_drop": None}, "0.5, as in FP32"),
-        (Score(0.5, 0.25, None, True), {}, "0.5, 0.25 better: passes"),
-        (Score(0.5, 0.25, None, False), {"better": "lower"}, "0.5, 0.25 worse: fails: at most 0.05 is allowed"),
+        (Score(0.5, 0.25, None, True), {}, "0.5, 0.25 better; passes"),
+        (Score(0.5, 0.25, None, False), {"better": "lower"}, "0.5, 0.25 worse; fails, since at most 0.05 is allowed"),
         (Score(0.5, -0.0501, 0.001, False), {}, f"0.5, 0.0501 worse {FAILS} 0.05 is allowed; so close"),
         (Score(0.5, -0.1, 0.001, False), {"max_drop": 0.0}, f"0.5, 0.1 worse {FAILS} 0 is allowed"),
         (Score(None, passed=False, failure="it raised"), {}, "no score: it raised"),

@@ -17,7 +17,7 @@ from auditor.plan.problem import Problem
 from auditor.plan.search import FORBIDDEN, Candidate, Energy, choose
 from auditor.records import Contribution, ScopeChoice, Verdict
 from tests.support.planning import Foretold
-from tests.support.problems import Region, captured, drawn, fp32_of, labellings, owners_of, problem_of, tied_owners
+from tests.support.problems import captured, drawn, fp32_of, labellings, owners_of, problem_of, tied_owners, with_region
 from tests.support.subjects import capture_of, normal
 
 KINDS = ["chain", "branches", "tied", "held"]
@@ -257,9 +257,9 @@ def test_a_node_without_a_verdict_is_not_forbidden() -> None:
 
 
 def test_what_the_author_runs_low_himself_no_plan_forbids() -> None:
-    """Region.first runs in BF16: it counts with what was measured in BF16, so does what enters it, and an FP16 verdict
+    """`first` runs in BF16: it counts with what was measured in BF16, so does what enters it, and an FP16 verdict
     is none of it."""
-    capture = capture_of(Region(), normal(4, 4))
+    capture = capture_of(with_region(), normal(4, 4))
     names = [*capture.nodes, *(place.name for place in capture.placeholders)]
     fp16, bf16 = (dict.fromkeys(names, Contribution(0.5, own, 10 * own)) for own in (0.3, 0.02))
     unsafe = dict.fromkeys(capture.nodes, Verdict("unsafe", ""))

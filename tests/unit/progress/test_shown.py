@@ -13,6 +13,7 @@ from torch import nn
 
 import auditor
 from auditor.progress.shown import Bar, Display, Lines, refresh_display, reporter
+from auditor.settings import Settings
 
 
 class Terminal(io.StringIO):
@@ -40,7 +41,7 @@ def test_lines_name_each_stage_once_and_a_bar_is_wiped(monkeypatch):
     assert run(io.StringIO(), monkeypatch) == "measure: first\nsolve: [bold]\n"
     assert run(io.StringIO(), monkeypatch, quiet=True) == ""
     text = run(Terminal(), monkeypatch)
-    assert "measure 2/6 " in text
+    assert "measure 2/6, " in text
     assert text.endswith("\r\x1b[2K")
 
 
@@ -58,11 +59,31 @@ def test_the_place_of_a_stage_among_all_and_those_that_not_every_audit_has():
     for stage in run:
         for done in (0, 1) if stage == "measure" else (0,):
             shown(stage, "", done, 2 if stage == "measure" else 0)
-            told.append((shown.place(), shown.share))
+            told.append((shown.summary().partition(",")[0], shown.share))
     assert told[:2] == [("load 1/7", 0), ("FP32 score 2/8", pytest.approx(1 / 8))]
     assert told[-1][0] == "write 12/12"
     assert [share for _, share in told] == sorted(share for _, share in told)
     assert told[-1][1] < 1
+
+
+def test_stages_that_the_settings_announce_count_from_the_beginning():
+    """The share rises with every stage, as none is added on the way."""
+    asked = Settings(mode="training").model_copy(update={"target": "net.py"})
+    shown, told = Display(asked), []
+    until_planned = ("load", "capture", "measure", "training", "classify", "baseline", "plan")
+    for stage in (*until_planned, "low-precision steps", "follow", "write"):
+        shown(stage, "", 0, 0)
+        told.append((shown.summary().partition(" done")[0], shown.share))
+    assert told[2:4] == [("measure 3/10, 20%", pytest.approx(0.2)), ("training 4/10, 30%", pytest.approx(0.3))]
+    assert [share for _, share in told] == pytest.approx([n / 10 for n in range(10)])
+
+
+def test_an_audit_runs_the_stages_that_its_settings_announce():
+    told = dict[str, None]()
+    batch = torch.ones(4, 6), torch.zeros(4, dtype=torch.long)
+    asked = {"formats": "bf16", "strategies": "autocast", "mode": "training", "loss_fn": nn.functional.cross_entropy}
+    auditor.audit(nn.Linear(6, 2), batch, progress=lambda stage, *_: told.setdefault(stage), **asked)
+    assert [*told] == Display(Settings(mode="training"))._stages
 
 
 def test_a_stage_that_is_added_takes_nothing_back():
@@ -76,8 +97,8 @@ def test_a_stage_that_is_added_takes_nothing_back():
 @pytest.mark.parametrize(
     ("kind", "stream", "line"),
     [
-        (Lines, io.StringIO, r"  measure 2/6, 33% done, \d+ s\n"),
-        (Bar, Terminal, r"measure 2/6 [^\r]* 33% done, \d+ s 4 nodes"),
+        (Lines, io.StringIO, r"  measure 2/6, 33% done after \d+ s\n"),
+        (Bar, Terminal, r"[━#][^\r]* measure 2/6, 33% done after \d+ s 4 nodes"),
     ],
 )
 def test_it_is_shown_again_though_nothing_is_told(kind, stream, line, monkeypatch):

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 import auditor
 from auditor.errors import AuditorError
 from auditor.records import Audit, CriterionValue, NodeError, Reason, ScopeChoice, Verdict, Verification
+from auditor.report.charts import depth_chart
 from auditor.report.findings import causes
-from auditor.report.plans import criteria_lines, shown_value
+from auditor.report.plans import criteria_lines, limit_line, shown_value
 from auditor.report.reporters import html, text
 from auditor.report.view import ReportView, next_step
-from auditor.report.words import percent
 from tests.support.refusing import refused
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
@@ -54,7 +54,7 @@ def made(value: float | None, limit: float = 0.5, holds: bool = True, share: flo
         (0.99996, 0.9, "0.99996"),
         (1e-9, 0.0, "1e-09"),
         (1.0, 0.5, "1"),
-        (None, 0.5, "no such output"),
+        (None, 0.5, "missing (no such output)"),
     ],
 )
 def test_a_value_keeps_to_its_side_of_the_limit(value: float | None, limit: float, said: str) -> None:
@@ -70,7 +70,7 @@ def test_a_line_says_what_the_plan_and_the_format_without_it_came_to() -> None:
         most = max(values, key=lambda one: one.share)
         for line, one, before in zip(lines, values, audit.baselines[name].criteria, strict=True):
             said = re.fullmatch(
-                rf"{one.output}: {one.kind} (\S+), at most {one.limit:g}(: limit exceeded)?(, nearest to its limit)?"
+                rf"{one.kind} of {one.output} is (\S+), at most {one.limit:g} is allowed(: limit exceeded)?(, nearest to its limit)?"
                 r"(; without the plan (\S+))?",
                 line,
             )
@@ -91,7 +91,10 @@ def test_what_does_not_hold_is_named() -> None:
     shown = next(
         p for p in ReportView(replace(audit, plans={**audit.plans, "cast_bf16": broken})).plans if p.plan is broken
     )
-    assert (shown.verdict, shown.detail) == ("over budget", "y: max_abs 0.75, at most 0.5: limit exceeded")
+    assert (shown.verdict, shown.detail) == (
+        "over budget",
+        "max_abs of y is 0.75, at most 0.5 is allowed: limit exceeded",
+    )
 
 
 def test_the_recommendation_and_the_proof_speak_of_the_criteria() -> None:
@@ -100,7 +103,13 @@ def test_the_recommendation_and_the_proof_speak_of_the_criteria() -> None:
     most = max(plan.verification.criteria, key=lambda one: one.share)
     assert f"measured error {most.share:.2g} within the limit of every criterion" in audit.recommendation
     proof = ReportView(audit).proof
-    assert f"every criterion holds; the tightest uses {percent(most.share)} of its limit" in proof
+    assert f"every criterion holds; nearest to its limit, {limit_line(most)}" in proof
+
+
+def test_the_chart_of_relative_errors_has_no_line_at_a_share_of_a_limit() -> None:
+    audit = audited(*ASKED)
+    assert "budget" not in {kind for kind, _ in depth_chart(audit).paths + depth_chart(audit).legend}
+    assert "budget" in {kind for kind, _ in depth_chart(replace(audit, criteria=())).paths}
 
 
 def test_where_no_plan_holds_the_next_step_is_a_criterion() -> None:

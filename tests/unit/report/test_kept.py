@@ -93,7 +93,7 @@ def test_a_module_that_stays_fp32_says_why_under_each_plan(audit: Audit) -> None
         assert [f"  {name}{mark}: {clause}" for clause in words] == [
             line for line in text.splitlines() if line.startswith(f"  {name}")
         ]
-    assert "FP32: pow_1 is unsafe: overflow: " in text
+    assert "FP32: pow_1 is unsafe, since " in text
     assert text.splitlines()[1].startswith(f"  {audit.recommended} (recommended)")
 
 

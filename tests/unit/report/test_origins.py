@@ -29,18 +29,46 @@ def test_the_same_birth_in_identical_blocks_is_told_once():
     blocks = sum(r.node.op == softmax for r in nodes)
     (one,) = (text for text in said(replace(audit, nodes=nodes)) if "softmax" in text)
     assert (
-        one.startswith("FP16 fails to run in `blocks.0.attn` softmax") and f"and in {blocks - 1} similar blocks" in one
+        one.startswith("softmax.int in `blocks.0.attn`")
+        and f" and in {blocks - 1} similar blocks raises an error on FP16 inputs: no kernel." in one
     )
 
 
 def test_what_adds_most_comes_first_and_what_no_strategy_lowers_adds_nothing():
     audit = make_audit(8)
-    _, bf16 = tables(audit, "add most rounding error")
+    _, bf16 = tables(audit, "add the most rounding error")
     shares = [float(row[2].strip("<>%")) for row in bf16.rows]
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) == pytest.approx(100, abs=5)  # 7 operations have a contribution, all are shown
     raised = tuple(replace(r, exposed={**r.exposed, "bf16": ()}) for r in audit.nodes)
-    assert len(tables(replace(audit, nodes=raised), "add most rounding error")) == 1
+    assert len(tables(replace(audit, nodes=raised), "add the most rounding error")) == 1
+
+
+def test_the_share_of_an_operation_follows_from_the_effect_beside_it():
+    """Also where the effect on rounded inputs, which a run measured, is much larger."""
+    audit = make_audit(8)
+    moved = {r.node.name: replace(r.contributions["bf16"], isolated=0.5) for r in audit.nodes if r.contributions}
+    nodes = (replace(r, contributions={"bf16": moved[r.node.name]}) if r.contributions else r for r in audit.nodes)
+    (table,) = tables(replace(audit, nodes=tuple(nodes), formats=("bf16",)), "Own rounding")
+    own = [float(row[1].removesuffix(", predicted")) for row in table.rows]
+    shares = [100 * x**2 / sum(x**2 for x in own) for x in own]
+    assert [float(row[2].strip("<>%")) for row in table.rows] == pytest.approx(shares, abs=3)
+
+
+@pytest.mark.parametrize(
+    ("exposed", "remark"),
+    [
+        ((), " The model's code keeps FP32 here under every plan."),
+        (("cast",), " Under autocast, FP32 is used here."),
+        (("autocast", "cast"), ""),
+    ],
+)
+def test_a_birth_says_which_strategies_never_run_it(exposed: tuple[str, ...], remark: str):
+    audit = make_audit(8)
+    refused = NodeError(unsupported="no kernel", cause="unsupported", born=True)
+    row = replace(audit.nodes[2], errors={"fp16": refused}, exposed={"fp16": exposed})
+    (one,) = (text for text in said(replace(audit, nodes=(row,))) if "no kernel" in text)
+    assert one == f"linear in `blocks.0.attn.qkv` (`model.py:21`) raises an error on FP16 inputs: no kernel.{remark}"
 
 
 def test_every_column_has_a_value_per_node():

@@ -15,12 +15,12 @@ from auditor.rulebook.load import load_rules
 from tests.support.capturing import captured
 from tests.support.findings import finding as found
 from tests.support.replaying import Model
+from tests.support.subjects import FORMATS
 
 RULES = load_rules()
 REFUSED = NodeError(unsupported="a literal does not fit float16", cause="unsupported")
 OVERFLOW = NodeError(overflow=3, cause="overflow")
 ROUNDED = NodeError(local_error=1e-3, cause="rounding")
-FORMATS = ("fp16", "bf16")
 
 
 def node(name: str, op: str, line: int | None, *inputs: str, owner: str = "") -> Node:

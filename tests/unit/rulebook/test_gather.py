@@ -283,7 +283,7 @@ def judged(verdict: Verdict, exposed: tuple[str, ...]) -> Verdict:
 def test_what_breaks_backwards_is_unsafe() -> None:
     found = judged(SAFE, ("autocast",))
     assert (found.verdict, found.limited_by) == ("unsafe", "range")
-    assert found.reason.startswith("the backward pass turns 1 finite gradient")
+    assert found.reason.startswith("the backward pass in FP16 turns 1 finite gradient value into")
 
 
 def test_what_never_runs_low_or_is_unsafe_already_keeps_its_reason() -> None:

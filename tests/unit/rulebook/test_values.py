@@ -235,7 +235,7 @@ def test_untested() -> None:
         (
             NodeError(overflow=3, cause="overflow"),
             math.inf,
-            ["overflow", "1e+06 is beyond 6.55e+04", "Inf or NaN"],
+            ["1e+06 overflows (the largest number is 65504)", "Inf or NaN"],
             "range",
         ),
         (NodeError(nan=1, cause="nan"), math.inf, ["nan", "Inf or NaN"], "range"),

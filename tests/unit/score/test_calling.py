@@ -2,7 +2,6 @@
 
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,13 @@ from auditor.errors import AuditorError
 from auditor.loading.target import parse
 from auditor.score import NoScore, ScoreFunction, ScoreResult, call_scoring, compare_scores, find_function, fp32_score
 from tests.support.refusing import refused
+from tests.support.subjects import seeded
 
 INPUTS = torch.linspace(-1, 1, 12).reshape(6, 2)
 
 
 def net() -> nn.Linear:
-    torch.manual_seed(0)
-    return nn.Linear(2, 2).eval()
+    return seeded(lambda: nn.Linear(2, 2))
 
 
 def scored(function: Any, model: nn.Module | None = None, **how: Any) -> ScoreResult:
@@ -100,11 +99,9 @@ def test_one_that_never_ends_is_ended_where_it_calls_the_model_or_gives_a_number
             model(INPUTS)
 
     for function in (endless, waiting):
-        start = time.monotonic()
         with pytest.raises(NoScore, match=r"no score within 0.2 seconds"):
             scored(function, limit=0.2)
-        assert time.monotonic() - start < 5
-    with pytest.raises(NoScore, match="returned more numbers than in FP32, where it returned 3"):
+    with pytest.raises(NoScore, match="returned more numbers than the 3 in FP32"):
         scored(endless, most=3)
 
 
@@ -139,8 +136,7 @@ def test_the_model_and_the_tensors_that_the_function_holds_come_back() -> None:
 
 
 def two_layers() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).eval()
+    return seeded(lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
 
 
 def halved(net: nn.Module) -> float:

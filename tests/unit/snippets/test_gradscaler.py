@@ -17,7 +17,7 @@ from auditor.records.training import LossScale, Training
 from auditor.snippets import snippet
 from tests.support.patching import Net, plan, scope
 from tests.support.snippets import document, pasted
-from tests.support.subjects import normal, seeded
+from tests.support.subjects import DTYPES, normal, seeded
 
 
 def scopes(fmt: str) -> dict[str, dict[str, str]]:
@@ -64,51 +64,32 @@ def test_the_scale_that_an_audit_of_training_recommends_is_the_first(monkeypatch
 
 transformers = pytest.importorskip("transformers")
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-def made(model_class: Any, config: Any) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return model_class(config).eval()
-
 
 def bert() -> nn.Module:
-    config = transformers.BertConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        vocab_size=50,
-        max_position_embeddings=16,
-    )
-    return made(transformers.BertForMaskedLM, config)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=50, max_position_embeddings=16, **sizes)
+    return seeded(lambda: transformers.BertForMaskedLM(config))
 
 
 def t5() -> nn.Module:
-    config = transformers.T5Config(
-        d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, vocab_size=50, decoder_start_token_id=0
-    )
-    return made(transformers.T5ForConditionalGeneration, config)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    config = transformers.T5Config(vocab_size=50, decoder_start_token_id=0, **sizes)
+    return seeded(lambda: transformers.T5ForConditionalGeneration(config))
 
 
-LAYER = "bert.encoder.layer"
+LAYER, TOKENS = "bert.encoder.layer", {"input_ids": torch.arange(12).reshape(2, 6)}
 CASES = {
     "islands in a low model": (
         bert,
         {"": "low", f"{LAYER}.1.output": "fp32", "bert.embeddings.LayerNorm": "fp32", f"{LAYER}.1.output.dense": "low"},
-        {"input_ids": torch.arange(12).reshape(2, 6)},
+        TOKENS,
     ),
     "low layers in an FP32 model": (
         bert,
         {"": "fp32", f"{LAYER}.0": "low", f"{LAYER}.0.attention.output": "fp32"},
-        {"input_ids": torch.arange(12).reshape(2, 6)},
+        TOKENS,
     ),
-    "a head that shares the table of the embedding": (
-        bert,
-        {"": "low", "cls.predictions.decoder": "fp32"},
-        {"input_ids": torch.arange(12).reshape(2, 6)},
-    ),
+    "a head that shares the table of the embedding": (bert, {"": "low", "cls.predictions.decoder": "fp32"}, TOKENS),
     "layers the class keeps in FP32 by itself, lowered": (
         t5,
         {"": "low", "encoder.final_layer_norm": "fp32", "decoder.block.1.layer.2.DenseReluDense.wo": "fp32"},
@@ -190,15 +171,8 @@ def task(lightning: Any) -> Any:
 
 
 def trainer(lightning: Any, plugin: Any) -> Any:
-    return lightning.Trainer(
-        plugins=[plugin],
-        accelerator="cpu",
-        max_steps=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return lightning.Trainer(plugins=[plugin], accelerator="cpu", max_steps=1, **dict.fromkeys(off, False))
 
 
 def plugin_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -5,13 +5,11 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -29,7 +27,7 @@ from tests.support.refusing import refused
 from tests.support.replaying import Model
 from tests.support.small_models import tied
 from tests.support.snippets import document, pasted
-from tests.support.subjects import normal, seeded
+from tests.support.subjects import DTYPES, normal, seeded
 from tests.unit.report.factory import make_audit
 
 LOW = {"": scope("fp16"), "norm": scope("fp32")}
@@ -203,17 +201,10 @@ def test_the_verb_does_not_wait_for_torch(saved: Path, root: Path) -> None:
 
 
 # The snippet for FSDP2, run on the CPU with gloo: the sharded model computes what the patched one does, and trains.
+# tests/unit/artefact/test_distributed.py has two processes.
 
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    """A group of this process alone; tests/unit/artefact/test_distributed.py has two."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 class Deep(Net):

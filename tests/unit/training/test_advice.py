@@ -34,8 +34,10 @@ def test_some_advice_is_given_where_it_is_true_alone(trained: Trained) -> None:
     model, *batch = made()
     capture = capture_step(training_subject(model, tuple(batch), {}, loss_fn), ("fp16", "bf16"))
 
+    kept = {fmt: [frozenset[str](), frozenset[str]()] for fmt in ("fp16", "bf16")}
+
     def codes(**changes: Any) -> set[str]:
-        return {advice.code for advice in advice_of(replace(training, **changes), capture)}
+        return {advice.code for advice in advice_of(replace(training, **changes), capture, kept)}
 
     for share in (0.05, 0.2):
         outlook = replace(training.bf16, lost_adam={**training.bf16.lost_adam, 1e-3: share})
@@ -129,6 +131,29 @@ class Pair(nn.Module):
         return {"loss": loss} if self.way == "mapping" else SimpleNamespace(loss=loss)
 
 
+@pytest.mark.parametrize("form", ["tuple", "dict", "both"])
+def test_the_loop_calls_a_model_with_its_own_loss_as_the_audit_did(form: str, train: Callable[..., None]) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = Pair("attribute"), (torch.randn(4, 8), torch.randn(4, 8))
+    batch: Any = {"tuple": (x, y), "dict": {"x": x, "labels": y}, "both": ((x,), {"labels": y})}[form]
+    found, training = audited(model, batch, None, strategies="autocast", formats="bf16")
+    assert training.inputs == form
+    before = model.layer.weight.detach().clone()
+    train(found, model=model, loader=[batch] * 2)
+    assert not torch.equal(before, model.layer.weight)
+
+
+def test_the_loop_hands_a_model_its_several_inputs(train: Callable[..., None]) -> None:
+    torch.manual_seed(0)
+    model = Model(lambda m, a, b: m.layer(a + b), layer=nn.Linear(8, 8))
+    a, b, y = torch.randn(3, 4, 8)
+    found, training = audited(model, (a, b, y), nn.functional.mse_loss, strategies="autocast", formats="bf16")
+    assert training.inputs == "tuple"
+    before = model.layer.weight.detach().clone()
+    train(found, model=model, loader=[((a, b), y)] * 2, loss_fn=nn.functional.mse_loss)
+    assert not torch.equal(before, model.layer.weight)
+
+
 @pytest.mark.parametrize("way", ["tensors", "dataclass", "mapping", "attribute"])
 def test_the_loop_runs_whatever_the_model_returns(way: str, train: Callable[..., None]) -> None:
     def squares(outputs: Any, targets: Tensor) -> Tensor:
@@ -211,15 +236,32 @@ def test_a_backward_pass_that_overflows_is_said_with_how_many_gradients() -> Non
     low.sqrt().backward(torch.full_like(low, 1 / x.numel()))
     broken = int(low.grad.isinf().sum())
     assert broken == 6
-    said = advice(training, "backward-fails")
-    assert said.startswith("sqrt")
-    assert said.endswith(
-        f": the backward pass turns {broken} finite gradients into Inf or NaN in FP16, and the gradient of scale with them."
+    (said,) = (node.reasons["fp16"] for node in training.nodes if node.reasons)
+    assert said == (
+        f"the backward pass in FP16 turns {broken} finite gradient values into Inf or NaN; the gradient of scale then "
+        "contains Inf or NaN too"
     )
+    assert not any(one.code == "backward-fails" for one in training.advice)  # nothing here is FP16 under autocast
     rounded = (x * roots().scale.detach()).half().float()
     scale = torch.ones(4, requires_grad=True)
     (rounded * scale).sqrt().mean().backward()
     assert scale.grad is not None and not scale.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("strategy", "ends"), [("autocast", "too. The plan autocast_fp16 does so."), ("cast", "too.")])
+def test_advice_on_a_backward_pass_says_whether_the_plan_follows_it(strategy: str, ends: str) -> None:
+    """The squares of a linear layer's FP16 results are FP16 under autocast, and zero: the root's slope is infinite."""
+
+    def tiny() -> nn.Module:
+        first = nn.Linear(4, 4, bias=False)
+        nn.init.constant_(first.weight, 1e-5)
+        return Model(lambda m, x: (m.first(x) * m.first(x)).sqrt(), first=first)
+
+    x = torch.rand(6, 4, generator=torch.Generator().manual_seed(0)) + 0.5
+    _, training = audited(tiny(), (x,), lambda y: y.mean(), formats=("fp16",), strategies=strategy)
+    said = advice(training, "backward-fails")
+    assert said.startswith("At sqrt.default (test_advice.py:") and said.endswith(ends)
+    assert (training.errors["fp16"] < 0.1) is (strategy == "autocast")
 
 
 def test_what_has_no_gradient_yet_is_said() -> None:
@@ -232,7 +274,8 @@ def test_what_has_no_gradient_yet_is_said() -> None:
     assert advice(training, "zero-gradients").startswith("The gradient is zero for a.weight: ")
 
 
-def test_a_sum_over_ranks_is_said_where_it_stands(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("process_group")
+def test_a_sum_over_ranks_is_said_where_it_stands() -> None:
     """It stays in the dtype that it is given: what two ranks hold would be added in FP16."""
     from torch import distributed
     from torch.distributed import _functional_collectives as collectives
@@ -242,14 +285,10 @@ def test_a_sum_over_ranks_is_said_where_it_stands(tmp_path: Path) -> None:
             lambda m, x: collectives.all_reduce(m.layer(x), "sum", distributed.group.WORLD) * 1.0, layer=nn.Linear(8, 8)
         )
 
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
-    try:
-        half = collectives.all_reduce(torch.ones(3, dtype=torch.float16), "sum", distributed.group.WORLD)
-        assert half.dtype is torch.float16
-        batch = (torch.randn(4, 8), torch.randn(4, 8))
-        _, training = audited(gathered(), batch, nn.functional.mse_loss, strategies=("autocast",), formats=("bf16",))
-    finally:
-        distributed.destroy_process_group()
+    half = collectives.all_reduce(torch.ones(3, dtype=torch.float16), "sum", distributed.group.WORLD)
+    assert half.dtype is torch.float16
+    batch = (torch.randn(4, 8), torch.randn(4, 8))
+    _, training = audited(gathered(), batch, nn.functional.mse_loss, strategies=("autocast",), formats=("bf16",))
     said = advice(training, "low-collective")
     assert re.match(
         rf"\S*all_reduce\S* at {Path(__file__).name}:\d+ sums the ranks' values in their own dtype", said

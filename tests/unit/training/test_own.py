@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.capture.emulation import emulate
-from auditor.loading.state import in_training
+from auditor.isolation import in_training
 from auditor.records import Plan, ScopeChoice
 from auditor.records.audit import Audit
 from auditor.training.objective import training_subject

@@ -18,7 +18,7 @@ from auditor.report.view import ReportView
 from auditor.training.recommend import format_to_train_in, loss_scale, lost_by_adam, lost_by_sgd, ratios_of, scaler_code
 from auditor.training.stage import low_by_module, low_names, module_gradients
 from tests.support.replaying import Model
-from tests.support.subjects import capture_of
+from tests.support.subjects import FORMATS, capture_of
 from tests.unit.training.conftest import Trained, audited, fp32_gradients, loss_fn, low_gradients, off
 
 
@@ -132,11 +132,8 @@ def test_the_loss_is_outside_of_a_plans_regions_as_in_the_loop() -> None:
 
 def wide() -> nn.Module:
     """Half of the gradients are 2^46 times the other half: no scale suits both in FP16."""
-    return Model(
-        lambda m, x: torch.cat((m.big(x), m.small(x)), -1),
-        big=nn.Linear(8, 8, bias=False),
-        small=nn.Linear(8, 8, bias=False),
-    )
+    layers = {name: nn.Linear(8, 8, bias=False) for name in ("big", "small")}
+    return Model(lambda m, x: torch.cat((m.big(x), m.small(x)), -1), **layers)
 
 
 def test_no_scale_suits_fp16() -> None:
@@ -260,11 +257,8 @@ def test_the_share_that_adam_loses() -> None:
 
 
 def net() -> nn.Module:
-    return Model(
-        lambda m, x: m.layer(x).softmax(-1) * m.scale,
-        layer=nn.Linear(2, 2, bias=False),
-        scale=nn.Parameter(torch.ones(2)),
-    )
+    parts = {"layer": nn.Linear(2, 2, bias=False), "scale": nn.Parameter(torch.ones(2))}
+    return Model(lambda m, x: m.layer(x).softmax(-1) * m.scale, **parts)
 
 
 @pytest.fixture(scope="module")
@@ -308,8 +302,6 @@ def test_gradients_by_module(captured: Capture, low: frozenset[str]) -> None:
 
 # Which format to train in, on errors and windows that are written down.
 
-BOTH = ("fp16", "bf16")
-
 
 def window(*exponents: int) -> LossScale:
     return loss_scale({"a": magnitudes_of(torch.tensor([1.5 * 2.0**e for e in exponents]))})
@@ -343,6 +335,6 @@ OPEN, CLOSED = window(0, -10), window(3, -40)
 def test_the_format_and_why(
     errors: dict[str, float | None], scale: LossScale | None, recommended: str | None, format: str | None, reason: str
 ) -> None:
-    found, why = format_to_train_in(tuple(errors) or BOTH, scale, errors, recommended)
+    found, why = format_to_train_in(tuple(errors) or FORMATS, scale, errors, recommended)
     assert found == format
     assert reason in why

@@ -14,7 +14,7 @@ from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import magnitudes_of, underflow_share
 from auditor.training.objective import training_subject
 from auditor.training.stage import conclude, prepare
-from tests.rehearsal.cases import Detour, Gate
+from tests.rehearsal.cases import Gate, detour
 from tests.support.refusing import refused
 from tests.support.replaying import Model
 from tests.unit.training.conftest import Trained, loss_fn, made
@@ -119,14 +119,14 @@ def test_where_a_step_overflows_at_the_scale_the_window_ends_below_it() -> None:
     """Inside its backward pass a function of the model's own is 4096 times larger than the gradients that are recorded."""
 
     x, y = torch.randn(32, 16), torch.randint(4, (32,))
-    found = audit(Detour(), (x, y), mode="training", loss_fn=nn.CrossEntropyLoss(), formats=["fp16"]).training
+    found = audit(detour(), (x, y), mode="training", loss_fn=nn.CrossEntropyLoss(), formats=["fp16"]).training
     assert found.format == "fp16"
     assert found.fp16.init == max(found.fp16.minimum, found.fp16.maximum / 16)
     assert found.fp16.largest == ""  # whose forward calls the function; the largest recorded gradients are those of b
     with emulate("cuda"):
         finite = {}
         for scale in (found.fp16.maximum, 64 * found.fp16.maximum):
-            model = Detour()
+            model = detour()
             with torch.autocast("cuda", dtype=torch.float16):
                 loss = nn.functional.cross_entropy(model(x), y)
             (loss * scale).backward()

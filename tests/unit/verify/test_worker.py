@@ -109,7 +109,7 @@ def test_what_goes_wrong_is_one_line(function: str) -> None:
     asked = runs(PATCHED, of_ones())
     assert asked.score("broken", function) == "ValueError: no such scope"
     assert "has no 'gone'" in str(asked.score(FP32, function.replace("weights", "gone")))
-    more = "the function returned more numbers than in FP32, where it returned 1: they cannot be paired"
+    more = "the function returned more numbers than the 1 in FP32: the scores cannot be paired"
     assert asked.score(FP32, function, most=1) == more
 
 
@@ -252,7 +252,7 @@ def test_outputs_are_found_as_those_of_most_classes() -> None:
     found = standing.eval()()
     assert (found.logits, found["loss"], found[0], found[:2]) == (1, 2, 1, [1, 2])
     assert dict(found) == {"logits": 1, "loss": 2}
-    with pytest.raises(AttributeError, match="the program has no output 'hidden': logits, loss"):
+    with pytest.raises(AttributeError, match="the program has no output 'hidden', only logits, loss"):
         found.hidden  # noqa: B018
     with pytest.raises(KeyError):
         found["hidden"]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import AuditorError
+from ..errors import AuditorError
 
 ROOM = 1 << 20
 """Free bytes required before an audit begins, roughly the size of its files."""

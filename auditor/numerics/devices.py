@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .errors import AuditorError
-from .resources import table
+from ..errors import AuditorError
+from ..resources import table
 
 CPU = "cpu"
 
@@ -111,12 +110,6 @@ def libraries(device: str) -> dict[str, str]:
         driver = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
         result["driver"] = next(iter(re.findall(r"Module\s+(?:for \S+\s+)?([\d.]+)", driver)), None)
     return {name: str(version) for name, version in result.items() if version}
-
-
-def generators() -> list[Callable[[], None]]:
-    """Save the GPUs' random states; each returned function restores the states of one device type. Starts no GPU."""
-    used = [device for device in map(_module, NATIVE) if device.is_initialized()]
-    return [partial(device.set_rng_state_all, device.get_rng_state_all()) for device in used]
 
 
 def _module(kind: str) -> Any:
