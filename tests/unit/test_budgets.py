@@ -84,20 +84,20 @@ BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
     "cli": (1320, "settings"),
-    "criteria": (810, "criteria"),
+    "criteria": (910, "criteria"),
     "document": (900, "document"),
     "dtypes": (900, "dtypes"),
     "execution": (1200, "execution"),
     "fleet": (400, "fleet"),
     "generation": (1500, "generation"),
-    "graphs": (1130, "graphs"),
+    "graphs": (1100, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1800, "loading"),
-    "loose files": (730, "flow"),
+    "loose files": (740, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2200, "plan"),
+    "plan": (2010, "plan"),
     "progress": (300, "telling"),
     "quantization": (2300, "quantization"),
     "records": (1500, "records"),
@@ -111,7 +111,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30090, 217, 24
+LINES, FILES, ROOMS = 30010, 217, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
