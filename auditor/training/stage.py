@@ -30,6 +30,7 @@ from ..rulebook.verdicts import backward_reasons
 from ..stages import tick
 from .advice import advice_of
 from .backward import backward_nodes
+from .blame import overflowing_module
 from .recommend import HEADROOM, RATES, format_to_train_in, loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 from .replay import Step, bind_step, gradient_error, run_step
 from .step import FP32, LOSS, StepPrecision, capture_step, own_step, settle, step_batches
@@ -177,8 +178,10 @@ def _at_a_scale(
         scale /= 4
         if (error := _gradient_error(prepared, low, scale)) is not None and math.isfinite(error):
             init = max(window.minimum, scale / HEADROOM) if window.minimum <= scale else None
-            closed_by = window.closed_by if init else window.largest
-            return error, replace(window, maximum=scale, init=init, closed_by=closed_by)
+            blamed = (overflowing_module(step, low, 4 * scale) for step in _steps(prepared))
+            first = next((module for module in blamed if module is not None), window.largest)
+            closed_by = window.closed_by if init else first
+            return error, replace(window, maximum=scale, init=init, largest=first, closed_by=closed_by)
     return math.inf, replace(window, init=None)
 
 
