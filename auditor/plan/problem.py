@@ -145,7 +145,7 @@ def energy_of(problem: Problem) -> Energy:
     if problem.how.regional:  # modules that the model's code always calls with autocast switched off
         free = {n.owner for n in several if n.region is None or n.region.enabled or len(n.calls) <= n.region.depth}
         shielded |= {n.owner for n in several} - free
-    island = ISLAND_SHARE * sum(high[1][: len(nodes)])
+    island = ISLAND_SHARE * sum(high[1][: len(problem.costs)])
     return Energy(scopes, pairs, tree, tied, island, frozenset(shielded))
 
 
@@ -359,10 +359,8 @@ class Problem:
     def cast_square(self, resolution: Resolution, name: str, readers: Collection[str]) -> float:
         """Squared error of rounding an FP32 value for the operations `readers`: the largest over their formats."""
         formats = {self.computed_in(resolution, reader) for reader in readers} or {self.format}
-        squares = (
-            x.cast**2 * self._share(name, readers, fmt) for fmt in formats if (x := self.contribution(name, fmt))
-        )
-        return min(max(squares, default=0.0), FORBIDDEN)
+        known = ((x.cast, self._share(name, readers, fmt)) for fmt in formats if (x := self.contribution(name, fmt)))
+        return min(max((cast**2 * share for cast, share in known), default=0.0), FORBIDDEN)
 
     def _share(self, name: str, readers: Collection[str], format: str) -> float:
         """The share of a value's squared rounding error that reaches the outputs through `readers`, if other operations

@@ -12,7 +12,7 @@ import torch
 from ..capture.paths import usable
 from ..errors import LoadError
 from ..execution.policy import Policy
-from ..execution.resolve import is_low, resolve
+from ..execution.resolve import resolve
 from ..isolation import in_training
 from ..numerics.entries import over_tensors, tensors_in
 from ..numerics.formats import FORMATS
@@ -140,8 +140,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
         inputs=("both" if args else "dict") if kwargs else "tensor" if len(args) == 1 else "tuple",
         batches=len(prepared.losses),
     )
-    kept = {f: [fp32_names(prepared.capture, one) for one in (StepPrecision(f), lowerings[f])] for f in lowerings}
-    return replace(result, advice=advice_of(result, prepared.capture, kept))
+    return replace(result, advice=advice_of(result, prepared.capture, lowerings))
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
@@ -231,12 +230,6 @@ def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -
     """Values with a low-precision gradient under autocast: in low precision, or cast to low precision by a reader."""
     result = resolve(Policy(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.lowered)
-
-
-def fp32_names(captured: Capture, low: StepPrecision) -> frozenset[str]:
-    """Operations that a step computes in FP32."""
-    result = resolve(Policy(captured, "autocast", low.precision, low.format))
-    return frozenset(name for name in captured.nodes if not is_low(result.computed_format(name)))
 
 
 def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:

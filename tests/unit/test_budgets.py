@@ -97,7 +97,7 @@ BUDGET = {
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2010, "plan"),
+    "plan": (2000, "plan"),
     "progress": (300, "telling"),
     "quantization": (2300, "quantization"),
     "records": (1500, "records"),
