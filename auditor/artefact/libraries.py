@@ -151,7 +151,7 @@ LIBRARIES = {
         "transformers",
         lambda scheme: ("linear",) if scheme.config and not scheme.is_calibrated else (),
         transformers_code,
-        {},
+        {"": "Only for a model that from_pretrained of transformers loads."},
     ),
     "compressed-tensors": Library(
         "compressed-tensors",

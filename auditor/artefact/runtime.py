@@ -147,7 +147,7 @@ class Runtime:
     def wrapper_of(
         module: nn.Module, paths: list[str], scopes: dict[str, Any], stored: dict[int, str]
     ) -> dict[str, Any] | None:
-        """The precision and output of the wrapper for a module; None if its caller's precision is the same.
+        """The precision of a module's wrapper, and its results' dtype; None if the module's caller has this precision.
 
         If a shared module's paths differ in precision, FP32 wins; if its callers differ, results get the inputs' dtype.
         """

@@ -72,7 +72,7 @@ def with_tables(page: str) -> str:
     result = objects()
     missing = result.keys() - {match["name"] for match in _TABLE.finditer(page)}
     if missing:
-        raise ValueError(f"the page lacks the fields of {', '.join(sorted(missing))}")
+        raise ValueError(f"the page needs `<!-- fields: NAME -->` and a table for {', '.join(sorted(missing))}")
     return _TABLE.sub(lambda match: match["start"] + _table(result[match["name"]]) + match["end"], page)
 
 

@@ -198,7 +198,8 @@ class _Algebra(Semantics):
             promotes = not row.normalizes or row.packet == "rms_norm"
             return first, not promotes and first == "fp32" and any(map(is_low, others))
         shaped = {dtype for dtype, scalar in floats if not scalar} or {dtype for dtype, _ in floats}
-        return promoted_format(floats), len(shaped) > 1 and row.autocast == "lower"
+        solver = bool(row.refused_on_cuda) and torch.Tag.pointwise not in getattr(n.target, "tags", ())
+        return promoted_format(floats), len(shaped) > 1 and (row.autocast == "lower" or solver)
 
 
 def kept_low(capture: Capture, strategies: Collection[str], format: str) -> dict[str, str]:

@@ -62,11 +62,11 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
     AuditorError(slug="missing-onnx" | "no-program" | "bad-option").
     """
     if ends not in ("fp32", "low"):
-        raise AuditorError(f"inputs and outputs of an ONNX model can be fp32 or low, not {ends}", slug="bad-option")
+        raise AuditorError(f"ends must be 'fp32' or 'low' (the plan's format), not {ends!r}", slug="bad-option")
     plans = {name: plan for name, plan in audit.plans.items() if plan.program and plan.program.file in audit.programs}
     if not plans or audit.live is None:
         raise AuditorError(
-            "ONNX export needs plans of strategy graph, and an audit whose model is in memory: audit the model with strategy graph.",
+            "ONNX export needs plans of strategy graph and the model itself, which an audit read from files does not have: audit the model again, with strategy graph.",
             slug="no-program",
         )
     require()

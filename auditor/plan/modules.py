@@ -229,7 +229,7 @@ def explain_gain(saves: float, objective: str) -> str:
 def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
     """A text that low precision in a module, although it would save something, causes too large an error."""
     if not math.isfinite(after):
-        return "low precision there makes the model fail, or the outputs non-finite"
+        return "with low precision there, a run of the model failed, or its outputs were not finite"
     return (
         f"low precision there {'raises' if ran else 'is predicted to raise'} the error from {before:.3g} to {after:.3g} "
         f"(plans may use {MARGIN:.0%} of the budget of {budget:.3g}), and {explain_gain(saves, objective)}"

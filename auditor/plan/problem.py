@@ -331,15 +331,14 @@ class Problem:
         return self.contributions.get(format, {}).get(name)
 
     def is_forbidden(self, resolution: Resolution, name: str) -> bool:
-        """Whether a plan gives an unsafe or untested node a low-precision result, or another node two dtypes.
-
-        Errors of low-precision values that a node reads in FP32 count where they are rounded, but for discrete results.
-        """
-        verdict = self.verdicts.get(name)
-        if name in self.kept_formats or verdict is None or verdict.verdict not in ("unsafe", "untested"):
-            return resolution.nodes[name].conflict
-        if resolution.nodes[name].factors:
-            return verdict.verdict == "untested" or fails_by_inputs(self.contribution(name, self.format))
+        """Whether a plan gives an unsafe or untested node a low-precision result, or any node two dtypes. Errors of
+        low-precision values that a node reads in FP32 count where they are rounded, but for discrete results."""
+        verdict, typed = self.verdicts.get(name), resolution.nodes[name]
+        kind = "" if verdict is None or name in self.kept_formats else verdict.verdict
+        if typed.conflict or kind not in ("unsafe", "untested"):
+            return typed.conflict
+        if typed.factors:
+            return kind == "untested" or fails_by_inputs(self.contribution(name, self.format))
         return resolution.touches_low(name) and (resolution.low(name) or not self.capture.nodes[name].floating)
 
     def node_square(self, resolution: Resolution, name: str) -> float:

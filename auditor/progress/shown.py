@@ -79,9 +79,9 @@ class Display:
         return duration(time.monotonic() - self._began)
 
     def summary(self) -> str:
-        """The current stage, its number, completed share and elapsed time: `measure 3/9, 34% done after 12 s`."""
-        place = f"{self.stage} {self._stages.index(self.stage) + 1}/{len(self._stages)}"
-        return f"{place}, {int(100 * self.share)}% done after {self.elapsed_seconds}"
+        """Stage, its number, the audit's completed share and time: `measure (stage 3 of 9), audit 34% done after 12 s`."""
+        place = f"{self.stage} (stage {self._stages.index(self.stage) + 1} of {len(self._stages)})"
+        return f"{place}, audit {int(100 * self.share)}% done after {self.elapsed_seconds}"
 
 
 def duration(seconds: float) -> str:

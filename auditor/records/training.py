@@ -65,16 +65,16 @@ class BackwardNode:
 class LossScale:
     """The usable loss scales for FP16, all powers of two, and the share of gradients that other scales lose."""
 
-    minimum: Annotated[float, FileField("smallest scale at which at most the share `allowed` underflows", exact=True)]
+    minimum: Annotated[float, FileField("smallest scale at which at most the share `allowed` becomes zero", exact=True)]
     maximum: Annotated[float, FileField("largest loss scale at which no low-precision gradient overflows", exact=True)]
     init: Annotated[float | None, FileField("initial scale for GradScaler; `null`: no scale is usable", exact=True)]
     flushed_unscaled: Annotated[
         float, FileField("share of low-precision gradients that are zero in FP16 without a scale", least=0, most=1)
     ]
-    allowed: Annotated[float, FileField("share of the gradients that may underflow", least=0, most=1, exact=True)]
+    allowed: Annotated[float, FileField("share of the gradients that may become zero", least=0, most=1, exact=True)]
     closed_by: Annotated[str | None, FileField("if no scale is usable: the module whose gradients overflow first")]
     largest: Annotated[str, FileField("module whose gradients determine `maximum`")]
-    starved: Annotated[str | None, FileField("module with the most underflow at `maximum`; `null`: none underflows")]
+    starved: Annotated[str | None, FileField("module with the most zeros at `maximum`; `null`: no zeros")]
     flushed: Annotated[Mapping[int, float], FileField("by log2 of scale: share of zeros in FP16", least=0, most=1)]
     subnormal: Annotated[Mapping[int, float], FileField("by log2 of scale: subnormal share in FP16", least=0, most=1)]
 

@@ -95,15 +95,15 @@ class Cause:
 
     @property
     def cost(self) -> str:
-        """A sentence on the share of the FLOPs that leaves low precision if the modules of the cause stay in FP32."""
+        """A sentence on the share of the FLOPs in FP32 if the modules of the cause stay so; "" if the plan keeps them."""
         nodes, owners = self._audit.nodes, self.owners
         total = sum(report.flops for report in nodes)
-        if not total or "" in owners:
+        if not total or "" in owners or all(finding.bearing == "kept" for finding in self.members):
             return ""
         share = sum(r.flops for r in nodes if any(within(r.node.owner, owner) for owner in owners)) / total
         whole = "this whole module" if len(owners) == 1 else f"all of these {len(owners):,} modules"
         if not share:
-            return f"Keeping {whole} in FP32 would only add dtype conversions."
+            return f"Keeping {whole} in FP32 would only add dtype conversions and memory."
         return f"Keeping {whole} in FP32 would keep {percent(share)} of the model's FLOPs in FP32."
 
 
@@ -162,8 +162,8 @@ def _plan_words(audit: Audit, plan: Plan) -> str:
 
 BEARINGS = {
     "kept": "keeps {}{} in FP32",
-    "low": "runs {} on low-precision values, within the error budget",
-    "reads": "runs {} in FP32 on low-precision inputs, within the error budget",
+    "low": "runs {} on low-precision values, within the limits",
+    "reads": "runs {} in FP32 on low-precision inputs, within the limits",
 }
 
 

@@ -15,7 +15,7 @@ from .words import count, in_bytes, label, or_blank, percent, ratio
 
 DISTANCES = ("KL mean", "KL 99 %", "KL max", "Same top", "RMS dp")
 HEADS = ("Plan", *DISTANCES, "Flips", "95 %", "Flips predicted", "First flip", "First predicted", "10th pct.")
-PARTS = "Model parts: share of the margins' squared error, and predicted flips per 1,000 tokens with the part in FP32"
+PARTS = "Model parts, by kind of operation: head: what computes the logits; router: what chooses experts; keys and values: what the cache stores. Share: of the squared error in the margins between tokens; Flips if FP32: predicted flips per 1,000 tokens with the part in FP32"
 CACHES = "FP32 model with its key-value cache stored in fewer bits: flips per 1,000 tokens, and memory of the cache by text length"
 LENGTHS = (2048, 32768, 131072)
 """Text lengths in tokens for which the report gives the memory of the cache."""
@@ -56,12 +56,11 @@ def generation_section(audit: Audit) -> list[Block]:
         for title, generated, _ in decoded
         for one in generated.parts
     )
-    heads = ("Plan", "Part", "Share", "Operations", "Flips if FP32")
     return [
         Prose("", (_about(audit.generation), *lift_words(audit), *_cache_words(audit)), "lead"),
         Prose("", (about,), "about"),
         Grid(HEADS, tuple(_row(one.title, one.generated) for one in decoded)),
-        Grid(heads, parts, texts=2, caption=PARTS),
+        Grid(("Plan", "Part", "Share", "Operations", "Flips if FP32"), parts, texts=2, caption=PARTS),
         _caches(audit.generation),
         *_chart(audit.generation, decoded),
     ]
@@ -95,8 +94,8 @@ def lift_words(audit: Audit) -> Iterator[str]:
         best = next((part for part in generated.parts if part.flips is not None), None)
         if best is not None and generated.predicted_flips is not None:
             yield (
-                f"Under {title}, {percent(best.share)} of the error that flips tokens comes "
-                f"from {best.part} ({count(best.operations, 'operation')}). With this part in FP32, {best.flips:.3g} "
+                f"Under {title}, {percent(best.share)} of the predicted squared error in the margins between tokens comes from "
+                f"the part '{best.part}' ({count(best.operations, 'operation')}). With this part in FP32, {best.flips:.3g} "
                 f"flips per 1,000 tokens are predicted instead of {generated.predicted_flips:.3g}."
             )
 
@@ -132,8 +131,9 @@ def _figures(generated: TokenComparison) -> str:
     if generated.failure is not None:
         return f"did not decode: {generated.failure}"
     predicted = "" if generated.predicted_flips is None else f" ({generated.predicted_flips:.3g} predicted)"
-    first = f"first flip at token {n}" if (n := generated.first_flip) else "no flip in at least half of the prompts"
-    return f"KL divergence {ratio(generated.kl)}, {_flips(generated)[0]} flips per 1,000 tokens{predicted}; {first}"
+    first = f"; first flip at token {n}" if (n := generated.first_flip) else "; at least half of the prompts never flip"
+    flips = f"{_flips(generated)[0]} flips per 1,000 tokens{predicted}{first * bool(generated.flips)}"
+    return f"KL divergence {ratio(generated.kl)}, {flips}"
 
 
 def _flips(generated: TokenComparison) -> tuple[str, str]:

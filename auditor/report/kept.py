@@ -56,8 +56,9 @@ def islands(plan: Plan) -> tuple[Island, ...]:
         pairs, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind
     ):
         paths, reasons = tuple(path for path, _ in same), [reason for _, reason in same]
-        words = _one_for_all([reason.words for reason in reasons])
-        result.append(Island(paths, list_paths(paths, 2), _with_rules(words, reasons)))
+        own = " (without its submodules)" * (paths == ("",))
+        why = _with_rules(_one_for_all([reason.words for reason in reasons]), reasons)
+        result.append(Island(paths, f"{list_paths(paths, 2)}{own}", why))
     for keeping in fold(dict.fromkeys(p for p, _ in plan.exceptions), str, lambda path: scopes[path].exceptions):
         place = "the whole model" if keeping == [""] else list_paths(keeping, 2)
         reasons = [*plan.reasons_of(keeping[0])]

@@ -47,9 +47,8 @@ def _origins(audit: Audit, fmt: str) -> list[Block]:
         said = [f"In {label(fmt)} {alone if runs else finite}."]
     if len(kinds) > SHOWN:
         said.append(f"{count(len(kinds) - SHOWN, 'more origin')} in the layer table.")
-    lowered = Prose(label(fmt), tuple(said), listed=True)
     grids = (_sources(audit, fmt), _products(audit, fmt), _regions(audit, fmt))
-    return [lowered, Prose("", (_linearity(audit, fmt),)), *grids]
+    return [Prose(label(fmt), tuple(said), listed=True), Prose("", (_linearity(audit, fmt),)), *grids]
 
 
 def _products(audit: Audit, fmt: str) -> Grid:

@@ -19,7 +19,7 @@ from .kept import Island, islands
 from .words import count, in_bytes, label, percent, ratio, sentence, shorten
 
 ISLANDS_SHOWN = 12
-SHARES = "A share is the part of its limit that a criterion uses: 0 without a difference from FP32, 1 at the limit. The largest share counts. Predicted shares of top1, topk and flips, and those of single operations, are expected values."
+SHARES = "A share is the part of its limit that a criterion uses: 0 without a difference from FP32, 1 at the limit, more beyond it. The largest share counts. Predicted shares of top1, topk and flips, and those of single operations, are expected values."
 """Explains a plan's errors if criteria are set."""
 NEAR = 2.0
 """Distance from a score's limit, in standard errors, below which other samples may give another result."""
@@ -109,7 +109,7 @@ def plans_section(audit: Audit, plans: tuple[PlanView, ...]) -> list[Block]:
         '"No plan" means the same format without exceptions.'
     )
     return [
-        *(Prose("", (said,), "about") for said in (about, SHARES * bool(audit.criteria), score_headline(audit))),
+        *(Prose("", (said,), "about") for said in (about, score_headline(audit))),
         *plan_table(audit, plans),
         Prose("Times", times(audit), listed=True),
         Fold("Each plan: what it keeps in FP32 and why", tuple(_plan_folds(audit, plans))),
@@ -124,6 +124,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     errors = (f"{'Share' if audit.criteria else 'Error'}, {of}" for of in ("no plan", "predicted", "measured"))
     heads = ("Plan", *errors, "Low FLOPs", "Speed-up")
     yield Grid(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
+    yield Prose("", (SHARES * bool(audit.criteria),), "muted")
     if (chosen := next((p for p in plans if p.recommended), None)) is not None:
         plan = chosen.plan
         made = "measured" if plan.measured_times else "predicted" + f" for one {plan.target}" * bool(plan.target)

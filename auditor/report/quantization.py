@@ -76,9 +76,7 @@ def _plan_line(plan: QuantizedPlan, audit: Audit) -> str:
     if len(kept) == len(plan.layers):
         return f"{quantized_title(plan)}: quantizes no layer, since quantizing any layer exceeds the error budget of {ratio(audit.max_error)}."
     faster = f" and {percent(plan.time_share)} of the predicted time" if plan.time_share is not None else ""
-    left = (
-        f"In 16 bits: {list_paths(kept, LAYERS_SHOWN, 'layer')}" if kept else f"All {len(plan.layers)} layers quantized"
-    )
+    left = f"In 16 bits: {list_paths(kept, LAYERS_SHOWN, 'layer')}" if kept else "All layers are quantized"
     score = f"; score {or_blank(plan.score.value)}" if plan.score is not None else ""
     return (
         f"{quantized_title(plan)}: {plan.effective_bits:.2f} bits per weight in {count(len(plan.layers), 'layer')}; the whole model takes "

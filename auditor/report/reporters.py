@@ -27,6 +27,8 @@ LINES = 40
 """Maximum number of lines that an audit prints on a terminal 100 characters wide."""
 SPARE = ("Formats", "Kept", "Outputs", "Decisions", "Memory")
 """Labels of sections that the terminal output may omit, since the report contains them."""
+NAMES = {"Formats": "verdicts by format", "Kept": "what stays in FP32", "Outputs": "criteria that could be set"}
+"""{label of a section: its contents, in words, where the label does not say it}."""
 ENTRIES_SHOWN = 5
 """Number of causes that a page lists. HTML folds further causes and all notes; other pages count them."""
 ISLANDS_SHOWN, PROPOSALS_SHOWN, ADVICE_SHOWN, MEMBERS_SHOWN = 6, 4, 4, 40
@@ -65,16 +67,17 @@ def screen(audit: Audit, most: int = LINES) -> list[Block]:
     for entries in range(ENTRIES_SHOWN, 0, -1):
         shown, left = overview(audit, entries), list[str]()
         while shown[-1].label in SPARE and _lines(shown) > most - 2:
-            left.insert(0, shown.pop().label)
+            left.insert(0, NAMES.get(shown[-1].label, shown.pop().label.lower()))
         if left:
-            sections = f"{'sections' if left[1:] else 'section'} {', '.join(left)}"
-            shown.append(Prose("Left out", (f"the {sections}: see report.html, or use --format md",), "muted"))
+            shown.append(Prose("Omitted", (f"{', '.join(left)}: see report.html, or use --format md",), "muted"))
         if _lines(shown) <= most:
             break
     for block in sorted((block for block in shown if isinstance(block, Prose)), key=lambda block: -len(block.texts)):
         if (over := _lines(shown) - most) > 0 and len(block.texts) > 2:
-            texts = shorten(block.texts, max(len(block.texts) - over - 1, 1), "report.html")
-            shown[shown.index(block)] = replace(block, texts=texts)
+            kept = block.texts[: max(len(block.texts) - over - 1, 1)]
+            noun = {"Caution": "limitation", "Training": "recommendation"}.get(block.label, "result")
+            more = f"{count(len(block.texts) - len(kept), f'more {noun}')}, in report.html"
+            shown[shown.index(block)] = replace(block, texts=(*kept, more))
     return shown
 
 
@@ -111,7 +114,7 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
         "Training": training,
         "Tokens": generation_lines(audit),
         "Quantized": quantization_lines(audit),
-        "Criteria": [plans.SHARES, *limits] if audit.criteria else [],
+        "Criteria": limits,
         "Score": [plans.score_headline(audit), *(f"{p.title}: {p.score}" for p in seen.plans if p.score)],
         "Times": plans.times(audit),
         "Formats": [tally.sentence for tally in seen.tallies],

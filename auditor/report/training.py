@@ -61,11 +61,11 @@ def _details(audit: Audit, training: Training) -> Iterator[Block]:
 def _window(window: LossScale) -> str:
     most, least = f"{window.maximum:,.10g}", f"{window.minimum:,.10g}"
     if window.closed_by is not None:
-        return f"No loss scale is usable: gradients of `{scope(window.closed_by)}` overflow above {most}, but avoiding underflow requires at least {least}."
+        return f"No loss scale is usable: gradients of `{scope(window.closed_by)}` overflow above {most}, but below {least} more than {percent(window.allowed)} of the gradients become zero."
     if window.init is None:
         return "No loss scale is usable: no tested scale gives finite gradients on every batch."
     return (
-        f"From {least} on, at most {percent(window.allowed)} of the gradients underflow; above {most}, gradients of "
+        f"From {least} on, at most {percent(window.allowed)} of the gradients become zero; above {most}, gradients of "
         f"`{scope(window.largest)}` overflow. GradScaler starts at {window.init:,.10g}. If the loss is divided by n "
         "for gradient accumulation, multiply these scales by n."
     )
@@ -91,7 +91,7 @@ def _modules(training: Training) -> Iterator[Block]:
     yield Grid(
         heads,
         tuple(map(row, ordered[:ROWS])),
-        caption="Gradients by module. Largest: magnitude. Zero, Subnormal: shares of the low-precision gradients that are so in FP16 (FP32: the module has none); Zero, scaled: at the initial loss scale. BF16 bits: correct bits after rounding to BF16",
+        caption="Gradients by module. Largest: magnitude. Zero, Subnormal: shares of the module's low-precision gradients that become zero or subnormal in FP16, without a loss scale (a cell FP32: all gradients of the module are in FP32); Zero, scaled: share of zeros at the initial loss scale. BF16 bits: correct bits after rounding to BF16",
     )
     if len(ordered) > ROWS:
         left = f"{count(len(ordered) - ROWS, 'more module')}, and every parameter, in measurements.json."
@@ -102,8 +102,7 @@ def _movers(training: Training) -> Block:
     moved = [(one, node, fmt) for node in training.nodes for fmt, one in node.contributions.items()]
     moved = [row for row in moved if row[0].both and math.isfinite(row[0].both)]
     if not moved:
-        none = training.attribution or "No operation changes the parameter gradients measurably."
-        return Prose("", (sentence(none),))
+        return Prose("", (sentence(training.attribution or "No operation changes the parameter gradients measurably"),))
     moved.sort(key=lambda row: -row[0].both)
     rows = tuple((where(node), label(fmt), ratio(one.both), ratio(one.backward)) for one, node, fmt in moved[:ROWS])
     caption = "Operations that change the parameter gradients the most, each as the only one in low precision. Change: relative L2, with both passes in the format; Backward only: with only the backward pass"

@@ -65,8 +65,7 @@ def _tally(audit: Audit, fmt: str) -> Tally:
         cast = sum(node.verdicts[fmt].verdict == "unsafe" and node.exposed.get(fmt) == ("cast",) for node in judged)
         where = f" ({'' if cast == unsafe else f'{cast:,} '}only with cast weights)" if cast else ""
         cause = f"; causes: {limit}" if limit else ""
-        total = count(len(judged), "operation")
-        said = f"{label(fmt)}: {unsafe:,} unsafe{where} and {sensitive:,} sensitive of {total}{cause}{left}."
+        said = f"{label(fmt)}: {unsafe:,} unsafe{where} and {sensitive:,} sensitive of {count(len(judged), 'operation')}{cause}{left}."
     return Tally(label(fmt), {name: kinds[name] for name in VERDICTS}, limit, said)
 
 
@@ -81,9 +80,9 @@ class ReportView:
         gone = [("format", name) for name in audit.formats if name not in FORMATS]
         gone += [("strategy", plan.strategy) for plan in audit.plans.values() if plan.strategy not in all_strategies()]
         for what, name in gone:
-            again = "register it again to show or save the audit"
             raise AuditorError(
-                f"the {what} {name!r} of this audit is no longer registered: {again}", slug=f"bad-{what}"
+                f"the {what} {name!r} of this audit is no longer registered: register it again to show or save the audit",
+                slug=f"bad-{what}",
             )
         self.plans = tuple(PlanView(audit, plan) for plan in audit.plans.values())
         self.chosen = next((p for p in self.plans if p.recommended), None)
@@ -108,7 +107,8 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
             proof = f"{looser}, or start with the findings below."
         return f"{audit.recommendation} {trained}".strip(), proof
     plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
-    apart = f", keeping {kept} in FP32" if kept else "; nothing has to stay in FP32"
+    beyond = " beyond autocast's own lists" * (plan.strategy == "autocast")
+    apart = f", keeping {kept} in FP32" if kept else f"; nothing{beyond} has to stay in FP32"
     said = f"Run the model in {chosen.title}{apart}. {trained}".strip()
     budget = f"{audit.max_error:g}"
     if plan.measured_error is None:
@@ -226,8 +226,7 @@ def next_step(audit: Audit, directory: Path) -> str:
         return f"{(said := advice(audit))[0].lower()}{said[1:]}"
     first = next(iter(causes(audit).wanting), None)
     if first is not None:
-        where = first.worst.source or op(first.worst.op)
-        return f"repair {first.worst.rule} at {where}, and audit again; `python -m auditor explain {first.worst.rule}` says how."
+        return f"repair {first.worst.rule} at {first.worst.source or op(first.worst.op)}, and audit again; `python -m auditor explain {first.worst.rule}` says how."
     if audit.criteria:
         return f"loosen a criterion: {report} lists the value of each under every plan."
     plain = ((run.measured_error, audit.plans[name]) for name, run in audit.baselines.items() if name in audit.plans)
@@ -236,6 +235,5 @@ def next_step(audit: Audit, directory: Path) -> str:
         error, plan = min(reached, key=lambda pair: pair[0])
         step = 10.0 ** (math.floor(math.log10(error)) - 1) if error > 0 else 1e-6
         budget = f"{math.ceil(error / step * 1.02) * step:.2g}"  # rounded up to two digits
-        what = f"plain {label(plan.format)} ({plan.strategy})"
-        return f"raise the budget with --max-error {budget}: {what} has an error of {ratio(error)}."
+        return f"raise the budget with --max-error {budget}: plain {label(plan.format)} ({plan.strategy}) has an error of {ratio(error)}."
     return f"read in {report} why each plan failed."

@@ -18,7 +18,7 @@ EACH, SCHEME = "each", "scheme"
 class Fact:
     """type: text | flag | number | texts | numbers; unit: "1" for ratios and counts, "bits" for powers of two.
 
-    by_format: whether each format has its own value, with the address `name.format`.
+    by_format: whether each format has its own value, which a condition reads as `name.format`.
     """
 
     type: str

@@ -64,7 +64,7 @@ def format_to_train_in(
         return "fp16", (
             f"FP16 with {scaler_code(scale.init)}: at scales from {scale.minimum:,.10g} to "
             f"{scale.maximum:,.10g} nothing overflows and at most {scale.allowed:.0%} of the "
-            f"gradients underflow{beside}"
+            f"gradients become zero{beside}"
         )
     return None, f"FP32: {_why_fp32(errors)}"
 
@@ -89,7 +89,7 @@ def _why_bf16(
     if scale.closed_by is not None:
         return (
             f"no loss scale suits FP16: {scale.closed_by or 'the model'} overflows above {scale.maximum:,.10g}, but at "
-            f"least {scale.minimum:,.10g} is needed for at most {scale.allowed:.0%} underflow"
+            f"least {scale.minimum:,.10g} is needed for at most {scale.allowed:.0%} zeros"
         )
     fp16 = errors.get("fp16")
     if fp16 is None or not math.isfinite(fp16):

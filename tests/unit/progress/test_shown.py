@@ -97,8 +97,8 @@ def test_a_stage_that_is_added_takes_nothing_back():
 @pytest.mark.parametrize(
     ("kind", "stream", "line"),
     [
-        (Lines, io.StringIO, r"  measure 2/6, 33% done after \d+ s\n"),
-        (Bar, Terminal, r"[━#][^\r]* measure 2/6, 33% done after \d+ s 4 nodes"),
+        (Lines, io.StringIO, r"  measure \(stage 2 of 6\), audit 33% done after \d+ s\n"),
+        (Bar, Terminal, r"[━#][^\r]* measure \(stage 2 of 6\), audit 33% done after \d+ s 4 nodes"),
     ],
 )
 def test_it_is_shown_again_though_nothing_is_told(kind, stream, line, monkeypatch):

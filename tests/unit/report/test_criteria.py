@@ -206,8 +206,8 @@ def test_a_card_says_what_becomes_of_one_operation():
     opening = "FP16 under autocast, the recommended plan,"
     said = {
         "kept": f"{opening} keeps the operation in FP32.",
-        "low": f"{opening} runs the operation on low-precision values, within the error budget.",
-        "reads": f"{opening} runs the operation in FP32 on low-precision inputs, within the error budget.",
+        "low": f"{opening} runs the operation on low-precision values, within the limits.",
+        "reads": f"{opening} runs the operation in FP32 on low-precision inputs, within the limits.",
         "elsewhere": f"{opening} avoids the problem, which only occurs in FP16 with cast weights.",
     }
     for bearing, sentence in said.items():
@@ -229,7 +229,7 @@ def test_a_card_says_how_many_operations_become_what():
     findings = tuple(replace(f, bearing=mixed.get(f.node, f.bearing)) for f in audit.findings)
     assert cause(replace(audit, findings=findings), "SFT001").plan_effect == (
         f"FP16 under autocast, the recommended plan, keeps {len(members) - 2} of these operations in FP32; runs 1 of these "
-        "operations on low-precision values, within the error budget; avoids the problem of 1 of these operations, which could only occur in FP16 with "
+        "operations on low-precision values, within the limits; avoids the problem of 1 of these operations, which could only occur in FP16 with "
         "cast weights or BF16 with cast weights."
     )
 

@@ -228,7 +228,12 @@ def test_a_name_alone_is_one_of_the_targets_file(file: Path) -> None:
         ("", "", "missing-score", "--evaluate needs a function: write --evaluate file.py:name"),
         ("{}:number", "", "missing-score", "is of type int: evaluate must be a function"),
         ("{}:layer", "", "missing-score", "is of type Linear"),
-        ("accuracy", "timm:resnet18", "missing-score", "has no file to define accuracy"),
+        (
+            "accuracy",
+            "timm:resnet18",
+            "missing-score",
+            "resnet18 is no file with accuracy in it: write --evaluate file.py:accuracy",
+        ),
         ("nowhere.py:accuracy", "", "missing-target", "does not exist"),
     ],
 )

@@ -95,7 +95,7 @@ def test_the_headline_says_how_to_train(trained: Trained) -> None:
 
 
 def test_the_window_that_fp16_is_recommended_with(trained: Trained) -> None:
-    """`at scales from A to B nothing overflows and at most 1% of the gradients underflow`."""
+    """`at scales from A to B nothing overflows and at most 1% of the gradients become zero`."""
     found, training = trained.audit, trained.audit.training
     window = training.fp16
     assert (
@@ -145,7 +145,7 @@ def test_no_scale_suits_fp16() -> None:
     assert found.recommended == "autocast_bf16"
     assert training.recommendation == (
         f"BF16 without a scaler: no loss scale suits FP16: {window.closed_by} overflows above {window.maximum:,.10g}, but "
-        f"at least {window.minimum:,.10g} is needed for at most 1% underflow"
+        f"at least {window.minimum:,.10g} is needed for at most 1% zeros"
     )
     plan = found.plans["autocast_fp16"]
     beyond = low_gradients(model, (x,), lambda y: (y * weight).sum(), plan, 2 * window.maximum)
