@@ -178,7 +178,8 @@ class _Algebra(Semantics):
         return NodeType(result, kernel, tuple(cast), tuple(rounded), reads_low, conflict, factors)
 
     def _kernel(self, n: fx.Node, handed: Mapping[str, str], told: str) -> tuple[str, bool]:
-        """The format of the kernel's result, and whether its inputs have dtypes that it cannot promote."""
+        """The format of the kernel's result, and whether its inputs have dtypes that it cannot promote: of operations
+        that CUDA runs only in FP32, such as linalg.solve, only pointwise ones promote."""
         own, kinds = self._kinds[n].format, self._kinds
         if told and own:
             return told, False
@@ -198,8 +199,8 @@ class _Algebra(Semantics):
             promotes = not row.normalizes or row.packet == "rms_norm"
             return first, not promotes and first == "fp32" and any(map(is_low, others))
         shaped = {dtype for dtype, scalar in floats if not scalar} or {dtype for dtype, _ in floats}
-        solver = bool(row.refused_on_cuda) and torch.Tag.pointwise not in getattr(n.target, "tags", ())
-        return promoted_format(floats), len(shaped) > 1 and (row.autocast == "lower" or solver)
+        strict = bool(row.refused_on_cuda) and torch.Tag.pointwise not in getattr(n.target, "tags", ())
+        return promoted_format(floats), len(shaped) > 1 and (row.autocast == "lower" or strict)
 
 
 def kept_low(capture: Capture, strategies: Collection[str], format: str) -> dict[str, str]:

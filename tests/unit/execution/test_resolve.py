@@ -125,6 +125,16 @@ def test_values_that_autocast_lowers_are_listed_with_their_readers() -> None:
     assert not found.low(w)
 
 
+def test_a_solver_of_two_dtypes_is_a_conflict_and_a_pointwise_function_promotes() -> None:
+    """Both have no half kernels on CUDA."""
+    for function, conflicts in ((torch.linalg.solve, {"linalg_solve"}), (torch.special.zeta, set[str]())):
+        capture = capture_of(Function(lambda x, w, f=function: f(x, w.half().float())), normal(4, 4), normal(4, 4))
+        assert resolve(Policy(capture, "cast", plain("fp16"), "fp16")).conflicts == conflicts
+        if conflicts:
+            with pytest.raises(RuntimeError, match="same dtype"):
+                function(torch.eye(4), torch.eye(4).half())
+
+
 def test_a_product_of_two_dtypes_is_a_conflict_without_autocast() -> None:
     capture = capture_of(Function(lambda x, w: x @ w.half().float()), normal(4, 4), normal(4, 4))
     found = resolve(Policy(capture, "cast", plain("fp16"), "fp16"))

@@ -100,7 +100,7 @@ def test_what_cannot_be_written_is_one_line(audit: Audit, monkeypatch: pytest.Mo
 
 
 def test_what_is_missing_is_one_line(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AuditorError, match="can be fp32 or low, not half"):
+    with pytest.raises(AuditorError, match="must be 'fp32' or 'low'"):
         with_onnx(audit, "half")
     with refused(AuditorError, "no-program", match="with strategy graph"):
         with_onnx(replace(audit, programs={}))

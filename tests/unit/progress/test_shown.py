@@ -41,7 +41,7 @@ def test_lines_name_each_stage_once_and_a_bar_is_wiped(monkeypatch):
     assert run(io.StringIO(), monkeypatch) == "measure: first\nsolve: [bold]\n"
     assert run(io.StringIO(), monkeypatch, quiet=True) == ""
     text = run(Terminal(), monkeypatch)
-    assert "measure 2/6, " in text
+    assert "measure (stage 2 of 6), " in text
     assert text.endswith("\r\x1b[2K")
 
 
@@ -60,8 +60,8 @@ def test_the_place_of_a_stage_among_all_and_those_that_not_every_audit_has():
         for done in (0, 1) if stage == "measure" else (0,):
             shown(stage, "", done, 2 if stage == "measure" else 0)
             told.append((shown.summary().partition(",")[0], shown.share))
-    assert told[:2] == [("load 1/7", 0), ("FP32 score 2/8", pytest.approx(1 / 8))]
-    assert told[-1][0] == "write 12/12"
+    assert told[:2] == [("load (stage 1 of 7)", 0), ("FP32 score (stage 2 of 8)", pytest.approx(1 / 8))]
+    assert told[-1][0] == "write (stage 12 of 12)"
     assert [share for _, share in told] == sorted(share for _, share in told)
     assert told[-1][1] < 1
 
@@ -74,7 +74,10 @@ def test_stages_that_the_settings_announce_count_from_the_beginning():
     for stage in (*until_planned, "low-precision steps", "follow", "write"):
         shown(stage, "", 0, 0)
         told.append((shown.summary().partition(" done")[0], shown.share))
-    assert told[2:4] == [("measure 3/10, 20%", pytest.approx(0.2)), ("training 4/10, 30%", pytest.approx(0.3))]
+    assert [said for said, _ in told[2:4]] == [
+        "measure (stage 3 of 10), audit 20%",
+        "training (stage 4 of 10), audit 30%",
+    ]
     assert [share for _, share in told] == pytest.approx([n / 10 for n in range(10)])
 
 
