@@ -137,9 +137,8 @@ class Search:
         far, then at other measured choices, with random schemes for some groups.
         """
         idle, accepted = 0, self.accepted(limit)
-        expected = {
-            one: self.expected(one) for one, run in self.known.items() if run.error < math.inf and self._allows(one)
-        }
+        runs = ((choice, run) for choice, run in self.known.items() if self._allows(choice))
+        expected = {choice: self.expected(choice) for choice, run in runs if run.error < math.inf}
         while self.left > 0 and idle < DRAWS and limit > 0:
             base = min((choice for choice, error in expected.items() if error <= limit), key=self.bits)
             near = sorted(expected, key=lambda choice: abs(expected[choice] - limit))[:NEAR]
@@ -165,11 +164,10 @@ class Search:
     def expected(self, choice: Choice) -> float:
         """Expected error of a measured choice on all inputs: at least the measured one. The sum of the groups' squared
         effects predicts it, and the verified choice in which the fewest groups differ corrects the prediction."""
-        verified = [one for one in self.verified if any(one) and self._allows(one)]
-        nearest = min(verified, key=lambda one: sum(map(ne, one, choice)), default=choice)
+        verified = (one for one in self.verified if any(one) and self._allows(one))
+        nearest = min(verified, key=lambda one: sum(map(ne, one, choice)), default=self._alone(0, ""))
         square, other = (float(self._squares[self._places(one)].sum()) for one in (choice, nearest))
-        ratio = math.sqrt(square / other) if other else 0.0
-        return max(self.known[choice].error, ratio * self.verified[nearest].error if verified else 0.0)
+        return max(self.known[choice].error, math.sqrt(square / other) * self.verified[nearest].error if other else 0.0)
 
     def _allows(self, choice: Choice) -> bool:
         """Whether a choice has no other scheme."""

@@ -99,7 +99,7 @@ BUDGET = {
     "offload": (350, "offload"),
     "plan": (2200, "plan"),
     "progress": (300, "telling"),
-    "quantization": (2210, "quantization"),
+    "quantization": (2200, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (1080, "rehearsal"),
     "report": (2800, "report"),
