@@ -98,7 +98,7 @@ def remedies_for(runs: Runs) -> Iterator[Recipe]:
                 title = f"{label(own.format)} with {REMEDIES[remedy][0]}"
                 yield vary(name=f"{name}_{remedy}", title=title, remedies=(remedy,))
             continue
-        skips = "steps-skipped" in problems
+        skips = run.skipped and not problems.keys().isdisjoint({"steps-skipped", "loss-behind"})
         if run.scale is not None and run.scale >= 1 and (skips or "gradients-off" in problems):
             scale = run.scale / HEADROOM if skips else RAISE * run.scale
             yield vary(name=f"{name}_scale", title=f"{own.title} with init_scale={scale:g}", scale=scale)

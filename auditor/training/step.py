@@ -245,26 +245,23 @@ class _Region(TrainingStep):
 
 
 def _forward_and_backward(step: Step, module: _Region, low: StepPrecision, scale: float) -> LowStep:
-    with torch.enable_grad(), disable_fused_path():
-        args, kwargs = copy_batch(step.batch)
-        with _around(step, low):
-            loss = module(*args, **kwargs)
-            gradients = _backward(loss, module, scale)
-        step.returned = module.returned
-    return LowStep(float(loss.detach()), gradients)
-
-
-def _around(step: Step, low: StepPrecision) -> AbstractContextManager[None]:
-    """A context for a step. An FP32 step ignores the user's own autocast regions, like the recording. A low-precision
-    step runs natively on a GPU, and emulated on a CPU.
+    """Run a step. In FP32, the user's own autocast regions are ignored, as in the recording. In low precision, a step runs
+    natively on a GPU, and emulated on a CPU.
 
     A step with random operations is emulated on a GPU too, since low-precision kernels draw other random numbers than
     FP32 kernels.
     """
+    around: AbstractContextManager[None] = emulate("cuda")
     if low.format == "fp32" or low.handler is not None:
-        return intercept(low.handler or Handler(), around=torch.float32 if low.format == "fp32" else None)
-    draws = any(isinstance(n.target, PinnedDraw) for n in step.capture.graph_module.graph.nodes)
-    return nullcontext() if step.on_gpu and not draws else emulate("cuda")
+        around = intercept(low.handler or Handler(), around=torch.float32 if low.format == "fp32" else None)
+    elif step.on_gpu and not any(isinstance(n.target, PinnedDraw) for n in step.capture.graph_module.graph.nodes):
+        around = nullcontext()
+    args, kwargs = copy_batch(step.batch)
+    with torch.enable_grad(), disable_fused_path(), around:
+        loss = module(*args, **kwargs)
+        gradients = _backward(loss, module, scale)
+    step.returned = module.returned
+    return LowStep(float(loss.detach()), gradients)
 
 
 def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, torch.Tensor | None]:
