@@ -101,7 +101,7 @@ class QuantizedPlans:
             score = self.score.score_of(self.model.model, partial(self.model.under, schemes), self.bench.options)
         if not (error <= limit and (score is None or score.holds)):
             error = max(REFUSED * limit, error if math.isfinite(error) else 0.0)
-        return Verified(by, *errors, error, score)
+        return Verified(by, errors[0], errors[1], error, score)
 
     def run(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str = "emulation") -> Run:
         """Run the model under {layer: scheme}; the error is inf if the model raises. by: what runs the model."""
