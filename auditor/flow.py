@@ -16,6 +16,7 @@ from . import __version__, offload
 from .artefact.strategies import GRAPHS, plan_title
 from .capture.capture import record_path
 from .capture.several import record_paths
+from .criteria.budget import budget_of
 from .criteria.criterion import FLOOR
 from .criteria.defaults import propose
 from .criteria.measure import Criteria, names_of
@@ -39,14 +40,14 @@ from .measure.causes import storage_notes
 from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.products import flag_costs
-from .measure.rerun import of_verdicts
+from .measure.rerun import Yardstick, of_verdicts
 from .numerics.devices import CPU, follow, let_go, libraries, name_of
 from .plan.plans import Planner
 from .plan.quantized import QuantizedPlans
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
-from .plan.workbench import Workbench, in_unit, yardstick_of
+from .plan.workbench import Workbench, in_unit
 from .records import Audit, Capture, Environment, Evaluation, Finding, Plan, Proposal, Subject, Weight
 from .records.audit import Provenance
 from .records.ledger import LedgerRow, SilentCast
@@ -107,7 +108,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             if (limit := offload.now()) is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
         with stages("measure", "each operation in low precision", recordings.operations):
-            yardstick = yardstick_of(subject, options, first)
+            yardstick = Yardstick(*budget_of(subject, first, options.max_error, options.metric, options.limits, seed))
             captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick, options.schemes)
             noise = noise_of(first, subject, yardstick, seed, native=options.native)
         measured, budget = in_unit(relative, yardstick.unit), yardstick.budget

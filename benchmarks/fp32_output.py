@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor import flow
-from auditor.plan.modules import evaluate, scopes_of
-from auditor.plan.plans import Planner
+from auditor.plan.plans import Planner, as_plan
 from auditor.plan.problem import Problem
 from auditor.plan.recommend import best_for
 from auditor.records import Plan, ScopeChoice
@@ -105,11 +104,11 @@ def by_kind(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Row
         bench_of(model, *inputs, formats=("bf16",)).problem("autocast", "bf16"),
         measured(model, inputs, None),
     )
-    least, rows = evaluate(problem, ()).seconds, list[Row]()
+    least, rows = problem.evaluate(()).seconds, list[Row]()
 
     def add(kind: str, precision: str, high: Collection[str]) -> None:
-        point = evaluate(problem, high)
-        found = measured(model, inputs, Plan("one", "autocast", "bf16", scopes_of(problem, point)), exact)
+        point = problem.evaluate(high)
+        found = measured(model, inputs, Plan("one", "autocast", "bf16", as_plan(problem, point).scopes), exact)
         rows.append(dict(zip(KINDS, (name, kind, precision, point.seconds / least, *found), strict=True)))
         print(rows[-1], flush=True)
 

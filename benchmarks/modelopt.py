@@ -30,16 +30,18 @@ from torch import Tensor, nn
 
 from auditor.asked import validate, with_rules
 from auditor.capture.several import record_paths
+from auditor.criteria.budget import budget_of
 from auditor.isolation import in_eval, isolate
 from auditor.isolation.process import ieee
 from auditor.loading import from_object
 from auditor.loading.placement import place_subject
 from auditor.measure.calibrate import calibrate_paths
 from auditor.measure.noise import noise_of
+from auditor.measure.rerun import Yardstick
 from auditor.numerics.schemes import SCHEMES
 from auditor.plan.choices import bits_of
 from auditor.plan.quantized import QuantizedPlans
-from auditor.plan.workbench import Workbench, in_unit, yardstick_of
+from auditor.plan.workbench import Workbench, in_unit
 from auditor.records.quantization import QuantizedPlan
 from auditor.rulebook.verdicts import judge as judge_verdicts
 from auditor.settings import Settings
@@ -228,7 +230,8 @@ def plan_for(judge: Judge, limit: float) -> Planned:
     with ieee(), isolate(seed=seed), in_eval(subject.model):
         subject = place_subject(replace(subject, held_out=((case.others, {}),)), options.where, seed)
         recordings = record_paths(subject, options.formats, seed)
-        yardstick = yardstick_of(subject, options, recordings.first.capture)
+        limits = options.max_error, options.metric, options.limits
+        yardstick = Yardstick(*budget_of(subject, recordings.first.capture, *limits, options.seed))
         captured, relative = calibrate_paths(recordings, subject, options.formats, seed, yardstick, options.schemes)
         noise = noise_of(recordings.first.capture, subject, yardstick, seed, native=False)
         measured = in_unit(relative, yardstick.unit)

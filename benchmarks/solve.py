@@ -11,7 +11,6 @@ from auditor.capture.capture import capture
 from auditor.isolation import in_eval
 from auditor.loading import from_object
 from auditor.plan.costs import costs_of
-from auditor.plan.modules import cheapest
 from auditor.plan.problem import Problem
 from auditor.records import Capture, Contribution, Verdict
 from benchmarks.harness import Row, in_process_of_its_own, report, seconds
@@ -43,7 +42,7 @@ def at_depth(layers: int) -> list[Row]:
 
 def timed(problem: Problem, layers: int) -> Row:
     """One problem solved."""
-    elapsed = seconds(lambda: cheapest(problem, BUDGET))
+    elapsed = seconds(lambda: problem.cheapest(BUDGET))
     nodes = len(problem.capture.nodes)
     return {
         "strategy": problem.strategy,

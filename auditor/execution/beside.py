@@ -18,7 +18,7 @@ from ..numerics.entries import entries, is_plain
 from ..numerics.formats import FORMATS, dtype_name
 from ..numerics.metrics import relative_l2
 from ..numerics.nodes import row_of, target_of, tensors_in, view_source
-from ..records import Batch, Capture, Dtypes, ModelPath, NonFinite, Plan
+from ..records import Batch, Capture, Dtypes, ModelPath, NonFinite, Plan, ScopeChoice
 from .execute import Executor, ValueOf, beside
 from .policy import Policy, choice_from_scopes
 from .resolve import resolve
@@ -39,6 +39,20 @@ class UnderPlan:
 def policy_of(capture: Capture, plan: Plan) -> Policy:
     """The Policy of a plan, from the plan's precision per module; plans that are exported programs have none."""
     return Policy(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
+
+
+def scopes_of(policy: Policy) -> dict[str, ScopeChoice]:
+    """The table of scopes of a plan with this Policy: the root, every module whose precision differs from that of the
+    module above it, and every low-precision module with functions in FP32."""
+    return {
+        path: ScopeChoice(
+            boundary.precision,
+            output="keep" if boundary.keeps else "cast",
+            keep=tuple(sorted(boundary.keep)),
+            fp32_output=tuple(sorted(boundary.fp32_output)),
+        )
+        for path, boundary in policy.wrapped.items()
+    }
 
 
 def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> UnderPlan:

@@ -15,7 +15,7 @@ import torch
 from ..errors import AuditorError, MeasureError, first_line, let_through, origin_of
 from ..isolation.answer import answer
 from ..isolation.process import quietly
-from ..numerics.formats import label
+from ..numerics.formats import dtype_name, dtype_of, label
 from ..numerics.metrics import output_error
 from ..plan.workbench import worst_of
 from ..records import Audit, Onnx, Plan
@@ -30,12 +30,6 @@ with suppress(ImportError):  # `require` reports what is not installed
     from onnx_ir.passes import common
     from onnxscript import opset18
     from onnxscript.optimizer import fold_constants
-
-NEEDED = ("onnx", "onnxscript", "onnxruntime")
-"""Packages that write, check and run ONNX models."""
-
-TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
-"""ONNX names of the formats."""
 
 _NO_ARITHMETIC = ("Cast", "Constant", "Identity", "Shape", "Size")
 
@@ -53,7 +47,7 @@ _TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = dict.fromkeys(
 
 def require() -> None:
     """Require the packages for ONNX. Raises: AuditorError(slug="missing-onnx") if one is not installed."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
         raise AuditorError(
             f"ONNX models need packages that are not installed ({' and '.join(missing)}): pip install 'model-precision-auditor[onnx]'",
@@ -218,7 +212,7 @@ def count_operations(model: Any) -> tuple[int, int, int]:
 
 def lower_ends(model: Any, format: str) -> None:
     """Change floating-point inputs and outputs to a format, in place, and remove casts that become redundant."""
-    graph, low, wide = model.graph, onnx_ir.DataType[TYPES[format]], onnx_ir.DataType.FLOAT
+    graph, low, wide = model.graph, onnx_ir.DataType[dtype_name(dtype_of(format)).upper()], onnx_ir.DataType.FLOAT
     for given in filter(lambda value: value.dtype == wide, graph.inputs):
         given.dtype, uses = low, given.uses()
         raised = onnx_ir.node("Cast", [given], {"to": wide})
@@ -256,7 +250,7 @@ def insert_rounding(model: Any, format: str) -> None:
     Without these casts, onnxruntime's CPU provider rounds nothing between operations for which it has no low-precision
     kernel. Raises: ValueError for a node with subgraphs.
     """
-    graph, low, wide = model.graph, onnx_ir.DataType[TYPES[format]], onnx_ir.DataType.FLOAT
+    graph, low, wide = model.graph, onnx_ir.DataType[dtype_name(dtype_of(format)).upper()], onnx_ir.DataType.FLOAT
     for node in graph:
         for name, attribute in node.attributes.items():
             if attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS):
@@ -269,7 +263,6 @@ def insert_rounding(model: Any, format: str) -> None:
         if stored.dtype == low:
             stored.const_value = _widen_tensor(stored.const_value)
             stored.dtype = wide
-    first = graph[0]
     for value in [*graph.inputs, *(given for node in graph for given in node.outputs)]:
         if value.dtype != low:
             continue
@@ -279,7 +272,7 @@ def insert_rounding(model: Any, format: str) -> None:
         for user, index in uses:
             user.replace_input_with(index, back.outputs[0])
         if (made := value.producer()) is None:
-            graph.insert_before(first, [narrow, back])
+            graph.insert_before(graph[0], [narrow, back])
         else:
             graph.insert_after(made, [narrow, back])
         for index, returned in enumerate(graph.outputs):

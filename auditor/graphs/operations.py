@@ -16,7 +16,7 @@ from ..execution.execute import low_literals, with_literals
 from ..numerics import operations as table
 from ..numerics.formats import FORMATS, dtype_of
 from ..numerics.fp32_output import FACTORS
-from ..numerics.nodes import op_name, row_of, target_of, tensors_in
+from ..numerics.nodes import dtype, op_name, row_of, target_of, tensors_in
 from ..plan.costs import TIE, cast_seconds, costs_of, elements_of, price
 from ..plan.outputs import fails_by_inputs
 from ..plan.search import FORBIDDEN
@@ -26,8 +26,7 @@ from ..records.paths import FP32_OUTPUT
 from .exported import INNER, outlines
 
 FUSED = 0.1
-"""Cost factor of a cast in an exported graph: small since compilers fuse casts, not zero since eager execution pays for
-each."""
+"""Cost factor of a cast in an exported graph: compilers fuse most casts, but eager execution pays for each."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Table:
     def low_flops(self, low: frozenset[str]) -> float:
         """Share of the floating-point operations that run in low precision."""
         whole = sum(operation.flops for operation in self.operations.values())
-        return sum(self.operations[name].flops for name in low) / whole if whole else 0.0
+        return sum(self.operations[name].flops for name in low) / max(whole, 1)
 
     @cached_property
     def readers(self) -> dict[str, list[str]]:
@@ -94,10 +93,6 @@ class Table:
     def whole(self, name: str) -> frozenset[str]:
         """An operation's name and, if the operation may have FP32 output, the name of the rounding of its output."""
         return frozenset((name, f"{name}{FP32_OUTPUT}")) & self.operations.keys()
-
-    def keeps_output(self, name: str, low: frozenset[str]) -> bool:
-        """Whether a product has low-precision inputs and FP32 output. low: the operations in low precision."""
-        return name in low and not self.whole(name) <= low
 
     def price(self, low: frozenset[str], of: frozenset[str] | None = None) -> tuple[float, float]:
         """Cost (mostly seconds) and squared error with the operations `low` in low precision.
@@ -135,7 +130,7 @@ def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
         own, rounding = (min(effect**2, FORBIDDEN) for effect in effects)
         if node.op == "call_function":
             makers[node] = makers.get(node.args[0], name) if picks else name
-        reads = tuple(source.name for source in node.all_input_nodes if _is_fp32(source))
+        reads = tuple(source.name for source in node.all_input_nodes if dtype(source) is torch.float32)
         if reads and node.op == "call_function" and not picks:
             cost, figures = costs[name], asked.figures
             low, high = (price(asked.objective, cost, elements, each, figures) for each in (format, "fp32"))
@@ -150,16 +145,11 @@ def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
                 operations[output] = replace(whole, name=output, reads=(), low=0.0, high=more, flops=0)
                 whole, makers[node] = replace(whole, high=high - more, error=0.0, kind="", kept=""), output
             operations[name] = whole
-        if node.op != "output" and _is_fp32(node):
+        if node.op != "output" and dtype(node) is torch.float32:
             maker = makers[node] if makers.get(node) in operations else None
             cast = share * cast_seconds(elements, format, asked.figures)
             values[name] = Value(name, maker, cast, rounding, node.op == "get_attr", node in returned)
     return Table(format, operations, values)
-
-
-def _is_fp32(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype is torch.float32
 
 
 def _reason_to_keep(

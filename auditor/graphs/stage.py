@@ -14,19 +14,19 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..artefact.strategies import GRAPHS, SHIPPED
+from ..artefact.strategies import GRAPHS
 from ..capture.emulation import as_on
 from ..errors import MeasureError, PlanError, first_line, let_through
 from ..execution.execute import Executor
 from ..execution.policy import Policy, plain
+from ..execution.resolve import resolve
 from ..isolation.answer import from_the_start
 from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..numerics.casting import widen
 from ..numerics.formats import dtype_of, runs
 from ..numerics.fp32_output import multiply
 from ..numerics.nodes import operation_of, tensors_in
-from ..plan.costs import costs_of, most_alive
-from ..plan.modules import VISITS
+from ..plan.costs import costs_of, memory_of, most_alive
 from ..plan.scores import InFp32
 from ..plan.search import HIGH, LOW, MARGIN, Arc, Candidate, Choice, Cuts, Space, choose, find_verified
 from ..plan.verified import judge_replay, verify
@@ -37,7 +37,7 @@ from ..records.paths import FP32_OUTPUT
 from ..records.quantization import PipelineRun, QuantizedPlan
 from ..stages import tick
 from ..verify.loaders import PROGRAM
-from .exported import ExportedModel, SavedProgram, cannot, export_model, outlines, save_program
+from .exported import ExportedModel, cannot, export_model, outlines, save_program
 from .operations import Table, low_arguments, table_of
 
 COPIED = "copied"
@@ -87,8 +87,9 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
     bench = trial.bench
     baselines, spaces, files = dict[str, Verification](), dict[str, Operations](), dict[str, bytes]()
     for format in filter(runs, bench.options.formats):
-        table, baseline = _all_low(trial, table_of(trial.exported.graph_module.graph, format, bench))
-        spaces[f"{GRAPHS[0]}_{format}"], baselines[f"{GRAPHS[0]}_{format}"] = Operations(table, trial), baseline
+        name = f"{GRAPHS[0]}_{format}"
+        table, baselines[name] = _all_low(trial, table_of(trial.exported.graph_module.graph, format, bench))
+        spaces[name] = Operations(table, trial)
 
     def make(limits: Mapping[str, float]) -> dict[str, Candidate]:
         made = {}
@@ -100,12 +101,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
     def run(chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         plans = {}
         for name, choice in chosen.items():
-            low = spaces[name].low(choice)
-            module = lower_operations(trial.exported, spaces[name].table, low)
-            file = save_program(module, trial.exported)
-            files[f"{name}{PROGRAM}"] = file.content
-            plan = _plan(name, trial, spaces[name].table, low, file)
-            plans[name] = replace(plan, predicted_error=choice.predicted_error, memory=memory_needed(module))
+            plans[name], files[f"{name}{PROGRAM}"] = _plan(name, spaces[name], choice)
         return verify(bench, plans, files)
 
     plans = find_verified(spaces, bench.max_error, make, run)
@@ -131,27 +127,33 @@ def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
             low -= table.whole(name)
 
 
-def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: SavedProgram) -> Plan:
-    bench = trial.bench
+def _plan(name: str, space: Operations, choice: Candidate) -> tuple[Plan, bytes]:
+    """The plan of a choice of precisions, and its program."""
+    trial, bench, table = space.trial, space.trial.bench, space.table
+    low = table.free - choice.high
+    module = lower_operations(trial.exported, table, low)
+    file = save_program(module, trial.exported)
     kept = kept_of(table, low, MARGIN * bench.max_error)
     whole = [table.whole(each) <= low for each in table.operations if not each.endswith(FP32_OUTPUT)]
     in_time = replace(bench, options=bench.options.model_copy(update={"objective": "time"}))
     timed = bench.options.objective == "time"
     seconds = table if timed else table_of(trial.exported.graph_module.graph, table.format, in_time)
-    of_modules = bench.problem(SHIPPED[0], table.format)  # the same for every plan of the audit
     (elapsed, _), (slowest, _) = seconds.price(low), seconds.price(frozenset())
-    return Plan(
+    plan = Plan(
         name=name,
         strategy=GRAPHS[0],
         format=table.format,
         scopes={"": ScopeChoice(table.format if low else "fp32")},
+        predicted_error=choice.predicted_error,
         low_precision_flops=table.low_flops(low),
         predicted_speedup=slowest / elapsed if elapsed else 1.0,
         objective=bench.options.objective,
         target=bench.options.figures,
         program=Program(f"{name}{PROGRAM}", len(whole), sum(whole), file.casts, kept, file.fixed or None),
-        fp32_memory=of_modules.memory(of_modules.resolve(plain("fp32"))),
+        memory=memory_needed(module),
+        fp32_memory=memory_of(bench.capture, bench.costs, resolve(Policy.wide(bench.capture)), table.format),
     )
+    return plan, file.content
 
 
 def cuts_of(table: Table) -> Cuts:
@@ -240,7 +242,7 @@ class Operations(Space):
 
     def __init__(self, table: Table, trial: Trial) -> None:
         super().__init__()
-        self.table, self._trial, self._cuts = table, trial, cuts_of(table)
+        self.table, self.trial, self._cuts = table, trial, cuts_of(table)
         self.nothing = self._choice(table.free)
 
         def gain(group: frozenset[Hashable]) -> float:
@@ -250,18 +252,13 @@ class Operations(Space):
         groups = (frozenset[Hashable](table.whole(name) & table.free) for name in sorted(table.free))
         self._groups = sorted(groups, key=gain)
 
-    def low(self, point: Candidate) -> frozenset[str]:
-        """Names of the operations that run in low precision at a point of the search space."""
-        return self.table.free - point.high
-
     def replay(self, point: Candidate) -> float:
         """Run the graph with the operations of `point` in low precision; return the output error."""
-        return self._trial.error(self.table, self.low(point))
+        return self.trial.error(self.table, self.table.free - point.high)
 
     def propose(self, allowed: float) -> Candidate:
         """The cheapest choice whose predicted error is at most `allowed`."""
-        tries = VISITS // len(self.table.operations)
-        return self._cuts.cheapest(self._choice, allowed, self._groups, tries)
+        return self._cuts.cheapest(self._choice, allowed, self._groups, len(self.table.operations))
 
     def _choice(self, high: Choice) -> Candidate:
         high = self.table.free & frozenset().union(*map(self.table.whole, high & self.table.free))
@@ -283,8 +280,7 @@ def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOpera
         if each.kind:
             kind, why = each.kind, each.kept
         elif then >= now:
-            kind = "no-gain"
-            why = "low precision saves nothing here: the casts around the operation cost at least as much"
+            kind, why = "no-gain", "low precision saves nothing: the casts around the operation cost at least as much"
         elif after > budget:
             why = f"low precision here would raise the predicted error from {math.sqrt(square):.2g} to {after:.2g}"
         result.append(KeptOperation(name, each.op, kind, why, each.captured))
@@ -302,15 +298,13 @@ def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str])
     def kind_of(node: fx.Node) -> torch.dtype:
         """The dtype of a formerly FP32 result; a weight is in low precision if all operations that read it are."""
         value = table.values.get(node.name)
+        deciding = [node.name if value is None else value.made_by]
         if value is not None and value.stored:
-            is_low = bool(node.users) and all(user.name in low for user in node.users)
-        else:
-            is_low = (node.name if value is None else value.made_by) in low
-        return dtype if is_low else torch.float32
+            deciding = [user.name for user in node.users]
+        return dtype if deciding and low.issuperset(deciding) else torch.float32
 
     kinds = {node: kind_of(node) for node in source.nodes}
-    copies: dict[fx.Node, fx.Node] = {}
-    casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
+    copies, casts = dict[fx.Node, fx.Node](), dict[tuple[fx.Node, torch.dtype], fx.Node]()
 
     def read(given: fx.Node, wanted: torch.dtype | None) -> fx.Node:
         """A node's value, cast to the requested dtype if it differs."""
@@ -333,7 +327,7 @@ def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str])
             wanted = None  # since selecting one element of a tuple casts nothing
         args, kwargs = fx.node.map_arg((args, kwargs), partial(read, wanted=wanted))
         target = node.target
-        if table.keeps_output(node.name, low):
+        if node.name in low and not table.whole(node.name) <= low:  # a product with FP32 output
             target, args = _multiply, (node.target, *args)
         copy = copies[node] = graph.create_node(node.op, target, args, kwargs, node.name)
         copy.meta = {key: value for key, value in node.meta.items() if key in ("nn_module_stack", "stack_trace")}
@@ -364,6 +358,5 @@ def memory_needed(module: fx.GraphModule) -> MemoryUse:
     size = {node.name: sum(x.nbytes for x in tensors_in(node.meta.get("val"))) for node in nodes}
     free = {name for name, cost in costs_of(module.graph).items() if cost.free}
     inputs = {node.name for node in nodes if node.op == "placeholder"}
-    held = [attrgetter(str(node.target))(module) for node in nodes if node.op == "get_attr"]
-    weights = {id(x): x.nbytes for x in held if isinstance(x, torch.Tensor)}
-    return MemoryUse(sum(weights.values()), most_alive(nodes, size, free, inputs, {}))
+    weights = sum(x.nbytes for x in (*module.parameters(), *module.buffers()))
+    return MemoryUse(weights, most_alive(nodes, size, free, inputs, {}))

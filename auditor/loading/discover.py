@@ -31,7 +31,6 @@ from .target import Target, blame, call, parse, required_arguments
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")
 SPEC_KEYS = ("model", "inputs", "eval_inputs", "name", "loss", "targets")
-PACKAGES = {"timm": ("timm", "huggingface_hub"), "hf": ("transformers", "huggingface_hub")}
 CHECKPOINTS = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
 """Checkpoint file names of transformers, in the order in which transformers looks for them."""
 LACKS_CLASS = (
@@ -160,7 +159,7 @@ def _is_model_class(value: Any) -> bool:
 
 def require(target: Target) -> None:
     """Import the packages that the target needs. Raises: LoadError(slug="missing-package")."""
-    for name in PACKAGES[target.hub]:
+    for name in (target.module, "huggingface_hub"):
         try:
             importlib.import_module(name)
         except Exception as error:  # the package is absent, lacks a dependency, or was built for another torch

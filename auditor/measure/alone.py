@@ -17,7 +17,7 @@ from ..numerics.casting import carried_in, in_format, like, round_tree, widen
 from ..numerics.entries import entries, extent, is_number, over_tensors
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import Profile
-from ..numerics.kernels import UnsupportedInFormat, adds_bias_apart, is_tensor_core, run_op
+from ..numerics.kernels import UnsupportedInFormat, adds_bias_apart, is_product, is_tensor_core, run_op
 from ..numerics.metrics import disagreement, output_error, runs, sqnr_db
 from ..numerics.nodes import op_of, operation_of, row_of, target_of, tensors_in, view_source, wait_for_result
 from ..records import Capture, NodeError
@@ -88,7 +88,7 @@ def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
         return Trace()
     if view_source(n) is not None:
         return Trace("rounding", "none")
-    isolated: Error = "inputs" if by_inputs else "run"
+    isolated: Error = "inputs" if by_inputs and is_product(target_of(n)) else "run"
     exact = row_of(n).exact
     if ran.exact is not None and not any(
         x.is_quantized for x in tensors_in(ran.low)

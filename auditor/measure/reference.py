@@ -135,8 +135,8 @@ class Reference(SeparateResults):
     back: backward passes through an operation are "trusted", "tried" once after the operation, or skipped ("none").
     anchors: leaves for results that depend on no float input.
     lost: inputs that an operation reads without a derivative.
-    readings: for each matrix product and each value it reads, a copy that only this product reads; None if no other
-    node reads the value.
+    readings: for each matrix product or norm and each value it reads, a copy that only this node reads; None if no
+    other node reads the value.
     saved: addresses of the storages that autograd keeps for backward passes.
     """
 
@@ -175,8 +175,9 @@ class Reference(SeparateResults):
             with torch.no_grad():  # a discrete result has no derivative, and autograd may raise
                 return RECORDED.compute(n, value_of)
         values = {source: value_of(source) for source in n.all_input_nodes}
-        if is_product(target_of(n)) and all(map(is_plain, tensors_in(list(values.values())))):
-            return self._product(n, values)
+        known = is_product(target_of(n)) or row_of(n).normalizes
+        if known and all(map(is_plain, tensors_in(list(values.values())))):
+            return self._read_apart(n, values)
         result, lost = run_with_gradients(target_of(n), args, kwargs, self.back == "tried")
         if lost:
             self.lost |= {s for s, value in values.items() if any(x is y for x in tensors_in(value) for y in lost)}
@@ -184,8 +185,8 @@ class Reference(SeparateResults):
             self.lost |= set(values)
         return result
 
-    def _product(self, n: fx.Node, values: dict[fx.Node, Any]) -> Any:
-        """Compute a product from separate copies of shared values, so that each use of a value has its own gradient."""
+    def _read_apart(self, n: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        """Compute a node from separate copies of shared values, so that each use of a value has its own gradient."""
         roots = set()
         for root in values:
             while (earlier := view_source(root)) is not None:

@@ -1,23 +1,24 @@
-"""The search space of plans over modules: proposes choices by minimum cuts, replays them, and converts them to
-plans."""
+"""The search space of plans over modules: proposes choices of precisions by minimum cuts, improves a choice by replays, and
+explains why it keeps modules and operations in FP32."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from ..execution.policy import Policy, PrecisionChoice, choice_keeping, plain
-from ..numerics.formats import FORMATS
-from ..records import Plan, ScopeChoice
-from ..records.paths import FP32_OUTPUT
-from ..resources import table
-from .costs import cast_seconds
-from .outputs import outputs_of, without_effect
+import torch
+from torch import fx
+
+from ..execution.policy import Policy, choice_from_scopes, choice_keeping
+from ..execution.resolve import Resolution, is_low
+from ..numerics.formats import label
+from ..numerics.operations import operation
+from ..records import Finding, Node, Plan, Reason
+from ..records.paths import FP32_OUTPUT, function_in, module_of
+from .outputs import outputs_in, outputs_of
 from .problem import Problem
-from .search import FORBIDDEN, MOST_OFF, Candidate, Space
-
-VISITS = 20_000
-"""Maximum number of operations that one search visits in total, which bounds the time for a large model."""
+from .search import MARGIN, MOST_OFF, WORTH, Candidate, Space
 
 SHORTER = 0.05
 """Share by which a plan entirely in low precision, which is simpler, may exceed the best plan's time and cost."""
@@ -33,7 +34,7 @@ class Modules(Space):
     def __init__(self, problem: Problem, replayed: Callable[[Policy], float], budget: float) -> None:
         super().__init__()
         self.problem, self.budget, self._replayed = problem, budget, replayed
-        self.nothing, self.low = evaluate(problem, problem.energy.scopes), evaluate(problem, ())
+        self.nothing, self.low = problem.evaluate(problem.energy.scopes), problem.evaluate(())
         self.left = REPLAYS
 
     def replay(self, point: Candidate) -> float:
@@ -68,7 +69,7 @@ class Modules(Space):
     def reach(self) -> float | None:
         """Smallest replayed error above 0; one replay lowers only the module with the smallest predicted error."""
         energy = self.problem.energy
-        alone = (evaluate(self.problem, self.nothing.high.difference(energy.together(one))) for one in energy.scopes)
+        alone = (self.problem.evaluate(self.nothing.high.difference(energy.together(one))) for one in energy.scopes)
         gaining = [point for point in alone if point.cost < self.nothing.cost]
         if gaining:
             self.error(min(gaining, key=lambda point: point.predicted_error))
@@ -77,88 +78,238 @@ class Modules(Space):
     def propose(self, allowed: float) -> Candidate:
         """The cheapest choice with a predicted error of at most `allowed`; or everything in low precision, if that
         meets the budget and exceeds the choice's time and cost by at most SHORTER."""
-        low, energy, holds = self.low, self.problem.energy, bool(self.within_budget())
-
-        def wins(point: Candidate) -> bool:
-            return low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
-
-        if holds and wins(evaluate(self.problem, energy.cuts.best(0.0) & energy.scopes.keys())):  # without a search
-            return low
-        point = cheapest(self.problem, allowed)
-        return low if holds and wins(point) else point
+        low, point = self.low, self.problem.cheapest(allowed)
+        near = low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
+        return low if near and self.within_budget() else point
 
 
-def as_candidate(problem: Problem, chosen: PrecisionChoice) -> Candidate:
-    """The Candidate of a PrecisionChoice; modules that share a weight with an FP32 module become FP32 too."""
-    high = (owner for owner in problem.energy.scopes if chosen(owner) == "fp32")
-    return evaluate(problem, outputs_of(chosen).union(each for x in high for each in problem.energy.together(x)))
+GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
+"""{objective: noun for the quantity that a plan saves}."""
 
 
-def as_plan(problem: Problem, chosen: Candidate) -> Plan:
-    """Build the plan of a choice of precisions, with predicted errors and times, without a run."""
-    fp32 = evaluate(problem, problem.energy.scopes).seconds
-    resolution, row = problem.resolve(choice_keeping(chosen.high, problem.format)), FORMATS[problem.format]
-    unfit = f"the {problem.device} has no {row.label} arithmetic: a speed-up only comes from moving fewer bytes"
-    return Plan(
-        name=problem.name,
-        strategy=problem.strategy,
-        format=problem.format,
-        scopes=scopes_of(problem, chosen),
-        predicted_error=chosen.predicted_error,
-        low_precision_flops=chosen.low_flops,
-        predicted_speedup=fp32 / chosen.seconds if chosen.seconds else 1.0,
-        note="" if row.speed in table("plan/devices")[problem.device] else unfit,
-        raised=problem.raised,
-        stored_low=problem.stored_low,
-        objective=problem.objective,
-        target=problem.device,
-        memory=problem.memory(resolution),
-        fp32_memory=problem.memory(problem.resolve(plain("fp32"))),
+def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
+    """Move FP32 modules to low precision, one by one, entirely or except the outputs of their products. A change must
+    save enough, and its replayed error must be at most `limit`."""
+    problem = space.problem
+    for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
+        low = _lower(problem, chosen, [owner])
+        wide = problem.evaluate(low.high | outputs_in(problem, owner))
+        points = (*[low][: owner == module_of(owner)], *[wide][: wide != low])
+        cheaper = (point for point in points if point.price < (1 - WORTH) * chosen.price)
+        chosen = next((point for point in cheaper if space.holds(chosen, point, limit)), chosen)
+        if wide not in (low, chosen):
+            del problem.evaluated[wide.high]  # not read again; of a deep model, each would occupy much memory
+    return chosen
+
+
+def as_candidate(problem: Problem, plan: Plan) -> Candidate:
+    """The choice of precisions that a plan makes."""
+    choice = choice_from_scopes(plan.scopes)
+    return problem.evaluate({x for x in problem.energy.scopes if choice(x) == "fp32"} | outputs_of(choice))
+
+
+def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Plan:
+    """The plan with a reason for every module and operation in FP32, and with `least`: modules that must be FP32."""
+    problem, chosen = space.problem, as_candidate(space.problem, plan)
+    outputs = sorted(path for path in chosen.high if path.endswith(FP32_OUTPUT))
+    alone = {owner: _lower(problem, chosen, [owner]) for owner in (*_fp32_owners(problem, chosen), *outputs)}
+    forbidden = {owner: _find_prohibition(problem, point, chosen, owner) for owner, point in alone.items()}
+    may = [owner for owner, why in forbidden.items() if why is None or why.kind == "not-floating"]
+    idle = [owner for owner in may if alone[owner].price >= chosen.price]
+    low = _lower(problem, chosen, idle)
+    harmless = low == chosen or space.holds(chosen, low, space.budget)
+    saves = {owner: max(1 - point.cost / chosen.cost, 0.0) if chosen.cost else 0.0 for owner, point in alone.items()}
+    most = max((saves[owner] for owner in idle), default=0.0)
+
+    def reason(owner: str) -> Reason:
+        own = [node.name for node in _operations(problem, owner)]
+        why = forbidden[owner] or _explain(space, chosen, alone[owner], saves[owner], most, harmless)
+        judged = [n for n in own if problem.verdicts[n].verdict != "safe"] if why.kind != "no-gain" else []
+        fired = {one.rule for one in findings if one.node in judged and problem.format in one.formats}
+        words, wide = why.words, "a low-precision output"
+        if owner in outputs:
+            words = words.replace("in low precision", f"with {wide}").replace("low precision", wide)
+        why = replace(why, words=words, saves=saves[owner], rules=tuple(sorted(fired)))
+        if owner == module_of(owner):
+            return replace(why, modules=(owner,))
+        return replace(why, functions=(owner,), operations=tuple(n for n in own if n not in problem.capture.twins))
+
+    kept = _fp32_owners(problem, low if harmless else chosen)
+    least = dict.fromkeys(module_of(owner) for owner in kept if _has_floats(problem, owner))
+    reasons = (*merge_alike(map(reason, alone)), *operation_reasons(problem, chosen))
+    return replace(plan, reasons=reasons, least=tuple(least))
+
+
+def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, most: float, harmless: bool) -> Reason:
+    """The reason why a module that could run in low precision does not, from replays if possible. most: the largest
+    saving of the modules that save too little; harmless: whether the budget holds with these in low precision."""
+    before, budget, objective = space.before(chosen), space.budget, space.problem.objective
+    idle = low.price >= chosen.price
+    ran = not (idle and harmless) and low.high in space.log
+    after = space.error(low) if ran else space.after(chosen, low)
+    adds, left = after - before if math.isfinite(after) else None, max(budget - before, 0.0)
+    if idle and (harmless or after <= budget):
+        gain = f"low precision there {explain_gain(most if saves else 0.0, objective)}{'' if harmless else ' if nothing else changes'}"
+        short = ", too little for one more change of precision" if saves else ""
+        return Reason("no-gain", f"{gain}{short}", adds=adds, left=left)
+    words = explain_budget(before, after, budget, saves, objective, ran)
+    return Reason("margin" if after <= budget else "budget", words, adds=adds, left=left, ran=ran)
+
+
+def _fp32_owners(problem: Problem, point: Candidate) -> list[str]:
+    """FP32 modules, and functions that low-precision modules keep in FP32."""
+    kept = [owner for owner in problem.energy.scopes if owner in point.high]
+    return [owner for owner in kept if owner == module_of(owner) or module_of(owner) not in point.high]
+
+
+def _has_floats(problem: Problem, owner: str) -> bool:
+    """Whether a plan can lower any operation directly in a module, or of one function in a module."""
+    return any(node.floating or problem.lowest.touches_low(node.name) for node in _operations(problem, owner))
+
+
+def _operations(problem: Problem, owner: str) -> list[Node]:
+    """Operations directly in a module, or of one function in a module."""
+    own, path = problem.operations_of.get(module_of(owner), ()), owner.removesuffix(FP32_OUTPUT)
+    if path != owner:
+        return [node for node in own if node.function and path == function_in(node.owner, node.function.path)]
+    return [node for node in own if owner in (node.owner, problem.variable(node.name))]
+
+
+def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
+    """What changes to low precision with a module: itself, modules that share a weight, and functions that may be
+    FP32."""
+    group = {*problem.energy.together(owner)}
+    functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
+    return tuple(sorted(group | (functions - problem.forced_fp32)))
+
+
+def _lower(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
+    """The choice with `owners`, and all that `lowered_with` adds, in low precision. Functions that are FP32 to avoid a
+    dtype conflict remain FP32 unless `owners` lists them."""
+    kept = {path for path in problem.forced_fp32 if path != module_of(path)}
+    return problem.evaluate((chosen.high | kept).difference(*(lowered_with(problem, owner) for owner in owners)))
+
+
+def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
+    """The reason why a module cannot run in low precision, or None. point: `chosen` with the module lowered."""
+    if not _has_floats(problem, owner):
+        without = "has no floating-point" if _operations(problem, owner) else "contains only submodules, no"
+        return Reason("not-floating", f"{without} operations")
+    if owner in point.high:
+        return Reason("author", "the model's code switches autocast off there")
+    if point.feasible:
+        return None
+    now, then = (problem.resolve(choice_keeping(each.high, problem.format)) for each in (chosen, point))
+    nodes, group = problem.capture.nodes, lowered_with(problem, owner)
+    own = {node.name for node in _operations(problem, owner)}
+    broken = [name for name in nodes if problem.is_forbidden(then, name) and not problem.is_forbidden(now, name)]
+    if not broken:
+        return None
+    worst = max(broken, key=lambda name: (name in own, nodes[name].owner in group))
+    name, where, verdict = problem.capture.twins.get(worst, worst), nodes[worst].owner, problem.verdicts[worst]
+    inside = worst in own or where == module_of(owner)
+    kind, by, place = verdict.verdict, name if inside else where, "" if inside else f" in {where or 'the whole model'}"
+    why = f"{name}{place} is {kind}, since {verdict.reason}"
+    if worst in then.conflicts and kind not in ("unsafe", "untested"):
+        kind, why = "conflict", f"{name}{place} would get tensors of two dtypes, which raises an error"
+    if worst in own:
+        return Reason(kind, why, by=by)
+    if kind == "conflict" and owner in problem.forced_fp32 and owner != module_of(owner):
+        return Reason(kind, f"returns FP32 anyway; if not kept in FP32, {why}", by=name)
+    if where in group:
+        return Reason("tied", f"shares a weight with {where or 'the whole model'}, and {why}", by=where)
+    return Reason("inherited", f"its low-precision results would reach later operations, where {why}", by=by)
+
+
+def explain_gain(saves: float, objective: str) -> str:
+    """Words for a saving: `saves at most 0.2% of the time`, or `saves no time` if it is not positive."""
+    return f"saves {f'at most {max(saves, 0.001):.1%} of the' if saves > 0 else 'no'} {GAINS[objective]}"
+
+
+def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
+    """A text that low precision in a module, although it would save something, causes too large an error."""
+    if not math.isfinite(after):
+        return "low precision there makes the model fail, or the outputs non-finite"
+    return (
+        f"low precision there {'raises' if ran else 'is predicted to raise'} the error from {before:.3g} to {after:.3g} "
+        f"(plans may use {MARGIN:.0%} of the budget of {budget:.3g}), and {explain_gain(saves, objective)}"
     )
 
 
-def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
-    """The plan's table of scopes: the root, every module whose precision differs from that of the module above it, and
-    every low-precision module with functions in FP32."""
-    return {
-        path: ScopeChoice(
-            boundary.precision,
-            output="keep" if boundary.keeps else "cast",
-            keep=tuple(sorted(boundary.keep)),
-            fp32_output=tuple(sorted(boundary.fp32_output)),
+def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
+    """A reason for each FP32 operation in a low-precision module, and each discrete operation on FP32 inputs."""
+    precision, nodes = choice_keeping(chosen.high, problem.format), problem.capture.nodes
+    how, resolution = problem.policy_for(precision), problem.resolve(precision)
+    result, known = list[Reason](), dict[str, Reason]()
+    for n in problem.capture.graph_module.graph.nodes:
+        node, typed = nodes.get(n.name), resolution.nodes[n.name]
+        discrete = node is not None and not node.floating
+        if node is None or is_low(typed.factors or typed.kernel) or (discrete and resolution.touches_low(n.name)):
+            continue
+        setting = how.setting(n.name)
+        if discrete:
+            reason = Reason("not-floating", "not a floating-point operation")
+        elif setting.kept and node.function and problem.variable(n.name) not in chosen.high:
+            function = node.function.path
+            by = next(call.path for call in node.calls if function in precision.keep.get(call.path, ()))
+            reason = Reason("inherited", f"{by or 'the model'} keeps every call of {function} in FP32", by=by)
+        elif not setting.kept and setting.precision != "fp32":
+            reason = known[n.name] = _explain_operation(problem, resolution, how, n, known)
+        else:
+            continue  # the operation's function or module has a reason
+        if n.name not in problem.capture.twins:
+            result.append(replace(reason, operations=(n.name,)))
+    return merge_alike(result)
+
+
+def merge_alike(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """Merge reasons that differ only in module, function or operation, with the largest of their numbers."""
+    alike: dict[Reason, list[Reason]] = {}
+    for reason in reasons:
+        said = Reason(reason.kind, reason.words, by=reason.by, rules=reason.rules)
+        alike.setdefault(said, []).append(reason)
+    return tuple(
+        replace(
+            several[0],
+            modules=tuple(path for each in several for path in each.modules),
+            operations=tuple(name for each in several for name in each.operations),
+            functions=tuple(path for each in several for path in each.functions),
+            adds=max((each.adds for each in several if each.adds is not None), default=None),
+            saves=max((each.saves for each in several if each.saves is not None), default=None),
+            ran=all(each.ran for each in several),
         )
-        for path, boundary in problem.policy_for(choice_keeping(chosen.high, problem.format)).wrapped.items()
-    }
+        for several in alike.values()
+    )
 
 
-def cheapest(problem: Problem, allowed: float) -> Candidate:
-    """The cheapest choice found with a predicted error of at most `allowed`."""
-    energy, most = problem.energy, min(allowed, math.sqrt(FORBIDDEN) / 2)
-    tries = VISITS // max(len(problem.capture.nodes), 1)
-    return energy.cuts.cheapest(lambda high: evaluate(problem, high & energy.scopes.keys()), most, energy.groups, tries)
+def _explain_operation(
+    problem: Problem, resolution: Resolution, how: Policy, n: fx.Node, known: Mapping[str, Reason]
+) -> Reason:
+    """The reason why an operation of a low-precision module is not in low precision. known: reasons found so far.
 
-
-def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
-    """Predict error, time and low-precision share of FLOPs of a choice; cached. high: modules and functions in FP32.
-
-    If batches take several paths through the model, the error is the largest of any path.
+    A decision of autocast or of the author names no operation, so that repeated blocks share one reason.
     """
-    settled, known, costs = problem.energy.settle(high), problem.evaluated, problem.costs
-    high = settled - without_effect(settled)
-    if high in known:
-        return known[high]
-    resolution = problem.resolve(choice_keeping(high, problem.format))
-    own, took, low_flops, stored = problem.figures(resolution)
-    squares = problem.squares(resolution, own)
-    # Autocast caches cast weights, so only casts of activations take time.
-    cast = costs.keys() & {source for typed in resolution.nodes.values() for source in typed.cast}
-    elapsed = cast_seconds(sum(problem.elements[name] for name in cast), problem.format, problem.device)
-    elapsed += float(took.sum())
-    cost = problem.price(resolution, elapsed, float(stored.sum()))
-    # changes of precision: scopes that differ from the scope above, and products with FP32 output
-    changes = sum((owner in high) != (above in high) for owner, above in problem.energy.tree.items())
-    changes += sum(path.endswith(FP32_OUTPUT) for path in high)
-    error = math.sqrt(max(sum(square for name, square in squares.items() if name in path) for path in problem.paths))
-    share = float(low_flops.sum()) / max(sum(cost.flops for cost in costs.values()), 1)
-    known[high] = Candidate(high, error, cost + problem.island * changes, cost, elapsed, share)
-    return known[high]
+    node, setting, kernel = problem.capture.nodes[n.name], how.setting(n.name), resolution.nodes[n.name].kernel
+    given, inside = label(kernel), setting.in_region(node.region)
+    if node.dtype in ("float64", "complex64", "complex128"):
+        return Reason("author", f"the model's code computes in {node.dtype}, which no plan lowers")
+    if setting.autocast and not inside.autocast:
+        return Reason("author", "the model's code switches autocast off there")
+    if inside.precision != setting.precision or any(isinstance(x, torch.dtype) for x in (*n.args, *n.kwargs.values())):
+        return Reason("author", f"the model's code requests {given}")
+    if how.casts(node).autocast in ("fp32", "fp32_unless_dtype"):
+        runner = problem.strategy if problem.how.regional else "the surrounding autocast region"
+        return Reason("strategy", f"{runner} always runs {operation(node.op).packet or node.op} in FP32")
+    source = next((source for source in node.inputs if resolution.dtypes.get(source) == kernel), None)
+    if source is None:
+        return Reason("author", f"the model's code creates values in {given}")
+    if (before := known.get(source)) is not None and before.kind == "inherited":
+        return before
+    if before is not None:
+        op = problem.capture.nodes[source].op
+        return Reason("inherited", f"reads {given} from {operation(op).packet or op}, since {before.words}")
+    place = next((p for p in problem.capture.placeholders if p.name == source), None)
+    if place is None:
+        return Reason("inherited", f"reads {given} from {source}", by=source)
+    name = f" {(place.fqn or source).rpartition('.')[2]}" if place.kind != "constant" or place.fqn else ""
+    return Reason("inherited", f"reads {given} from the {place.kind}{name}")

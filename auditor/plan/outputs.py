@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -71,9 +71,7 @@ def fails_by_inputs(known: Contribution | None) -> bool:
     return known is None or math.isfinite(known.own) > math.isfinite(known.isolated)
 
 
-def with_fewest_outputs(
-    problem: Problem, low: Candidate, evaluate: Callable[[Problem, Collection[str]], Candidate], limit: float
-) -> Iterator[Candidate]:
+def with_fewest_outputs(problem: Problem, low: Candidate, limit: float) -> Iterator[Candidate]:
     """Yield everything in low precision, with FP32 outputs of some products that are not safe: the fewest within the
     predicted limit, by error per number. Yields nothing if FP32 outputs of all these products do not suffice."""
 
@@ -87,7 +85,7 @@ def with_fewest_outputs(
     few, many = 0, len(order) + 1  # bisection: `few` are too few, `many` are enough
     while many - few > 1:
         middle = (few + many) // 2
-        held = evaluate(problem, low.high.union(order[:middle])).predicted_error <= limit
+        held = problem.evaluate(low.high.union(order[:middle])).predicted_error <= limit
         few, many = (few, middle) if held else (middle, many)
     if many <= len(order):
-        yield evaluate(problem, low.high.union(order[:many]))
+        yield problem.evaluate(low.high.union(order[:many]))

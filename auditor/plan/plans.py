@@ -8,14 +8,15 @@ from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
-from ..execution.beside import policy_of
-from ..execution.policy import choice_keeping
-from ..numerics.formats import runs
+from ..execution.beside import policy_of, scopes_of
+from ..execution.policy import choice_keeping, plain
+from ..numerics.formats import FORMATS, runs
 from ..records import Plan, Verification
+from ..resources import table
 from ..stages import tick
-from .modules import Modules, as_candidate, as_plan, evaluate
+from .modules import Modules, improve, with_reasons
 from .outputs import with_fewest_outputs
-from .reasons import improve, with_reasons
+from .problem import Problem
 from .recommend import gains
 from .search import WORTH, Candidate, Choice, choose, find_verified
 from .verified import judge_replay, verify
@@ -23,12 +24,11 @@ from .workbench import Workbench
 
 
 class Planner:
-    """Runs the baselines (everything in low precision, without a plan) and makes all requested plans. A plan that was already run is not
-    run again."""
+    """Runs the baselines (everything in low precision, without a plan), and makes all requested plans; none runs twice."""
 
     def __init__(self, bench: Workbench) -> None:
         self.bench, asked = bench, bench.options
-        replayed = partial(bench.replay, bench.usable(bench.subject.batches))
+        replayed = partial(bench.replay, bench.subject.batches)
         problems = [bench.problem(strategy, fmt) for strategy in asked.scope_strategies for fmt in asked.formats]
         self.spaces = {problem.name: Modules(problem, replayed, bench.max_error) for problem in problems}
         self._ran: dict[tuple[str, Choice], Plan] = {}
@@ -50,14 +50,13 @@ class Planner:
 
     def plans(self) -> dict[str, Plan]:
         """Make all plans, and verify them on the held-out inputs or, without them, on the calibration inputs."""
-        quick = self.bench.options.quick
         result = find_verified(self.spaces, self.bench.max_error, self.make, self._run)
         for name, space in self.spaces.items():
             tick(f"why {name.replace('_', ' ')}")
             result[name] = plan = with_reasons(space, result[name], self.bench.findings)
-            if runs(plan.format) and not plan.has_low and not quick:
+            if runs(plan.format) and not plan.has_low and not self.bench.options.quick:
                 result[name] = replace(plan, reach=space.reach())
-        return {name: result[name] for name in self.spaces}
+        return result
 
     def make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
         """Return the cheapest choices found within `limits`. Candidates are the search's improved result, another
@@ -68,18 +67,15 @@ class Planner:
             space = self.spaces[name]
             self._chosen[name] = space.propose(limit) if quick else improve(space, choose(space, limit), limit)
         for name, limit in () if quick else limits.items():
-            space, own = self.spaces[name], self._chosen[name]
-            others = (
-                self._chosen[n].high for n, each in self.spaces.items() if each.problem.format == space.problem.format
-            )
-            points = [as_candidate(space.problem, choice_keeping(high, space.problem.format)) for high in others]
-            points += with_fewest_outputs(space.problem, space.low, evaluate, limit)
-            better = sorted(
-                (p for p in points if p.feasible and p.cost < (1 - WORTH) * own.cost), key=attrgetter("price")
-            )
+            space, own, problem = self.spaces[name], self._chosen[name], self.spaces[name].problem
+            others = (self._chosen[n] for n, each in self.spaces.items() if each.problem.format == problem.format)
+            points = [problem.evaluate(other.high) for other in others]
+            points += with_fewest_outputs(problem, space.low, limit)
+            better = [point for point in points if point.feasible and point.cost < (1 - WORTH) * own.cost]
             low = self._ran.get((name, space.low.high))
             if own == space.nothing and not better and low is not None and gains(low):
                 better = space.within_budget()  # all low meets the budget: use it, however little it saves
+            better.sort(key=attrgetter("price"))
             self._chosen[name] = next((point for point in better if space.error(point) <= limit), own)
         return {name: self._chosen[name] for name in limits}
 
@@ -87,5 +83,29 @@ class Planner:
         """Verify the plans of these choices of precisions; plans that already ran are not run again."""
         keys = {name: (name, point.high) for name, point in chosen.items()}
         new = {n: as_plan(self.spaces[n].problem, p) for n, p in chosen.items() if keys[n] not in self._ran}
+        of = self.bench.subject
+        new = {name: replace(plan, raised=of.raised, stored_low=of.stored_low) for name, plan in new.items()}
         self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new).items()}
         return {name: self._ran[key] for name, key in keys.items()}
+
+
+def as_plan(problem: Problem, chosen: Candidate) -> Plan:
+    """Build the plan of a choice of precisions, with predicted errors and times, without a run."""
+    fp32 = problem.evaluate(problem.energy.scopes).seconds
+    choice, row = choice_keeping(chosen.high, problem.format), FORMATS[problem.format]
+    resolution, flops = problem.resolve(choice), sum(cost.flops for cost in problem.costs.values())
+    unfit = f"the {problem.device} has no {row.label} arithmetic: a speed-up only comes from moving fewer bytes"
+    return Plan(
+        name=problem.name,
+        strategy=problem.strategy,
+        format=problem.format,
+        scopes=scopes_of(problem.policy_for(choice)),
+        predicted_error=chosen.predicted_error,
+        low_precision_flops=float(problem.figures(resolution)[3].sum()) / max(flops, 1),
+        predicted_speedup=fp32 / chosen.seconds if chosen.seconds else 1.0,
+        note="" if row.speed in table("plan/devices")[problem.device] else unfit,
+        objective=problem.objective,
+        target=problem.device,
+        memory=problem.memory(resolution),
+        fp32_memory=problem.memory(problem.resolve(plain("fp32"))),
+    )

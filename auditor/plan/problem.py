@@ -3,11 +3,13 @@ running each owner in low precision. An owner is a module, or a function in a mo
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,36 +23,28 @@ from ..execution.resolve import NodeType, Resolution, Resolver, kept_low
 from ..numerics.formats import FORMATS
 from ..numerics.operations import operation
 from ..records import Capture, Contribution, MemoryUse, Node, Placeholder, Verdict
-from ..records.paths import function_in, nearest_above, of_function
+from ..records.paths import FP32_OUTPUT, function_in, nearest_above, of_function
 from .costs import TIE, Cost, cast_seconds, elements_of, memory_of, price, seconds, traffic_seconds
-from .outputs import cost_of, fails_by_inputs, products_of
+from .outputs import cost_of, fails_by_inputs, products_of, without_effect
 from .search import FORBIDDEN, Candidate, Energy
 
 ISLAND_SHARE = 0.003
 """Share of the FP32 price that one more scope must save: of two plans with similar cost, the simpler one wins."""
 
 
-@dataclass(frozen=True)
-class Lowest:
-    """All in low precision, except to avoid dtype conflicts. raised: modules and functions in FP32 for this reason."""
-
-    resolution: Resolution
-    raised: frozenset[str]
-
-
-def find_lowest(problem: Problem) -> Lowest:
-    """Lower as much as possible without dtype conflicts: operations that get two dtypes raise an error."""
-    raised = set[str]()
+def find_forced_fp32(problem: Problem) -> frozenset[str]:
+    """Modules and functions in FP32 to avoid dtype conflicts: operations that get two dtypes raise an error."""
+    forced = set[str]()
     while True:
-        resolution = problem.resolve(choice_keeping(raised, problem.format))
+        resolution = problem.resolve(choice_keeping(forced, problem.format))
         conflicts = (name for name in problem.capture.nodes if name in resolution.conflicts)
-        ways = (way - raised for name in conflicts for way in _ways_out(problem, resolution, raised, name))
+        ways = (way - forced for name in conflicts for way in _ways_out(problem, resolution, forced, name))
         if (first := next(filter(None, ways), None)) is None:
-            return Lowest(resolution, frozenset(raised))
-        raised |= first
+            return frozenset(forced)
+        forced |= first
 
 
-def _ways_out(problem: Problem, resolution: Resolution, raised: set[str], conflict: str) -> Iterator[set[str]]:
+def _ways_out(problem: Problem, resolution: Resolution, forced: set[str], conflict: str) -> Iterator[set[str]]:
     """Yield sets of owners whose change to FP32 may avoid a dtype conflict, best first: the module where the last FP32
     input originates, if it has no products; a function that makes such inputs, in the innermost possible module; the
     first module even if it has products; the conflict's own module.
@@ -60,7 +54,7 @@ def _ways_out(problem: Problem, resolution: Resolution, raised: set[str], confli
     nodes, functions, makers = problem.capture.nodes, dict[str, str](), set[str]()
 
     def wide_inputs(name: str) -> list[str]:
-        made = [source for source in nodes[name].inputs if source in nodes and nodes[source].owner not in raised]
+        made = [source for source in nodes[name].inputs if source in nodes and nodes[source].owner not in forced]
         return [source for source in made if resolution.dtypes[source] == "fp32"]
 
     chain = set(reach(wide_inputs(conflict), wide_inputs))
@@ -88,7 +82,7 @@ def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
         products, functions = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)  # by verdict
         for node in nodes:
             known, path = problem.verdicts.get(node.name), node.function.path if node.function else ""
-            lowered = node.name not in problem.kept_formats and problem.lowest.resolution.touches_low(node.name)
+            lowered = node.name not in problem.kept_formats and problem.lowest.touches_low(node.name)
             verdict = known.verdict if known is not None and lowered else "safe"  # otherwise no plan lowers it
             if problem.costs[node.name].flops and operation(node.op).product:
                 products[verdict].add(path)
@@ -98,7 +92,7 @@ def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
         kept = unsafe | functions["sensitive"]
         if products["safe"] - kept or (unsafe and (products["safe"] | products["sensitive"]) - unsafe):
             result[owner] = frozenset(kept)
-    for owner, name in filter(None, map(of_function, problem.lowest.raised)):
+    for owner, name in filter(None, map(of_function, problem.forced_fp32)):
         result[owner] = result.get(owner, frozenset()) | {name}
     return {owner: names for owner, names in result.items() if names}
 
@@ -110,63 +104,49 @@ def timed_in(resolution: Resolution, name: str) -> str:
 
 def energy_of(problem: Problem) -> Energy:
     """Build a problem's Energy, from prices and errors with all in FP32, and with all possible in low precision."""
-    resolution, raised = problem.lowest.resolution, problem.resolve(plain("fp32"))
-    nodes, graph = problem.capture.nodes, problem.capture.graph_module.graph
-    users = {n.name: [user.name for user in n.users if user.name in nodes] for n in graph.nodes}
+    nodes, users, resolution = problem.capture.nodes, problem.users, problem.lowest
     functions = [function_in(owner, name) for owner, names in problem.exceptions.items() for name in sorted(names)]
     scopes = dict.fromkeys((*problem.layout.owners, *functions), (0.0, 0.0, 0.0))
     decides = {name: problem.variable(name) for name in nodes}
 
-    def charge(owner: str, low: float, high: float, error: float) -> None:
-        a, b, c = scopes[owner]
-        scopes[owner] = (a + low, b + high, c + error)
+    def charge(owners: Collection[str], low: float, high: float, error: float) -> None:
+        for owner in owners:
+            a, b, c = scopes[owner]
+            scopes[owner] = (a + low / len(owners), b + high / len(owners), c + error / len(owners))
 
-    pairs, share = dict[tuple[str, str], tuple[float, float]](), 1.0 if problem.objective == "time" else TIE
+    pairs = dict[tuple[str, str], tuple[float, float]]()
 
     def exchange(producer: str, consumer: str, value: str) -> None:
-        error, elapsed = pairs.get((producer, consumer), (0.0, 0.0))
-        square = problem.cast_square(resolution, value)
-        price = share * cast_seconds(problem.elements[value], problem.format, problem.device)
-        pairs[producer, consumer] = (error + square, elapsed + price)
+        error, price = pairs.get((producer, consumer), (0.0, 0.0))
+        square = problem.cast_square(resolution, value, [user for user in users[value] if decides[user] == consumer])
+        pairs[producer, consumer] = (error + square, price + problem.cast_price([value]))
 
-    stores = problem.how.stores
-    entering = {p.name for p in problem.capture.placeholders if p.kind == "input" and p.kind in stores}
-    for name in nodes:
-        low, high = (problem.node_price(name, each) for each in (resolution, raised))
-        charge(decides[name], low, high, problem.node_square(resolution, name))
-        if resolution.low(name):
+    readers, low = readers_of(problem.capture), problem.figures(resolution).tolist()
+    high = problem.figures(problem.resolve(plain("fp32"))).tolist()
+    for name, square, narrow, wide in zip(problem.figured, low[0], low[1], high[1], strict=True):
+        charge([decides[name]] if name in decides else readers.get(name, ()), narrow, wide, square)
+        if name in decides and resolution.low(name):
             for consumer in {decides[user] for user in users.get(name, ())} - {decides[name]}:
                 exchange(decides[name], consumer, name)
-    for owner in problem.lowest.raised:
-        charge(owner, 0.0, 0.0, FORBIDDEN)
+    for owner in problem.forced_fp32:
+        charge([owner], 0.0, 0.0, FORBIDDEN)
+    entering = problem.layout.inputs if "input" in problem.how.stores else ()
     for name, square in problem.cast_squares(resolution).items():
         casting = resolution.lowered.get(name) or users.get(name, [])
         maker = decides.get(name, "")  # the graph's output is in no scope: the value's producer casts it
-        readers = {decides.get(user, maker) for user in casting}
-        if name in entering:  # the root rounds its inputs; if it does not, the scopes that read them do
-            charge("", 0.0, 0.0, square)
-            for owner in readers - {""}:
-                exchange("", owner, name)
-            continue
-        for owner in readers:
-            charge(owner, 0.0, 0.0, square / len(readers))
-    for name, owners in readers_of(problem.capture).items():
-        low, high = (problem.stored_price(name, precision) for precision in (problem.format, "fp32"))
-        for owner in owners if resolution.low(name) else ():
-            charge(owner, low / len(owners), high / len(owners), 0.0)
+        casters = {decides.get(user, maker) for user in casting}
+        charge([""] if name in entering else casters, 0.0, 0.0, square)
+        for owner in casters - {""} if name in entering else ():  # if the root does not round its inputs, readers do
+            exchange("", owner, name)
     tree = {owner: above for owner in scopes if (above := nearest_above(owner, scopes)) is not None}
     deciding = problem.layout.deciding_owners  # a stored tensor can have only one precision
     tied = {pair for place in problem.stored for pair in pairwise(deciding.get(place.name, ()))}
-    return Energy(scopes, pairs, tree, tied, problem.island, _shielded_owners(problem) | set(functions))
-
-
-def _shielded_owners(problem: Problem) -> frozenset[str]:
-    """Modules and functions that the model's code always calls with autocast switched off."""
-    if not problem.how.regional:
-        return frozenset()
-    nodes = problem.capture.nodes.values()
-    free = {n.owner for n in nodes if n.region is None or n.region.enabled or len(n.calls) <= n.region.depth}
-    return frozenset({node.owner for node in nodes} - free)
+    shielded, several = set(functions), nodes.values()
+    if problem.how.regional:  # modules that the model's code always calls with autocast switched off
+        free = {n.owner for n in several if n.region is None or n.region.enabled or len(n.calls) <= n.region.depth}
+        shielded |= {n.owner for n in several} - free
+    island = ISLAND_SHARE * sum(high[1][: len(problem.costs)])
+    return Energy(scopes, pairs, tree, tied, island, frozenset(shielded))
 
 
 @dataclass(frozen=True)
@@ -174,9 +154,9 @@ class Problem:
     """The recorded graph with its costs and errors, under one strategy and format.
 
     contributions: {format: {node or placeholder: Contribution}} of all measured formats. verdicts: per node, in the
-    format that the node computes in if everything is in low precision. device: name of a GPU in devices.toml. raised,
-    stored_low: see Subject. objective: what the plan minimizes: `time`, `memory`, or `flops` in FP32. All prices are in
-    seconds: bytes and FLOPs count as the time that they take at the device's peak rates.
+    format that the node computes in if everything is in low precision. device: name of a GPU in devices.toml.
+    objective: what the plan minimizes: `time`, `memory`, or `flops` in FP32. All prices are in seconds: bytes and FLOPs
+    count as the time that they take at the device's peak rates.
     """
 
     capture: Capture
@@ -186,8 +166,6 @@ class Problem:
     strategy: str
     format: str
     device: str
-    raised: str = "none"
-    stored_low: Mapping[str, int] = field(default_factory=dict)
     objective: str = "time"
     evaluated: dict[frozenset[str], Candidate] = field(default_factory=dict, init=False, repr=False, compare=False)
     """{modules and functions in FP32: Candidate}, the cache of `evaluate`."""
@@ -227,15 +205,22 @@ class Problem:
         return [frozenset((*one.nodes, *(place.name for place in one.placeholders))) for one in captures]
 
     @cached_property
-    def _typed(self) -> dict[str, NodeType | None]:
+    def figured(self) -> dict[str, NodeType | None]:
+        """{node or stored tensor: its dtypes in the last call of `figures`}."""
         return dict.fromkeys((*self.costs, *(place.name for place in self.stored)))
 
     @cached_property
     def _figures(self) -> NDArray[np.float64]:
-        return np.zeros((4, len(self._typed)))
+        return np.zeros((4, len(self.figured)))
 
     energy = cached_property(energy_of)
-    lowest = cached_property(find_lowest)
+    forced_fp32 = cached_property(find_forced_fp32)
+
+    @cached_property
+    def lowest(self) -> Resolution:
+        """Dtypes of all nodes with everything in low precision, except to avoid dtype conflicts."""
+        return self.resolve(choice_keeping(self.forced_fp32, self.format))
+
     exceptions = cached_property(find_exceptions)
     products = cached_property(products_of)
 
@@ -250,60 +235,74 @@ class Problem:
     def _resolver(self) -> Resolver:
         return Resolver(self.capture)
 
-    @cached_property
-    def island(self) -> float:
-        """Seconds that one more scope in the plan must save."""
-        raised = self.resolve(plain("fp32"))
-        return ISLAND_SHARE * sum(self.node_price(name, raised) for name in self.capture.nodes)
+    def cast_price(self, values: Iterable[str]) -> float:
+        """Price of converting values once between FP32 and the plan's format."""
+        elapsed = cast_seconds(sum(self.elements[name] for name in values), self.format, self.device)
+        return elapsed if self.objective == "time" else TIE * elapsed
 
-    def node_price(self, name: str, resolution: Resolution) -> float:
-        """Price of one node under the plan's objective, in seconds."""
-        cost, fmt = cost_of(self, name, resolution), timed_in(resolution, name)
-        return price(self.objective, cost, self.elements[name], fmt, self.device)
+    def evaluate(self, high: Collection[Any]) -> Candidate:
+        """Predict error, price and time of the choice with `high` (modules and functions) in FP32; cached.
 
-    def stored_price(self, name: str, precision: str) -> float:
-        """Price of storing one weight in a precision; 0 if neither objective nor strategy charges for stored bytes."""
-        of_byte = traffic_seconds(1, self.device) if self.objective == "memory" else self.how.seconds_per_byte
-        return of_byte * self.elements[name] * FORMATS[precision].bytes
-
-    def price(self, resolution: Resolution, elapsed: float, stored: float) -> float:
-        """Price of a choice without the price of changes of precision. elapsed: predicted seconds of one forward.
-        stored: price of storing the weights."""
+        What `high` implies is added, and what has no effect is removed. If batches take several paths through the
+        model, the error is the largest of any path.
+        """
+        energy, costs = self.energy, self.costs
+        settled = energy.settle(energy.scopes.keys() & high) | (self.products.keys() & high)
+        if (high := settled - without_effect(settled)) in self.evaluated:
+            return self.evaluated[high]
+        resolution = self.resolve(choice_keeping(high, self.format))
+        figures = self.figures(resolution)
+        squares, (_, price, elapsed, _) = self.squares(resolution, figures[0]), figures.sum(axis=1).tolist()
+        # Autocast caches cast weights, so only casts of activations take time.
+        cast = costs.keys() & {source for typed in resolution.nodes.values() for source in typed.cast}
+        cost = price + self.cast_price(cast)
+        elapsed += cast_seconds(sum(self.elements[name] for name in cast), self.format, self.device)
         if self.objective == "memory":
             needed = self.memory(resolution)
-            return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
-        kernels = elapsed if self.objective == "time" else sum(self.node_price(name, resolution) for name in self.costs)
-        return kernels + stored
+            cost = traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
+        # changes of precision: scopes that differ from the scope above, and products with FP32 output
+        changes = sum((owner in high) != (above in high) for owner, above in energy.tree.items())
+        changes += sum(path.endswith(FP32_OUTPUT) for path in high)
+        error = math.sqrt(max(sum(square for name, square in squares.items() if name in path) for path in self.paths))
+        self.evaluated[high] = Candidate(high, error, cost + energy.island * changes, cost, elapsed)
+        return self.evaluated[high]
+
+    def cheapest(self, allowed: float) -> Candidate:
+        """The cheapest choice found with a predicted error of at most `allowed`."""
+        return self.energy.cuts.cheapest(self.evaluate, allowed, self.energy.groups, len(self.capture.nodes))
 
     def figures(self, resolution: Resolution) -> NDArray[np.float64]:
-        """[4, nodes and stored tensors]: squared error, predicted seconds, low-precision FLOPs, price of storage.
+        """[4, nodes and stored tensors]: squared error, price, predicted seconds, low-precision FLOPs.
 
         The array is reused: only columns whose dtypes differ from the last choice of precisions are computed again.
         """
-        for i, (name, known) in enumerate(self._typed.items()):
+        for i, (name, known) in enumerate(self.figured.items()):
             if (typed := resolution.nodes[name]) is not known:
-                self._typed[name], self._figures[:, i] = typed, self._figures_of(resolution, name)
+                self.figured[name], self._figures[:, i] = typed, self._figures_of(resolution, name)
         return self._figures
 
     def _figures_of(self, resolution: Resolution, name: str) -> tuple[float, float, float, float]:
-        if name not in self.costs:
-            return 0.0, 0.0, 0.0, self.stored_price(name, self.format if resolution.low(name) else "fp32")
+        if name not in self.costs:  # a stored tensor
+            of_byte = traffic_seconds(1, self.device) if self.objective == "memory" else self.how.seconds_per_byte
+            row = FORMATS[self.format if resolution.low(name) else "fp32"]
+            return 0.0, of_byte * self.elements[name] * row.bytes, 0.0, 0.0
         cost, fmt = cost_of(self, name, resolution), timed_in(resolution, name)
+        own = price(self.objective, cost, self.elements[name], fmt, self.device)
         low_flops = cost.flops if FORMATS[fmt].low else 0
-        return self.node_square(resolution, name), seconds(cost, fmt, self.device), low_flops, 0.0
+        return self.node_square(resolution, name), own, seconds(cost, fmt, self.device), low_flops
 
     def squares(self, resolution: Resolution, own: NDArray[np.float64]) -> dict[str, float]:
         """{node or placeholder: squared error that it adds to the outputs}, including the rounding of its result; nodes
         that add no error may be missing. own: squared errors from `figures`."""
         result = self.cast_squares(resolution)
-        return result | {n: result.get(n, 0.0) + x for n, x in zip(self._typed, own.tolist(), strict=True) if x}
+        return result | {n: result.get(n, 0.0) + x for n, x in zip(self.figured, own.tolist(), strict=True) if x}
 
     def cast_squares(self, resolution: Resolution) -> dict[str, float]:
         """{value that is rounded once: squared error of its rounding}: FP32 values cast for an operation, weights and
         inputs stored in low precision."""
         stored = [p.name for p in self.capture.placeholders if resolution.low(p.name)]
         names = (name for name in (*resolution.lowered, *stored) if self.contribution(name, self.format))
-        return {name: self.cast_square(resolution, name) for name in names}
+        return {name: self.cast_square(resolution, name, resolution.lowered.get(name, ())) for name in names}
 
     def memory(self, resolution: Resolution) -> MemoryUse:
         """Predicted memory of one forward, see costs.memory_of."""
@@ -332,13 +331,16 @@ class Problem:
         return self.contributions.get(format, {}).get(name)
 
     def is_forbidden(self, resolution: Resolution, name: str) -> bool:
-        """Whether a plan runs an unsafe or untested node on low-precision values, or gives another node two dtypes."""
+        """Whether a plan gives an unsafe or untested node a low-precision result, or another node two dtypes.
+
+        Errors of low-precision values that a node reads in FP32 count where they are rounded, but for discrete results.
+        """
         verdict = self.verdicts.get(name)
         if name in self.kept_formats or verdict is None or verdict.verdict not in ("unsafe", "untested"):
             return resolution.nodes[name].conflict
-        if resolution.nodes[name].factors:  # errors of the inputs count where the inputs are rounded
+        if resolution.nodes[name].factors:
             return verdict.verdict == "untested" or fails_by_inputs(self.contribution(name, self.format))
-        return resolution.touches_low(name)
+        return resolution.touches_low(name) and (resolution.low(name) or not self.capture.nodes[name].floating)
 
     def node_square(self, resolution: Resolution, name: str) -> float:
         """Squared error that a node itself adds, by its arithmetic and the rounding of its result; 0 in FP32."""
@@ -354,24 +356,22 @@ class Problem:
         own = self.kept_formats.get(name) or (resolution.nodes[name].dtype if resolution.low(name) else self.format)
         return own if own in self.contributions else self.format
 
-    def cast_square(self, resolution: Resolution, name: str) -> float:
-        """Squared error of rounding an FP32 value for the operations that read it: the largest over their formats."""
-        readers = resolution.lowered.get(name, frozenset())
+    def cast_square(self, resolution: Resolution, name: str, readers: Collection[str]) -> float:
+        """Squared error of rounding an FP32 value for the operations `readers`: the largest over their formats."""
         formats = {self.computed_in(resolution, reader) for reader in readers} or {self.format}
-        result = [(contribution, fmt) for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
-        squares = (contribution.cast**2 * self._share(name, readers, fmt) for contribution, fmt in result)
-        return min(max(squares, default=0.0), FORBIDDEN)
+        known = ((x.cast, self._share(name, readers, fmt)) for fmt in formats if (x := self.contribution(name, fmt)))
+        return min(max((cast**2 * share for cast, share in known), default=0.0), FORBIDDEN)
 
     def _share(self, name: str, readers: Collection[str], format: str) -> float:
         """The share of a value's squared rounding error that reaches the outputs through `readers`, if other operations
         read the FP32 value; errors through several readers count as independent. 1 if unknown."""
         reads = [found.reads if (found := self.contribution(reader, format)) else {} for reader in readers]
-        if not 0 < len(reads) < self.readers[name] or not all(name in each for each in reads):
+        if not 0 < len(reads) < len(self.users[name]) or not all(name in each for each in reads):
             return 1.0
         return sum(each[name] ** 2 for each in reads)
 
     @cached_property
-    def readers(self) -> Mapping[str, int]:
-        """{node or placeholder: number of operations that read it}."""
-        users = {n.name: n.users for n in self.capture.graph_module.graph.nodes}
-        return {name: sum(user.op == "call_function" for user in each) for name, each in users.items()}
+    def users(self) -> Mapping[str, Sequence[str]]:
+        """{node or placeholder: operations that read it}."""
+        nodes, graph = self.capture.nodes, self.capture.graph_module.graph
+        return {n.name: [user.name for user in n.users if user.name in nodes] for n in graph.nodes}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import astuple
 
 from ..artefact.strategies import plan_title, strategy_of
 from ..errors import PlanError
 from ..numerics.formats import label, runs
-from ..records import Plan, Times
+from ..records import Plan
 from ..settings import MODES
 from ..verify.running import says_nothing
-from .reasons import GAINS
+from .modules import GAINS
 
 NOISE = 0.03
 """Relative uncertainty of predicted time and memory: plans with a smaller difference count as equal."""
@@ -28,21 +27,9 @@ def gains(plan: Plan) -> bool:
 def is_worth_it(plan: Plan) -> bool:
     """Whether a plan improves on FP32. With objective `time`, it does not if it is measured to be slower than FP32, or
     if it keeps something in FP32 and is predicted to be slower."""
-    times = measured_times(plan)
+    times = plan.measured_times
     slower = plan.has_fp32 and plan.predicted_speedup < 1 if times is None else (times.speedup_high or 1.0) < 1
     return strategy_of(plan.strategy).gains(plan) and not (plan.objective == "time" and slower)
-
-
-def measured_times(plan: Plan) -> Times | None:
-    """Measured times of eager execution on a GPU, which replace the predicted times; None if not measured."""
-    times = plan.timed.eager if plan.timed and plan.timed.decides else None
-    return times if times and times.speedup else None
-
-
-def speedup(plan: Plan) -> float:
-    """Speedup over FP32: measured on a GPU, otherwise predicted."""
-    times = measured_times(plan)
-    return times.speedup if times and times.speedup else plan.predicted_speedup
 
 
 def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> Plan | None:
@@ -61,7 +48,7 @@ def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> 
         good = [plan for plan in good if figure(plan)[0] <= most]
 
     def preference(plan: Plan) -> tuple[int, float, float]:
-        return strategy_of(plan.strategy).rank, plan.measured_error or 0.0, -speedup(plan)
+        return strategy_of(plan.strategy).rank, plan.measured_error or 0.0, -plan.speedup
 
     return min(good, key=preference, default=None)
 
@@ -119,11 +106,12 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
 
 def _worth(plan: Plan) -> str:
     """A text on a plan: its title, its name in plan.json, and its value of the objective."""
-    value = f"{speedup(plan):.2f}x{' measured' if measured_times(plan) else ''}"
+    value = f"{plan.speedup:.2f}x{' measured' if plan.measured_times else ''}"
     if plan.objective == "flops":
         value = f"{plan.low_precision_flops:.0%} of the FLOPs in low precision"
     elif plan.objective == "memory":
-        value = f"{memory_share(plan):.0%} of the memory{'' if _measured_memory(plan) is None else ' measured'}"
+        measured = plan.timed and plan.timed.decides and plan.timed.memory_share is not None
+        value = f"{plan.memory_share:.0%} of the memory{' measured' if measured else ''}"
     return f"{plan_title(plan)} (`{plan.name}`), {value}"
 
 
@@ -186,30 +174,17 @@ def _runs_low(plan: Plan) -> bool:
     return any(spared.intersection(reason.modules) for reason in idle)
 
 
-def memory_share(plan: Plan) -> float:
-    """Memory of a plan as a share of FP32's: measured on a GPU, otherwise predicted."""
-    if (share := _measured_memory(plan)) is not None:
-        return share
-    if plan.memory is None or plan.fp32_memory is None:
-        return 1.0
-    return float(sum(astuple(plan.memory)) / sum(astuple(plan.fp32_memory)))
-
-
-def _measured_memory(plan: Plan) -> float | None:
-    return plan.timed.memory_share if plan.timed and plan.timed.decides else None
-
-
 def _need(plan: Plan) -> tuple[float, float]:
     """Best and worst case of a plan's objective, relative to FP32. FLOPs are counted, not predicted; differences of up
     to 0.01 are ignored."""
     if plan.objective == "flops":
         return 1 - plan.low_precision_flops, 1.01 - plan.low_precision_flops
-    return (memory_share(plan), memory_share(plan) * (1 + NOISE)) if plan.objective == "memory" else _time(plan)
+    return (plan.memory_share, plan.memory_share * (1 + NOISE)) if plan.objective == "memory" else _time(plan)
 
 
 def _time(plan: Plan) -> tuple[float, float]:
     """Best and worst case of a plan's time, relative to FP32, from the spread of repeats or NOISE."""
-    times, elapsed = measured_times(plan), 1 / speedup(plan)
+    times, elapsed = plan.measured_times, 1 / plan.speedup
     if times is None:
         return elapsed, elapsed * (1 + NOISE)
     return elapsed * times.low / times.median, elapsed * times.high / times.median

@@ -41,6 +41,9 @@ STRICTER = 0.95
 RUNS = 8
 """Maximum number of replays in one search."""
 
+VISITS = 20_000
+"""Maximum number of operations that one local search visits in total, which bounds the time for a large model."""
+
 ROUNDS = 4
 """Maximum number of attempts, each with a smaller error, to make a plan whose artefact meets the budget."""
 
@@ -66,19 +69,15 @@ FORBIDDEN = 1e6
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice of precisions. high: modules, functions or operations in FP32; seconds: roofline time of one forward;
-    low_flops: share of the FLOPs in low precision.
-
-    cost: value of the objective; for time, including the price of stored weights. price: cost plus the price of each
-    change of precision.
-    """
+    """A choice of precisions. high: modules, functions or operations in FP32. cost: value of the objective; for time,
+    including the price of stored weights. price: cost plus the price of each change of precision. seconds: roofline
+    time of one forward."""
 
     high: Choice
     predicted_error: float
     price: float
     cost: float = 0.0
     seconds: float = 0.0
-    low_flops: float = 0.0
 
     @property
     def feasible(self) -> bool:
@@ -136,14 +135,15 @@ class Cuts:
         return result
 
     def cheapest(
-        self, made: Callable[[Choice], Candidate], allowed: float, groups: Sequence[Choice], tries: int
+        self, made: Callable[[Choice], Candidate], allowed: float, groups: Sequence[Choice], size: int
     ) -> Candidate:
         """The cheapest choice found with a predicted error of at most `allowed`.
 
         A local search starts from every cut, and from the cut within the limit with more groups lowered; each of its
         steps changes one group. groups: sets that change to low precision together, the largest saving per squared error
-        first. made: evaluates a choice. tries: how many choices the local search may evaluate.
+        first. made: evaluates a choice. size: number of operations, which limits the choices that the search evaluates.
         """
+        allowed = min(allowed, math.sqrt(FORBIDDEN) / 2)
 
         def rank(high: Choice) -> tuple[float, float]:
             point = made(high)
@@ -161,7 +161,10 @@ class Cuts:
 
         changes = [(group, Choice.difference) for group in groups]
         changes += [(group, Choice.union) for group in reversed(groups)]
-        cuts, left = self.towards(lambda high: made(high).predicted_error <= allowed), iter(range(tries))
+        cuts, left = (
+            self.towards(lambda high: made(high).predicted_error <= allowed),
+            iter(range(VISITS // max(size, 1))),
+        )
         within = min(cuts, key=rank)
         over = min((cut for cut in cuts if rank(cut)[0]), key=rank, default=frozenset())
         pending = [group for group in groups if group <= within - over]
@@ -198,8 +201,8 @@ class Energy:
         return {owner: tuple(sorted(group)) for group in groups for owner in group}
 
     def settle(self, high: Collection[str]) -> frozenset[str]:
-        """All FP32 owners: the owners in `high`, and every shielded owner below an FP32 owner."""
-        result = set(high)
+        """All FP32 owners: the owners in `high`, all tied to these, and every shielded owner below an FP32 owner."""
+        result = {*high, *(each for owner in self._tied_groups.keys() & high for each in self.together(owner))}
         for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):
             if self.tree[owner] in result:
                 result.add(owner)

@@ -31,7 +31,7 @@ from ..records.measure import MEASURED
 from ..rulebook.verdicts import Judgement
 from ..stages import tick
 from ..verify.loaders import in_hand
-from ..verify.running import FP32, TODAY, Answers, Runs, failure_of, said_no_memory
+from ..verify.running import FP32, TODAY, Answers, Runs, compare_times, failure_of, said_no_memory
 from .workbench import Workbench, worst_of
 
 Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
@@ -56,9 +56,8 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, byte
 
 def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
     """The unverified plan in a format that torch lacks; its failure text states the error of a replay."""
-    batches = bench.usable(bench.checks) or bench.usable(bench.subject.batches)
     try:
-        error = f"gives an error of {bench.replay(batches, policy_of(bench.capture, plan)):.2g}"
+        error = f"gives an error of {bench.replay(bench.replayed, policy_of(bench.capture, plan)):.2g}"
     except Exception as refused:
         let_through(refused)
         error = f"ends with: {first_line(refused)}"
@@ -91,13 +90,14 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
             otherwise = f"with gradients enabled the outputs differ: error {after:.2g} instead of {before:.2g}"
             return _record_run(bench, plan, failure=otherwise)
     is_finite = math.isfinite(error + enabled)
+    joint = math.inf if distance is output_error else worst_of([output_error(*pair) for pair in pairs])
     return _record_run(
         bench,
         plan,
         pairs,
         graded,
         measured_error=error if is_finite else None,
-        joint=None if distance is output_error else finite_or_none(worst_of([output_error(*pair) for pair in pairs])),
+        joint=joint if math.isfinite(joint) else None,
         apart=measure_outliers(pairs),
         with_gradients=enabled if graded and is_finite else None,
         noise=noise.error,
@@ -121,11 +121,6 @@ def _record_run(
     return replace(plan, verification=replace(ran, holds=holds))
 
 
-def finite_or_none(error: float) -> float | None:
-    """The error, or None if it is not finite."""
-    return error if math.isfinite(error) else None
-
-
 def judge_replay(bench: Workbench, error: float, policy: Policy) -> Verification:
     """Verification of a model in a format that torch lacks, from the error of a replay of the recorded graph."""
     if math.isfinite(error):
@@ -136,7 +131,7 @@ def judge_replay(bench: Workbench, error: float, policy: Policy) -> Verification
 def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
     """Find the operation at which the recorded graph turns non-finite under a policy, on the first batch where it does.
     The result names the rules with findings at this operation or at the cause."""
-    batches, twins = bench.checks if bench.usable(bench.checks) else bench.subject.batches, bench.capture.twins
+    batches, twins = bench.replayed, bench.capture.twins
     for number, batch in enumerate(batches, start=1):
         path = path_of(bench.capture, bench.subject, batch)
         first = first_non_finite(path, bench.subject.model, batch, policy) if path is not None else None
@@ -157,10 +152,8 @@ def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Jud
         first, (strategy, _, fmt) = base.nonfinite, name.partition("_")
         if first is not None:
             limit = "range" if first.cause in ("overflow", "underflow") else "precision"
-            where = (
-                "" if first.begins == first.node else f" at {first.begins} ({first.begins_source or first.begins_op})"
-            )
-            cause = f"{first.cause}{where}{f' (batch {first.batch})' if first.batch > 1 else ''}"
+            at = f" at {first.begins} ({first.begins_source or first.begins_op})" * (first.begins != first.node)
+            cause = f"{first.cause}{at}{f' (batch {first.batch})' if first.batch > 1 else ''}"
             why = f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though finite if run alone: {cause}"
             found.setdefault((first.node, fmt), Verdict("unsafe", why, limit, first.batch))
     return judged.with_unsafe(found)
@@ -180,7 +173,7 @@ def today_of(bench: Workbench) -> Today | None:
     except Exception as error:
         let_through(error)
         return Today(allowed, None, failure_of(error))
-    return None if worst <= FLOOR * bench.noise.found.error else Today(allowed, finite_or_none(worst))
+    return None if worst <= FLOOR * bench.noise.found.error else Today(allowed, worst if math.isfinite(worst) else None)
 
 
 def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
@@ -203,15 +196,10 @@ def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
             try:
                 error = math.inf if isinstance(ran, str) else bench.yardstick.distance(reference, ran.outputs[0])
                 if math.isfinite(error):
-                    yield Decisions(
-                        fmt, error, bench.replay([batch], policy_of(bench.capture, plan)), tuple(each.values())
-                    )
+                    replayed = bench.replay([batch], policy_of(bench.capture, plan))
+                    yield Decisions(fmt, error, replayed, tuple(each.values()))
             except Exception as failure:  # an operation does not support the format, or output shapes differ
                 let_through(failure)
-
-
-WAYS = ("eager", "compiled", "cuda_graph")
-"""Ways to run a model for timing; also field names of TimeAndMemory."""
 
 
 def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], Timing]:
@@ -225,7 +213,7 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
     names = [FP32, *([TODAY] if today else []), *run]
     question = partial(Runs.time, flags=dict(bench.flags), threads=torch.get_num_threads())
     given: dict[str, TimeAndMemory | str] = bench.ask(run, question, names=names)
-    lacking = (*WAYS[:2], "memory")
+    lacking = ("eager", "compiled", "memory")
     found = {
         name: TimeAndMemory(missing=dict.fromkeys(lacking, one)) if isinstance(one, str) else one
         for name, one in given.items()
@@ -241,16 +229,3 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
     )
     timed = {name: replace(result[name], decides=bench.options.native) for name in run}
     return {name: replace(plan, timed=timed.get(name)) for name, plan in plans.items()}, timing
-
-
-def compare_times(found: TimeAndMemory, whole: TimeAndMemory) -> TimeAndMemory:
-    """The times in `found`, with the speedup over FP32 for each of WAYS, and the memory as a share of FP32's."""
-    changed: dict[str, Any] = {}
-    for way in WAYS:
-        times, fp32 = getattr(found, way), getattr(whole, way)
-        if times is not None and fp32 is not None:
-            low, high = fp32.low / times.high, fp32.high / times.low
-            changed[way] = replace(times, speedup=fp32.median / times.median, speedup_low=low, speedup_high=high)
-    if found.memory is not None and whole.memory:
-        changed["memory_share"] = found.memory / whole.memory
-    return replace(found, **changed)

@@ -1,12 +1,11 @@
-"""The inputs from which plans and baselines are made: the budget in the user's metric, measurements in its unit, and the
-batches on which plans are run."""
+"""The inputs from which plans and baselines are made, and the runs of plans and of the recorded graph."""
 
 from __future__ import annotations
 
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,24 +18,17 @@ from ..artefact.strategies import SHIPPED
 from ..capture.emulation import Emulation
 from ..capture.intercept import intercept
 from ..capture.paths import path_of, usable
-from ..criteria.criterion import name_of
-from ..criteria.defaults import by_default, may_flip
-from ..criteria.measure import criteria_for
-from ..errors import CallbackError, let_through
 from ..execution.execute import Executor
 from ..execution.policy import Policy, plain
 from ..isolation.answer import answer
 from ..isolation.members import size_of
-from ..isolation.outputs import on_cpu, tensor_outputs
+from ..isolation.outputs import tensor_outputs
 from ..isolation.process import Flags
-from ..loading.target import blame
 from ..measure.calibrate import Calibration
 from ..measure.noise import FP32Runs, without_noise
 from ..measure.rerun import Yardstick
-from ..numerics.casting import round_tree
-from ..numerics.formats import DEFAULT, FORMATS
-from ..numerics.metrics import output_error
-from ..records import Batch, Capture, Contribution, Distance, Finding, Plan, ScopeChoice, Subject, Verdict
+from ..numerics.formats import DEFAULT
+from ..records import Batch, Capture, Contribution, Finding, Plan, ScopeChoice, Subject
 from ..rulebook.verdicts import Judgement
 from ..settings import Settings
 from ..stages import beat
@@ -45,9 +37,6 @@ from ..verify.loaders import PROGRAM, in_hand, load_program
 from ..verify.running import FP32, Load, Question, Runs
 from .costs import Cost, costs_of
 from .problem import Problem
-
-LARGEST_BUDGET = 100.0
-"""Above this error budget, contributions are not converted to the metric's unit, where they could reach FORBIDDEN."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +71,9 @@ class Workbench:
     @cached_property
     def most(self) -> int:
         """Limit of operations in one low-precision run: a run that exceeds the limit counts as an endless loop."""
-        known, operations = {id(batch) for batch in self.usable(self.checks)}, [self.capture.operations]
+        operations = [self.capture.operations]
         for batch in self.checks:
-            if id(batch) not in known:  # the batch has other shapes or another path than the first
+            if path_of(self.capture, self.subject, batch) is None:  # other shapes or another path than recorded
                 counting = Emulation(lenient=True)
                 answer(self.subject.model, batch, seed=self.options.seed, around=partial(intercept, counting))
                 operations.append(counting.seen)
@@ -162,31 +151,30 @@ class Workbench:
         return {name: question(runs, name) for name in names}
 
     def replay(self, batches: Sequence[Batch], how: Policy) -> float:
-        """Worst error of replays of the recorded graph on batches that it is valid for; NaN if any error is NaN.
+        """Worst error of replays of the recorded graph on the batches that it is valid for; NaN if any error is NaN.
 
         Raises: UnsupportedInFormat if an operation does not support its format, or the operation's own exception.
         """
         errors = list[float]()
         for batch in batches:
             beat()
-            path = path_of(self.capture, self.subject, batch) or self.capture
-            with torch.no_grad():
-                outputs = Executor(path.graph_module, how).run(*path.bind(self.subject.model, batch))
-            errors.append(self.yardstick.distance(self.reference(batch), tensor_outputs(outputs)))
+            if (path := path_of(self.capture, self.subject, batch)) is not None:
+                with torch.no_grad():
+                    outputs = Executor(path.graph_module, how).run(*path.bind(self.subject.model, batch))
+                errors.append(self.yardstick.distance(self.reference(batch), tensor_outputs(outputs)))
         return worst_of(errors)
 
-    def usable(self, batches: Sequence[Batch]) -> list[Batch]:
-        """The batches that the recorded graph is valid for."""
-        return usable(self.capture, self.subject, batches)
+    @property
+    def replayed(self) -> tuple[Batch, ...]:
+        """Batches on which replays stand for checks: the checks, or the calibration inputs if no check can be replayed."""
+        return self.checks if usable(self.capture, self.subject, self.checks) else self.subject.batches
 
     def problem(self, strategy: str, fmt: str) -> Problem:
         """The optimization problem of a plan under one strategy and format."""
-        asked, stored = (strategy, fmt, self.options.figures), (self.subject.raised, self.subject.stored_low)
-        verdicts = dict[str, Verdict]()
-        found = Problem(self.capture, self.costs, self.contributions, verdicts, *asked, *stored, self.options.objective)
+        asked = strategy, fmt, self.options.figures, self.options.objective
+        found = Problem(self.capture, self.costs, self.contributions, {}, *asked)
         low = found.resolve(plain(fmt))  # autocast runs recurrent layers in FP16: their FP16 verdict counts
-        verdicts |= {name: each[found.computed_in(low, name)] for name, each in self.judged.verdicts.items()}
-        return found
+        return replace(found, verdicts={n: each[found.computed_in(low, n)] for n, each in self.judged.verdicts.items()})
 
 
 def worst_of(values: Sequence[float]) -> float:
@@ -208,66 +196,6 @@ def plan_of_fp32(subject: Subject) -> dict[str, Plan]:
         return {}
     plan = Plan(FP32, SHIPPED[0], DEFAULT[0], {"": ScopeChoice("fp32")})
     return {FP32: replace(plan, raised=subject.raised, stored_low=subject.stored_low)}
-
-
-def yardstick_of(subject: Subject, options: Settings, capture: Capture) -> Yardstick:
-    """The error budget and its metric: relative L2, the user's metric, or shares of criteria's limits (the user's, and
-    the default ones for discrete outputs).
-
-    Raises: AuditorError(slug="bad-criterion") if a criterion does not fit the model's outputs;
-    CallbackError(slug="bad-callback") if the user's metric fails.
-    """
-    metric, criteria, max_error = options.metric, options.limits, options.max_error
-    flips = metric is None and may_flip(capture)
-    if metric is None and not criteria and not flips:
-        return Yardstick(max_error)
-    outputs = answer(subject.model, subject.batches[0], seed=options.seed)
-    metric = _of_the_cpu(metric) if metric is not None else None
-    if flips:
-        criteria = (*criteria, *by_default(criteria, outputs, capture))
-    if criteria:
-        return Yardstick(1.0, criteria_for(criteria, max_error, outputs, metric))
-    return Yardstick(max_error) if metric is None else Yardstick(max_error, metric, unit_of(metric, outputs, max_error))
-
-
-def _of_the_cpu(metric: Distance) -> Distance:
-    """The user's metric, called with all outputs on the CPU.
-
-    The result raises CallbackError(slug="bad-callback") if the metric raises on finite outputs or returns no number.
-    """
-    name = name_of(metric)
-
-    def measure_on_cpu(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
-        try:
-            result: Any = metric(on_cpu(reference), on_cpu(candidate))
-        except Exception as error:
-            let_through(error)
-            if not math.isfinite(output_error(reference, candidate)):
-                return math.nan  # a metric may raise on non-finite outputs, which fail every budget
-            raise CallbackError(
-                f"metric={name} raised {blame(error)}: it is called as metric(reference, candidate) with two lists of tensors",
-                slug="bad-callback",
-            ) from error
-        with suppress(TypeError, ValueError, RuntimeError):
-            return float(result)  # also of a tensor or an array with one entry
-        words = "None" if result is None else f"a value of type {type(result).__name__}"
-        raise CallbackError(f"metric={name} returned {words}: return one number; smaller is better", "bad-callback")
-
-    measure_on_cpu.__name__ = name
-    return measure_on_cpu
-
-
-def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: float) -> float:
-    """Value of the metric per unit of relative L2 error, from the outputs rounded to BF16.
-
-    The result is 1 if that value is not positive and finite (a metric that counts flips may be 0), or if the budget
-    exceeds LARGEST_BUDGET.
-    """
-    rounded = [round_tree(output, FORMATS["bf16"]) for output in reference]
-    relative, measured = output_error(reference, rounded), metric(reference, rounded)
-    if not (0 < relative < math.inf and 0 < measured < math.inf and max_error <= LARGEST_BUDGET):
-        return 1.0
-    return measured / relative
 
 
 def in_unit(found: Calibration, unit: float) -> Calibration:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Annotated
 
 from .generation import TokenComparison
@@ -349,6 +349,25 @@ class Plan:
         """The reasons why a scope, or a function in it, is kept in FP32."""
         here = {path, *(function_in(path, name) for name in self.scopes[path].exceptions)}
         return tuple(reason for reason in self.reasons if here.intersection((*reason.modules, *reason.functions)))
+
+    @property
+    def measured_times(self) -> Times | None:
+        """Measured times of eager execution on a GPU, which replace the predicted times; None if not measured."""
+        times = self.timed.eager if self.timed and self.timed.decides else None
+        return times if times and times.speedup else None
+
+    @property
+    def speedup(self) -> float:
+        """Speedup over FP32: measured on a GPU, otherwise predicted."""
+        return (self.measured_times.speedup if self.measured_times else None) or self.predicted_speedup
+
+    @property
+    def memory_share(self) -> float:
+        """Memory as a share of FP32's: measured on a GPU, otherwise predicted; 1 if unknown."""
+        if self.timed and self.timed.decides and self.timed.memory_share is not None:
+            return self.timed.memory_share
+        needed: list[int] = [sum(astuple(use)) for use in (self.memory, self.fp32_memory) if use is not None]
+        return needed[0] / needed[1] if len(needed) == 2 else 1.0
 
     @property
     def islands(self) -> int:

@@ -20,8 +20,8 @@ LOST, ALL = 0.2, 0.9
 """Excess of the share of affected entries over FP32's share that is a problem: in all parameters together; in one."""
 SKIPS = 0.02
 """Allowed share of skipped steps in the second half of a run: GradScaler sometimes tries a larger scale."""
-BEHIND = 0.05
-"""Share of FP32's loss reduction by which a recipe may fall behind."""
+BEHIND, LEAST = 0.05, 1e-3
+"""Shares of FP32's loss reduction, and of FP32's loss, by which a recipe may fall behind; it may do so by the scatter too."""
 OFF = 0.25
 """A relative gradient error of this size, late in a run, is a problem, unless the gradients of two batches differ by
 four times the error or more."""
@@ -60,8 +60,15 @@ def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
         batches = len({each.batch for each in run.skipped})
         said = f"{len(run.skipped)} of {len(run.losses)} steps are skipped, on {batches} of the batches, and the loss scale falls to {run.scale:.3g}"
         yield problem("steps-skipped", said + blamed, module)
-    if behind := _behind(run, fp32):
-        yield problem("loss-behind", behind)
+    if not all(map(math.isfinite, run.final)):
+        yield problem("loss-behind", "its final loss is Inf or NaN")
+    else:
+        last, whole, count = run.last_loss(), fp32.last_loss(), len(run.final)
+        gaps = [a - b for a, b in zip(run.final, fp32.final, strict=True)]
+        scatter = 2 * statistics.stdev(gaps) / math.sqrt(count) if count > 1 else 0.0
+        progress = abs(statistics.fmean(fp32.losses[:count]) - whole)
+        if last - whole > max(BEHIND * progress, scatter, LEAST * abs(whole)):
+            yield problem("loss-behind", f"its final loss is {last:.4g}, FP32's {whole:.4g}")
     for what, text in HARM.items():
         for one in ("", *run.parameters):  # first, all parameters together
             share, usual = run.share(what, one) or 0.0, fp32.share(what, one) or 0.0
@@ -79,19 +86,6 @@ def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
         yield problem("gradients-off", said, worst.rpartition(".")[0])
 
 
-def _behind(run: RecipeRun, fp32: RecipeRun) -> str:
-    """A clause if the final loss is not finite, or exceeds FP32's by more than BEHIND of FP32's loss reduction, the
-    scatter and 0.1%; else ""."""
-    if not all(map(math.isfinite, run.final)):
-        return "its final loss is Inf or NaN"
-    gaps = [a - b for a, b in zip(run.final, fp32.final, strict=True)]
-    last, whole, count = run.last_loss(), fp32.last_loss(), len(gaps)
-    progress = statistics.fmean(fp32.losses[:count]) - whole
-    scatter = 2 * statistics.stdev(gaps) / math.sqrt(count) if count > 1 else 0.0
-    behind = last - whole > max(BEHIND * abs(progress), scatter, 1e-3 * abs(whole))
-    return f"its final loss is {last:.4g}, FP32's {whole:.4g}" if behind else ""
-
-
 def remedies_for(runs: Runs) -> Iterator[Recipe]:
     """Repaired variants of recipes with a problem; for stored low-precision weights with many backward passes a step,
     also a variant that sums gradients in FP32. A recipe that fails has no variants."""
@@ -104,7 +98,7 @@ def remedies_for(runs: Runs) -> Iterator[Recipe]:
                 title = f"{label(own.format)} with {REMEDIES[remedy][0]}"
                 yield vary(name=f"{name}_{remedy}", title=title, remedies=(remedy,))
             continue
-        skips = "steps-skipped" in problems
+        skips = run.skipped and not problems.keys().isdisjoint({"steps-skipped", "loss-behind"})
         if run.scale is not None and run.scale >= 1 and (skips or "gradients-off" in problems):
             scale = run.scale / HEADROOM if skips else RAISE * run.scale
             yield vary(name=f"{name}_scale", title=f"{own.title} with init_scale={scale:g}", scale=scale)

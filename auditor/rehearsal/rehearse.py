@@ -55,7 +55,7 @@ def rehearse(
         raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
     tell, session = guard_progress(progress or (lambda *_: None)), Session(step)
 
-    def run(recipe: Recipe, steps: int = steps) -> tuple[RecipeRun, set[int], bool]:
+    def run(recipe: Recipe, steps: int = steps) -> RecipeRun:
         losses: list[float] = []
 
         def hear(said: str) -> None:
@@ -63,27 +63,28 @@ def rehearse(
             tell("rehearse", recipe.title, len(losses), steps)
 
         try:
-            return call_forked(partial(session.run, recipe, _number_batches(batches), steps, seed), hear)
+            work = partial(session.run, recipe, _number_batches(batches), steps, seed)
+            result, session.used, session.own_regions = call_forked(work, hear)
         except AuditorError as error:
             let_through(error)
             if recipe == FP32:
                 raise bad_step(f"the step fails in FP32: {error}") from error
-            return RecipeRun(recipe, losses, failure=str(error)), set(), False
+            return RecipeRun(recipe, losses, failure=str(error))
+        return result
 
-    look, used, own_regions = run(FP32, 1)
-    if not look.batches:
+    if not run(FP32, 1).batches:
         raise bad_step("batches is empty: give at least one batch")
-    if not used:
+    if not session.used:
         raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
-    session.narrow(used, own_regions)
+    session.narrow()
     if any(p.device.type in NATIVE for p in session.group_numbers):
         raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
-    others, runs = [*_recipes(session, plan)], {"fp32": run(FP32)[0]}
+    recipes, runs = [*_recipes(session, plan)], {"fp32": run(FP32)}
     if skipped := runs["fp32"].skipped:
         at = f"in step {skipped[0].step} (batch {skipped[0].batch})"
         raise bad_step(f"the step fails in FP32: gradients or weights turn Inf or NaN {at}")
-    runs |= {recipe.name: run(recipe)[0] for recipe in others}
-    runs |= {recipe.name: run(recipe)[0] for recipe in (remedies_for(runs) if remedies else ())}
+    runs |= {recipe.name: run(recipe) for recipe in recipes}
+    runs |= {recipe.name: run(recipe) for recipe in (remedies_for(runs) if remedies else ())}
     problems = problems_of(runs)
     name = target or getattr(step, "__qualname__", type(step).__name__)
     return Rehearsal(name, len(runs["fp32"].losses), runs["fp32"].batches, runs, problems, *recommend(runs, problems))

@@ -1,12 +1,12 @@
-"""Runs the user's step under one recipe in a forked process, where patches of torch and of the model need not be
-undone."""
+"""Runs the user's step under one recipe in a forked process, where patches of torch and of the model need not be undone,
+and measures it."""
 
 from __future__ import annotations
 
 import gc
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import product
@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim import optimizer as every_optimizer
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..artefact.applying import apply_plan
 from ..capture.emulation import emulate
@@ -30,9 +29,10 @@ from ..loading.target import call, required_arguments
 from ..numerics.casting import widen
 from ..numerics.entries import all_finite, dense, over_tensors, tensors_in
 from ..numerics.formats import dtype_of
+from ..numerics.metrics import output_error
 from ..processes import supervise
+from ..training.blame import Trail, blame
 from ..training.step import LOSS
-from .observe import Gradients, Trail, measure_gradients, measure_update
 from .remedies import REMEDIES, ROUNDINGS
 from .result import FP32, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
 
@@ -42,6 +42,12 @@ BLAMED = 4
 """Maximum number of non-finite steps that are run again to find the operation that causes Inf or NaN."""
 SCALING = (2.0, 0.5, 2000)
 """GradScaler's defaults: growth factor, backoff factor, and number of finite steps until the scale grows."""
+SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
+DECOUPLED = ("Adafactor", "Muon")
+"""Optimizers of torch whose weight decay multiplies the weights, although their parameter groups lack the flag
+`decoupled_weight_decay`."""
+STUCK = 0.01
+"""Relative distance to the squared gradient below which a second moment need not change."""
 _Autocast = torch.amp.autocast_mode.autocast
 
 
@@ -85,13 +91,12 @@ class Session:
         self._calls: list[str] = []  # names of the modules that are being called, innermost last
         self._in_pass = self._casts_inputs = False
         self._losses, self.recipe = list[float](), FP32
-        self._sampled, self._gradients = False, Gradients()  # whether a step is measured, and its gradients
-        self._open: list[ExitStack] = []  # contexts of the optimizer updates that are running
+        self._sampled, self._gradients = False, dict[str, Any]()  # whether a step is measured, and its gradients
         self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
 
-    def narrow(self, used: set[int], own_regions: bool) -> None:
-        """Keep the optimizers that a step used. The root is the module with their parameters, or a container."""
-        self.optimizers, self.own_regions = {n: one for n, one in self.optimizers.items() if n in used}, own_regions
+    def narrow(self) -> None:
+        """Keep the optimizers that the last step used. The root is the module with their parameters, or a container."""
+        self.optimizers = {number: one for number, one in self.optimizers.items() if number in self.used}
         left, roots = {*self.group_numbers}, dict[str, nn.Module]()
         for module in sorted(self._modules, key=lambda m: -sum(1 for _ in m.modules())):
             if own := left.intersection(module.parameters()):
@@ -115,7 +120,7 @@ class Session:
         reseed(seed)
         self._prepare(recipe)
         result, samples = self.result, {i * (steps - 1) // (LOOKS - 1) for i in range(LOOKS)}
-        fp32, scale, finite = Gradients(), torch.tensor(recipe.scale or 1.0), torch.zeros((), dtype=torch.int32)
+        fp32, scale, finite = dict[str, Any](), torch.tensor(recipe.scale or 1.0), torch.zeros((), dtype=torch.int32)
         for step in range(steps):
             number, batch = call(next, f"before step {step}, the batches", "bad-step", batches, (-1, None))
             if number < 0:
@@ -146,17 +151,29 @@ class Session:
         return result, self.used, self.own_regions
 
     def _call_step(self, batch: Any, handler: Trail | None = None) -> float:
-        """Call the user's step with a batch (as one argument, several, or none, as its signature requires), and return
-        its loss; if it returns none, the sum of the losses on which it called `backward`."""
-        names = required_arguments(self._step)
+        """Call the user's step with a batch (as one argument, several, or none, as its signature requires), in FP32 or in
+        emulated CUDA; the step's autocast regions get the recipe's dtype. Returns the step's loss; if it returns none,
+        the sum of the losses on which it called `backward`."""
+        recipe, dtype, names = self.recipe, dtype_of(self.recipe.format), required_arguments(self._step)
         self._losses, self._broken, self.used = [], None, set()
-        with self._around(handler):
-            value = self._step(*(batch if len(names) > 1 else [batch][: len(names)]))
+        regional = recipe.format != "fp32" and not recipe.stored and not recipe.loss_in_fp32
+        emulated = written_as_meant() if recipe.format == "fp32" else emulate("cuda")
+        with ieee(), disable_compilers(), emulated if handler is None else intercept(handler):
+            enter = vars(_Autocast)["__enter__"]
+
+            def enter_region(region: Any) -> Any:
+                if not self._calls and not self._in_pass and getattr(region, "_meant", region._enabled):
+                    self.own_regions = True
+                    region._enabled = region._meant = regional
+                    region.fast_dtype = dtype if regional else region.fast_dtype
+                return enter(region)
+
+            around = torch.autocast("cuda", dtype=dtype) if regional and not self.own_regions else nullcontext()
+            with around, swap_attribute(_Autocast, "__enter__", enter_region):
+                value = self._step(*(batch if len(names) > 1 else [batch][: len(names)]))
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
             value = float(value.detach())
         return value if isinstance(value, float) else sum(self._losses) if self._losses else math.nan
-
-    # Steps that run again in forked processes
 
     def _run_shadow(self, batch: Any, tell: object) -> dict[str, Any]:
         """FP32's gradients of this step, from the same state, as NumPy arrays, which a pipe can pass on."""
@@ -165,18 +182,17 @@ class Session:
         return {name: gradient.numpy() for name, gradient in self._gradients.items()}
 
     def _search(self, batch: Any, restart: Callable[[], None], tell: object) -> tuple[str, str | None]:
-        """The operation that makes a step non-finite, and its module: the first non-finite only in low precision; ("",
-        None) without one."""
-        low, fp32 = trails = [Trail(self._calls, Session._call_step.__code__) for _ in range(2)]
-        for trail in trails:
+        """The operation that makes a step non-finite, and its module, see `blame`."""
+
+        def run(trail: Trail, is_low: bool) -> None:
             restart()
             for p in self.group_numbers:
                 p.grad = None
+            if not is_low:
+                self._convert(FP32)
             self._call_step(batch, trail)
-            self._convert(FP32)
-        return next(((one[0] + one[2], one[3]) for one in low.broken if one not in fp32.broken), ("", None))
 
-    # Changes to the user's model
+        return blame(run, lambda: (self._calls or [LOSS])[-1], Session._call_step.__code__)
 
     def _prepare(self, recipe: Recipe) -> None:
         """Convert the model and the optimizers as the recipe requires, and replace functions of torch."""
@@ -189,8 +205,14 @@ class Session:
         self._convert(recipe)
         for name, optimizer in product(recipe.remedies, self.optimizers.values()):
             REMEDIES[name][1](optimizer)
-        every_optimizer.register_optimizer_step_pre_hook(self._begin_update)
-        every_optimizer.register_optimizer_step_post_hook(lambda *_: self._open.pop().close())
+        updates: list[Iterator[None]] = []  # that are running
+
+        def begin(*update: Any) -> None:
+            updates.append(self._update(*update))
+            next(updates[-1])
+
+        register_optimizer_step_pre_hook(begin)
+        register_optimizer_step_post_hook(lambda *_: next(updates.pop(), None))
         called = nn.Module.__call__
         nn.Module.__call__ = lambda module, *a, **k: self._call(called, module, *a, **k)  # type: ignore[method-assign]
         engine: Any = torch.autograd  # of whose `backward` and `grad` this is what runs the pass
@@ -217,28 +239,6 @@ class Session:
             parts = self.root if isinstance(self.root, nn.ModuleDict) and "" in scopes else ()
             scopes = {**dict.fromkeys(parts, scopes.get("")), **scopes}
             apply_plan(self.root, {"strategy": "autocast", "format": recipe.format, "scopes": scopes})
-
-    # Replacements of torch functions
-
-    @contextmanager
-    def _around(self, handler: Trail | None) -> Iterator[None]:
-        """Context for one step, in FP32 or emulated CUDA; the step's autocast regions get the recipe's dtype."""
-        recipe, dtype = self.recipe, dtype_of(self.recipe.format)
-        regional = recipe.format != "fp32" and not recipe.stored and not recipe.loss_in_fp32
-        emulated = written_as_meant() if recipe.format == "fp32" else emulate("cuda")
-        with ieee(), disable_compilers(), emulated if handler is None else intercept(handler):
-            enter = vars(_Autocast)["__enter__"]
-
-            def enter_region(region: Any) -> Any:
-                if not self._calls and not self._in_pass and getattr(region, "_meant", region._enabled):
-                    self.own_regions = True
-                    region._enabled = region._meant = regional
-                    region.fast_dtype = dtype if regional else region.fast_dtype
-                return enter(region)
-
-            around = torch.autocast("cuda", dtype=dtype) if regional and not self.own_regions else nullcontext()
-            with around, swap_attribute(_Autocast, "__enter__", enter_region):
-                yield
 
     def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         outermost = not self._calls
@@ -279,24 +279,18 @@ class Session:
                 if p.grad is not None:
                     p.grad.mul_(factor)
 
-    def _begin_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        kind = type(optimizer).__name__
+    def _update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Iterator[None]:
+        """Yield once, for one `step()` of an optimizer. If gradients are not finite, the optimizer gets none, as with a
+        GradScaler. In an FP32 shadow step, the last optimizer gets none either."""
+        run, kind = self.result, type(optimizer).__name__
         if id(optimizer) not in self.optimizers:
             advice = "create model and optimizers before the rehearsal, and call every optimizer in the first step"
             raise bad_step(f"the step creates its own {kind}, or calls it only in later steps: {advice}")
         if any(map(callable, (*args, *kwargs.values()))):
             advice = "which may run the model repeatedly: rehearse another optimizer"
             raise bad_step(f"{kind}.step gets a closure, {advice}")
-        self._open.append(ExitStack())
-        self._open[-1].enter_context(self._around_update(optimizer))
-
-    @contextmanager
-    def _around_update(self, optimizer: Optimizer) -> Iterator[None]:
-        """Context for one `step()` of an optimizer. If gradients are not finite, the optimizer gets none, as with a
-        GradScaler. In an FP32 shadow step, the last optimizer gets none either."""
         self.used.add(id(optimizer))
-        run, is_last = self.result, self.used == {*self.optimizers}
-        in_fp32 = not {*run.recipe.remedies}.isdisjoint(ROUNDINGS)
+        is_last, in_fp32 = self.used == {*self.optimizers}, not {*run.recipe.remedies}.isdisjoint(ROUNDINGS)
         own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         with torch.autocast("cuda", enabled=False), ExitStack() as stack:
             with plain_torch():
@@ -316,4 +310,60 @@ class Session:
             if not finite:
                 self._broken = self._broken or ""
             elif self._broken is None and not all(map(all_finite, self._parameters)):
-                self._broken = f"the update of {type(optimizer).__name__}, from finite gradients"
+                self._broken = f"the update of {kind}, from finite gradients"
+
+
+@contextmanager
+def measure_update(
+    series: ParameterSeries, optimizer: Optimizer, group: Mapping[str, Any], p: nn.Parameter, in_fp32: bool
+) -> Iterator[None]:
+    """Compare a parameter before and after the `with` block, in which the optimizer updates it. in_fp32: whether a
+    remedy updates it in FP32, where the stored weight says nothing of single updates. How weight decay acts is unknown
+    for optimizers outside torch."""
+    grad, before, kind = dense(p.grad.detach()), p.detach().clone(), type(optimizer)  # type: ignore[union-attr]
+    moved, moment, moving = grad != 0, _second_moment(optimizer, p), grad
+    series.zero_gradient.append(1 - int(moved.count_nonzero()) / p.numel())
+    decay, rate, exact = group.get("weight_decay") or 0.0, group.get("lr", 0.0), before.float() if in_fp32 else before
+    if group.get("decoupled_weight_decay", kind.__name__ in DECOUPLED):
+        still = exact * (1 - float(rate) * float(decay)) == exact
+    else:
+        still = grad + float(decay) * exact.to(grad.dtype) == grad
+    decays = bool(decay and rate and kind.__module__.startswith("torch.optim"))
+    series.decay_lost.append(_share(still, before != 0) if decays else None)
+    if moment is not None:
+        moment, moving = moment.clone(), (grad.float() ** 2 - moment).abs_() > STUCK * moment.float()
+    yield
+    with plain_torch():
+        now = _second_moment(optimizer, p)
+        series.updates_lost.append(None if in_fp32 else _share(p == before, moved))
+        series.second_moment_stuck.append(None if moment is None or now is None else _share(now == moment, moving))
+        series.second_moment_zero.append(None if now is None else _share(now == 0, moved))
+
+
+def measure_gradients(run: RecipeRun, step: int, gradients: dict[str, Any], fp32: dict[str, Any]) -> dict[str, Any]:
+    """Record the relative L2 errors of a step's gradients: of all parameters together, and of each; None if FP32's are
+    unknown or zero. gradients: {parameter: its gradient in FP32, flat}. fp32: FP32's, also as arrays, of this step; in
+    an FP32 run, of the last sampled step. Returns the last known gradient of every parameter."""
+    of_two = math.sqrt(2) if run.recipe.format == "fp32" else 1.0  # both batches' gradients scatter
+
+    def error(names: list[str]) -> float | None:
+        known = {name: torch.as_tensor(fp32[name]) for name in names if name in fp32}
+        exact = output_error([*known.values()], [gradients[name] for name in known]) / of_two
+        return exact if any(bool(x.any()) for x in known.values()) else None
+
+    if gradients:
+        run.steps.append(step)
+        run.errors.append(error([*gradients]))
+    for name in gradients:
+        run.parameters[name].error.append(error([name]))
+    return fp32 | gradients
+
+
+def _second_moment(optimizer: Optimizer, p: nn.Parameter) -> torch.Tensor | None:
+    return next((v for k, v in optimizer.state.get(p, {}).items() if k in SECOND_MOMENTS), None)
+
+
+def _share(flags: torch.Tensor, among: torch.Tensor) -> float | None:
+    """The share of the entries in the mask `among` whose flag is set; None if the mask is empty."""
+    whole = int(among.count_nonzero())
+    return int((flags & among).count_nonzero()) / whole if whole else None

@@ -14,7 +14,7 @@ from .blocks import Block, Grid, Prose
 from .words import count, fold, label, op, or_blank, percent, ratio, scope, where
 
 SHOWN = 8
-EXPOSED = {(): "The model's code keeps FP32 here under every plan.", ("cast",): "Under autocast, FP32 is used here."}
+EXPOSED = {(): "Without a plan, values here stay FP32.", ("cast",): "Under autocast, values here stay FP32."}
 """{strategies that run an operation in low precision: a remark}."""
 DECISIONS = ("Operation", "Format", "Decisions", "Flips in 1,000", "Own", "Predicted", "Error of only these")
 ABOUT_DECISIONS = (

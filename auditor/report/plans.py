@@ -9,7 +9,7 @@ from ..artefact.strategies import plan_title, strategy_of
 from ..criteria.criterion import FLOOR
 from ..numerics.devices import CPU
 from ..numerics.formats import runs
-from ..plan.recommend import kept_apart, measured_times, speedup
+from ..plan.recommend import kept_apart
 from ..records import CriterionValue, Evaluation, Onnx, Plan, Proposal, Score, TimeAndMemory, Times, Today, Verification
 from ..records.audit import Audit
 from ..snippets import TOOLS
@@ -59,7 +59,7 @@ class PlanView:
             return title, self.before, "", self.verdict if stopped else "all FP32", low, ""
         if not stopped and self.verdict != "verified":
             measured += f", {self.verdict}"
-        faster = f"{speedup(plan):.2f}x{' measured' if measured_times(plan) else ''}"
+        faster = f"{plan.speedup:.2f}x{' measured' if plan.measured_times else ''}"
         return title, self.before, ratio(plan.predicted_error), measured, low, faster
 
 
@@ -126,7 +126,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     yield Grid(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
     if (chosen := next((p for p in plans if p.recommended), None)) is not None:
         plan = chosen.plan
-        made = "measured" if measured_times(plan) else "predicted" + f" for one {plan.target}" * bool(plan.target)
+        made = "measured" if plan.measured_times else "predicted" + f" for one {plan.target}" * bool(plan.target)
         said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs in low precision; speed-ups are {made}"
         yield Prose("", (f"{said}; predicted memory: {chosen.memory}" if chosen.memory else said,), "muted")
     yield Prose("Program", tuple(p.program for p in plans if p.program))

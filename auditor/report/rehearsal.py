@@ -14,28 +14,23 @@ from .words import count, or_blank, percent, ratio, shorten
 
 POINTS, WORST = 120, 12
 """Maximum number of points of a curve, and of rows in the table of parameters."""
-SHARES = (
-    ("updates_lost", "Updates lost"),
-    ("decay_lost", "Decay lost"),
-    ("second_moment_stuck", "2nd moment stuck"),
-)
+SHARES = {"updates_lost": "Updates lost", "decay_lost": "Decay lost", "second_moment_stuck": "2nd moment stuck"}
 CAPTION = (
     "Recipes, late in the run. Skipped: steps without an update. Gradient error: relative L2 against FP32 at equal "
-    "weights. Updates lost, Decay lost, 2nd moment stuck: shares of the entries that should change but do not"
+    f"weights. {', '.join(SHARES.values())}: shares of the entries that should change but do not"
 )
 
 
 def overview(result: Rehearsal) -> list[Block]:
     """Blocks of the page: verdict, recipes, and problems with their remedies."""
     about = f"{count(result.steps, 'step')} of {result.target} in each recipe, on {count(result.batches, 'batch', 'batches')}"
-    heads = ("Recipe", "Last loss", "Skipped", "Gradient error", *(head for _, head in SHARES), "")
+    heads = ("Recipe", "Last loss", "Skipped", "Gradient error", *SHARES.values(), "")
     rows = tuple(_row(result, name, run) for name, run in result.runs.items())
     entries = [_entry(result, problem) for problem in result.problems if not result.runs[problem.recipe].recipe.repairs]
     several = f"{count(len(entries), 'problem')} in recipes that are not recommended"
     fp32 = result.runs["fp32"]
-    zero = shorten(
-        [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}], 4, "rehearsal.json"
-    )
+    zero = [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}]
+    zeros = f"Gradients that were zero in every sampled step: {', '.join(shorten(zero, 4, 'rehearsal.json'))}."
     noise = f"FP32 gradients of two batches differ by {percent(fp32.error or 0.0)}; errors far below this value matter less."
     emulated = f"A CPU emulated a GPU. Problems that appear after {count(result.steps, 'step')} are not detected."
     return [
@@ -44,7 +39,7 @@ def overview(result: Rehearsal) -> list[Block]:
         Grid(heads, rows, list(result.runs).index(result.recommended), caption=CAPTION),
         Prose("Problems", (several if entries else "No recipe has a problem.",)),
         *entries,
-        Prose("Gradients", (f"Gradients that were zero in every sampled step: {', '.join(zero)}.",) if zero else ()),
+        Prose("Gradients", (zeros,) if zero else ()),
         Prose("Noise", (noise,) if fp32.error else ()),
         Prose("Caution", (emulated,), "warning"),
     ]
@@ -67,7 +62,7 @@ def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
     state = "recommended" if name == result.recommended else f"failed in step {len(run.losses)}" if fails else state
     loss, skipped = f"{run.last_loss():.4g}" if run.losses else "", "" if fails else f"{len(run.skipped)}"
     error = ratio(run.error) if run.errors and name != "fp32" else ""
-    return run.recipe.title, loss, skipped, error, *(or_blank(run.share(what), percent) for what, _ in SHARES), state
+    return run.recipe.title, loss, skipped, error, *(or_blank(run.share(kind), percent) for kind in SHARES), state
 
 
 def _entry(result: Rehearsal, problem: RecipeProblem) -> Item:
@@ -115,15 +110,14 @@ def _style(run: RecipeRun) -> str:
 
 def _parameters(result: Rehearsal) -> Iterator[Fold]:
     """The parameters with the largest gradient errors or shares of lost updates, the worst first."""
-    kinds, fp32 = ("error", *(kind for kind, _ in SHARES)), result.runs["fp32"]
-    rows: list[tuple[float, tuple[str, ...]]] = []
+    fp32, rows = result.runs["fp32"], list[tuple[float, tuple[str, ...]]]()
     for run in (run for run in result.runs.values() if run is not fp32 and not run.recipe.repairs):
         for name in run.parameters:
-            late = [run.share(kind, name) for kind in (*kinds, "zero_gradient")]
+            late = [run.share(kind, name) for kind in ("error", *SHARES, "zero_gradient")]
             cells = run.recipe.title, ratio(fp32.share("error", name)), *(or_blank(one, percent) for one in late)
-            rows.append((max(one or 0.0 for one in late[: len(kinds)]), (name, *cells)))
+            rows.append((max(one or 0.0 for one in late[:-1]), (name, *cells)))
     worst = tuple(cells for _, cells in sorted(rows, key=lambda row: -row[0])[:WORST])
-    heads = ("Parameter", "Recipe", "Noise", "Gradient error", *(head for _, head in SHARES), "Gradient zero")
+    heads = ("Parameter", "Recipe", "Noise", "Gradient error", *SHARES.values(), "Gradient zero")
     left = f" of {len(rows):,}; rehearsal.json lists all" if len(rows) > len(worst) else ""
     if worst:
         yield Fold(f"Parameters and recipes: the {len(worst)} worst{left}", (Grid(heads, worst),))

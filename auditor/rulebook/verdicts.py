@@ -59,7 +59,7 @@ def verdict_of(
     if not exposed and not node.floating:
         return Verdict("safe", "not a floating-point operation")
     if not exposed:
-        return Verdict("safe", "the model's code keeps the operation in FP32 under every strategy")
+        return Verdict("safe", "without a plan, no strategy runs the operation on low-precision values")
     if error.unsupported:
         return Verdict("unsafe", error.unsupported, "range" if "does not fit" in error.unsupported else None)
     return _weigh(contribution, max_error, noise, error, span, fmt)

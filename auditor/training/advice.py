@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
+from ..execution.policy import Policy
+from ..execution.resolve import is_low, resolve
 from ..numerics.formats import FORMATS, label
 from ..numerics.histogram import merge_magnitudes
 from ..numerics.nodes import is_collective
 from ..numerics.operations import operation
 from ..records import Capture
 from ..records.training import Advice, Training
-from .step import LOSS
+from .step import LOSS, StepPrecision
 
 DOMINANT = 0.5
 """Minimum share of the squared gradient norm at which an embedding dominates."""
@@ -26,15 +28,20 @@ LOST = 0.1
 ADAM_EPS, ADAM_BETA2 = 1e-8, 0.999
 
 
-def backward_fails(training: Training, kept: Mapping[str, Sequence[Collection[str]]]) -> Iterable[Advice]:
-    """Advice to keep operations in FP32 if their backward pass fails in a format. kept: see `advice_of`."""
+def backward_fails(training: Training, captured: Capture, steps: Mapping[str, StepPrecision]) -> Iterable[Advice]:
+    """Advice to keep operations in FP32 if their backward pass fails in a format; says if autocast or its plan does so."""
+    ways = {f: resolve(Policy(captured, "autocast", StepPrecision(f).precision, f)) for f in steps}
+    plans = {f: resolve(Policy(captured, "autocast", step.precision, f)) for f, step in steps.items() if step.plan}
     for node in training.nodes:
         name = node.op.removeprefix("aten.").partition(".")[0]
+        protected = node.owner == LOSS and operation(node.op).autocast in ("fp32", "fp32_unless_dtype")
         for fmt, reason in node.reasons.items():
-            under_autocast, under_plan = (node.name in names for names in kept[fmt])
-            if under_autocast and under_plan and (training.errors.get(fmt) or 0.0) < LOST:
-                continue  # in FP32 anyway, which is correct
-            already = f" The plan autocast_{fmt} does so." * (under_plan and not under_autocast)
+            values = (node.name, *captured.nodes[node.name].inputs)
+            wide = not ways[fmt].touches_low(node.name) and not any(map(ways[fmt].low, values))
+            if protected and (training.errors.get(fmt) or math.inf) < LOST:
+                continue  # autocast runs the operation in FP32, which is correct
+            done = fmt in plans and not is_low(plans[fmt].computed_format(node.name))
+            already = " Autocast does so." if wide else f" The plan autocast_{fmt} does so." * done
             yield Advice(
                 "backward-fails",
                 f"Keep {name if node.owner in ('', LOSS) else node.owner} in FP32 when training in {label(fmt)}",
@@ -188,12 +195,10 @@ ADVICE = (
 """All kinds of advice but `backward_fails`."""
 
 
-def advice_of(
-    training: Training, captured: Capture, kept: Mapping[str, Sequence[Collection[str]]]
-) -> tuple[Advice, ...]:
-    """All advice that applies; advice without which training fails comes first. kept: by format, the operations that a
-    step computes in FP32 under plain autocast, and those under the audit's plan."""
-    return (*backward_fails(training, kept), *(one for piece in ADVICE for one in piece(training, captured)))
+def advice_of(training: Training, captured: Capture, steps: Mapping[str, StepPrecision]) -> tuple[Advice, ...]:
+    """All advice that applies; advice without which training fails comes first. steps: by format, the measured step."""
+    others = (advice for piece in ADVICE for advice in piece(training, captured))
+    return (*backward_fails(training, captured, steps), *others)
 
 
 def _share(value: float) -> str:

@@ -12,7 +12,7 @@ import torch
 from ..capture.paths import usable
 from ..errors import LoadError
 from ..execution.policy import Policy
-from ..execution.resolve import is_low, resolve
+from ..execution.resolve import resolve
 from ..isolation import in_training
 from ..numerics.entries import over_tensors, tensors_in
 from ..numerics.formats import FORMATS
@@ -30,6 +30,7 @@ from ..rulebook.verdicts import backward_reasons
 from ..stages import tick
 from .advice import advice_of
 from .backward import backward_nodes
+from .blame import overflowing_module
 from .recommend import HEADROOM, RATES, format_to_train_in, loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 from .replay import Step, bind_step, gradient_error, run_step
 from .step import FP32, LOSS, StepPrecision, capture_step, own_step, settle, step_batches
@@ -139,8 +140,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
         inputs=("both" if args else "dict") if kwargs else "tensor" if len(args) == 1 else "tuple",
         batches=len(prepared.losses),
     )
-    kept = {f: [fp32_names(prepared.capture, one) for one in (StepPrecision(f), lowerings[f])] for f in lowerings}
-    return replace(result, advice=advice_of(result, prepared.capture, kept))
+    return replace(result, advice=advice_of(result, prepared.capture, lowerings))
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
@@ -178,8 +178,10 @@ def _at_a_scale(
         scale /= 4
         if (error := _gradient_error(prepared, low, scale)) is not None and math.isfinite(error):
             init = max(window.minimum, scale / HEADROOM) if window.minimum <= scale else None
-            closed_by = window.closed_by if init else window.largest
-            return error, replace(window, maximum=scale, init=init, closed_by=closed_by)
+            blamed = (overflowing_module(step, low, 4 * scale) for step in _steps(prepared))
+            first = next((module for module in blamed if module is not None), window.largest)
+            closed_by = window.closed_by if init else first
+            return error, replace(window, maximum=scale, init=init, largest=first, closed_by=closed_by)
     return math.inf, replace(window, init=None)
 
 
@@ -228,12 +230,6 @@ def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -
     """Values with a low-precision gradient under autocast: in low precision, or cast to low precision by a reader."""
     result = resolve(Policy(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.lowered)
-
-
-def fp32_names(captured: Capture, low: StepPrecision) -> frozenset[str]:
-    """Operations that a step computes in FP32."""
-    result = resolve(Policy(captured, "autocast", low.precision, low.format))
-    return frozenset(name for name in captured.nodes if not is_low(result.computed_format(name)))
 
 
 def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:

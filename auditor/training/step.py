@@ -3,8 +3,8 @@ forward, loss and `backward()`, in FP32 or in low precision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -93,12 +93,12 @@ def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> C
     nodes = {name: _node(node) for name, node in captured.nodes.items()}
     if name := _of_torch(loss_fn):
         nodes = {n: o if o.source or o.owner != LOSS else replace(o, called_from=name) for n, o in nodes.items()}
-    aliases = {_owner(path): tuple(map(_owner, others)) for path, others in captured.aliases.items()}
+    aliases = {owner_of(path): tuple(map(owner_of, others)) for path, others in captured.aliases.items()}
     return replace(
         captured,
         nodes=nodes,
         placeholders=tuple(
-            replace(place, fqn=place.fqn and in_the_model(place.fqn), holders=tuple(map(_owner, place.holders)))
+            replace(place, fqn=place.fqn and in_the_model(place.fqn), holders=tuple(map(owner_of, place.holders)))
             for place in captured.placeholders
         ),
         aliases={path: others for path, others in aliases.items() if LOSS not in (path, *others)},
@@ -133,7 +133,7 @@ def _node(node: Node) -> Node:
         region = replace(region, depth=region.depth + (-1 if _in_model(node.calls) else 1))
     calls = _calls(node.calls)
     function = node.function and replace(node.function, depth=len(calls))
-    return replace(node, owner=_owner(node.owner), calls=calls, region=region, function=function)
+    return replace(node, owner=owner_of(node.owner), calls=calls, region=region, function=function)
 
 
 def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:
@@ -143,8 +143,8 @@ def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:
     The model encloses the loss too, since the model's precision determines the loss's dtype.
     """
     if _in_model(calls):
-        return (_ROOT, *(replace(call, path=_owner(call.path), depth=call.depth - 1) for call in calls[2:]))
-    inner = (replace(call, path=_owner(call.path), depth=call.depth + 1) for call in calls[1:])
+        return (_ROOT, *(replace(call, path=owner_of(call.path), depth=call.depth - 1) for call in calls[2:]))
+    inner = (replace(call, path=owner_of(call.path), depth=call.depth + 1) for call in calls[1:])
     return (_ROOT, Call(LOSS, 1, LOSS), *inner)
 
 
@@ -152,21 +152,21 @@ def _in_model(calls: tuple[Call, ...]) -> bool:
     return len(calls) > 1 and calls[1].path == _PREFIX
 
 
-def _owner(path: str) -> str:
-    if path == _PREFIX:
-        return ""
-    return path.removeprefix(f"{_PREFIX}.") if path.startswith(f"{_PREFIX}.") else LOSS
+def owner_of(path: str) -> str:
+    """A TrainingStep module's path in the model; LOSS for a module outside the model."""
+    return in_the_model(path) if path.startswith(f"{_PREFIX}.") else "" if path == _PREFIX else LOSS
 
 
 @dataclass(frozen=True)
 class StepPrecision:
     """The precision of a step: the model under a plan and the loss in FP32, or without a plan both under autocast.
 
-    format "fp32": without any autocast region.
+    format "fp32": without any autocast region. handler: runs the operations, also on a GPU.
     """
 
     format: str
     plan: Plan | None = None
+    handler: Handler | None = None
 
     @property
     def precision(self) -> PrecisionChoice:
@@ -208,10 +208,8 @@ def settle(step: Step) -> Step:
     own = own_step(step, FP32)
     if own.failure is not None:
         raise LoadError(f"the training step raised in FP32: {own.failure}; fix the step first", slug="bad-loss")
-    result = {}
-    for name, gradient in step.by_parameter.items():
-        theirs = own.gradients.get(name)
-        result[name] = torch.zeros_like(gradient) if theirs is None else theirs
+    known = {name: gradient for name, gradient in own.gradients.items() if gradient is not None}
+    result = {name: known.get(name, torch.zeros_like(leaf)) for name, leaf in step.by_parameter.items()}
     step.faithful = gradient_error(result, step.by_parameter) <= FAITHFUL
     step.by_parameter = result
     for place in step.capture.placeholders:
@@ -227,18 +225,15 @@ class _Region(TrainingStep):
     def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, low: StepPrecision) -> None:
         super().__init__(model, loss_fn)
         self.low = low
-        self.kept: list[torch.Tensor] = []
         self.returned = "tensor"
 
     def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
-        """Compute the loss; also store it in `kept`."""
+        """Compute the loss of one batch, without a plan in an autocast region."""
         around: Any = nullcontext()
         if self.low.format != "fp32" and self.low.plan is None:
             around = torch.autocast(autocast_type(self.model, (args, kwargs)), dtype=dtype_of(self.low.format))
         with around:
-            loss = super().forward(args, kwargs, targets, named)
-        self.kept.append(loss)
-        return loss
+            return super().forward(args, kwargs, targets, named)
 
     def loss_inputs(self, outputs: Any) -> Any:
         """The outputs, in FP32 if a plan may have changed their precision and a loss function reads them."""
@@ -250,32 +245,23 @@ class _Region(TrainingStep):
 
 
 def _forward_and_backward(step: Step, module: _Region, low: StepPrecision, scale: float) -> LowStep:
-    with torch.enable_grad(), disable_fused_path():
-        args, kwargs = copy_batch(step.batch)
-        with _around(step, low):
-            module(*args, **kwargs)
-        loss, step.returned = module.kept[-1], module.returned
-        with _around(step, low):
-            gradients = _backward(loss, module, scale)
-    return LowStep(float(loss.detach()), gradients)
-
-
-@contextmanager
-def _around(step: Step, low: StepPrecision) -> Iterator[None]:
-    """A context for a step. An FP32 step ignores the user's own autocast regions, like the recording. A low-precision
-    step runs natively on a GPU, and emulated on a CPU.
+    """Run a step. In FP32, the user's own autocast regions are ignored, as in the recording. In low precision, a step runs
+    natively on a GPU, and emulated on a CPU.
 
     A step with random operations is emulated on a GPU too, since low-precision kernels draw other random numbers than
     FP32 kernels.
     """
-    if low.format == "fp32":
-        with intercept(Handler(), around=torch.float32):
-            yield
+    around: AbstractContextManager[None] = emulate("cuda")
+    if low.format == "fp32" or low.handler is not None:
+        around = intercept(low.handler or Handler(), around=torch.float32 if low.format == "fp32" else None)
     elif step.on_gpu and not any(isinstance(n.target, PinnedDraw) for n in step.capture.graph_module.graph.nodes):
-        yield
-    else:
-        with emulate("cuda"):
-            yield
+        around = nullcontext()
+    args, kwargs = copy_batch(step.batch)
+    with torch.enable_grad(), disable_fused_path(), around:
+        loss = module(*args, **kwargs)
+        gradients = _backward(loss, module, scale)
+    step.returned = module.returned
+    return LowStep(float(loss.detach()), gradients)
 
 
 def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, torch.Tensor | None]:

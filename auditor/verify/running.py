@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -307,3 +307,16 @@ def _of_the_cpu() -> Iterator[Number]:
     results: Any = profiler.kineto_results
     events = [event for event in results.events() if event.name() == "[memory]"]
     changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+
+
+def compare_times(found: TimeAndMemory, fp32: TimeAndMemory) -> TimeAndMemory:
+    """`found`, with the speedup over FP32 of each way to run, and the memory as a share of FP32's."""
+    changed: dict[str, Any] = {}
+    for way in ("eager", "compiled", "cuda_graph"):
+        times, whole = getattr(found, way), getattr(fp32, way)
+        if times is not None and whole is not None:
+            low, high = whole.low / times.high, whole.high / times.low
+            changed[way] = replace(times, speedup=whole.median / times.median, speedup_low=low, speedup_high=high)
+    if found.memory is not None and fp32.memory:
+        changed["memory_share"] = found.memory / fp32.memory
+    return replace(found, **changed)

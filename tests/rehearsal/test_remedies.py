@@ -114,8 +114,9 @@ def test_gradients_of_many_passes_are_summed_in_fp32() -> None:
             "steps-skipped",
             2.0**6,
         ),  # six steps are skipped down to 2^10; a 16th of that is a margin
+        ([1e3] * 24, "loss-behind", 2.0**3),  # the first nine steps are skipped, and the others do not make up for them
     ],
-    ids=["underflow", "overflow"],
+    ids=["underflow", "overflow", "late start"],
 )
 def test_another_loss_scale_is_tried_where_the_first_one_does_not_fit(
     factors: list[float], kind: str, scale: float
@@ -125,7 +126,9 @@ def test_another_loss_scale_is_tried_where_the_first_one_does_not_fit(
 
     model = mlp(16, 4)
     step = plain(model, torch.optim.SGD(model.parameters(), lr=1e-3 / max(factors)), loss_fn)
-    found = auditor.rehearse(step, [(x, (y, f)) for (x, y), f in zip(classes(12), factors, strict=True)], 12)
+    found = auditor.rehearse(
+        step, [(x, (y, f)) for (x, y), f in zip(classes(len(factors)), factors, strict=True)], len(factors)
+    )
     assert kind in {each.kind for each in found.problems_of("fp16_autocast")}
     assert found.runs["fp16_autocast_scale"].recipe.scale == scale
     assert found.problems_of("fp16_autocast_scale") == []

@@ -8,13 +8,12 @@ from typing import Any
 from torch import nn
 
 from auditor.capture.capture import capture
-from auditor.execution.policy import choice_from_scopes
 from auditor.measure.calibrate import calibrate
 from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
-from auditor.plan.modules import Modules, as_candidate, evaluate, scopes_of
+from auditor.plan.modules import Modules, as_candidate, lowered_with
+from auditor.plan.plans import as_plan
 from auditor.plan.problem import Problem
-from auditor.plan.reasons import lowered_with
 from auditor.plan.search import Candidate
 from auditor.plan.verified import verify
 from auditor.plan.workbench import Workbench
@@ -64,13 +63,13 @@ def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "
 
 def lowered(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:
     """A plan with further modules low, patched into the model and run as on a GPU; all other modules stay as they are."""
-    chosen = as_candidate(problem, choice_from_scopes(plan.scopes))
+    chosen = as_candidate(problem, plan)
     together = {other for path in modules for other in lowered_with(problem, path)}
     return kept(bench, problem, plan, sorted(chosen.high - together))
 
 
 def kept(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:
     """The plan with exactly these modules in FP32, patched into the model and run as on a GPU."""
-    scopes = scopes_of(problem, evaluate(problem, modules))
+    scopes = as_plan(problem, problem.evaluate(modules)).scopes
     changed = replace(plan, scopes=scopes, verification=None)
     return verify(bench, {plan.name: changed})[plan.name]

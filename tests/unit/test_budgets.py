@@ -84,24 +84,24 @@ BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
     "cli": (1320, "settings"),
-    "criteria": (810, "criteria"),
+    "criteria": (910, "criteria"),
     "document": (900, "document"),
     "dtypes": (900, "dtypes"),
     "execution": (1200, "execution"),
     "fleet": (400, "fleet"),
     "generation": (1500, "generation"),
-    "graphs": (1130, "graphs"),
+    "graphs": (1100, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1800, "loading"),
-    "loose files": (730, "flow"),
+    "loose files": (740, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2200, "plan"),
+    "plan": (2000, "plan"),
     "progress": (300, "telling"),
     "quantization": (2200, "quantization"),
     "records": (1500, "records"),
-    "rehearsal": (1080, "rehearsal"),
+    "rehearsal": (990, "rehearsal"),
     "report": (2800, "report"),
     "rulebook": (2400, "rules"),
     "score": (280, "criteria"),
@@ -111,7 +111,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 30010, 217, 24
+LINES, FILES, ROOMS = 30000, 217, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

@@ -224,7 +224,7 @@ def test_without_a_run_of_its_artefact_no_plan_is_verified_or_recommended(monkey
 
 
 def test_where_a_run_was_cut_off_there_is_no_verdict_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PlanError, match="no verdict"):
+    with pytest.raises(PlanError, match="recommend neither a plan nor FP32"):
         audited_without_runs(monkeypatch, "not run, as this test has it")
 
 

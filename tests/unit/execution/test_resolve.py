@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections import defaultdict
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,15 +18,15 @@ from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import plan_table
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.capture.emulation import emulate
+from auditor.execution.beside import scopes_of
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy, choice_from_scopes, choice_keeping, plain
 from auditor.execution.resolve import Resolver, resolve
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.operations import operation
-from auditor.plan.modules import evaluate, scopes_of
 from auditor.records import Capture, Plan, ScopeChoice
-from auditor.records.paths import function_in
+from auditor.records.paths import function_in, of_function
 from auditor.verify.running import run_patched
 from tests.support.capturing import Function
 from tests.support.fake_cuda import NAMES, recorded_dtypes
@@ -204,9 +205,13 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
     """
     model, capture = small(name)
     inputs = KINDS[name][1]
-    problem = replace(problem_of(capture, strategy), format=fmt)
-    point = evaluate(problem, fp32_of(labels))
-    scopes, choice = scopes_of(problem, point), choice_keeping(point.high, fmt)
+    problem, functions = replace(problem_of(capture, strategy), format=fmt), defaultdict[str, set[str]](set)
+    for owner, function in filter(None, map(of_function, labels.keys() - problem.products.keys())):
+        functions[owner].add(function)
+    problem.__dict__["exceptions"] = functions  # all that may be kept
+    point = problem.evaluate(fp32_of(labels))
+    choice = choice_keeping(point.high, fmt)
+    scopes = scopes_of(problem.policy_for(choice))
     planned = choice_from_scopes(scopes)
     assert (planned.keep, planned.fp32_output) == (choice.keep, choice.fp32_output)
     patched = apply_plan(copy.deepcopy(model), plan_table(Plan("drawn", strategy, fmt, scopes, 0.0, 0.0, 1.0)))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from auditor.plan.costs import Cost, cast_seconds, costs_of, memory_of, seconds
 from auditor.plan.problem import Problem
-from auditor.plan.search import FORBIDDEN, HIGH, LOW, Arc, Candidate, Choice, Cuts, Energy
+from auditor.plan.search import FORBIDDEN, HIGH, LOW, VISITS, Arc, Candidate, Choice, Cuts, Energy
 from auditor.records import Capture, Contribution, MemoryUse
 from tests.support.capturing import Function
 from tests.support.problems import captured, problem_of
@@ -190,5 +190,5 @@ def test_between_two_cuts_as_many_groups_are_lowered_as_the_limit_allows() -> No
         price = sum(n for x, n in worth.items() if x in high)
         return Candidate(high & worth.keys(), (sum(worth.values()) - price) ** 0.5, price)
 
-    found = cuts.cheapest(made, 7.5**0.5, [frozenset(x) for x in worth], tries=0)
+    found = cuts.cheapest(made, 7.5**0.5, [frozenset(x) for x in worth], size=2 * VISITS)
     assert (found.high, found.price) == ({"c"}, 2.0)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.artefact.applying import apply_plan
 from auditor.plan.costs import Cost
-from auditor.plan.problem import Problem, find_lowest
+from auditor.plan.problem import Problem
 from auditor.records import Audit, Contribution
 from auditor.verify.running import run_patched
 from tests.support.capturing import Function
@@ -157,16 +157,16 @@ def priced(model: nn.Module | None, *inputs: Tensor, strategy: str = "cast") -> 
 
 
 def test_where_nothing_conflicts_everything_is_low() -> None:
-    found = find_lowest(priced(None))
-    assert not found.raised
-    assert all(found.resolution.low(name) for name in captured("chain").nodes)
+    found = priced(None)
+    assert not found.forced_fp32
+    assert all(found.lowest.low(name) for name in captured("chain").nodes)
 
 
 def test_the_maker_of_an_fp32_value_is_raised_and_what_lies_behind_is_low() -> None:
-    found = find_lowest(priced(UNet(), normal(1, 3, 8, 8), torch.tensor([3])))
-    assert sorted(found.raised) == ["time"]
-    assert not found.resolution.conflicts
-    low = {name for name in found.resolution.dtypes if found.resolution.low(name)}
+    found = priced(UNet(), normal(1, 3, 8, 8), torch.tensor([3]))
+    assert sorted(found.forced_fp32) == ["time"]
+    assert not found.lowest.conflicts
+    low = {name for name in found.lowest.dtypes if found.lowest.low(name)}
     assert {"conv2d", "cat_1", "cat_2", "linear_1"} <= low
 
 
@@ -175,9 +175,9 @@ def test_its_readers_are_raised_where_that_leaves_less_time() -> None:
     layers = {name: nn.Linear(4, 4) for name in ("first", "second", "third")}
     late = Model(lambda m, x: m.third(m.second(m.first(x) + torch.arange(4).float().sin())), **layers)
     # with the root in FP32 the sine, the sum and the three layers' casts are all that is not low
-    found = find_lowest(priced(late, normal(2, 4)))
-    assert not found.resolution.conflicts
-    assert len(found.raised) == 1
+    found = priced(late, normal(2, 4))
+    assert not found.lowest.conflicts
+    assert len(found.forced_fp32) == 1
 
 
 def turned(m: Any, x: Tensor) -> Tensor:
@@ -193,13 +193,13 @@ def both_turned() -> nn.Module:
 
 
 def test_a_function_that_gives_fp32_anyhow_is_kept_where_that_leaves_its_products_low() -> None:
-    found = find_lowest(priced(both_turned(), normal(2, 6, 16)))
-    assert not found.resolution.conflicts
-    assert sorted(path.partition("..")[0] for path in found.raised) == ["0", "1"]
-    assert all(".." in path for path in found.raised)
-    products = [name for name in found.resolution.dtypes if name.startswith(("linear", "matmul"))]
+    found = priced(both_turned(), normal(2, 6, 16))
+    assert not found.lowest.conflicts
+    assert sorted(path.partition("..")[0] for path in found.forced_fp32) == ["0", "1"]
+    assert all(".." in path for path in found.forced_fp32)
+    products = [name for name in found.lowest.dtypes if name.startswith(("linear", "matmul"))]
     assert len(products) == 8
-    assert all(found.resolution.low(name) for name in products)
+    assert all(found.lowest.low(name) for name in products)
 
 
 def given() -> nn.Module:
@@ -208,9 +208,9 @@ def given() -> nn.Module:
 
 
 def test_the_module_that_raises_a_value_last_is_raised_where_it_has_no_products_of_its_own() -> None:
-    found = find_lowest(priced(Model(lambda m, x: m.inner(x, torch.arange(8) * 0.5), inner=given()), normal(2, 8)))
-    assert not found.resolution.conflicts
-    assert sorted(found.raised) == ["inner"]
+    found = priced(Model(lambda m, x: m.inner(x, torch.arange(8) * 0.5), inner=given()), normal(2, 8))
+    assert not found.lowest.conflicts
+    assert sorted(found.forced_fp32) == ["inner"]
 
 
 def multiplied(m: Any, x: Tensor, angles: Tensor) -> Tensor:
@@ -219,9 +219,9 @@ def multiplied(m: Any, x: Tensor, angles: Tensor) -> Tensor:
 
 def test_it_is_a_function_of_the_innermost_module_that_calls_some_and_no_cast_of_the_authors() -> None:
     inner = Model(multiplied, first=nn.Linear(8, 8), weight=nn.Parameter(torch.eye(8)))
-    found = find_lowest(priced(Model(lambda m, x: m.inner(x, torch.arange(8) * 0.5), inner=inner), normal(2, 8)))
-    assert not found.resolution.conflicts
-    assert sorted(found.raised) == ["inner..mul"]
+    found = priced(Model(lambda m, x: m.inner(x, torch.arange(8) * 0.5), inner=inner), normal(2, 8))
+    assert not found.lowest.conflicts
+    assert sorted(found.forced_fp32) == ["inner..mul"]
 
 
 def test_what_a_plan_says_of_such_a_function_is_so() -> None:

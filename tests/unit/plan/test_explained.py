@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
-from auditor.execution.policy import Policy, choice_from_scopes, choice_keeping, plain
+from auditor.execution.policy import Policy, choice_keeping, plain
 from auditor.plan.costs import Cost
-from auditor.plan.modules import as_candidate, as_plan, evaluate
+from auditor.plan.modules import as_candidate, explain_budget, explain_gain, improve, operation_reasons, with_reasons
+from auditor.plan.plans import as_plan
 from auditor.plan.problem import Problem
-from auditor.plan.reasons import explain_budget, explain_gain, improve, operation_reasons, with_reasons
 from auditor.plan.search import MARGIN, ROUNDS, RUNS, Candidate, Space, choose, find_verified
 from auditor.plan.verified import judge_replay, locate_nonfinite, mark_unsafe
 from auditor.records import Plan, Reason, ScopeChoice, Verdict, Verification
@@ -38,7 +38,7 @@ def found() -> tuple[Plan, Problem, str]:
     drawn_ = drawn("chain", "autocast", random.Random(0), unsafe=0.0)
     bad = next(name for name, node in drawn_.capture.nodes.items() if node.owner == "2")
     problem = replace(drawn_, verdicts={**drawn_.verdicts, bad: Verdict("unsafe", "it overflows")})
-    plan = as_plan(problem, evaluate(problem, ("2", "3")))
+    plan = as_plan(problem, problem.evaluate(("2", "3")))
     rules = (finding("SFT001", bad), finding("ATT001", bad), finding("BND001", bad, formats=("bf16",)))
     return with_reasons(Foretold(problem, 0.5), plan, rules), problem, bad
 
@@ -49,7 +49,7 @@ def test_every_fp32_scope_says_why_and_what_lowering_it_would_save(found: tuple[
     assert (unsafe.kind, unsafe.words) == ("unsafe", f"{bad} is unsafe, since it overflows")
     assert (unsafe.rules, other.rules) == (("ATT001", "SFT001"), ())  # BND001 is about BF16
     assert plan.reasons_of("") == ()
-    both, one = evaluate(problem, ("2", "3")), evaluate(problem, ("3",))
+    both, one = problem.evaluate(("2", "3")), problem.evaluate(("3",))
     assert unsafe.saves == pytest.approx(max(1 - one.cost / both.cost, 0.0))  # of what is forbidden too
     assert plan.kept_modules == ("2", "3")
 
@@ -62,7 +62,7 @@ def costing(problem: Problem, cost: Cost) -> Problem:
 def test_all_low_is_what_its_own_run_says(holds: bool) -> None:
     """The graph may hold on its batches where the model does not on those that plans are verified on."""
     problem = costing(drawn("chain", "autocast", random.Random(0), unsafe=0.0), Cost(0, 0, True))
-    low = evaluate(problem, ())
+    low = problem.evaluate(())
     space = Foretold(problem, 0.5, off=1e-3, known=[] if holds else [(low, 0.6)])
     found = with_reasons(space, as_plan(problem, space.nothing), ())
     idle = [reason for reason in found.reasons if reason.kind == "no-gain"]
@@ -91,20 +91,20 @@ def test_what_saves_less_than_one_more_change_of_precision_must_says_so(monkeypa
 
 def test_a_plan_is_what_it_was_made_from() -> None:
     problem = drawn("branches", "cast", random.Random(1), unsafe=0.0)
-    chosen = evaluate(problem, ("a",))
-    assert as_candidate(problem, choice_from_scopes(as_plan(problem, chosen).scopes)) == chosen
+    chosen = problem.evaluate(("a",))
+    assert as_candidate(problem, as_plan(problem, chosen)) == chosen
 
 
 def half_low() -> tuple[Problem, Candidate]:
     """A chain every other layer of which is low; whatever is lowered gains."""
     problem = costing(drawn("chain", "autocast", random.Random(0), unsafe=0.0), Cost(10**12, 1000, False))
-    return problem, evaluate(problem, ("1", "3"))
+    return problem, problem.evaluate(("1", "3"))
 
 
 def test_a_choice_is_improved_by_what_a_run_allows_and_by_no_more() -> None:
     problem, half = half_low()
-    alone = {owner: evaluate(problem, half.high - {owner}).predicted_error for owner in "13"}
-    both = evaluate(problem, ()).predicted_error
+    alone = {owner: problem.evaluate(half.high - {owner}).predicted_error for owner in "13"}
+    both = problem.evaluate(()).predicted_error
     least, most = sorted(alone, key=alone.__getitem__)
     assert half.predicted_error < alone[least] < alone[most] < both
     for target, left in ((both, set()), ((alone[least] + alone[most]) / 2, {most}), (half.predicted_error, {"1", "3"})):
@@ -115,7 +115,7 @@ def test_a_choice_is_improved_by_what_a_run_allows_and_by_no_more() -> None:
 def test_what_runs_say_is_what_the_reasons_say() -> None:
     problem, half = half_low()
     space = Foretold(problem, 1.0, off=2.0)
-    one = evaluate(problem, ("3",))
+    one = problem.evaluate(("3",))
     space.error(half), space.error(one)
     by_module = {path: one for one in with_reasons(space, as_plan(problem, half), ()).reasons for path in one.modules}
     assert (by_module["1"].ran, by_module["3"].ran) == (True, False)
@@ -141,7 +141,7 @@ def bench() -> Any:
     ]
     subject = SimpleNamespace(model=model, batches=batches)
     return SimpleNamespace(
-        capture=capture, subject=subject, checks=batches, usable=list, findings=findings, max_error=0.2
+        capture=capture, subject=subject, checks=batches, replayed=batches, findings=findings, max_error=0.2
     )
 
 
@@ -311,7 +311,7 @@ def every(m: Any, x: Tensor) -> Tensor:
 def why(strategy: str = "autocast") -> dict[str, Reason]:
     capture = capture_of(Model(every, layer=nn.Linear(8, 8), scale=nn.Parameter(torch.ones(8))), normal(4, 8))
     problem = problem_of(capture, strategy)
-    found = operation_reasons(problem, evaluate(problem, ()))
+    found = operation_reasons(problem, problem.evaluate(()))
     ops = {name: node.op.removeprefix("aten.").partition(".")[0] for name, node in capture.nodes.items()}
     return {f"{ops[name]} {name}": reason for reason in found for name in reason.operations}
 
@@ -351,7 +351,7 @@ def of_blocks(count: int, strategy: str) -> tuple[Reason, ...]:
 
     capture = capture_of(nn.Sequential(*(block() for _ in range(count))), normal(4, 8))
     problem = problem_of(capture, strategy)
-    return operation_reasons(problem, evaluate(problem, ()))
+    return operation_reasons(problem, problem.evaluate(()))
 
 
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])

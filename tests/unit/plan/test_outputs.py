@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.plan.modules import evaluate
+from auditor.plan.plans import as_plan
 from auditor.plan.problem import Problem
 from auditor.records import Audit, Plan
 from auditor.records.paths import FP32_OUTPUT, function_in
@@ -114,13 +114,13 @@ def test_it_costs_a_low_product_that_writes_four_bytes() -> None:
     model = seeded(lambda: Model(lambda m, x: m.layer(x), layer=nn.Linear(256, 512)))
     problem = bench_of(model, normal(64, 256), formats=("bf16",)).problem("autocast", "bf16")
     (path,) = problem.products
-    low, wide, high = (evaluate(problem, some) for some in ((), (path,), ("layer",)))
+    low, wide, high = (problem.evaluate(some) for some in ((), (path,), ("layer",)))
     read, written, bandwidth = 64 * 256 + 256 * 512 + 512, 64 * 512, 2039e9
     assert problem.device == "A100"
     assert low.seconds == pytest.approx((2 * read + 2 * written) / bandwidth)
     assert wide.seconds == pytest.approx((2 * read + 4 * written) / bandwidth)
     assert low.price < wide.price < high.price
-    assert (low.low_flops, wide.low_flops, high.low_flops) == (1.0, 1.0, 0.0)
+    assert [as_plan(problem, point).low_precision_flops for point in (low, wide, high)] == [1.0, 1.0, 0.0]
     own, *_ = (problem.contribution(name, "bf16").own for name in problem.capture.nodes)
     assert low.predicted_error**2 - wide.predicted_error**2 == pytest.approx(own**2)
 

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.criteria.budget import unit_of
 from auditor.isolation.process import flags, ieee
 from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
 from auditor.numerics.metrics import output_error
 from auditor.plan.plans import Planner
-from auditor.plan.verified import compare_times, judge_answers, today_of
-from auditor.plan.workbench import Workbench, unit_of
+from auditor.plan.verified import judge_answers, today_of
+from auditor.plan.workbench import Workbench
 from auditor.records import Noise, Plan, ScopeChoice, TimeAndMemory, Times, Verification
 from auditor.verify import running
-from auditor.verify.running import Answers
+from auditor.verify.running import Answers, compare_times
 from tests.support import planning
 from tests.support.capturing import Function
 from tests.support.planning import bench_of

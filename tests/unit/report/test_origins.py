@@ -58,8 +58,8 @@ def test_the_share_of_an_operation_follows_from_the_effect_beside_it():
 @pytest.mark.parametrize(
     ("exposed", "remark"),
     [
-        ((), " The model's code keeps FP32 here under every plan."),
-        (("cast",), " Under autocast, FP32 is used here."),
+        ((), " Without a plan, values here stay FP32."),
+        (("cast",), " Under autocast, values here stay FP32."),
         (("autocast", "cast"), ""),
     ],
 )
@@ -143,7 +143,7 @@ def test_what_is_computed_under_the_plan_is_read_computed_and_given():
 def test_a_verdict_of_safe_says_why_where_the_operation_alone_breaks_the_budget():
     """As where its author keeps it in FP32."""
     audit = make_audit(20)
-    kept = Verdict("safe", "the model's code keeps the operation in FP32 under every strategy")
+    kept = Verdict("safe", "without a plan, no strategy runs the operation on low-precision values")
     row = audit.nodes[3]
     moved = replace(row.contributions["bf16"], isolated=2 * audit.max_error)
     row = replace(row, verdicts={**row.verdicts, "bf16": kept}, contributions={**row.contributions, "bf16": moved})

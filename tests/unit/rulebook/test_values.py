@@ -213,7 +213,7 @@ def test_thresholds(isolated: float, expected: str) -> None:
 def test_what_nothing_lowers_is_safe_as_written() -> None:
     found = verdict(math.inf, NodeError(unsupported="no kernel"), exposed=())
     assert found.verdict == "safe"
-    assert "model's code keeps the operation in FP32" in found.reason
+    assert "no strategy runs the operation on low-precision values" in found.reason
 
 
 def test_what_cannot_run_is_unsafe_whatever_it_contributes() -> None:
