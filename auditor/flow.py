@@ -174,7 +174,7 @@ def _make_plans(
     schemes: tuple[QuantizedPlan, ...] = ()
     if options.schemes:
         with stages("schemes", "the fewest bits within the error budget"):
-            making = QuantizedPlans.of(bench, score)
+            making = QuantizedPlans(bench, score)
             schemes = making.plans()
         if generating is not None:
             with stages("decode", "every plan of schemes"):

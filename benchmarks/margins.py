@@ -3,7 +3,7 @@
 Ten models, for language, detection, segmentation, experts, codebooks and classes; weights are random or trained here in
 seconds. Flips: of the largest entry of each row of the output, predicted and counted under each plan. Ranks: each operation runs
 low alone, and the change of the margins near zero is compared with the audit's: predicted, or measured if the operation changes a
-choice inside the model, such as an expert.
+choice inside the model, such as an expert. A run of a group, whose error bounds each member's effect, ranks no operation.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def ranks_of(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Ro
     held = criteria_for(criteria_of(f"output: top1 >= {1 - ALLOWED}"), 0.01, answer(model, (few, {})))
     measured = measurement_of(model, *few)
     yardstick = Yardstick(1.0, held)
-    predicted, _ = settle(measured, first_order(measured, 0, yardstick), yardstick)
+    first = first_order(measured, 0, yardstick)
+    settled, _ = settle(measured, first, yardstick)
     reference = measured.outputs[0].detach().double()
     flat = [x.detach() if isinstance(x, Tensor) else x for x in measured.flat_inputs]
     result = list[Row]()
@@ -174,7 +175,9 @@ def ranks_of(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Ro
             with torch.no_grad():
                 low = tensor_outputs(OneLow(measured.capture.graph_module, node.name, fmt).run(*flat))[0].double()
             if node.floating and float((low - reference).norm() / reference.norm()) > 1e-7:
-                pairs.append((predicted[node.name][fmt].isolated, margins(reference, low, ALLOWED)))
+                one = settled[node.name][fmt]
+                known = first.contributions[node.name][fmt] if one.decided_by == "group" else one  # of a group: a bound
+                pairs.append((known.isolated, margins(reference, low, ALLOWED)))
         values = (name, fmt, len(pairs), spearman(*map(list, zip(*pairs, strict=True))))
         result.append(dict(zip(RANKS, values, strict=True)))
     return result

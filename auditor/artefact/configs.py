@@ -10,6 +10,7 @@ from ..numerics.schemes import SCHEMES, Quantizer, Scheme
 from .text import literal
 
 _IMPORTS = {
+    "torch.utils._pytree": "tree_map_only",
     "torchao.quantization": "Float8DynamicActivationFloat8WeightConfig FqnToConfig Int8DynamicActivationInt8WeightConfig "
     "Int8StaticActivationInt8WeightConfig Int8WeightOnlyConfig IntxWeightOnlyConfig MappingType PerBlock PerGroup PerRow "
     "PerTensor quantize_",
@@ -69,7 +70,6 @@ def input_scales(model, paths, batches):
     return [(path, value / 127.5) for path, value in largest.items()]
 """
 
-_TREES = "from torch.utils._pytree import tree_map_only\n"
 _EMULATED = """if not torch.cuda.is_available():  # the kernels for MX need a GPU
     for config in CONFIGS.values():
         if hasattr(config, "kernel_preference"):
@@ -80,7 +80,7 @@ _EMULATED = """if not torch.cuda.is_available():  # the kernels for MX need a GP
 def torchao_code(layers: Mapping[str, str], kept: list[str]) -> str:
     """Code that defines `quantize(model)` with torchao."""
     static = "int8_static" in layers.values()
-    imports, configs = _configs(layers, "FqnToConfig", "quantize_")
+    imports, configs = _configs(layers, "FqnToConfig", "quantize_", "tree_map_only")
     quantize = _QUANTIZE.format(
         batches="batches, " if static else "",
         about=" batches: for the scales of inputs." if static else "",
@@ -88,7 +88,7 @@ def torchao_code(layers: Mapping[str, str], kept: list[str]) -> str:
     )
     sizes = _assign("MULTIPLES", {scheme: _multiples(SCHEMES[scheme]) for scheme in dict.fromkeys(layers.values())})
     replaced = "from dataclasses import replace\n" if static else ""
-    head = f"import warnings\n{replaced}from functools import partial\n\nimport torch\n{_TREES}{imports}\n"
+    head = f"import warnings\n{replaced}from functools import partial\n\nimport torch\n{imports}\n"
     return f"{head}{configs}{sizes}{_SCALES if static else ''}{quantize}"
 
 

@@ -93,21 +93,18 @@ def _expressible(
 ) -> tuple[dict[str, str], list[str], dict[str, str]]:
     """Layers with schemes that the library quantizes; linear layers that stay in 16 bits; and layers that the library
     leaves out, with the reason. Layers with a common scheme or weight are all quantized or all left out."""
-    ops = {layer.owner: layer.op.split(".")[1] for layer in audit.quantization}
-    kinds = {
-        path: KINDS.get(ops[path], "transposed convolution") if path in ops else "parameter" for path in plan.layers
-    }
+    kinds = {layer.owner: KINDS.get(layer.op.split(".")[1], "transposed convolution") for layer in audit.quantization}
     left = {
-        path: f"{kinds[path]}, {scheme}"
+        path: f"{kind}, {scheme}"
         for path, scheme in plan.layers.items()
-        if scheme and kinds[path] not in library.kinds(SCHEMES[scheme])
+        if scheme and (kind := kinds.get(path, "parameter")) not in library.kinds(SCHEMES[scheme])
     }
     tied = [tuple(name.removesuffix(".weight") for name in group) for group in audit.tied_parameters]
     for group in (*plan.groups, *tied):
         if first := next((path for path in group if path in left), None):
             left |= {path: f"with {first}" for path in group if plan.layers.get(path) and path not in left}
     layers = {path: scheme for path, scheme in plan.layers.items() if scheme and path not in left}
-    kept = sorted(path for path, op in ops.items() if KINDS.get(op) == "linear" and path not in layers)
+    kept = sorted(path for path, kind in kinds.items() if kind == "linear" and path not in layers)
     return layers, kept, left
 
 

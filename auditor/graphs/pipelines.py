@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import nn
@@ -19,48 +20,42 @@ from .exported import export_model
 STEPS = 8
 """Steps of Adam, all with the first batch's gradient."""
 
+Result = tuple[float | None, str, Mapping[str, float]]
+"""The fields `error`, `said` and `parts` of a PipelineRun."""
+
 
 def run_pipelines(
     bench: Workbench, gradients: Mapping[str, torch.Tensor] | None, stages: Stages
 ) -> Iterator[PipelineRun]:
     """Run the pipelines that belong to the audited INT8 schemes. gradients: by parameter, of an FP32 training step."""
-    schemes = {*bench.options.schemes}
+    schemes, runs = {*bench.options.schemes}, dict[str, Callable[[], Result]]()
     if schemes & {"int8", "int8_asymmetric"}:
-        with stages("pipelines", "quantize_dynamic"):
-            yield _outputs(bench, "quantize_dynamic", _dynamic)
+        runs["quantize_dynamic"] = partial(_outputs, bench, _dynamic)
     if "int8_static" in schemes:
-        with stages("pipelines", "PT2E INT8"):
-            yield _outputs(bench, "PT2E INT8", _pt2e)
+        runs["PT2E INT8"] = partial(_outputs, bench, _pt2e)
     if gradients and any(scheme.startswith("int8") for scheme in schemes):
-        with stages("pipelines", "Adam8bit"):
-            yield _attempt("Adam8bit", lambda: _adam(gradients))
+        runs["Adam8bit"] = partial(_adam, gradients)
+    for name, run in runs.items():
+        with stages("pipelines", name):
+            try:
+                with quietly():
+                    result = run()
+            except Exception as error:
+                let_through(error)
+                why = "not installed" if isinstance(error, ImportError) else "failed"
+                result = None, f"{why}: {describe(error)}", {}
+            yield PipelineRun(name, *result)
 
 
-def _attempt(name: str, run: Callable[[], PipelineRun]) -> PipelineRun:
-    """Run a pipeline; if it fails, the result is one line with the reason."""
-    try:
-        with quietly():
-            return run()
-    except ImportError as error:
-        return PipelineRun(name, None, f"not installed: {describe(error)}")
-    except Exception as error:
-        let_through(error)
-        return PipelineRun(name, None, f"failed: {describe(error)}")
-
-
-def _outputs(bench: Workbench, name: str, make: Callable[[Workbench], tuple[nn.Module, str]]) -> PipelineRun:
+def _outputs(bench: Workbench, make: Callable[[Workbench], tuple[nn.Module, str]]) -> Result:
     """Run a pipeline for CPUs; return the output error of its model on the worst calibration batch."""
-
-    def run() -> PipelineRun:
-        if bench.options.native:
-            return PipelineRun(name, None, "not run: its kernels are for CPUs, and the audit ran on a GPU")
-        seed, distance, batches = bench.options.seed, bench.yardstick.distance, bench.subject.batches
-        with isolate(bench.subject.model, seed=seed):
-            model, said = make(bench)
-            errors = [distance(bench.reference(batch), answer(model, batch, seed=seed)) for batch in batches]
-        return PipelineRun(name, worst_of(errors), said)
-
-    return _attempt(name, run)
+    if bench.options.native:
+        return None, "not run: its kernels are for CPUs, and the audit ran on a GPU", {}
+    seed, distance, batches = bench.options.seed, bench.yardstick.distance, bench.subject.batches
+    with isolate(bench.subject.model, seed=seed):
+        model, said = make(bench)
+        errors = [distance(bench.reference(batch), answer(model, batch, seed=seed)) for batch in batches]
+    return worst_of(errors), said, {}
 
 
 def _dynamic(bench: Workbench) -> tuple[nn.Module, str]:
@@ -91,7 +86,7 @@ def _pt2e(bench: Workbench) -> tuple[nn.Module, str]:
     return converted, f"{weights} weights in INT8 by X86InductorQuantizer"
 
 
-def _adam(gradients: Mapping[str, torch.Tensor]) -> PipelineRun:
+def _adam(gradients: Mapping[str, torch.Tensor]) -> Result:
     """Relative error of the weights' change caused by the 8-bit state of torchao's Adam, in total and by module."""
     from torchao.optim import Adam8bit
 
@@ -113,4 +108,4 @@ def _adam(gradients: Mapping[str, torch.Tensor]) -> PipelineRun:
     parts = {module: (error / whole) ** 0.5 if whole else 0.0 for module, (error, whole) in squares.items()}
     error, whole = (sum(each) for each in zip(*squares.values(), strict=True))
     said = f"{low} of {len(gradients)} parameters have an 8-bit state; error of the weights' change in {STEPS} steps"
-    return PipelineRun("Adam8bit", (error / whole) ** 0.5 if whole else 0.0, said, parts)
+    return (error / whole) ** 0.5 if whole else 0.0, said, parts

@@ -32,7 +32,7 @@ from ..stages import tick
 from .attribute import FirstOrder, forms_of
 from .measure import Measurement
 from .probes import signs
-from .quantized import Part, Roles, for_layer, key_of, quantize_input, quantize_weight, roles_of, together
+from .quantized import Changes, Roles, key_of, quantize_part, roles_of, together
 from .rerun import SENSITIVE_SHARE, Reruns, Yardstick
 
 RUNS = 24
@@ -80,18 +80,16 @@ def _remedy(reruns: Reruns, name: str, scheme: str, effect: Contribution, limit:
     return KEEP, 0.0
 
 
-def _describe(
-    measurement: Measurement, name: str, scheme: str, parts: Sequence[Part], effect: Contribution
-) -> QuantizedLayer:
+def _describe(measurement: Measurement, name: str, scheme: str, parts: Changes, effect: Contribution) -> QuantizedLayer:
     reference, node = measurement.values[name], measurement.capture.nodes[name]
-    errors = [output_error([reference], [reference + part.error]) for part in parts]
+    errors = [output_error([reference], [reference + error]) for _, error in parts]
     weighs = [effect.own, effect.cast] if effect.own or effect.cast else errors
     ranked = sorted(zip(weighs, parts, strict=False), key=lambda pair: -pair[0])
-    if broken := [part for part in parts if not part.error.isfinite().all()]:
+    if broken := [part for part in parts if not part[1].isfinite().all()]:
         ranked = [(math.inf, broken[0])]  # a NaN of the weight also appears in the input's part
     told = [part for weight, part in ranked if _ALIKE * weight >= ranked[0][0]]
-    causes = [(part.name, *measurement.quantized.cause(name, part)) for part in told]
-    plain = ("both" if len(told) > 1 else told[0].name, "rounding", "")
+    causes = [(part.name, *measurement.quantized.cause(name, part, error)) for part, error in told]
+    plain = ("both" if len(told) > 1 else told[0][0].name, "rounding", "")
     part, cause, place = next((one for one in causes if one[1] != "rounding"), plain)
     return QuantizedLayer(
         scheme=scheme,
@@ -105,8 +103,8 @@ def _describe(
         error=output_error([reference], [reference + together(parts)]),
         weight_error=errors[0],
         activation_error=sum(errors[1:]),
-        saturated=sum(int(part.made.beyond.sum()) for part in parts),
-        zeroed=sum(int(part.made.vanished.sum()) for part in parts),
+        saturated=sum(int(part.made.beyond.sum()) for part, _ in parts),
+        zeroed=sum(int(part.made.vanished.sum()) for part, _ in parts),
         part=part,
         cause=cause,
         place=place,
@@ -114,16 +112,11 @@ def _describe(
     )
 
 
-_TORCHAO = (nn.Linear, nn.Embedding)
-
 STORED = 1 << 27
 """Elements of quantized weights that are kept for the next run; further weights are quantized again in each run."""
 
 SKETCH = 4096
 """Number of entries to which `change_of` compresses a change of the outputs."""
-
-Span = tuple[float, float]
-"""(smallest value, largest value) of a layer's input."""
 
 
 def change_of(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], by: Yardstick) -> torch.Tensor:
@@ -168,12 +161,12 @@ def _fold(row: torch.Tensor) -> torch.Tensor:
 class QuantizedModel:
     """The user's model with quantized layers. spans: the result of `spans_of`."""
 
-    def __init__(self, model: nn.Module, spans: Mapping[str, Span] | None = None) -> None:
+    def __init__(self, model: nn.Module, spans: Mapping[str, tuple[float, float]] | None = None) -> None:
         self.model, self.spans = model, spans or {}
         self.keys: dict[int, str] = {}
         for name, tensor in named_tensors(model):
             self.keys.setdefault(_storage(tensor), key_of(name))
-        self._weights: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._weights: dict[tuple[Any, ...] | None, torch.Tensor] = {}
         self._room = 0 if offload.now() is not None else STORED
 
     @contextmanager
@@ -190,8 +183,8 @@ class QuantizedModel:
     def runs_in_torchao(self, schemes: Mapping[str, str]) -> bool:
         """Whether torchao has CPU kernels for all layers in {layer: scheme}."""
         used = {key: scheme for key, scheme in schemes.items() if scheme}
-        modules = dict(self.model.named_modules())
-        fits = all(SCHEMES[scheme].on_cpu and type(modules.get(key)) in _TORCHAO for key, scheme in used.items())
+        modules, kinds = dict(self.model.named_modules()), (nn.Linear, nn.Embedding)
+        fits = all(SCHEMES[scheme].on_cpu and type(modules.get(key)) in kinds for key, scheme in used.items())
         return bool(used) and fits and find_spec("torchao") is not None
 
     @contextmanager
@@ -204,18 +197,15 @@ class QuantizedModel:
         yield
 
     def _quantize(self, schemes: Mapping[str, str], key: str, roles: Roles, args: list[Any]) -> None:
-        if not (scheme := schemes.get(key)):
-            return
-        row, weight = SCHEMES[scheme], args[roles.weight]
-        at = (scheme, _storage(weight), weight.storage_offset(), weight.shape, weight.stride())
-        if (made := self._weights.get(at)) is None:
-            made = quantize_weight(weight, roles.summed, row.weight)[2].to(weight.dtype)
-            if made.numel() <= self._room:
-                self._weights[at], self._room = made, self._room - made.numel()
-        args[roles.weight] = made
-        if roles.given is not None and row.activation is not None:
-            by, given = for_layer(row.activation, roles.spatial), args[roles.given]
-            args[roles.given] = quantize_input(given, roles.spatial, by, self.spans.get(key))[2].to(given.dtype)
+        scheme = schemes.get(key, "")
+        for position, by in roles.quantizers(scheme) if scheme else ():
+            x, is_weight = args[position], position == roles.weight
+            at = (scheme, _storage(x), x.storage_offset(), x.shape, x.stride()) if is_weight else None
+            if (made := self._weights.get(at)) is None:
+                made = quantize_part(roles, args, position, by, self.spans.get(key)).values.to(x.dtype)
+                if is_weight and made.numel() <= self._room:
+                    self._weights[at], self._room = made, self._room - made.numel()
+            args[position] = made
 
 
 class _Layers(Handler):
@@ -234,9 +224,11 @@ class _Layers(Handler):
     part = whole
 
 
-def spans_of(model: nn.Module, schemes: Sequence[str], batches: Sequence[Batch], seed: int) -> dict[str, Span]:
-    """{layer: range of its input over the batches}; empty if no scheme has calibrated scales."""
-    result = dict[str, Span]()
+def spans_of(
+    model: nn.Module, schemes: Sequence[str], batches: Sequence[Batch], seed: int
+) -> dict[str, tuple[float, float]]:
+    """{layer: (smallest, largest value) of its input over the batches}; empty if no scheme has calibrated scales."""
+    result = dict[str, tuple[float, float]]()
 
     def see(key: str, roles: Roles, args: list[Any]) -> None:
         if roles.given is not None:

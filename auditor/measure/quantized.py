@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import reduce
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from ..errors import PlanError
-from ..numerics.nodes import arguments, op_of, row_of, target_of, tensors_in, view_source
+from ..numerics.nodes import arguments, op_of, row_of, shape, target_of, tensors_in, view_source
 from ..numerics.quantize import Quantized, fake_quantize
 from ..numerics.schemes import SCHEMES, Quantizer
 from ..records import Capture
@@ -42,26 +44,38 @@ _WORSE_SLICE = 3.0
 _PIECES = ("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk")
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A layer with a weight. given: the input; None for an embedding. key: the name by `key_of`. summed: the dimension
-    of the weight that is summed over; spatial: number of dimensions of a convolution's kernel."""
-
-    node: fx.Node
-    given: fx.Node | None
-    weight: fx.Node
-    key: str
-    summed: int
-    spatial: int
-
-
 class Roles(NamedTuple):
-    """Positions of a layer's input and weight among the operation's arguments, and other fields of `Layer`."""
+    """Positions of a layer's input and weight among the operation's arguments; given is None for an embedding. summed:
+    the dimension of the weight that is summed over; spatial: number of dimensions of a convolution's kernel."""
 
     given: int | None
     weight: int
     summed: int
     spatial: int
+
+    def quantizers(self, scheme: str) -> Iterator[tuple[int, Quantizer]]:
+        """(position, quantizer) of the weight and, if the scheme quantizes it, of the input."""
+        weight, activation = SCHEMES[scheme].weight, SCHEMES[scheme].activation
+        yield self.weight, weight
+        if self.given is not None and activation is not None:  # a convolution sums over positions too: no scale per row
+            rows = self.spatial and activation.block == (1, 0)
+            yield self.given, replace(activation, block=(0, 0)) if rows else activation
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with a weight. given: the input; None for an embedding. key: the name by `key_of`."""
+
+    node: fx.Node
+    given: fx.Node | None
+    weight: fx.Node
+    key: str
+    roles: Roles
+
+    @property
+    def kind(self) -> str:
+        """The kind in `Scheme.fits`."""
+        return "embedding" if self.given is None else "convolution" if self.roles.spatial else "linear"
 
 
 def key_of(parameter: str) -> str:
@@ -69,14 +83,14 @@ def key_of(parameter: str) -> str:
     return "" if parameter == "weight" else parameter.removesuffix(".weight")
 
 
-def roles_of(op: str, args: Sequence[Any], shape: Callable[[Any], torch.Size]) -> Roles | None:
-    """Roles of an operation's arguments; None if the operation is no layer. shape: returns an argument's shape."""
+def roles_of(op: str, args: Sequence[Any], shape_of: Callable[[Any], Sequence[int]] = shape) -> Roles | None:
+    """Roles of an operation's arguments; None if the operation is no layer. shape_of: returns an argument's shape."""
     name = op.split(".")[1] if op.startswith("aten.") else ""
     if name not in _ARGUMENTS:
         return None
     given, weight, summed = _ARGUMENTS[name]
     transposed = name == "convolution" and bool(args[6])
-    return Roles(given, weight, 0 if transposed else summed, len(shape(args[weight])) - 2 if "conv" in name else 0)
+    return Roles(given, weight, 0 if transposed else summed, len(shape_of(args[weight])) - 2 if "conv" in name else 0)
 
 
 def layers_of(capture: Capture) -> dict[str, Layer]:
@@ -84,15 +98,15 @@ def layers_of(capture: Capture) -> dict[str, Layer]:
     names = {place.name: place.fqn or "" for place in capture.placeholders if place.kind in ("parameter", "buffer")}
     result = {}
     for n in capture.graph_module.graph.nodes:
-        roles = roles_of(op_of(n), n.args, shape_of) if n.op == "call_function" else None
+        roles = roles_of(op_of(n), n.args) if n.op == "call_function" else None
         if roles is None:
             continue
         root = weight = n.args[roles.weight]
         while (source := view_source(root)) is not None:
             root = source
-        if root.name in names and len(shape_of(weight)) > 1:
+        if root.name in names and len(shape(weight)) > 1:
             given = None if roles.given is None else n.args[roles.given]
-            result[n.name] = Layer(n, given, weight, key_of(names[root.name]), *roles[2:])
+            result[n.name] = Layer(n, given, weight, key_of(names[root.name]), roles)
     return result
 
 
@@ -118,44 +132,54 @@ def key_layers(capture: Capture) -> set[str]:
     return result
 
 
-def shape_of(n: fx.Node) -> torch.Size:
-    """Shape of a node's recorded result."""
-    shape: torch.Size = n.meta["val"].shape
-    return shape
-
-
 def require_layers(captures: Sequence[Capture], schemes: Iterable[str]) -> None:
     """Raises: PlanError(slug="no-layer") if a scheme can quantize no layer of the model."""
     layers = [layer for capture in captures for layer in layers_of(capture).values()]
     for scheme in schemes:
-        if not layers:
-            why = "the model has no linear layer, convolution or embedding whose weight is a parameter"
-        elif not any(fits(layer, scheme) for layer in layers):
-            height, width = SCHEMES[scheme].weight.block
-            why = f"blocks of {height}x{width} do not divide the linear layers, and " * bool(width)
-            why += f"no kernel supports the {'other ' * bool(width)}layers"
-        else:
+        if any(fits(layer, scheme) for layer in layers):
             continue
+        height, width = SCHEMES[scheme].weight.block
+        reasons = {kind: f"no kernel supports the {kind}s" for kind in ("embedding", "convolution")}
+        reasons["linear"] = f"blocks of {height}x{width} do not divide the linear layers"
+        why = ", and ".join(reasons[kind] for kind in sorted({layer.kind for layer in layers}, reverse=True))
+        why = why or "the model has no linear layer, convolution or embedding whose weight is a parameter"
         raise PlanError(f"no layer can be quantized as `{scheme}`: {why}. Remove {scheme} from --formats", "no-layer")
 
 
 def fits(layer: Layer, scheme: str) -> bool:
     """Whether kernels exist for a layer under a scheme."""
-    kind = "embedding" if layer.given is None else "convolution" if layer.spatial else "linear"
-    columns = shape_of(layer.weight)[layer.summed]
-    return SCHEMES[scheme].fits(kind, shape_of(layer.weight).numel() // columns, columns)
+    sizes = shape(layer.weight)
+    columns = sizes[layer.roles.summed]
+    return SCHEMES[scheme].fits(layer.kind, math.prod(sizes) // columns, columns)
 
 
 @dataclass(frozen=True)
 class Part:
-    """The weight or input of a layer as a matrix [rows, channels], before and after quantization. error: change of the
-    layer's result; for an input, with the weight already quantized."""
+    """The weight or input of a layer as a matrix [rows, channels], before and after quantization; rows of a weight are
+    output channels. name: weight | activation; values: after quantization, in the argument's shape."""
 
     name: str
     x: torch.Tensor
     made: Quantized
     by: Quantizer
-    error: torch.Tensor
+    values: torch.Tensor
+
+
+def quantize_part(
+    roles: Roles, args: Sequence[Any], position: int, by: Quantizer, span: tuple[float, float] | None = None
+) -> Part:
+    """Quantize a layer's weight or input, which is `args[position]`. span: range of calibration inputs."""
+    is_weight = position == roles.weight
+    channels = roles.summed if is_weight else args[position].dim() - 1 - roles.spatial
+    moved = args[position].movedim(channels, -1)
+    x = moved.flatten(1) if is_weight else moved.reshape(-1, moved.shape[-1])
+    made = fake_quantize(x, by, span if by.calibrated else None)
+    name, values = "weight" if is_weight else "activation", made.values.view(moved.shape).movedim(-1, channels)
+    return Part(name, x, made, by, values)
+
+
+Changes = list[tuple[Part, torch.Tensor]]
+"""The weight, and the input if it is quantized too, each with the change of the layer's result that it adds."""
 
 
 class QuantizedLayers:
@@ -176,30 +200,29 @@ class QuantizedLayers:
         "isolated", both."""
         for scheme in self.schemes if name in self.layers else ():
             parts = self.run(name, scheme)
-            for kind, part in zip(("own", "cast"), parts, strict=False):
-                yield scheme, kind, part.error
+            for kind, (_, error) in zip(("own", "cast"), parts, strict=False):
+                yield scheme, kind, error
             yield scheme, "isolated", together(parts)
 
-    def run(self, name: str, scheme: str) -> list[Part]:
+    def run(self, name: str, scheme: str) -> Changes:
         """Run a layer in FP32 on its quantized weight, then also on its quantized input, if the scheme has one."""
-        layer, row, reference = self.layers[name], SCHEMES[scheme], self._values[name]
-        x, made, weight = quantize_weight(self._values[layer.weight.name], layer.summed, row.weight)
-        result = self._result(layer, weight)
-        parts = [Part("weight", x, made, row.weight, result - reference)]
-        if layer.given is not None and row.activation is not None:
-            by = for_layer(row.activation, layer.spatial)
-            x, made, given = quantize_input(
-                self._values[layer.given.name], layer.spatial, by, self._spans.get(layer.key)
-            )
-            parts.append(Part("activation", x, made, by, self._result(layer, weight, given) - result))
+        layer, before = self.layers[name], self._values[name]
+        given, kwargs = fx.node.map_arg((layer.node.args, layer.node.kwargs), lambda n: self._values[n.name])
+        args, parts = [*given], Changes()
+        for position, by in layer.roles.quantizers(scheme):
+            part = quantize_part(layer.roles, args, position, by, self._spans.get(layer.key))
+            args[position] = part.values
+            after = target_of(layer.node)(*args, **kwargs)
+            parts.append((part, after - before))
+            before = after
         return parts
 
-    def cause(self, name: str, part: Part) -> tuple[str, str]:
+    def cause(self, name: str, part: Part, error: torch.Tensor) -> tuple[str, str]:
         """The cause of the error in a layer's weight or input (see QuantizedLayer.cause), and its place in words."""
         made, is_weight = part.made, part.name == "weight"
         if not made.values.isfinite().all():
             return "range", "a block of zeros has scale 0"
-        within = self._worst_slice(name, part) if is_weight else ""
+        within = self._worst_slice(name, error) if is_weight else ""
         if channels := _outliers(part):
             return "outlier channel", ", ".join(filter(None, (f"input {_listed('channel', channels)}", within)))
         if rows := _outliers(part, axis=0):
@@ -210,22 +233,11 @@ class QuantizedLayers:
         lost = float(squared[made.vanished | made.beyond].sum()) >= float(squared.sum()) / 2 > 0
         return "range" if lost else "rounding", ""
 
-    def _result(self, layer: Layer, weight: torch.Tensor, given: torch.Tensor | None = None) -> torch.Tensor:
-        """Run a layer in FP32 with another weight, and with another input if given."""
-        swapped = {layer.weight: weight} | (
-            {layer.given: given} if layer.given is not None and given is not None else {}
-        )
-        args, kwargs = fx.node.map_arg(
-            (layer.node.args, layer.node.kwargs), lambda n: swapped[n] if n in swapped else self._values[n.name]
-        )
-        result: torch.Tensor = target_of(layer.node)(*args, **kwargs)
-        return result
-
-    def _worst_slice(self, name: str, part: Part) -> str:
+    def _worst_slice(self, name: str, error: torch.Tensor) -> str:
         """The slice of a fused weight whose results have a much larger relative error than all others; "" if none."""
         bounds, reference = _slices(self.layers[name].node), self._values[name]
-        norms = [(part.error[..., i:j].norm(), reference[..., i:j].norm().clamp(min=1e-30)) for i, j in bounds]
-        relative = [float(error / norm) for error, norm in norms]
+        norms = [(error[..., i:j].norm(), reference[..., i:j].norm().clamp(min=1e-30)) for i, j in bounds]
+        relative = [float(own / norm) for own, norm in norms]
         *others, worst = sorted(relative) or [0.0]
         if not others or not worst >= _WORSE_SLICE * others[-1]:
             return ""
@@ -233,35 +245,9 @@ class QuantizedLayers:
         return f"slice {number + 1} of {len(bounds)}, output channels {low} to {high - 1}"
 
 
-def together(parts: Sequence[Part]) -> torch.Tensor:
+def together(parts: Changes) -> torch.Tensor:
     """The change of the layer's result by quantization of weight and input."""
-    return parts[0].error if len(parts) == 1 else parts[0].error + parts[1].error
-
-
-def for_layer(by: Quantizer, spatial: int) -> Quantizer:
-    """The quantizer for a layer's input: a convolution sums over positions too, so it needs one scale per tensor."""
-    return replace(by, block=(0, 0)) if spatial and by.block == (1, 0) else by
-
-
-QuantizedMatrix = tuple[torch.Tensor, Quantized, torch.Tensor]
-"""A tensor as a matrix [rows, channels], that matrix quantized, and the quantized values in the tensor's shape."""
-
-
-def quantize_weight(weight: torch.Tensor, summed: int, by: Quantizer) -> QuantizedMatrix:
-    """Quantize a layer's weight, with the summed dimension as columns."""
-    moved = weight.movedim(summed, -1)  # [out, *kernel, in]
-    made = fake_quantize(x := moved.flatten(1), by)
-    return x, made, made.values.view(moved.shape).movedim(-1, summed)
-
-
-def quantize_input(
-    given: torch.Tensor, spatial: int, by: Quantizer, span: tuple[float, float] | None = None
-) -> QuantizedMatrix:
-    """Quantize a layer's input, with channels as columns. spatial: as in Layer. span: range of calibration inputs."""
-    channels = given.dim() - 1 - spatial
-    moved = given.movedim(channels, -1)
-    made = fake_quantize(x := moved.reshape(-1, moved.shape[-1]), by, span if by.calibrated else None)
-    return x, made, made.values.view(moved.shape).movedim(-1, channels)
+    return reduce(torch.add, (error for _, error in parts))
 
 
 def _outliers(part: Part, axis: int = 1) -> list[int]:
@@ -281,22 +267,19 @@ def _outliers(part: Part, axis: int = 1) -> list[int]:
 
 def _slices(n: fx.Node) -> list[tuple[int, int]]:
     """Bounds of slices of the result's last dimension that the model reads separately; empty without such slices."""
-    shape = n.meta["val"].shape
+    sizes = shape(n)
     bounds = set[tuple[int, int]]()
     for user in n.users:
         kind, values = op_of(user).split(".")[1:2], tensors_in(user.meta.get("val"))
-        if kind and kind[0] in _PIECES and sum(x.shape[-1] for x in values) == shape[-1]:
-            ends = [0]
-            for x in values:
-                ends.append(ends[-1] + x.shape[-1])
-            return list(pairwise(ends))
-        if kind == ["slice"] and user.args[1] in (-1, len(shape) - 1):
-            ends = [min(x, shape[-1]) for x in user.args[2:4] if isinstance(x, int)]
+        if kind and kind[0] in _PIECES and sum(x.shape[-1] for x in values) == sizes[-1]:
+            return list(pairwise(accumulate((x.shape[-1] for x in values), initial=0)))
+        if kind == ["slice"] and user.args[1] in (-1, len(sizes) - 1):
+            ends = [min(x, sizes[-1]) for x in user.args[2:4] if isinstance(x, int)]
             bounds.update([(ends[0], ends[1])] if len(ends) == 2 else [])
-        if kind in (["view"], ["reshape"], ["unflatten"]) and values and values[0].dim() > len(shape):
-            parts = values[0].shape[len(shape) - 1]  # [.., 3, heads, d]: query, key and value
+        if kind in (["view"], ["reshape"], ["unflatten"]) and values and values[0].dim() > len(sizes):
+            parts = values[0].shape[len(sizes) - 1]  # [.., 3, heads, d]: query, key and value
             if parts in (2, 3):
-                return [(i * shape[-1] // parts, (i + 1) * shape[-1] // parts) for i in range(parts)]
+                return [(i * sizes[-1] // parts, (i + 1) * sizes[-1] // parts) for i in range(parts)]
     return sorted(bounds) if len(bounds) > 1 else []
 
 

@@ -89,7 +89,7 @@ def power_of_two(x: torch.Tensor, span: Range, by: Quantizer, rounding: str) -> 
     if rounding == "ceil":
         exponent = exponent + ((bits & ((1 << _BITS) - 1)) > 0)
     exponent = (exponent - by.element.top_exponent).clamp(-_BIAS, _BIAS + 1)
-    return Scaled(x / _two_to(exponent.clamp(min=1 - _BIAS)), _unless_nan(_two_to(exponent), span))
+    return Scaled(x / _two_to(exponent.clamp(min=1 - _BIAS), span), _two_to(exponent, span))
 
 
 def ratio_of_two(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
@@ -100,7 +100,7 @@ def ratio_of_two(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
     """
     exponent = torch.ceil(torch.log2(span.magnitude / by.element.largest)).clamp(-_BIAS, _BIAS)
     divisor = torch.where(exponent == -_BIAS, 0.0, exponent)
-    return Scaled(x * _unless_nan(_two_to(-divisor), span), _unless_nan(_two_to(exponent), span))
+    return Scaled(x * _two_to(-divisor, span), _two_to(exponent, span))
 
 
 def e4m3_scale(x: torch.Tensor, span: Range, by: Quantizer, levels: int) -> Scaled:
@@ -117,12 +117,10 @@ def e4m3_scale(x: torch.Tensor, span: Range, by: Quantizer, levels: int) -> Scal
     return Scaled(x * ((1.0 / whole) / scale), whole * scale)
 
 
-def _two_to(exponent: torch.Tensor) -> torch.Tensor:
-    return torch.pow(torch.full((), 2.0, device=exponent.device), exponent)
-
-
-def _unless_nan(scale: torch.Tensor, span: Range) -> torch.Tensor:
-    return torch.where(torch.isnan(span.magnitude), math.nan, scale)
+def _two_to(exponent: torch.Tensor, span: Range) -> torch.Tensor:
+    """2 ** exponent; NaN for a block with NaN."""
+    result = torch.pow(torch.full((), 2.0, device=exponent.device), exponent)
+    return torch.where(torch.isnan(span.magnitude), math.nan, result)
 
 
 RULES: Mapping[str, Rule] = {

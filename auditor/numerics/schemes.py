@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from .formats import FORMATS, Format, label
+from .formats import FORMATS, Format
 
 FP4 = Format("fp4_e2m1", 1, 0, 6.0, 1, overflows_to="largest")
 """The number format of elements in MXFP4 and NVFP4 (OCP Microscaling Formats 1.0). It is only used with a scale."""
@@ -101,11 +101,6 @@ class Scheme:
         multiple = 16 if self.weight.rule.startswith("e4m3") else max(height, 1)
         return columns % max(width, 1) == 0 and (not width or rows % multiple == 0)
 
-    @property
-    def label(self) -> str:
-        """The display name: `fp8_block` -> `FP8 block`."""
-        return label(self.name)
-
 
 _TENSOR, _ROW, _GROUP, _SQUARE = (0, 0), (1, 0), (1, 128), (128, 128)
 _E4M3, _E5M2 = (Quantizer(Element(8, FORMATS[name]), _ROW, "largest") for name in ("fp8_e4m3", "fp8_e5m2"))
@@ -126,7 +121,8 @@ def _fp8(name: str, base: Quantizer, weight: tuple[int, int], activation: tuple[
     return Scheme(name, replace(base, block=weight), replace(base, block=activation), source, finer)
 
 
-def _microscaling(name: str, base: Quantizer, mode: str) -> Scheme:
+def _microscaling(base: Quantizer, mode: str) -> Scheme:
+    name = f"mxfp{base.element.bits}" if mode == "rceil" else f"mxfp{base.element.bits}_{mode}"
     both = replace(base, rule=f"e8m0_{mode}")
     dtypes = "".join(f"{part}_dtype=torch.float4_e2m1fn_x2, " for part in ("activation", "weight") if base is _MX4)
     finer = "nvfp4" if base is _MX4 else None
@@ -161,14 +157,7 @@ _ROWS = (
     Scheme("int8_weights", _INT8, None, "Int8WeightOnlyConfig()"),
     Scheme("int4", _INT4, None, f"{_GROUPS})", "int4_asymmetric"),
     Scheme("int4_asymmetric", _INT4_ZERO, None, f"{_GROUPS}, mapping_type=MappingType.ASYMMETRIC)"),
-    _microscaling("mxfp8", _MX8, "rceil"),
-    _microscaling("mxfp8_floor", _MX8, "floor"),
-    _microscaling("mxfp8_ceil", _MX8, "ceil"),
-    _microscaling("mxfp8_even", _MX8, "even"),
-    _microscaling("mxfp4", _MX4, "rceil"),
-    _microscaling("mxfp4_floor", _MX4, "floor"),
-    _microscaling("mxfp4_ceil", _MX4, "ceil"),
-    _microscaling("mxfp4_even", _MX4, "even"),
+    *(_microscaling(base, mode) for base in (_MX8, _MX4) for mode in ("rceil", "floor", "ceil", "even")),
     Scheme("nvfp4", _NV4, _NV4, "NVFP4DynamicActivationNVFP4WeightConfig()"),
     Scheme(
         "nvfp4_one_level",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from operator import ne
 from typing import NamedTuple
 
 import torch
 
 from ..numerics.schemes import SCHEMES
+from ..records import Score
 from ..stages import tick
 
 RUNS = 48
@@ -21,8 +21,8 @@ RUNS = 48
 SINGLES = 256
 """Maximum number of runs with only one group quantized; the options with the largest predicted effects are run."""
 
-MOVES = 4
-"""Number of groups whose scheme is changed at random before the choice is improved, to leave a local optimum."""
+FIXED = 2
+"""Number of groups whose scheme is drawn at random, and stays while the choice of the others is improved."""
 
 CHANGES = 1_000
 """Maximum number of changes that improve one choice: rounding errors in predictions could make changes cycle."""
@@ -31,14 +31,7 @@ NEAR = 8
 """Number of measured choices, with errors nearest to the limit, from which the search starts."""
 
 DRAWS = 64
-"""Number of random starts in a row without a new choice to run, after which the search ends."""
-
-SHARES = 1.0, 0.0
-"""Factors of the inner products between different groups' changes; 0: changes that cancel or add up on the calibration
-inputs are not expected to do so on other inputs."""
-
-STRICTEST = 0.7
-"""A local search that ends at a refused choice is repeated with a limit between STRICTEST * limit and the limit."""
+"""Number of random draws in a row without a new choice to run, after which the search ends."""
 
 KEPT = 16.0
 """Bits per weight of a layer that is not quantized."""
@@ -72,136 +65,141 @@ class Run(NamedTuple):
     change: torch.Tensor
 
 
+class Verified(NamedTuple):
+    """A verified choice of schemes. by: what ran the model; measured, held_out: errors on the calibration and on the
+    held-out inputs; error: the larger one, above the limit if the score refuses the choice. score: None if an error
+    exceeds the limit, or if plans are not scored."""
+
+    by: str
+    measured: float
+    held_out: float
+    error: float
+    score: Score | None = None
+
+
 @dataclass
 class Search:
-    """Searches the choice of schemes with the fewest bits whose measured error is within a limit.
+    """Searches the choice of schemes with the fewest bits whose errors are within a limit.
 
-    measure: runs a choice on the calibration inputs. known: its results, also of other searches. refused: choices that the
-    verification did not accept.
+    measure: runs a choice on the calibration inputs. known, verified: results, also of other searches.
     """
 
     groups: Sequence[Group]
     schemes: tuple[str, ...]
     measure: Callable[[Choice], Run]
     known: dict[Choice, Run]
-    refused: set[Choice] = field(default_factory=set)
+    verified: Mapping[Choice, Verified]
     left: int = RUNS
     spent: int = 0
+
+    def __post_init__(self) -> None:
+        """Run each option alone: an option is (number of the group, scheme)."""
+        self._draw, allowed = random.Random(0), ("", *self.schemes)
+        self._options = [(i, s) for i, group in enumerate(self.groups) for s in ("", *group.squares) if s in allowed]
+        squares = [self.groups[i].squares.get(s, 0.0) for i, s in self._options]
+        for _, one in sorted(zip(squares, self._options, strict=True), key=lambda pair: -pair[0])[:SINGLES]:
+            self._run(self._alone(*one))
+        none, runs = self.known[self._alone(0, "")], [self.known.get(self._alone(*one)) for one in self._options]
+        known = [run if run is not None and run.error < math.inf else none for run in runs]
+        # [criteria of all batches, options, entries]: 0 without a run, or if the run failed
+        self._changes = torch.stack([run.change for run in known], 1).double()
+        self._products, self._squares = self._changes @ self._changes.mT, torch.tensor(squares).double()
+        for place, run in enumerate(runs):
+            if run is None or not run.error < math.inf:  # as if independent of all others
+                self._squares[place] = self._squares[place] if run is None else FAILED
+                self._products[:, place, place] = self._squares[place]
 
     def bits(self, choice: Choice) -> float:
         """Total bits of the weights of all groups under a choice of schemes."""
         return sum(bits_of(scheme) * group.elements for group, scheme in zip(self.groups, choice, strict=True))
 
-    def predicted(self, choice: Choice, share: float = 1.0) -> float:
-        """Predicted error of a choice: that of the sum of the output changes that each quantized group alone causes.
-        share: see SHARES."""
+    def predicted(self, choice: Choice) -> float:
+        """Predicted error of a choice: that of the sum of the output changes that each quantized group alone causes."""
         at = self._places(choice)
-        return float(self._shared(share)[:, at][:, :, at].sum((1, 2)).amax().clamp(min=0).sqrt())
+        return float(self._products[:, at][:, :, at].sum((1, 2)).amax().clamp(min=0).sqrt())
 
     def summed(self, choice: Choice) -> float:
         """Sum, over the groups of a choice, of the output error with only this group quantized."""
         return float(self._products.diagonal(dim1=1, dim2=2)[:, self._places(choice)].amax(0).sqrt().sum())
 
-    @cached_property
-    def _options(self) -> list[tuple[int, str]]:
-        """All options, as (number of the group, scheme), in the order of groups."""
-        return [(i, s) for i, group in enumerate(self.groups) for s in ("", *group.squares) if s in ("", *self.schemes)]
-
     def _places(self, choice: Choice) -> list[int]:
         return [self._options.index(one) for one in enumerate(choice)]
-
-    @cached_property
-    def _changes(self) -> torch.Tensor:
-        """[criteria of all batches, options, entries]: the change by each option, from a run of the group alone; 0 without
-        a run, or if the run failed."""
-        quantized = [(i, s) for i, s in self._options if s]
-        for one in sorted(quantized, key=lambda one: -self.groups[one[0]].squares[one[1]])[:SINGLES]:
-            self._run(self._alone(*one))
-        none = self.known[self._alone(0, "")]
-        runs = [self.known.get(self._alone(*one), none) for one in self._options]
-        return torch.stack([(run if run.error < math.inf else none).change for run in runs], 1).double()
-
-    @cached_property
-    def _products(self) -> torch.Tensor:
-        """[criteria of all batches, options, options]: inner products of changes. An option without a
-        run has only its squared effect, as if independent of all others."""
-        result = self._changes @ self._changes.mT
-        for place, (i, scheme) in enumerate(self._options):
-            run = self.known.get(self._alone(i, scheme))
-            if run is None or not run.error < math.inf:
-                result[:, place, place] = self.groups[i].squares[scheme] if run is None else FAILED
-        return result
-
-    def _shared(self, share: float) -> torch.Tensor:
-        """`_products`, with those of different options times `share`."""
-        return share * self._products + (1 - share) * torch.diag_embed(self._products.diagonal(dim1=1, dim2=2))
 
     def _alone(self, group: int, scheme: str) -> Choice:
         return tuple(scheme if i == group else "" for i in range(len(self.groups)))
 
     def best(self, limit: float) -> Choice:
-        """Run more choices; return the choice with the fewest bits among those with a measured error within the limit.
+        """Run more choices; return the one to verify next: one with a measured error within the limit and fewer bits than
+        the accepted one. The one with the fewest bits comes first if its expected error is within the limit, else the one
+        with the smallest expected error. Returns the accepted one if no choice has fewer bits.
 
-        Each run tries the choice that would be best if changes of the outputs added up. The search starts at the best
-        choice measured so far, then at other measured choices, with some options changed at random.
+        Each run tries a choice that is predicted to have the fewest bits. The search starts at the best choice measured so
+        far, then at other measured choices, with random schemes for some groups.
         """
-        draw, idle = random.Random(0), 0
+        idle, accepted = 0, self.accepted(limit)
+        runs = ((choice, run) for choice, run in self.known.items() if self._allows(choice))
+        expected = {choice: self.expected(choice) for choice, run in runs if run.error < math.inf}
         while self.left > 0 and idle < DRAWS and limit > 0:
-            base = self._within(limit)
-            near = sorted(self._allowed(sys.float_info.max), key=lambda one: abs(self.known[one].error - limit))
-            start = draw.choice([base, *near[:NEAR]]) if idle else base
-            moves = [draw.randrange(len(self._options)) for _ in range(MOVES * bool(idle))]
-            choice = self._improve(start, limit, moves, SHARES[idle % 2])
-            if choice in self.refused:
-                choice = self._improve(start, limit * draw.uniform(STRICTEST, 1.0), moves, SHARES[idle % 2])
-            if choice in self.known or self.bits(choice) >= self.bits(base):
-                idle += 1
-            else:
-                self.left, idle = self.left - 1, 0
+            base = min((choice for choice, error in expected.items() if error <= limit), key=self.bits)
+            near = sorted(expected, key=lambda choice: abs(expected[choice] - limit))[:NEAR]
+            start, joint = self._draw.choice([base, *near]) if idle > 1 else base, idle % 2 == 0
+            fixed = [self._draw.randrange(len(self._options)) for _ in range(FIXED * (idle > 1))]
+            scale = self.known[start].error / expected[start] if expected[start] else 1.0
+            scale = self._draw.uniform(scale, 1.0) if idle > 1 else scale
+            choice = self._improve(start, scale * limit, joint, fixed)
+            idle += 1
+            if choice not in self.known and self.bits(choice) < self.bits(base):
                 self._run(choice)
-        return self._within(limit)
+                self.left, idle, expected[choice] = self.left - 1, 0, self.expected(choice)
+        within = [choice for choice in expected if self.known[choice].error <= limit and choice not in self.verified]
+        fewer = [choice for choice in within if self.bits(choice) < self.bits(accepted)]
+        rank = {choice: (max(limit, expected[choice]), self.bits(choice), expected[choice]) for choice in fewer}
+        return min(rank, key=rank.__getitem__, default=accepted)
 
-    def safest(self, limit: float, other: Choice) -> Choice:
-        """The choice within the limit, with fewer bits than `other` and the least error if output changes neither cancel
-        nor add up; else `other`. On other inputs, this error is nearer than the measured one."""
-        fewer = [choice for choice in self._allowed(limit) if self.bits(choice) < self.bits(other)]
-        return min(fewer, key=lambda choice: self.predicted(choice, 0.0), default=other)
+    def accepted(self, limit: float) -> Choice:
+        """The verified choice with the fewest bits within the limit."""
+        within = (choice for choice, one in self.verified.items() if one.error <= limit and self._allows(choice))
+        return min(within, key=self.bits)
 
-    def allows(self, choice: Choice) -> bool:
+    def expected(self, choice: Choice) -> float:
+        """Expected error of a measured choice on all inputs: at least the measured one. The sum of the groups' squared
+        effects predicts it, and the verified choice in which the fewest groups differ corrects the prediction."""
+        verified = (one for one in self.verified if any(one) and self._allows(one))
+        nearest = min(verified, key=lambda one: sum(map(ne, one, choice)), default=self._alone(0, ""))
+        square, other = (float(self._squares[self._places(one)].sum()) for one in (choice, nearest))
+        return max(self.known[choice].error, math.sqrt(square / other) * self.verified[nearest].error if other else 0.0)
+
+    def _allows(self, choice: Choice) -> bool:
         """Whether a choice has no other scheme."""
         return {"", *self.schemes}.issuperset(choice)
 
-    def _within(self, limit: float) -> Choice:
-        return min(self._allowed(limit), key=lambda choice: (self.bits(choice), self.known[choice].error))
+    def _improve(self, choice: Choice, limit: float, joint: bool, fixed: Sequence[int]) -> Choice:
+        """Apply the options `fixed`, then change one or two other groups at a time: first until the predicted error is
+        within the limit, then to save bits.
 
-    def _allowed(self, limit: float) -> list[Choice]:
-        choices = (choice for choice, run in self.known.items() if run.error <= limit and choice not in self.refused)
-        return [choice for choice in choices if self.allows(choice)]
-
-    def _improve(self, start: Choice, limit: float, moves: Sequence[int], share: float) -> Choice:
-        """Apply `moves` to a choice, then change one or two groups at a time: first until the predicted error is within
-        the limit, then to save bits.
-
-        The prediction is the error of the measured change under `start` plus the changes by groups that differ from
-        `start`, with inner products of different changes times `share`. Each step changes the one or two groups that save
-        most bits per added squared error. Returns `start` if no predicted error is within the limit.
+        The prediction is the error of the measured change under `choice` plus the changes by groups that differ from it.
+        joint: whether these may cancel or add up, as on the calibration inputs; else, their squared effects add up. Each
+        step changes the one or two groups that save most bits per added squared error. Returns `choice` if no predicted
+        error is within the limit.
         """
         groups = torch.tensor([i for i, _ in self._options])
         bits = torch.tensor([bits_of(scheme) * self.groups[i].elements for i, scheme in self._options]).double()
-        at, known = torch.tensor(self._places(start)), self.known[start].change.double()
-        products, diagonal = self._shared(share), self._products.diagonal(dim1=1, dim2=2)
+        at, known = torch.tensor(self._places(choice)), self.known[choice].change.double()
+        products = self._products if joint else torch.diag_embed(self._squares)[None]
         beyond = known - self._changes[:, at].sum(1)  # the change that the single changes do not explain
-        added = share * (self._changes @ beyond[..., None])[..., 0]
-        rest = known.square().sum(1) - (products[:, at][:, :, at].sum((1, 2)) + 2 * added[:, at].sum(1))
+        added = joint * (self._changes @ beyond[..., None])[..., 0]
+        rest = known.square().sum(1) - products[:, at][:, :, at].sum((1, 2)) - 2 * added[:, at].sum(1)
+        diagonal, free = products.diagonal(dim1=1, dim2=2), ~torch.isin(groups, groups[fixed])
+        at[groups[fixed]] = torch.tensor(fixed, dtype=torch.long)
         for _ in range(CHANGES):
-            at[groups[moves]] = torch.tensor(moves, dtype=torch.long)
             now, inner = at[groups], products[:, :, at].sum(2) + added
             before = (inner + added)[:, at].sum(1) + rest
             own = diagonal + diagonal[:, now] - 2 * products[:, range(len(now)), now] + 2 * (inner - inner[:, now])
             both = products - products[:, now] - products[:, :, now] + products[:, now][:, :, now]
             after = (before[:, None, None] + own[:, :, None] + own[:, None] + 2 * both).amax(0)
             saved = (bits[now] - bits)[:, None] + (bits[now] - bits)
-            apart = (groups[:, None] != groups) | (now == torch.arange(len(now)))
+            stays = now == torch.arange(len(now))
+            apart = ((groups[:, None] != groups) | stays) & (free | stays) & (free | stays)[:, None]
             more = after - before.amax()
             if before.amax() > limit**2:
                 value, useful = -more / (1 - saved.clamp(max=0)), more < 0
@@ -209,10 +207,11 @@ class Search:
                 value, useful = saved / more.clamp(min=1e-6 * limit**2), (after <= limit**2) & (saved > 0)
             value = value.where(apart & useful, 0.0)
             if not value.amax() > 0:
-                found = tuple(self._options[place][1] for place in at.tolist())
-                return found if before.amax() <= limit**2 else start
+                improved = tuple(self._options[place][1] for place in at.tolist())
+                return improved if before.amax() <= limit**2 else choice
             moves = [one for one in divmod(int(value.argmax()), len(now)) if one != now[one]]
-        return start
+            at[groups[moves]] = torch.tensor(moves, dtype=torch.long)
+        return choice
 
     def _run(self, choice: Choice) -> None:
         if choice not in self.known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from ..artefact.libraries import LIBRARIES, code_of, quantized_plan
+from ..numerics.formats import label
 from ..numerics.schemes import SCHEMES
 from ..records.audit import Audit
 from ..records.quantization import KEEP, MIXED, QuantizedLayer, QuantizedPlan
@@ -54,7 +55,7 @@ LAYERS_SHOWN = 3
 
 def quantized_title(plan: QuantizedPlan) -> str:
     """A plan's display name: `FP8 plan`."""
-    return "mixed plan" if plan.name == MIXED else f"{SCHEMES[plan.name].label} plan"
+    return "mixed plan" if plan.name == MIXED else f"{label(plan.name)} plan"
 
 
 def quantization_lines(audit: Audit) -> list[str]:
@@ -64,7 +65,7 @@ def quantization_lines(audit: Audit) -> list[str]:
     for scheme, layers in _by_scheme(audit).items():
         safe, worst = sum(layer.verdict.verdict == "safe" for layer in layers), layers[0]
         said = f"Rules: {_rules(worst, audit)}." if _rules(worst, audit) and _worst(worst) else ""
-        first = f"{SCHEMES[scheme].label}: {safe} of {count(len(layers), 'layer')} can be quantized safely."
+        first = f"{label(scheme)}: {safe} of {count(len(layers), 'layer')} can be quantized safely."
         lines.append(" ".join(filter(None, (first, _worst(worst), said))))
     return lines
 
@@ -94,7 +95,7 @@ def _plan_tables(audit: Audit) -> list[Block]:
     layers = [
         (
             quantized_title(plan),
-            SCHEMES[scheme].label if scheme else "16 bits",
+            label(scheme) if scheme else "16 bits",
             f"{len(found):,}",
             list_paths(found, len(found)),
         )
@@ -144,7 +145,7 @@ def quantization_section(audit: Audit) -> list[Block]:
         Grid(
             (*COLUMNS, "Rules"),
             tuple((*(cell(layer) for cell in COLUMNS.values()), _rules(layer, audit)) for layer in layers),
-            caption=f"{SCHEMES[scheme].label}, torchao: {SCHEMES[scheme].source}",
+            caption=f"{label(scheme)}, torchao: {SCHEMES[scheme].source}",
         )
         for scheme, layers in _by_scheme(audit).items()
     ]
@@ -160,10 +161,8 @@ def _rules(layer: QuantizedLayer, audit: Audit) -> str:
 
 
 def _by_scheme(audit: Audit) -> dict[str, list[QuantizedLayer]]:
-    result: dict[str, list[QuantizedLayer]] = {}
-    for layer in audit.quantization:
-        result.setdefault(layer.scheme, []).append(layer)
-    return result
+    schemes = dict.fromkeys(layer.scheme for layer in audit.quantization)
+    return {scheme: [layer for layer in audit.quantization if layer.scheme == scheme] for scheme in schemes}
 
 
 def _cause(layer: QuantizedLayer) -> str:
@@ -176,4 +175,4 @@ def _remedy(layer: QuantizedLayer) -> str:
         return ""
     if layer.remedy == KEEP:
         return "do not quantize this layer"
-    return f"quantize it as {SCHEMES[layer.remedy].label}, effect {ratio(layer.remedied)}"
+    return f"quantize it as {label(layer.remedy)}, effect {ratio(layer.remedied)}"

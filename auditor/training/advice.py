@@ -29,7 +29,7 @@ ADAM_EPS, ADAM_BETA2 = 1e-8, 0.999
 
 
 def backward_fails(training: Training, captured: Capture, steps: Mapping[str, StepPrecision]) -> Iterable[Advice]:
-    """Advice to keep operations in FP32 if their backward pass fails in a format, unless autocast does so."""
+    """Advice to keep operations in FP32 if their backward pass fails in a format; says if autocast or its plan does so."""
     ways = {f: resolve(Policy(captured, "autocast", StepPrecision(f).precision, f)) for f in steps}
     plans = {f: resolve(Policy(captured, "autocast", step.precision, f)) for f, step in steps.items() if step.plan}
     for node in training.nodes:
@@ -38,10 +38,10 @@ def backward_fails(training: Training, captured: Capture, steps: Mapping[str, St
         for fmt, reason in node.reasons.items():
             values = (node.name, *captured.nodes[node.name].inputs)
             wide = not ways[fmt].touches_low(node.name) and not any(map(ways[fmt].low, values))
-            if wide or (protected and (training.errors.get(fmt) or math.inf) < LOST):
+            if protected and (training.errors.get(fmt) or math.inf) < LOST:
                 continue  # autocast runs the operation in FP32, which is correct
             done = fmt in plans and not is_low(plans[fmt].computed_format(node.name))
-            already = f" The plan autocast_{fmt} does so." * done
+            already = " Autocast does so." if wide else f" The plan autocast_{fmt} does so." * done
             yield Advice(
                 "backward-fails",
                 f"Keep {name if node.owner in ('', LOSS) else node.owner} in FP32 when training in {label(fmt)}",

@@ -99,7 +99,7 @@ BUDGET = {
     "offload": (350, "offload"),
     "plan": (2000, "plan"),
     "progress": (300, "telling"),
-    "quantization": (2300, "quantization"),
+    "quantization": (2200, "quantization"),
     "records": (1500, "records"),
     "rehearsal": (990, "rehearsal"),
     "report": (2800, "report"),

@@ -24,7 +24,7 @@ from auditor.loading.subject import from_object
 from auditor.measure.layers import change_of
 from auditor.measure.rerun import Yardstick
 from auditor.numerics.schemes import SCHEMES
-from auditor.plan.choices import Group, Run, Search
+from auditor.plan.choices import Choice, Group, Run, Search, Verified
 from auditor.plan.costs import Cost, quantized_seconds
 from auditor.records.audit import Audit
 from auditor.records.quantization import QuantizedPlan
@@ -311,6 +311,12 @@ def problem(seed: int, cancel: float) -> tuple[list[Group], dict[tuple[int, str]
     return groups, changes, 0.03 * math.exp(draw.gauss(0, 0.5))
 
 
+def searching(groups: list[Group], schemes: tuple[str, ...], measure: Callable[[Choice], Run]) -> Search:
+    """A search that has measured and accepted only the choice of 16 bits for every group."""
+    kept = ("",) * len(groups)
+    return Search(groups, schemes, measure, {kept: measure(kept)}, {kept: Verified("emulation", 0.0, 0.0, 0.0)})
+
+
 @pytest.mark.parametrize("cancel", [0.0, 0.9])
 @pytest.mark.parametrize("seed", range(8))
 def test_the_search_is_as_good_as_trying_all_choices(seed: int, cancel: float) -> None:
@@ -324,8 +330,7 @@ def test_the_search_is_as_good_as_trying_all_choices(seed: int, cancel: float) -
             change = change + bend[i, j] * (used[i].norm() * used[j].norm()).sqrt() / 4
         return Run(float(change.norm()), change[None])
 
-    kept = ("",) * 7
-    search = Search(groups, ("fp8", "nvfp4"), measure, {kept: measure(kept)})
+    search = searching(groups, ("fp8", "nvfp4"), measure)
     found = search.best(limit)
     assert measure(found).error <= limit
     every = (one for one in itertools.product(("", "fp8", "nvfp4"), repeat=7) if measure(one).error <= limit)
@@ -333,7 +338,7 @@ def test_the_search_is_as_good_as_trying_all_choices(seed: int, cancel: float) -
     assert search.spent <= 14 + 48  # each option by itself, then choices
 
 
-Measure = Callable[[tuple[str, ...]], Run]
+Measure = Callable[[Choice], Run]
 
 
 def additive(alone: Tensor, elements: Sequence[int]) -> tuple[list[Group], Measure]:
@@ -354,19 +359,21 @@ def test_the_next_choice_is_the_one_whose_error_needs_no_cancellation() -> None:
     alone = torch.tensor([[0.5, 0.0], [-0.5, 0.0], [0.0, 0.2], [0.2, 0.0]])
     groups, measure = additive(alone, [10] * 4)
     cancel, apart = ("fp8", "fp8", "", ""), ("", "", "fp8", "fp8")
-    kept = ("",) * 4
-    search = Search(groups, ("fp8",), measure, {one: measure(one) for one in (kept, cancel, apart)})
+    search = searching(groups, ("fp8",), measure)
+    search.left = 0
+    search.known |= {one: measure(one) for one in (cancel, apart)}
     assert search.known[cancel].error < search.known[apart].error <= 0.3
     assert search.predicted(cancel) < search.predicted(apart)
-    assert search.safest(0.3, ("fp8", "", "", "")) == apart
+    assert search.best(0.3) == cancel
+    search.verified[("fp8",) * 4] = Verified("emulation", 0.4, 0.6, 0.6)
+    assert search.best(0.3) == apart
 
 
 def test_if_the_choice_with_the_fewest_bits_is_refused_the_next_one_is_found() -> None:
     groups, measure = additive(torch.diag(torch.tensor([0.022, 0.014, 0.013])), (16, 64, 4))
-    kept, every = ("",) * 3, ("fp8",) * 3
-    search = Search(groups, ("fp8",), measure, {kept: measure(kept)})
-    assert search.best(0.03) == every
-    search.refused.add(every)
+    search = searching(groups, ("fp8",), measure)
+    assert search.best(0.03) == ("fp8",) * 3
+    search.verified[("fp8",) * 3] = Verified("emulation", 0.029, 0.031, 0.031)
     assert search.best(0.03) == ("fp8", "fp8", "")
 
 
@@ -374,7 +381,7 @@ def test_if_the_choice_with_the_fewest_bits_is_refused_the_next_one_is_found() -
 def test_changes_that_cancel_are_predicted_to_cancel(singles: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("auditor.plan.choices.SINGLES", singles)
     groups, measure = additive(torch.tensor([[0.1, 0.0], [-0.1, 0.0], [0.0, 0.1]]), [10] * 3)
-    search = Search(groups, ("fp8",), measure, {("",) * 3: measure(("",) * 3)})
+    search = searching(groups, ("fp8",), measure)
     assert search.best(0.05) == ("fp8", "fp8", "")
     assert (("", "", "fp8") in search.known) == (singles > 2)  # else its squared effect, 0.01, counts as independent
     assert search.predicted(("fp8", "fp8", "")) == 0.0
@@ -389,7 +396,7 @@ def test_a_scheme_whose_run_fails_is_not_chosen(error: float) -> None:
         return Run(error, torch.zeros(0)) if choice[1] else Run(change, torch.tensor([[change]]))
 
     groups = [Group((str(i),), 10, {"fp8": 0.01}) for i in range(2)]
-    search = Search(groups, ("fp8",), measure, {("", ""): measure(("", ""))})
+    search = searching(groups, ("fp8",), measure)
     assert search.best(0.2) == ("fp8", "")
     assert search.predicted(("fp8", "fp8")) > 1e9
 
@@ -425,10 +432,16 @@ def test_a_device_without_the_products_gains_only_bytes() -> None:
     ("model", "x", "scheme", "why"),
     [
         (nn.Sequential(nn.Linear(48, 48)), torch.randn(4, 48), "int4", "blocks of 1x128 do not divide"),
+        (
+            nn.Sequential(nn.Conv2d(3, 8, 3)),
+            torch.randn(1, 3, 8, 8),
+            "int4",
+            "`int4`: no kernel supports the convolutions",
+        ),
         (nn.Sequential(nn.GELU()), torch.randn(4, 48), "int4", "no linear layer, convolution or embedding"),
-        (nn.Embedding(8, 16), torch.tensor([[1, 2]]), "fp8", "`fp8`: no kernel supports the layers"),
+        (nn.Embedding(8, 16), torch.tensor([[1, 2]]), "fp8", "`fp8`: no kernel supports the embeddings"),
     ],
-    ids=["widths", "no layer", "no kernel"],
+    ids=["widths", "convolutions", "no layer", "no kernel"],
 )
 def test_a_scheme_without_a_layer_is_an_error(model: nn.Module, x: Tensor, scheme: str, why: str) -> None:
     with refused(PlanError, "no-layer", match=why):
