@@ -26,21 +26,17 @@ def audited() -> dict[str, Any]:
     from torch import Tensor, nn
 
     import auditor
+    from tests.support.replaying import Model
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
-            self.recurrent, self.attention = nn.LSTM(16, 32), nn.MultiheadAttention(32, 4)
-            self.head = nn.Linear(32, 10)
-
-        def forward(self, x: Tensor) -> Tensor:
-            rows = nn.functional.max_pool2d(self.norm(self.conv(x)).relu(), 2).flatten(2).permute(2, 0, 1)
-            h = self.recurrent(rows)[0]
-            return self.head(self.attention(h, h, h)[0].mean(0))
+    def forward(m: Any, x: Tensor) -> Tensor:
+        rows = nn.functional.max_pool2d(m.norm(m.conv(x)).relu(), 2).flatten(2).permute(2, 0, 1)
+        h = m.recurrent(rows)[0]
+        return m.head(m.attention(h, h, h)[0].mean(0))
 
     torch.manual_seed(0)
-    model, x = Net().eval(), torch.randn(8, 3, 16, 16)
+    first = {"conv": nn.Conv2d(3, 16, 3, padding=1), "norm": nn.BatchNorm2d(16)}
+    second = {"recurrent": nn.LSTM(16, 32), "attention": nn.MultiheadAttention(32, 4)}
+    model, x = Model(forward, **first, **second, head=nn.Linear(32, 10)).eval(), torch.randn(8, 3, 16, 16)
     audit = auditor.audit(model, (x,), device="cpu", strategies=("cast",), max_error=2e-3)
     plans = audit.plans.values()
     return {

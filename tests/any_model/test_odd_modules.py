@@ -15,7 +15,7 @@ import auditor
 from auditor.errors import AuditorError, LoadError
 from tests.any_model.holding import Call, Net, around, drawn, held
 from tests.support.refusing import refused
-from tests.support.replaying import linear
+from tests.support.replaying import Model, linear
 from tests.support.subjects import normal
 from tests.support.thinned import thinned
 
@@ -207,11 +207,6 @@ class Nesting(nn.Module):
         return self.inner(x)
 
 
-class Endless(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return self(x)
-
-
 def nested(kind: type[nn.Module], levels: int) -> tuple[nn.Module, Call]:
     model: nn.Module = linear(8, 8)
     for _ in range(levels):
@@ -247,4 +242,4 @@ def test_it_is_audited_where_only_the_audit_would_run_it() -> None:
 
 def test_endless_recursion_is_one_clear_line() -> None:
     with pytest.raises(AuditorError, match="RecursionError"):
-        auditor.audit(Endless(), (X,), device="cpu")
+        auditor.audit(Model(lambda m, x: m(x)), (X,), device="cpu")

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization as quantization
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import utils
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from tests.any_model.holding import Net, around, drawn, held
+from tests.support.capturing import Function
 from tests.support.replaying import Model
 from tests.support.thinned import thinned
 
@@ -71,11 +72,6 @@ def test_layers_quantized_as_they_run() -> None:
     assert audit.plans["autocast_bf16"].low_precision_flops > 0.5
 
 
-class Bounded(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.tanh()
-
-
 def pruned(model: Net) -> None:
     prune.l1_unstructured(model.first, "weight", 0.3)
     prune.random_structured(model.last, "weight", 0.3, dim=0)
@@ -92,7 +88,7 @@ CHANGED: dict[str, Callable[[Net], Any]] = {
     "weight norm, old": lambda model: utils.weight_norm(model.first),
     "weight norm": lambda model: parametrizations.weight_norm(model.first),
     "spectral norm, old": normalized,
-    "own": lambda model: parametrize.register_parametrization(model.first, "weight", Bounded()),
+    "own": lambda model: parametrize.register_parametrization(model.first, "weight", Function(torch.tanh)),
     "pruned": pruned,
 }
 

@@ -13,17 +13,10 @@ from tests.support.subjects import normal, seeded
 pytestmark = pytest.mark.gpu
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(16, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x).softmax(-1)
-
-
 def test_an_audit_runs_natively_and_leaves_the_model_on_the_cpu() -> None:
-    model = seeded(Net)
+    model = seeded(
+        lambda: nn.Sequential(nn.Linear(16, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 8), nn.Softmax(-1))
+    )
     before = {name: value.clone() for name, value in model.state_dict().items()}
     audit = auditor.audit(model, (normal(32, 16),), device="cuda")
     assert audit.environment.execution == "native"

@@ -15,6 +15,7 @@ import auditor
 from auditor.records.audit import Audit
 from auditor.report.reporters import text
 from auditor.report.view import ReportView
+from tests.support.capturing import Function
 from tests.support.replaying import Model
 
 HIDDEN = torch.ones(8, 8).triu(1).bool()
@@ -149,13 +150,11 @@ def test_an_eps_that_vanishes_under_a_quotient() -> None:
 # A model that is NaN in FP16 by no operation alone: the operation and its cause are known, and said.
 
 
-class Norm(nn.Module):
+def norm(y):
     """A layer norm written by hand: E[x^2] - E[x]^2 turns negative where both are rounded, and its root NaN."""
-
-    def forward(self, y):
-        mean = y.mean(-1, keepdim=True)
-        var = (y * y).mean(-1, keepdim=True) - mean * mean
-        return (y - mean) / torch.sqrt(var + 1e-8)
+    mean = y.mean(-1, keepdim=True)
+    var = (y * y).mean(-1, keepdim=True) - mean * mean
+    return (y - mean) / torch.sqrt(var + 1e-8)
 
 
 LINES = Path(__file__).read_text().splitlines()
@@ -167,7 +166,7 @@ ROOT = f"{Path(__file__).name}:{1 + next(i for i, line in enumerate(LINES) if 't
 def audit():
     torch.manual_seed(0)
     rows = 37.8671875 + torch.tensor([1.234375, -1.234375] * 8).repeat(4, 1)
-    model = nn.Sequential(OrderedDict(stem=nn.Linear(16, 16, bias=False), norm=Norm(), head=nn.Linear(16, 8)))
+    model = nn.Sequential(OrderedDict(stem=nn.Linear(16, 16, bias=False), norm=Function(norm), head=nn.Linear(16, 8)))
     nn.init.eye_(model.stem.weight)
     return auditor.audit(model, rows, formats=("fp16",))
 

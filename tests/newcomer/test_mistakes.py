@@ -17,6 +17,7 @@ from auditor import cli
 from auditor.asked import Command, command_of
 from auditor.errors import AuditorError, LoadError, PlanError
 from auditor.records import Audit
+from tests.any_model.holding import Two
 from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.support.subjects import normal, seeded
@@ -42,20 +43,9 @@ def patched_model(folder: Path) -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(folder / "patched_model.py")))
 
 
-class Other(nn.Module):
-    """Of as many parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x))
-
-
 FOREIGN = {
     "more parameters": (lambda: nn.Linear(9, 9), "144 parameters, this model has 90"),
-    "other names": (Other, "another model than this Other"),
+    "other names": (Two, "another model than this Two"),  # of as many parameters
     "another class inside": (lambda: net(nn.GELU), "another model than this Sequential"),
     "other shapes": (lambda: nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 2, bias=False)), "parameters"),
 }

@@ -181,38 +181,32 @@ def test_what_a_low_module_returns_in_fp32_is_planned() -> None:
         assert 0.3 * plan.measured_error < plan.predicted_error < 3 * plan.measured_error
 
 
-class PooledGraph(nn.Module):
+def pooled_graph(m: Any, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
     """Convolves a graph, squares its adjacency as a sparse matrix, and keeps the nodes with the highest scores.
 
     What the sparse matrix is made from nobody else reads: it is the matrix's memory.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.score, self.last = nn.Linear(6, 8), nn.Linear(8, 1), nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
-        nodes = x.shape[0]
-        weights = torch.zeros(edges.shape[1]).index_add(0, torch.arange(edges.shape[1]), x.new_ones(edges.shape[1]))
-        starts = torch._convert_indices_from_coo_to_csr(edges[0], nodes)
-        adjacency = torch.sparse_csr_tensor(starts, edges[1], weights.float(), (nodes, nodes))
-        squared = (adjacency @ adjacency).to_sparse_coo()
-        x = x.new_zeros(nodes, 8).index_add(0, edges[0], self.first(x)[edges[1]])
-        score = self.score(x.relu()).tanh().squeeze(1)
-        kept = score.topk(nodes // 2).indices
-        place = kept.new_full((nodes,), -1)
-        place[kept] = torch.arange(nodes // 2)
-        row, column = place[squared.indices()[0]], place[squared.indices()[1]]
-        both = (row >= 0) & (column >= 0)
-        messages = (x[kept] * score[kept, None])[column[both]] * squared.values()[both, None]
-        pooled = messages.new_zeros(nodes // 2, 8).index_add(0, row[both], messages)
-        return self.last(pooled.relu())
+    nodes = x.shape[0]
+    weights = torch.zeros(edges.shape[1]).index_add(0, torch.arange(edges.shape[1]), x.new_ones(edges.shape[1]))
+    starts = torch._convert_indices_from_coo_to_csr(edges[0], nodes)
+    adjacency = torch.sparse_csr_tensor(starts, edges[1], weights.float(), (nodes, nodes))
+    squared = (adjacency @ adjacency).to_sparse_coo()
+    x = x.new_zeros(nodes, 8).index_add(0, edges[0], m.first(x)[edges[1]])
+    score = m.score(x.relu()).tanh().squeeze(1)
+    kept = score.topk(nodes // 2).indices
+    place = kept.new_full((nodes,), -1)
+    place[kept] = torch.arange(nodes // 2)
+    row, column = place[squared.indices()[0]], place[squared.indices()[1]]
+    both = (row >= 0) & (column >= 0)
+    messages = (x[kept] * score[kept, None])[column[both]] * squared.values()[both, None]
+    pooled = messages.new_zeros(nodes // 2, 8).index_add(0, row[both], messages)
+    return m.last(pooled.relu())
 
 
 def test_the_memory_of_a_sparse_matrix_stays_while_it_is_measured() -> None:
-    torch.manual_seed(0)
-    model, ring = PooledGraph(), sum(torch.eye(20).roll(shift, 1) for shift in (1, 2, 3))
-    found = auditor.audit(model, (torch.randn(20, 6), ring.nonzero().T.contiguous()), progress=False)
+    layers = {"first": linear(6, 8), "score": linear(8, 1), "last": linear(8, 4)}
+    model, ring = Model(pooled_graph, **layers), sum(torch.eye(20).roll(shift, 1) for shift in (1, 2, 3))
+    found = auditor.audit(model, (normal(20, 6), ring.nonzero().T.contiguous()), progress=False)
     values = next(report for report in found.nodes if report.node.op == "aten.values.default")
     assert values.range.max_abs == 3  # from i to i + 4 in two steps: 1 + 3, 2 + 2, 3 + 1
     assert all(plan.is_verified for plan in found.plans.values())
@@ -228,8 +222,7 @@ BUDGET = 1e-5
 def audit():
     torch.manual_seed(0)
     layers = (nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
-    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
-    return auditor.audit(nn.Sequential(*layers).eval(), x, formats=("fp16",), max_error=BUDGET)
+    return auditor.audit(nn.Sequential(*layers).eval(), normal(16, 64), formats=("fp16",), max_error=BUDGET)
 
 
 @pytest.fixture(scope="module")

@@ -59,8 +59,7 @@ def test_an_audit_goes_where_its_model_is() -> None:
 
 
 def by_hand(first: Any, second: Any) -> nn.Module:
-    torch.manual_seed(0)
-    return Halves(first, second).eval()
+    return seeded(lambda: Halves(first, second))
 
 
 def by_map(first: Any, second: Any) -> nn.Module:

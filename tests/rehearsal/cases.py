@@ -341,24 +341,18 @@ def clean_convolutions(way: Way | None = None) -> Made:
     return plain(model, torch.optim.Adam(model.parameters(), lr=2e-3), way=way), batches
 
 
-class Characters(nn.Module):
+def characters(m: Any, ids: torch.Tensor) -> torch.Tensor:
     """A language model of one block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(32, 32)
-        self.block = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.1, batch_first=True, norm_first=True)
-        self.head = nn.Linear(32, 32)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
-        return self.head(self.block(self.embed(ids), src_mask=mask, is_causal=True))
+    mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+    return m.head(m.block(m.embed(ids), src_mask=mask, is_causal=True))
 
 
 @case("bf16_autocast", holding=("bf16_autocast", "fp16_autocast"))
 def clean_language_model(way: Way | None = None) -> Made:
-    model = Characters()
+    torch.manual_seed(0)
+    embed = nn.Embedding(32, 32)
+    block = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.1, batch_first=True, norm_first=True)
+    model = Model(characters, embed=embed, block=block, head=nn.Linear(32, 32))
     text = torch.tensor([b % 32 for b in (torch.__doc__ or "").encode() * 40])[:4096]
     starts = torch.randint(0, len(text) - 33, (16, 8), generator=torch.Generator().manual_seed(0))
     windows = [torch.stack([text[s : s + 33] for s in row]) for row in starts.tolist()]

@@ -54,8 +54,7 @@ def plan(strategy: str, fmt: str, **scopes: str) -> Plan:
 
 @pytest.fixture(scope="module")
 def subject():
-    torch.manual_seed(0)
-    return from_object(net().eval(), torch.randn(5, 8))
+    return from_object(seeded(net), normal(5, 8))
 
 
 @pytest.fixture(scope="module")

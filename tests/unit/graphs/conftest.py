@@ -18,7 +18,6 @@ from tests.support.planning import bench_of
 
 @pytest.fixture(scope="session")
 def bench() -> Workbench:
-    torch.manual_seed(0)
     return bench_of(flat(), torch.randn(4, 16), formats=("fp16",))
 
 

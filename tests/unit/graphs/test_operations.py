@@ -21,9 +21,9 @@ from auditor.plan.workbench import Workbench
 from auditor.records import MemoryUse
 from auditor.records.paths import FP32_OUTPUT
 from tests.support.planning import bench_of
-from tests.support.replaying import Model
+from tests.support.replaying import Model, linear
 from tests.support.small_models import narrowing
-from tests.support.subjects import subject_of
+from tests.support.subjects import normal, seeded, subject_of
 from tests.unit.graphs.conftest import drawn, made
 
 
@@ -63,8 +63,7 @@ def odd(m: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_what_cannot_run_low_says_so() -> None:
-    torch.manual_seed(0)
-    model, x = Model(odd, layer=nn.Linear(4, 4)).eval(), torch.randn(5, 4)
+    model, x = Model(odd, layer=linear(4, 4)).eval(), normal(5, 4)
     bench = bench_of(model, x, formats=("bf16",))
     graph = export_model(model, ((x,), {}))
     table = table_of(graph.graph_module.graph, "bf16", bench)
@@ -114,8 +113,7 @@ def test_a_module_that_is_called_twice_keeps_its_calls_apart() -> None:
     ],
 )
 def test_needed_as_counted_by_hand(high: tuple[str, ...], weights: int, activations: int) -> None:
-    torch.manual_seed(0)
-    bench = bench_of(narrowing(), torch.randn(8, 16), formats=("fp16",))
+    bench = bench_of(seeded(narrowing), normal(8, 16), formats=("fp16",))
     graph = export_model(bench.subject.model, bench.subject.batches[0])
     table = table_of(graph.graph_module.graph, "fp16", bench)
     low = table.free - wholly(table, *high)

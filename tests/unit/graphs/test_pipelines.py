@@ -1,6 +1,7 @@
 """Other quantization pipelines: the real libraries run on small models, and on gradients with planted magnitudes."""
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +14,13 @@ from auditor.records.audit import Audit
 from auditor.records.quantization import PipelineRun
 from auditor.report.reporters import html
 from tests.support.replaying import Model
+from tests.support.subjects import normal, seeded
 
-X = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+X = normal(16, 64)
 
 
 def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
+    return seeded(lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)))
 
 
 def run_of(audit: Audit, name: str) -> PipelineRun:
@@ -67,22 +68,14 @@ def test_a_failure_is_one_line() -> None:
 def test_the_8_bit_state_of_adam_loses_small_gradients_beside_large_ones() -> None:
     pytest.importorskip("torchao.optim", exc_type=ImportError)
 
-    class Scaled(nn.Module):
+    def scaled(m: Any, x: Tensor) -> Tensor:
         """The gradient of `alike` is 1 everywhere; that of `spread` is 1e-4 but for one entry of each block of 256."""
+        return m.alike(x).sum(-1) + m.spread(x * m.factor).sum(-1) + m.small(x).sum(-1)
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.alike, self.spread, self.small = (nn.Linear(256, rows, bias=False) for rows in (64, 64, 2))
-            factor = torch.full((256,), 1e-4)
-            factor[0] = 1.0
-            self.register_buffer("factor", factor)
-
-        def forward(self, x: Tensor) -> Tensor:
-            assert isinstance(self.factor, Tensor)
-            return self.alike(x).sum(-1) + self.spread(x * self.factor).sum(-1) + self.small(x).sum(-1)
-
+    layers = {name: nn.Linear(256, rows, bias=False) for name, rows in (("alike", 64), ("spread", 64), ("small", 2))}
+    model = Model(scaled, **layers, factor=torch.full((256,), 1e-4).index_fill(0, torch.tensor(0), 1.0))
     asked = {"mode": "training", "formats": ("bf16", "int8_weights"), "device": "cpu"}
-    audit = auditor.audit(Scaled(), torch.ones(1, 256), loss_fn=lambda out: out.sum(), **asked)
+    audit = auditor.audit(model, torch.ones(1, 256), loss_fn=lambda out: out.sum(), **asked)
     run = run_of(audit, "Adam8bit")
     assert run.said.startswith("2 of 3 parameters")  # 512 values are too few: torchao takes at least 4,096
     # Squares of 1e-4 are 1e-8 of the largest in their block, below the smallest value of the 8-bit map: they become 0.

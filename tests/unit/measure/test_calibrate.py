@@ -137,8 +137,7 @@ def said(model: nn.Module, x: torch.Tensor = X) -> list[str]:
 
 def linear(*values: float) -> nn.Linear:
     """64 weights and 8 biases, the first weights as given."""
-    torch.manual_seed(0)
-    model = nn.Linear(8, 8)
+    model = seeded(lambda: nn.Linear(8, 8))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.sign() * parameter.abs().clamp(min=0.01))
@@ -174,8 +173,7 @@ def test_bf16_beyond_the_range_of_fp16() -> None:
 
 @pytest.mark.parametrize(("dtype", "fmt"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")])
 def test_a_table_stored_in_the_format_adds_no_error_in_it(dtype: torch.dtype, fmt: str) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 4)).to(dtype)
+    model = seeded(lambda: nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 4))).to(dtype)
     found = auditor.audit(model, torch.arange(6)[None], formats=("fp16", "bf16"))
     table = next(node for node in found.nodes if "embedding" in node.node.op)
     other = next(name for name in ("fp16", "bf16") if name != fmt)

@@ -23,7 +23,7 @@ from auditor.numerics.formats import format_of
 from auditor.records import Contribution
 from tests.support.brute_force import OneLow, spearman
 from tests.support.replaying import Model
-from tests.support.subjects import measurement_of, normal
+from tests.support.subjects import measurement_of, normal, seeded
 from tests.support.thinned import thinned
 
 Share = Callable[[Tensor, Tensor], float]
@@ -209,8 +209,7 @@ def pair() -> nn.Module:
 
 
 def test_of_several_criteria_that_one_counts_of_which_most_is_taken() -> None:
-    torch.manual_seed(0)
-    model, x = pair().eval(), torch.randn(16, 8)
+    model, x = seeded(pair), normal(16, 8)
     measured = measurement_of(model, x)
     reference = answer(model, ((x,), {}))
 

@@ -16,8 +16,8 @@ from auditor.records.decisions import Decisions
 from auditor.report.origins import decision_words
 from auditor.report.reporters import html, text
 from auditor.report.words import percent, ratio
-from tests.support.replaying import Model
-from tests.support.subjects import measurement_of, normal
+from tests.support.replaying import Model, linear
+from tests.support.subjects import measurement_of, normal, seeded
 
 ROWS, WIDTH, EXPERTS = 4096, 32, 16
 X = normal(ROWS, WIDTH, seed=5)
@@ -141,8 +141,7 @@ def masked(m: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("forward", [plain, masked])
 def test_where_nothing_is_decided_nothing_is_said(forward: Callable[..., Tensor]) -> None:
-    torch.manual_seed(0)
-    model = Model(forward, layer=nn.Linear(WIDTH, WIDTH))
+    model = Model(forward, layer=linear(WIDTH, WIDTH))
     assert measure_decisions(measurement_of(model, X[:64].round()), PLAIN) == ()
 
 
@@ -175,27 +174,21 @@ def test_the_costly_operation_is_named_and_its_scores_in_fp32_remove_its_flips()
     assert found.frozen < found.lifted_error < found.error
 
 
-class Loop(nn.Module):
+def loop(m: Any, x: Tensor, held: Tensor | None = None) -> Tensor:
     """A mixture of experts as it is mostly written: which rows an expert gets sets a shape, and the recording holds it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router = nn.Linear(WIDTH, 8, bias=False)
-        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(8))
-
-    def forward(self, x: Tensor, held: Tensor | None = None) -> Tensor:
-        best, chosen = self.router(x).topk(2, -1)
-        chosen = chosen if held is None else held
-        y = torch.zeros_like(x)
-        for index, expert in enumerate(self.experts):
-            rows, place = torch.where(chosen == index)
-            y = y.index_add(0, rows, expert(x[rows]) * best.sigmoid()[rows, place, None])
-        return y
+    best, chosen = m.router(x).topk(2, -1)
+    chosen = chosen if held is None else held
+    y = torch.zeros_like(x)
+    for index, expert in enumerate(m.experts):
+        rows, place = torch.where(chosen == index)
+        y = y.index_add(0, rows, expert(x[rows]) * best.sigmoid()[rows, place, None])
+    return y
 
 
 def test_choices_that_set_shapes_are_told_apart_by_the_model_s_own_run() -> None:
     torch.manual_seed(0)
-    model, x = Loop().eval(), X[:1024]
+    router, experts = nn.Linear(WIDTH, 8, bias=False), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(8))
+    model, x = Model(loop, router=router, experts=experts).eval(), X[:1024]
     audit = auditor.audit(model, x, quick=True, formats="bf16", strategies="cast")
     (found,) = audit.decisions
     assert [one.op for one in found.operations] == ["aten.where.default"]
@@ -209,8 +202,7 @@ def test_choices_that_set_shapes_are_told_apart_by_the_model_s_own_run() -> None
 
 
 def test_report_and_terminal_state_both_parts_and_the_operation_with_its_line() -> None:
-    torch.manual_seed(0)
-    audit = auditor.audit(Codes(0.0176), X[:1024], quick=True, formats="bf16")
+    audit = auditor.audit(seeded(lambda: Codes(0.0176)), X[:1024], quick=True, formats="bf16")
     (found,) = audit.decisions
     said = decision_words(audit)
     for part in (ratio(found.error), ratio(found.frozen), percent(found.share), "argmax", found.operations[0].source):

@@ -23,6 +23,7 @@ from auditor.offload.limit import EACH, HELD, free, resident, words
 from auditor.records import Audit
 from auditor.settings import Settings
 from tests.support.refusing import refused
+from tests.support.replaying import Model
 from tests.support.small_models import tied
 
 
@@ -30,24 +31,21 @@ def transformer() -> nn.Module:
     return tied(50, 32, block=nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True))
 
 
-class Flat(nn.Module):
+def flat() -> nn.Module:
     """No modules inside: parameters, and buffers of which it writes one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.w, self.v = nn.Parameter(torch.randn(32, 48) / 6), nn.Parameter(torch.randn(48, 32) / 7)
-        self.register_buffer("gain", torch.rand(1024))
-        self.register_buffer("calls", torch.zeros(512))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        self.calls += 1
-        y = torch.exp(-(x @ self.w).square() * 300) @ self.v * self.gain[:32]
+    def forward(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        m.calls += 1
+        y = torch.exp(-(x @ m.w).square() * 300) @ m.v * m.gain[:32]
         return y / y.square().mean(-1, keepdim=True).sqrt(), y.softmax(-1)
+
+    weights = {"w": nn.Parameter(torch.randn(32, 48) / 6), "v": nn.Parameter(torch.randn(48, 32) / 7)}
+    return Model(forward, **weights, gain=torch.rand(1024), calls=torch.zeros(512))
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "tied weights": (transformer, lambda: torch.randint(0, 50, (2, 7))),
-    "flat": (Flat, lambda: torch.randn(6, 32)),
+    "flat": (flat, lambda: torch.randn(6, 32)),
     "layers": (lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), lambda: torch.randn(2, 8)),
 }
 

@@ -60,24 +60,25 @@ def error_by_hand(kind: type[nn.Module], inputs: tuple[Tensor, ...], audit: Audi
     return float((found.double() - expected).norm() / expected.norm())
 
 
-class Distances(nn.Module):
+def distances() -> nn.Module:
     """Distances by expansion, whose terms cancel, then layers that are dear in BF16 and no more."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.book = nn.Parameter(8 + torch.randn(16, 32) / 4)
-        self.mix = nn.Parameter(0.25 + torch.randn(32, 16) / 6)
-        self.out = nn.Parameter(torch.randn(32, 32) / 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        apart = x.pow(2).sum(-1, keepdim=True) + self.book.pow(2).sum(-1) - 2 * (x @ self.book.T)
+    def forward(m: Any, x: Tensor) -> Tensor:
+        apart = x.pow(2).sum(-1, keepdim=True) + m.book.pow(2).sum(-1) - 2 * (x @ m.book.T)
         near = torch.exp(-apart)
-        return F.linear(F.silu(F.linear(3 * near / near.sum(-1, keepdim=True), self.mix)), self.out)
+        return F.linear(F.silu(F.linear(3 * near / near.sum(-1, keepdim=True), m.mix)), m.out)
+
+    weights = {
+        "book": 8 + torch.randn(16, 32) / 4,
+        "mix": 0.25 + torch.randn(32, 16) / 6,
+        "out": torch.randn(32, 32) / 6,
+    }
+    return Model(forward, **{name: nn.Parameter(weight) for name, weight in weights.items()})
 
 
 def test_products_that_are_dear_run_low_beside_functions_that_are_unsafe() -> None:
     inputs = (8 + normal(12, 32) / 4,)
-    audit = auditor.audit(seeded(Distances), inputs, formats=("bf16",), strategies=("autocast",))
+    audit = auditor.audit(seeded(distances), inputs, formats=("bf16",), strategies=("autocast",))
     verdicts = {report.node.name: report.verdicts["bf16"].verdict for report in audit.nodes if report.node.function}
     products = [report.node for report in audit.nodes if report.node.op == "aten.linear.default"]
     assert "sensitive" in {verdicts[node.name] for node in products}
@@ -86,7 +87,7 @@ def test_products_that_are_dear_run_low_beside_functions_that_are_unsafe() -> No
     assert plan.is_verified
     assert plan.low_precision_flops >= 0.5
     assert plan.exceptions == (("", "matmul"),)  # what follows is handed FP32 by it
-    assert error_by_hand(Distances, inputs, audit, "autocast_bf16") == pytest.approx(plan.measured_error, rel=1e-6)
+    assert error_by_hand(distances, inputs, audit, "autocast_bf16") == pytest.approx(plan.measured_error, rel=1e-6)
 
 
 def dear() -> nn.Module:

@@ -1,5 +1,7 @@
 """The third precision of a product, low inputs and FP32 output: where plans use it, what it costs, where it is of no use."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,25 +20,20 @@ from tests.support.subjects import normal, seeded
 GATE = function_in("router.gate", f"linear{FP32_OUTPUT}")
 
 
-class Router(nn.Module):
+def routed_to(m: Any, x: Tensor) -> Tensor:
     """Weights of two of four experts, by logits of about 64: there, BF16 numbers are 0.5 apart, and logits tie."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(256, 4, bias=False)
-        self.gate.weight.data = (0.25 + torch.randn(4, 256) / 64).bfloat16().float()
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights, experts = F.softmax(self.gate(x), -1).topk(2)
-        return torch.zeros(*x.shape[:-1], 4).scatter(-1, experts, weights)
+    weights, experts = F.softmax(m.gate(x), -1).topk(2)
+    return torch.zeros(*x.shape[:-1], 4).scatter(-1, experts, weights)
 
 
 def mixture() -> nn.Module:
     """Four experts of one layer each. Inputs and weights of the router are BF16 numbers: only its output is rounded."""
     experts = nn.ModuleList(nn.Linear(256, 64) for _ in range(4))
+    gate = nn.Linear(256, 4, bias=False)
+    gate.weight.data = (0.25 + torch.randn(4, 256) / 64).bfloat16().float()
     return Model(
         lambda m, x: sum(w.unsqueeze(-1) * e(x) for w, e in zip(m.router(x).unbind(-1), m.experts, strict=True)),
-        router=Router(),
+        router=Model(routed_to, gate=gate),
         experts=experts,
     )
 

@@ -126,8 +126,7 @@ def test_its_files_say_the_same(audit: Audit, given: str, tmp_path: Path, capsys
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])
 def test_the_code_keeps_one_module_in_fp32(strategy: str) -> None:
     code = keep_alone(make_audit(recommended=f"{strategy}_bf16"), "1")
-    torch.manual_seed(0)
-    names = {"model": nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))}
+    names = {"model": seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)))}
     exec(code, names)
     seen: list[torch.dtype] = []
     for module in names["model"]:
@@ -156,25 +155,17 @@ def test_snippets_are_python_whatever_the_names() -> None:
 # own.
 
 
-class Mixed(nn.Module):
+def every_reason(m: Any, x: Tensor) -> Tensor:
     """An operation for each reason there is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.second = nn.Linear(16, 64), nn.LayerNorm(64), nn.Linear(64, 64)
-        self.kept = Function(lambda x: (x + 3000.0) - 3000.0)  # amplifies rounding, so it stays in FP32
-        self.last = nn.Linear(64, 1024)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scaled = x * 2
-        low = self.first(scaled)
-        single = self.norm(low)
-        both = single * low
-        asked = low.float()
-        with torch.autocast("cuda", enabled=False):
-            off = self.second(asked)
-        ramp = torch.arange(64, dtype=torch.float32)
-        return self.kept(self.last(both + off / 100 + ramp / 1000))
+    scaled = x * 2
+    low = m.first(scaled)
+    single = m.norm(low)
+    both = single * low
+    asked = low.float()
+    with torch.autocast("cuda", enabled=False):
+        off = m.second(asked)
+    ramp = torch.arange(64, dtype=torch.float32)
+    return m.kept(m.last(both + off / 100 + ramp / 1000))
 
 
 REASONS = {
@@ -188,7 +179,12 @@ REASONS = {
 
 @pytest.fixture(scope="module")
 def mixed() -> Audit:
-    return auditor.audit(seeded(Mixed), normal(256, 16), formats=("fp16",), strategies=("autocast",), device="cpu")
+    def make() -> nn.Module:
+        layers = {"first": nn.Linear(16, 64), "norm": nn.LayerNorm(64), "second": nn.Linear(64, 64)}
+        kept = Function(lambda x: (x + 3000.0) - 3000.0)  # amplifies rounding, so it stays in FP32
+        return Model(every_reason, **layers, kept=kept, last=nn.Linear(64, 1024))
+
+    return auditor.audit(seeded(make), normal(256, 16), formats=("fp16",), strategies=("autocast",), device="cpu")
 
 
 def reasons(mixed: Audit) -> dict[str, list[NodeReport]]:

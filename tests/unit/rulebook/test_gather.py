@@ -1,6 +1,6 @@
 """Facts of toy models: names, neighbors, sizes, autocast, upcasts, and what a measurement or a backward pass adds."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from auditor.records import NodeError, Verdict
+from auditor.records import Capture, NodeError, Verdict
 from auditor.records.training import BackwardNode
 from auditor.rulebook.gather import WORDS, gather, positions
 from auditor.rulebook.verdicts import Judgement, backward_reasons, with_backward
@@ -80,33 +80,26 @@ def test_first_and_last_layers_by_graph_position() -> None:
     assert not weights & {"linear", "linear_1", "linear_2"}
 
 
-class Tokens(nn.Module):
-    """An embedding written as an index, a layer, and a head that is tied to the embedding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Parameter(torch.ones(5, 4))
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.linear(self.layer(self.table[ids]).tanh(), self.table).squeeze(0)
+def captured_on_tokens(function: Callable[[Any, Tensor], Tensor]) -> Capture:
+    model = Model(function, table=nn.Parameter(torch.ones(5, 4)), layer=nn.Linear(4, 4))
+    return capture_of(model, torch.tensor([[1, 2]]))
 
 
 def test_an_index_into_a_table_is_the_first_layer() -> None:
-    traced = capture_of(Tokens(), torch.tensor([[1, 2]]))
+    """An embedding written as an index, a layer, and a head that is tied to the embedding."""
+    traced = captured_on_tokens(lambda m, ids: F.linear(m.layer(m.table[ids]).tanh(), m.table).squeeze(0))
     found = positions(traced)
     assert (found["is_first_layer"], found["is_last_layer"]) == ({"index"}, {"linear_1"})
     assert not found["from_weights"] & traced.nodes.keys()
 
 
 def test_what_reaches_no_output_is_no_last_layer() -> None:
-    class Unused(Tokens):
-        def forward(self, ids: Tensor) -> Tensor:
-            x = self.layer(self.table[ids])
-            self.layer(x.exp())
-            return x
+    def forward(m: Any, ids: Tensor) -> Tensor:
+        x = m.layer(m.table[ids])
+        m.layer(x.exp())
+        return x
 
-    found = positions(capture_of(Unused(), torch.tensor([[1, 2]])))
+    found = positions(captured_on_tokens(forward))
     assert found["is_last_layer"] == {"linear"}
 
 

@@ -175,10 +175,9 @@ def test_a_pattern_finds_the_module_of_that_name_and_no_other(name: str) -> None
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a real audit saves."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+    model = seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)))
     folder = tmp_path_factory.mktemp("audit")
-    auditor.audit(model, torch.randn(16, 8), max_error=2e-3, device="cpu").save(folder)
+    auditor.audit(model, normal(16, 8), max_error=2e-3, device="cpu").save(folder)
     return folder
 
 

@@ -23,9 +23,12 @@ from auditor.training.advice import advice_of
 from auditor.training.objective import training_subject
 from auditor.training.recommend import loss_scale
 from auditor.training.step import StepPrecision, capture_step
-from tests.support.replaying import Model
+from tests.support.replaying import Model, linear
+from tests.support.subjects import normal, seeded
 from tests.unit.report.factory import HOSTILE
 from tests.unit.training.conftest import Trained, audited, fp32_gradients, loss_fn, made
+
+BATCH = normal(4, 8), normal(4, 8, seed=1)
 
 
 def test_some_advice_is_given_where_it_is_true_alone(trained: Trained) -> None:
@@ -82,15 +85,18 @@ def test_hostile_names_add_no_markup(trained: Trained) -> None:
 
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Runs an audit's loop beside its files, on names of the caller's."""
+    """Runs an audit's loop beside its files, on names of the caller's: all that is trained changes."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    def run(audit: Audit, **names: Any) -> None:
+    def run(audit: Audit, model: nn.Module, **names: Any) -> None:
+        before = [parameter.detach().clone() for parameter in model.parameters()]
         audit.save(tmp_path)
         sys.modules.pop("patched_model", None)
-        exec(compile(loop_code(audit) or "", "loop.py", "exec"), names)
+        exec(compile(loop_code(audit) or "", "loop.py", "exec"), {"model": model, **names})
         del sys.modules["patched_model"]
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            assert torch.equal(parameter, old) is not parameter.requires_grad
 
     return run
 
@@ -103,8 +109,7 @@ def test_the_loop_trains_in_the_steps_of_the_snippet(trained: Trained, fmt: str,
     assert "put no torch.autocast" in " ".join(code.replace("#", " ").split())
     assert "with torch.autocast" not in code
     model, tokens, targets = made()
-    train(audit, model=model, loader=[(tokens, targets)] * 3, loss_fn=loss_fn)
-    assert not torch.equal(model.up.weight, made()[0].up.weight)
+    train(audit, model, loader=[(tokens, targets)] * 3, loss_fn=loss_fn)
 
 
 @dataclass(frozen=True)
@@ -131,52 +136,42 @@ class Pair(nn.Module):
         return {"loss": loss} if self.way == "mapping" else SimpleNamespace(loss=loss)
 
 
-@pytest.mark.parametrize("form", ["tuple", "dict", "both"])
-def test_the_loop_calls_a_model_with_its_own_loss_as_the_audit_did(form: str, train: Callable[..., None]) -> None:
-    torch.manual_seed(0)
-    model, (x, y) = Pair("attribute"), (torch.randn(4, 8), torch.randn(4, 8))
-    batch: Any = {"tuple": (x, y), "dict": {"x": x, "labels": y}, "both": ((x,), {"labels": y})}[form]
-    found, training = audited(model, batch, None, strategies="autocast", formats="bf16")
-    assert training.inputs == form
-    before = model.layer.weight.detach().clone()
-    train(found, model=model, loader=[batch] * 2)
-    assert not torch.equal(before, model.layer.weight)
-
-
 def test_the_loop_hands_a_model_its_several_inputs(train: Callable[..., None]) -> None:
-    torch.manual_seed(0)
-    model = Model(lambda m, a, b: m.layer(a + b), layer=nn.Linear(8, 8))
-    a, b, y = torch.randn(3, 4, 8)
+    model = Model(lambda m, a, b: m.layer(a + b), layer=linear(8, 8))
+    a, b, y = normal(3, 4, 8)
     found, training = audited(model, (a, b, y), nn.functional.mse_loss, strategies="autocast", formats="bf16")
     assert training.inputs == "tuple"
-    before = model.layer.weight.detach().clone()
-    train(found, model=model, loader=[((a, b), y)] * 2, loss_fn=nn.functional.mse_loss)
-    assert not torch.equal(before, model.layer.weight)
+    train(found, model, loader=[((a, b), y)] * 2, loss_fn=nn.functional.mse_loss)
 
 
-@pytest.mark.parametrize("way", ["tensors", "dataclass", "mapping", "attribute"])
-def test_the_loop_runs_whatever_the_model_returns(way: str, train: Callable[..., None]) -> None:
+@pytest.mark.parametrize(
+    ("way", "form"),
+    [
+        ("tensors", "tensor"),
+        ("dataclass", "tensor"),
+        ("mapping", "dict"),
+        *(("attribute", form) for form in ("tuple", "dict", "both")),
+    ],
+)
+def test_the_loop_runs_whatever_the_model_takes_and_returns(way: str, form: str, train: Callable[..., None]) -> None:
+    """Where the model computes its own loss, it is called as the audit did."""
+
     def squares(outputs: Any, targets: Tensor) -> Tensor:
         y, more = (outputs.y, outputs.more) if way == "dataclass" else (outputs["y"], outputs["more"])
         assert y.dtype is more[0].dtype is torch.float32
         return (y - targets + more[0]).square().mean()
 
-    torch.manual_seed(0)
-    model, (x, y) = Pair(way), (torch.randn(4, 8), torch.randn(4, 8))
+    model, (x, y) = seeded(lambda: Pair(way)), BATCH
     own = way not in ("tensors", "dataclass")
-    batch: Any = {"x": x, "labels": y} if own else (x, y)
+    batch: Any = {"dict": {"x": x, "labels": y}, "both": ((x,), {"labels": y})}.get(form, (x, y))
     found, training = audited(model, batch, None if own else squares, strategies="autocast", formats="bf16")
     assert found.to_dict()  # what the file has of it
-    assert training.returned == ("tensors" if way == "dataclass" else way)
-    before = model.layer.weight.detach().clone()
-    train(found, model=model, loader=[batch] * 2, loss_fn=squares)
-    assert not torch.equal(before, model.layer.weight)
+    assert (training.inputs, training.returned) == (form, "tensors" if way == "dataclass" else way)
+    train(found, model, loader=[batch] * 2, loss_fn=squares)
 
 
 def test_without_a_plan_the_loop_has_the_region_that_was_measured() -> None:
-    torch.manual_seed(0)
-    batch = (torch.randn(4, 8), torch.randn(4, 8))
-    found, _ = audited(nn.Linear(8, 8), batch, nn.functional.mse_loss, strategies=("cast",))
+    found, _ = audited(linear(8, 8), BATCH, nn.functional.mse_loss, strategies=("cast",))
     code = loop_code(found)
     assert "    with torch.autocast(DEVICE, dtype=torch." in code
     assert "patched_model" not in code
@@ -269,8 +264,7 @@ def test_what_has_no_gradient_yet_is_said() -> None:
     base, a, b = nn.Linear(8, 8), nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
     nn.init.zeros_(b.weight)
     adapter = Model(lambda m, x: m.base(x) + m.b(m.a(x)), base=base, a=a, b=b)
-    batch = (torch.randn(4, 8), torch.randn(4, 8))
-    _, training = audited(adapter, batch, nn.functional.mse_loss, strategies=("autocast",))
+    _, training = audited(adapter, BATCH, nn.functional.mse_loss, strategies=("autocast",))
     assert advice(training, "zero-gradients").startswith("The gradient is zero for a.weight: ")
 
 
@@ -280,15 +274,14 @@ def test_a_sum_over_ranks_is_said_where_it_stands() -> None:
     from torch import distributed
     from torch.distributed import _functional_collectives as collectives
 
-    def gathered() -> nn.Module:
-        return Model(
-            lambda m, x: collectives.all_reduce(m.layer(x), "sum", distributed.group.WORLD) * 1.0, layer=nn.Linear(8, 8)
-        )
+    def gathered(m: Any, x: Tensor) -> Tensor:
+        return collectives.all_reduce(m.layer(x), "sum", distributed.group.WORLD) * 1.0
 
     half = collectives.all_reduce(torch.ones(3, dtype=torch.float16), "sum", distributed.group.WORLD)
     assert half.dtype is torch.float16
-    batch = (torch.randn(4, 8), torch.randn(4, 8))
-    _, training = audited(gathered(), batch, nn.functional.mse_loss, strategies=("autocast",), formats=("bf16",))
+    _, training = audited(
+        Model(gathered, layer=linear(8, 8)), BATCH, nn.functional.mse_loss, strategies="autocast", formats="bf16"
+    )
     said = advice(training, "low-collective")
     assert re.match(
         rf"\S*all_reduce\S* at {Path(__file__).name}:\d+ sums the ranks' values in their own dtype", said
@@ -302,12 +295,10 @@ def test_a_layer_far_above_the_others_is_said_with_its_factor() -> None:
             x = x + (y if i != 2 else y.detach() + 300 * (y - y.detach()))
         return x
 
-    torch.manual_seed(0)
-    model = Model(steep, layers=nn.ModuleList(nn.Linear(8, 8) for _ in range(5)))
-    batch = (torch.randn(4, 8), torch.randn(4, 8))
-    _, training = audited(model, batch, nn.functional.mse_loss, strategies=("autocast",))
+    model = seeded(lambda: Model(steep, layers=nn.ModuleList(nn.Linear(8, 8) for _ in range(5))))
+    _, training = audited(model, BATCH, nn.functional.mse_loss, strategies=("autocast",))
     squares: dict[str, float] = {}
-    for name, g in fp32_gradients(model, batch, nn.functional.mse_loss).items():
+    for name, g in fp32_gradients(model, BATCH, nn.functional.mse_loss).items():
         module = name.rpartition(".")[0]
         squares[module] = squares.get(module, 0.0) + float(g.square().sum())
     norms = {module: value**0.5 for module, value in squares.items()}

@@ -127,24 +127,20 @@ def test_a_value_behind_detach_is_detached_once() -> None:
     assert sum(node.op == "aten.detach.default" for node in step.capture.nodes.values()) == 1
 
 
-class Random(nn.Module):
+def drawing(m: Any, x: Tensor) -> Tensor:
     """Draws in several ways, normalizes by the batch, and counts its calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(16, 64), nn.Linear(64, 1)
-        self.norm, self.dropout = nn.BatchNorm1d(64), nn.Dropout(0.4)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        h = self.dropout(self.norm(self.first(x)).tanh())
-        h = h + 0.1 * torch.randn_like(h)
-        return F.dropout(self.last(h), 0.2, self.training).square().mean()
+    m.calls += 1
+    h = m.dropout(m.norm(m.first(x)).tanh())
+    h = h + 0.1 * torch.randn_like(h)
+    return F.dropout(m.last(h), 0.2, m.training).square().mean()
 
 
 def test_the_low_step_draws_what_the_fp32_step_drew() -> None:
-    model = seeded(Random)
+    def make() -> nn.Module:
+        layers = {"first": nn.Linear(16, 64), "last": nn.Linear(64, 1), "norm": nn.BatchNorm1d(64)}
+        return Model(drawing, **layers, dropout=nn.Dropout(0.4), calls=torch.zeros(()))
+
+    model = seeded(make)
     before = copy.deepcopy(model.state_dict())
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
