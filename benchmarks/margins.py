@@ -3,7 +3,7 @@
 Ten models, for language, detection, segmentation, experts, codebooks and classes; weights are random or trained here in
 seconds. Flips: of the largest entry of each row of the output, predicted and counted under each plan. Ranks: each operation runs
 low alone, and the change of the margins near zero is compared with the audit's: predicted, or measured if the operation changes a
-choice inside the model, such as an expert. A run of a group, whose error bounds each member's effect, ranks no operation.
+choice inside the model, such as an expert. A group's error is shared among its members as first order has it.
 """
 
 from __future__ import annotations
@@ -176,8 +176,10 @@ def ranks_of(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Ro
                 low = tensor_outputs(OneLow(measured.capture.graph_module, node.name, fmt).run(*flat))[0].double()
             if node.floating and float((low - reference).norm() / reference.norm()) > 1e-7:
                 one = settled[node.name][fmt]
-                known = first.contributions[node.name][fmt] if one.decided_by == "group" else one  # of a group: a bound
-                pairs.append((known.isolated, margins(reference, low, ALLOWED)))
+                change, alone = one.isolated, first.contributions[node.name][fmt]
+                if one.decided_by == "group" and alone.own:  # a bound, which the members share as first order has it
+                    change = min(alone.isolated * one.own / alone.own, change)
+                pairs.append((change, margins(reference, low, ALLOWED)))
         values = (name, fmt, len(pairs), spearman(*map(list, zip(*pairs, strict=True))))
         result.append(dict(zip(RANKS, values, strict=True)))
     return result
