@@ -30,7 +30,7 @@ VERIFICATIONS = 20
 """Maximum number of choices that are verified for one plan; if all are refused, all layers keep 16 bits."""
 
 REFUSED = 1.25
-"""The least error, in units of the limit, that a refused choice counts as having."""
+"""The error, in units of the limit, of a choice that the score refuses, or whose error is not finite."""
 
 _EXPERTS = re.compile(r"(.*?[^.]*expert[^.]*)\.\d+\.")
 """Matches the list of experts in the module path of a layer that belongs to one expert."""
@@ -99,8 +99,8 @@ class QuantizedPlans:
         error = worst_of(errors)
         if self.score is not None and error <= limit:
             score = self.score.score_of(self.model.model, partial(self.model.under, schemes), self.bench.options)
-        if not (error <= limit and (score is None or score.holds)):
-            error = max(REFUSED * limit, error if math.isfinite(error) else 0.0)
+        if not math.isfinite(error) or (score is not None and not score.holds):
+            error = REFUSED * limit
         return Verified(by, errors[0], errors[1], error, score)
 
     def run(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str = "emulation") -> Run:
