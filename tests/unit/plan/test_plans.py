@@ -167,6 +167,24 @@ def test_a_value_that_is_cast_for_some_of_its_readers_adds_error_only_through_th
     assert chosen == whole or whole.predicted_error > 10 * ran
 
 
+def test_runs_split_an_effect_by_readers_as_first_order_does() -> None:
+    model = seeded(lambda: Model(post_norm, products=layers(square), norms=layers(nn.LayerNorm)))
+    own = {"metric": lambda ours, theirs: float((ours[0] - theirs[0]).norm())}  # no first order: only runs decide
+    (plan,) = auditor.audit(
+        model, normal(256, 32), formats="bf16", strategies="autocast", max_error=5, **own
+    ).plans.values()
+    assert plan.predicted_error == pytest.approx(plan.measured_error, rel=0.5)
+
+
+def test_pairs_of_scopes_and_sums_in_fp32_count_only_what_is_read_low() -> None:
+    model = seeded(lambda: Model(post_norm, products=layers(square), norms=layers(nn.LayerNorm)))
+    bench = bench_of(model, normal(256, 32), max_error=1e-3)
+    assert bench.judged.verdicts["add"]["bf16"].verdict == "unsafe"  # with both of its inputs rounded
+    assert bench.problem("autocast", "bf16").evaluate(()).feasible
+    cast, _ = bench.problem("cast", "bf16").energy.pairs["norms.0", "products.1"]
+    assert 0 < math.sqrt(cast) < 0.1 * bench.contributions["bf16"]["layer_norm"].cast
+
+
 # Reasons add up: what is called affordable is lowered and the budget holds, what is called over the budget breaks it.
 
 

@@ -26,6 +26,7 @@ from auditor.measure.rerun import Yardstick
 from auditor.numerics.schemes import SCHEMES
 from auditor.plan.choices import Choice, Group, Run, Search, Verified
 from auditor.plan.costs import Cost, quantized_seconds
+from auditor.plan.quantized import QuantizedPlans
 from auditor.records.audit import Audit
 from auditor.records.quantization import QuantizedPlan
 from auditor.report.reporters import html, text
@@ -115,7 +116,9 @@ def halves() -> nn.Module:
     return Model(lambda m, x: torch.cat([m.a(x[:, :WIDTH]), m.b(x[:, WIDTH:])], -1), a=a, b=b)
 
 
-def test_if_held_out_inputs_refuse_one_layer_another_is_quantized() -> None:
+def test_if_held_out_inputs_refuse_one_layer_another_is_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, verify = list[Verified](), QuantizedPlans._verify
+    monkeypatch.setattr(QuantizedPlans, "_verify", lambda *of: checked.append(verify(*of)) or checked[-1])
     model, x = seeded(halves), normal(32, 2 * WIDTH, seed=1)
     alone = {name: change(model, by_hand(model, {name: "fp8"}), x) for name in "ab"}
     assert alone["a"] == pytest.approx(alone["b"], rel=0.1)
@@ -124,9 +127,12 @@ def test_if_held_out_inputs_refuse_one_layer_another_is_quantized() -> None:
     assert first.layers == {"a": "fp8", "b": ""}  # more weights than in b
     # four times the first half: a has 16 / 17 of the squared error instead of 1 / 2, and b has 1 / 17
     held_out = x * torch.tensor([4.0, 1.0]).repeat_interleave(WIDTH)
+    checked.clear()
     (other,) = audited(model, x, held_out, formats="fp8", max_error=budget).quantized_plans
     assert other.layers == {"a": "", "b": "fp8"}
     assert other.held_out_error == pytest.approx(alone["b"] * math.sqrt(2 / 17), rel=0.1)
+    assert max(one.error for one in checked) > budget
+    assert all(one.error == max(one.measured, one.held_out) for one in checked)  # a near miss counts as one
 
 
 @pytest.mark.parametrize("seed", [1, 3, 5, 7])
