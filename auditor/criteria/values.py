@@ -1,4 +1,4 @@
-"""Computes the value of a criterion from a reference and a candidate, in float64."""
+"""Computes the value of a criterion from a reference and a candidate, in float64; only ranks need no conversion."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Callable
 import torch
 
 from ..errors import CallbackError, describe, let_through
-from ..numerics.entries import dense, entries, extent, finite, is_number
+from ..numerics.entries import all_finite, dense, entries, extent, finite, is_number
 from ..numerics.formats import dtype_name
 from ..numerics.metrics import comparable_pairs, relative_l2
 from .criterion import Criterion
 
 Value = Callable[[torch.Tensor, torch.Tensor, Criterion], float]
+
+RANKS = ("top1", "topk")
+"""Kinds that only compare the entries of one tensor, which gives the same result in any dtype."""
 
 
 def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor) -> float:
@@ -34,12 +37,13 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
     worst = criterion.how.best
     for r, c in comparable_pairs([dense(reference)], [dense(candidate)]):
         if is_number(r):
-            r, c = (entries(x).double() for x in (r, c))
-            infinite, known = torch.isinf(r), ~torch.isnan(r)
-            if not torch.equal(torch.isfinite(c) & known, torch.isfinite(r)) or not torch.equal(
-                r[infinite], c[infinite]
-            ):
-                return math.nan
+            r, c = entries(r), entries(c)
+            if not (all_finite(r) and all_finite(c)):
+                infinite, known = torch.isinf(r), ~torch.isnan(r)
+                alike = torch.equal(torch.isfinite(c) & known, torch.isfinite(r))
+                if not alike or not torch.equal(r[infinite].double(), c[infinite].double()):
+                    return math.nan
+            r, c = (x if criterion.kind in RANKS else x.double() for x in (r, c))
         result = VALUES[criterion.kind](r, c, criterion) if r.numel() else criterion.how.best
         if math.isnan(result):
             return math.nan

@@ -12,8 +12,7 @@ from typing import TypeVar
 from ..artefact.strategies import names
 from ..capture.paths import same_operations
 from ..criteria.criterion import FLOOR, counts_flips, strict
-from ..execution.policy import Policy, plain
-from ..execution.resolve import kept_low, resolve
+from ..execution.resolve import kept_low, reached_by
 from ..measure.calibrate import Calibration, larger_effect, worse
 from ..measure.rerun import SENSITIVE_SHARE, Yardstick
 from ..numerics.formats import FORMATS, label
@@ -204,11 +203,9 @@ def judge(
         return verdict_of(node, error, contribution, known.ranges.get(name), used, fmt, max_error, noise)
 
     for fmt in formats:
-        used = {strategy: resolve(Policy(capture, strategy, plain(fmt), fmt)) for strategy in names()}
-        own = kept_low(capture, names(), fmt)
+        reached, own = reached_by(capture, fmt), kept_low(capture, names(), fmt)
         for name, node in capture.nodes.items():
-            strategies = tuple(strategy for strategy, dtypes in used.items() if dtypes.touches_low(name))
-            exposed[name][fmt] = strategies
+            strategies = exposed[name][fmt] = reached[name]
             if own.get(name, fmt) != fmt:
                 verdicts[name][fmt] = Verdict(
                     "safe", f"the model's code requires {label(own[name])} here under every plan"
