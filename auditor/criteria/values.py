@@ -1,4 +1,4 @@
-"""Computes the value of a criterion from a reference and a candidate, in float64; only ranks need no conversion."""
+"""Computes the value of a criterion from a reference and a candidate, in float64."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from ..numerics.metrics import comparable_pairs, relative_l2
 from .criterion import Criterion
 
 Value = Callable[[torch.Tensor, torch.Tensor, Criterion], float]
-
-RANKS = ("top1", "topk")
-"""Kinds that only compare the entries of one tensor, which gives the same result in any dtype."""
 
 
 def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor) -> float:
@@ -39,11 +36,10 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
         if is_number(r):
             r, c = entries(r), entries(c)
             if not (all_finite(r) and all_finite(c)):
-                infinite, known = torch.isinf(r), ~torch.isnan(r)
-                alike = torch.equal(torch.isfinite(c) & known, torch.isfinite(r))
-                if not alike or not torch.equal(r[infinite].double(), c[infinite].double()):
+                differ = (r != c) & ~r.isnan() & ~(r.isfinite() & c.isfinite())
+                if bool(differ.any()):
                     return math.nan
-            r, c = (x if criterion.kind in RANKS else x.double() for x in (r, c))
+            r, c = (x if criterion.kind in ("top1", "topk") else x.double() for x in (r, c))  # ranks need no float64
         result = VALUES[criterion.kind](r, c, criterion) if r.numel() else criterion.how.best
         if math.isnan(result):
             return math.nan

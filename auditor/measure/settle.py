@@ -85,9 +85,8 @@ class FormatRuns:
         self._first = {name: by_format[fmt] for name, by_format in first.contributions.items()}
         self._errors = {name: by_format[fmt] for name, by_format in self._measurement.errors.items()}
         self._traces = {name: by_format[fmt] for name, by_format in self._measurement.traces.items()}
-        heads: dict[str, str] = {}
-        views = lone_views(self._measurement).items()  # views of one value have equal errors, so one run suffices
-        firsts = {view: heads.setdefault(root, view) for view, root in views}
+        heads: dict[str, str] = {}  # views of one value have equal errors, so one run suffices
+        firsts = {view: heads.setdefault(root, view) for view, root in lone_views(self._measurement).items()}
         self._twins = {view: first for view, first in firsts.items() if view != first}
         self._compared: dict[str, tuple[float, float]] = {}
         self._rates: list[float] = []
