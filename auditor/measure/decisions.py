@@ -91,7 +91,7 @@ def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
 
 
 class _LowRuns:
-    """Runs a model in low precision, some decisions fixed to the FP32 run's. nodes: the operations that decide."""
+    """Runs a model in low precision, with some of the FP32 run's decisions. nodes: the operations that decide."""
 
     def __init__(
         self, measurement: Measurement, format: str, yardstick: Yardstick, nodes: Mapping[str, fx.Node]
@@ -145,8 +145,8 @@ class _LowRuns:
         return Decision(*about, count, seen, flips if math.isfinite(change) else None, seen)
 
     def find_scorer(self, name: str) -> tuple[str, set[str]]:
-        """Return the module whose product computes a decision's scores (without one, the decision's module), and the
-        operations in this module and from there to the decision."""
+        """Return the module whose matrix product computes a decision's scores (without a product, the decision's
+        module), and the operations in this module and from there to the decision."""
         nodes, level, result = self.measurement.capture.nodes, [self.nodes[name]], {name}
         for _ in range(LEVELS):
             level = [source for n in level for source in n.all_input_nodes if source.name in nodes]

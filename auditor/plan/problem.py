@@ -225,7 +225,7 @@ class Problem:
     products = cached_property(products_of)
 
     def variable(self, name: str) -> str:
-        """Path of the module, or of a function in it (see paths.function_in), whose precision a node has."""
+        """Path of the module, or of the function in a module (see paths.function_in), that sets a node's precision."""
         node = self.capture.nodes[name]
         if node.function is None or node.function.path not in self.exceptions.get(node.owner, ()):
             return node.owner
@@ -243,8 +243,8 @@ class Problem:
     def evaluate(self, high: Collection[Any]) -> Candidate:
         """Predict error, price and time of the choice with `high` (modules and functions) in FP32; cached.
 
-        What `high` implies is added, and what has no effect is removed. If batches take several paths through the
-        model, the error is the largest of any path.
+        Owners that must be FP32 if `high` is are added; FP32 outputs without effect are removed. If batches take
+        several paths through the model, the error is the largest of any path.
         """
         energy, costs = self.energy, self.costs
         settled = energy.settle(energy.scopes.keys() & high) | (self.products.keys() & high)
@@ -331,8 +331,8 @@ class Problem:
         return self.contributions.get(format, {}).get(name)
 
     def is_forbidden(self, resolution: Resolution, name: str) -> bool:
-        """Whether a plan gives an unsafe or untested node a low-precision result, or any node two dtypes. Errors of
-        low-precision values that a node reads in FP32 count where they are rounded, but for discrete results."""
+        """Whether an unsafe or untested node has a low-precision result, or any node gets two dtypes. Unsafe nodes with
+        FP32 results may read low-precision values: these count where they are rounded."""
         verdict, typed = self.verdicts.get(name), resolution.nodes[name]
         kind = "" if verdict is None or name in self.kept_formats else verdict.verdict
         if typed.conflict or kind not in ("unsafe", "untested"):

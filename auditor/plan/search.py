@@ -45,7 +45,7 @@ VISITS = 20_000
 """Maximum number of operations that one local search visits in total, which bounds the time for a large model."""
 
 ROUNDS = 4
-"""Maximum number of attempts, each with a smaller error, to make a plan whose artefact meets the budget."""
+"""Maximum number of attempts, each with a smaller error limit, to make a plan whose artefact meets the budget."""
 
 
 class Arc(NamedTuple):
@@ -120,8 +120,8 @@ class Cuts:
     def towards(self, holds: Callable[[Choice], bool]) -> list[Choice]:
         """Choices from everything in low precision to everything in FP32: cuts that approach the limit from both sides.
 
-        holds: whether a choice is within the limit; all FP32 always is. The next multiplier gives the two choices next
-        to the limit equal value, so that each new cut lies between them.
+        holds: whether a choice is within the limit; all FP32 always is. The next multiplier gives equal sums to the two
+        choices nearest to the limit, so that each new cut lies between them.
         """
         over, within = self.best(0.0), self._nothing
         result = [over, within, frozenset({HIGH})]
@@ -215,8 +215,8 @@ class Energy:
 
     @cached_property
     def groups(self) -> list[frozenset[str]]:
-        """Sets that change to low precision together: an owner, or an owner and all below it, plus tied owners. The
-        largest saving per squared error comes first."""
+        """Sets that change to low precision together: an owner, or an owner and all owners below, each with the owners
+        that share a weight. The largest saving per squared error comes first."""
 
         def worth(group: frozenset[str]) -> float:
             square = sum(self.scopes[owner][2] for owner in group)

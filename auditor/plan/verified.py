@@ -110,8 +110,8 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
 def _record_run(
     bench: Workbench, plan: Plan, pairs: Sequence[Pair] = (), graded: Sequence[Pair] = (), **said: Any
 ) -> Plan:
-    """The plan with the results of a run. Criteria get the worst values without gradients, and must also hold with
-    gradients enabled."""
+    """The plan with the results of a run. pairs, graded: outputs without and with gradients enabled. The criteria must
+    hold for both."""
     distance, inputs = bench.yardstick.distance, "held-out" if bench.subject.held_out else "audited"
     criteria = distance.values(pairs, graded, plan.predicted_error) if isinstance(distance, Criteria) else ()
     execution = "native" if bench.options.native else "emulated"

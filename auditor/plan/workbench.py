@@ -166,7 +166,8 @@ class Workbench:
 
     @property
     def replayed(self) -> tuple[Batch, ...]:
-        """Batches on which replays stand for checks: the checks, or the calibration inputs if no check can be replayed."""
+        """Batches to replay in place of runs on `checks`: the same or, if none can be replayed, the calibration
+        inputs."""
         return self.checks if usable(self.capture, self.subject, self.checks) else self.subject.batches
 
     def problem(self, strategy: str, fmt: str) -> Problem:

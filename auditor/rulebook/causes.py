@@ -74,7 +74,7 @@ def findings_of(
     layers: Sequence[QuantizedLayer] = (),
 ) -> tuple[Finding, ...]:
     """Findings of the rules, compared with the measurement, each with its cause. formats, trains: as in `classify`;
-    exposed: {node: {format: strategies that run it on low-precision values}}; precision findings on other nodes are
+    exposed: {node: {format: strategies that run it on low-precision values}}; without any, precision findings are
     dropped. select, ignores: as in `apply_selection`; casts: unrequested casts; layers: quantized layers."""
     by_node: dict[str, dict[str, QuantizedLayer]] = {name: {} for name in graph.verdicts}
     for layer in layers:

@@ -105,7 +105,7 @@ def _sizes(
 
 
 def _under_schemes(layers: Mapping[str, QuantizedLayer]) -> dict[str, Any]:
-    """Facts about a layer under schemes."""
+    """Facts about one layer under each quantization scheme. layers: {scheme: result of the layer}."""
     return {
         "weight_bits": {scheme: SCHEMES[scheme].weight.bits for scheme in layers},
         **{fact: {s: getattr(layer, fact) for s, layer in layers.items()} for fact in ("cause", "part", "place")},
@@ -131,7 +131,8 @@ def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> d
 
 
 def positions(capture: Capture) -> dict[str, set[str]]:
-    """Node names by position. First layers have no layer upstream, last layers no layer between them and an output.
+    """{fact, such as `is_first_layer`: nodes for which it holds}. First layers have no layer upstream, last layers no
+    layer between them and an output.
 
     A layer has an input computed only from parameters (a weight norm's product counts), and another input; norms and
     scales are not layers. A model with several branches has several first and last layers.

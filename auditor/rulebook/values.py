@@ -245,7 +245,7 @@ def reduce_op(node: fx.Node) -> str | None:
 
 @dataclass(frozen=True)
 class AdditionRun:
-    """Repeated additions to one value. lost: {format: sum of updates up to half the format's spacing}; absorbed: as in
+    """Repeated additions to one value. lost: {format: sum of the updates of at most half a spacing}; absorbed: as in
     NodeFacts."""
 
     length: int = 0

@@ -22,7 +22,8 @@ ALLOWED = 0.01
 """Largest acceptable share of the non-zero low-precision gradients that underflow to zero."""
 
 HEADROOM = 16.0
-"""Factor from the initial to the largest usable loss scale, since gradients may grow; less in a narrower window."""
+"""Factor from the initial to the largest usable loss scale, since gradients may grow; less if fewer scales are
+usable."""
 
 _HIGHEST = 126
 FP16 = FORMATS["fp16"]

@@ -210,8 +210,8 @@ def _with_batch(
 def _noise(step: Step) -> float | None:
     """Relative difference of FP32's gradients between batches, estimated from the two halves of this batch.
 
-    The mean of two halves' gradients is off by about half their distance. Returns None for a batch without halves.
-    """
+    The mean of two halves' gradients has an error of about half their distance. Returns None for a batch without
+    halves."""
     subject = step.subject
     total, *others = {x.shape[0] for x in tensors_in(subject.batches[0]) if x.dim()} or {0}
     if total < 2 or others:
