@@ -56,7 +56,8 @@ def scopes_of(policy: Policy) -> dict[str, ScopeChoice]:
 
 
 def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> UnderPlan:
-    """Return each node's error and dtypes under a plan, on `batch`, or on each path's first batch if paths are several.
+    """Return each node's error and dtypes under a plan, on `batch`, or on each path's first batch if the model has
+    several paths.
 
     A node whose shape changes has no error. The result is empty without a plan, for exported programs, and if an
     operation raises, for example because it does not support the format.
@@ -103,7 +104,8 @@ def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
 
 def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: torch.dtype) -> Dtypes:
     """Return the dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
-    tensors. Scalars and discrete tensors count only without other tensors. kernel: the arguments after all casts."""
+    tensors. Scalars and discrete tensors count only if there are no other tensors. kernel: the arguments after all
+    casts."""
     read, handed = tensors_in(policy.converted_arguments(n, (n.args, n.kwargs), value_of)), tensors_in(kernel)
     floating = [x for x in handed if x.is_floating_point() or x.is_complex()] or handed
     deciding = [x.dtype for x in floating if x.dim()] or [x.dtype for x in floating]

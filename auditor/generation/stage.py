@@ -204,7 +204,8 @@ def _of_product(node: fx.Node) -> list[fx.Node]:
 def shares(
     problem: Problem, plan: Plan, flips: Callable[[float], float | None] = lambda error: None
 ) -> tuple[float, tuple[PartShare, ...]]:
-    """A plan's first-order error, and each part's share of the squared error. flips(error): the expected flips."""
+    """A plan's first-order error, and each part's share of the squared error. flips(error): expected flips per 1,000
+    tokens."""
     resolution = problem.resolve(choice_from_scopes(plan.scopes))
     of, squares, counts = parts_of(problem.capture), defaultdict[str, float](float), defaultdict[str, int](int)
     for name, square in problem.squares(resolution, problem.figures(resolution)[0]).items():

@@ -17,7 +17,7 @@ from .result import Recipe, RecipeProblem, RecipeRun
 Runs = Mapping[str, RecipeRun]
 
 LOST, ALL = 0.2, 0.9
-"""Excess of the share of affected entries over FP32's share that is a problem: in all parameters together; in one."""
+"""Share of affected entries, beyond FP32's, from which there is a problem: in all parameters together, and in one."""
 SKIPS = 0.02
 """Allowed share of skipped steps in the second half of a run: GradScaler sometimes tries a larger scale."""
 BEHIND, LEAST = 0.05, 1e-3

@@ -91,7 +91,7 @@ def line_chart(
 ) -> Iterator[Chart]:
     """A chart with a logarithmic vertical axis; no chart without points. curves: (CSS class, words, points).
 
-    last: right end of the horizontal axis. least: minimum exponent of the upper end.
+    last: right end of the horizontal axis. least: the vertical axis reaches at least 10^least.
     """
     values = [value for _, _, points in curves for _, value in points]
     powers, x = decades(values, least), scale(0, last, LEFT + INSET, RIGHT - INSET)
