@@ -147,7 +147,7 @@ class Runtime:
     def wrapper_of(
         module: nn.Module, paths: list[str], scopes: dict[str, Any], stored: dict[int, str]
     ) -> dict[str, Any] | None:
-        """Settings of a module's wrapper: precision, dtype of the results. None if the module's caller has this
+        """Settings of a module's wrapper: precision, and dtype of its results. None if the caller has the same
         precision.
 
         If a shared module's paths differ in precision, FP32 wins; if its callers differ, results get the inputs' dtype.

@@ -109,8 +109,8 @@ class _Recorder(Handler):
         return result
 
     def note_returned(self, call: Call, result: Any) -> None:
-        """Note the tensors that a module call returned: a plan casts returned tensors, but not tensors in attributes of
-        the module."""
+        """Note the tensors that a module call returned: a plan casts returned tensors, but not attributes of the
+        module."""
         with torch._C.DisableTorchFunction():  # the calls below are not the model's
             for x in tensors_in(result):
                 while torch._C._functorch.is_functorch_wrapped_tensor(x):

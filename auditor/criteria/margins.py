@@ -35,7 +35,7 @@ FAR, ROWS, ROUNDS = 6.0, 4096, 20
 `Margins.change` with `near`."""
 
 LEAST, GROUP, GROUPS = 256, 64, 8
-"""In `Margins.size_by_step`: minimum number of decisions, minimum of the sum of weights in a group, maximum number of
+"""In `Margins.size_by_step`: minimum number of decisions, minimum sum of weights in a group, maximum number of
 groups."""
 
 POINTS, WEIGHTS = map(torch.from_numpy, hermegauss(8))
@@ -44,8 +44,7 @@ POINTS, WEIGHTS = map(torch.from_numpy, hermegauss(8))
 
 @dataclass(frozen=True)
 class Margins:
-    """The decisions of one output: the k-th largest entry of a row against the next one, or an entry against a
-    threshold.
+    """The decisions of one output: the k-th largest entry of a row against the next, or any entry against a threshold.
 
     first, second: [decisions], indices of the candidates among the output's entries; second is None for a threshold.
     signs: 1 if the first is larger, else -1. size: the distance of the candidates, float64. lost: factor from the mean

@@ -89,8 +89,7 @@ def read_json(path: Path) -> Any:
 
 
 def audit_of(document: Any, where: str) -> Audit:
-    """Build an Audit from the contents of plan.json, merged with measurements.json if available. where: source, for
-    messages.
+    """Build an Audit from the contents of plan.json, merged with measurements.json if available. where: for messages.
 
     Raises: PlanError(slug="bad-plan"), with the JSON path of the error.
     """

@@ -111,8 +111,7 @@ def generate_reference(
     """Append FP32's generated tokens to the subject's prompts, and add the default criterion `top1` for the logits;
     nothing changes if no tokens are requested.
 
-    Raises: LoadError(slug="cannot-generate") if the model cannot generate from its inputs, or its first output is not
-    logits.
+    Raises: LoadError(slug="cannot-generate") if the model cannot generate from its inputs, or returns no logits.
     """
     if options.generate is None:
         return subject, options, None
@@ -204,7 +203,7 @@ def _of_product(node: fx.Node) -> list[fx.Node]:
 def shares(
     problem: Problem, plan: Plan, flips: Callable[[float], float | None] = lambda error: None
 ) -> tuple[float, tuple[PartShare, ...]]:
-    """A plan's first-order error, and each part's share of the squared error. flips(error): expected flips per 1,000
+    """A plan's first-order error, and each part's share of its square. flips(error): expected flips per 1,000
     tokens."""
     resolution = problem.resolve(choice_from_scopes(plan.scopes))
     of, squares, counts = parts_of(problem.capture), defaultdict[str, float](float), defaultdict[str, int](int)

@@ -164,7 +164,7 @@ class _Snapshot:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Functions that read an object's contents as a list and write them back. leads: whether items are visited too."""
+    """Functions that read an object's contents as a list and write them back. leads: to visit the items as well."""
 
     read: Callable[[Any], list[Any]]
     write: Callable[[Any, list[Any]], object] = lambda owner, held: None

@@ -94,8 +94,8 @@ stack is large enough for this limit."""
 
 
 def flags() -> dict[str, Any]:
-    """{name: value} of the flags in FLAGS and of the environment variables in OVERRIDES; flags that torch refuses to
-    report are omitted."""
+    """{name: value} of the flags in FLAGS and of the environment variables in OVERRIDES; without flags that torch
+    refuses to report."""
     result = {name: value for name in FLAGS if (value := _flag(name)) is not None}
     return result | {name: os.environ[name] for name in OVERRIDES if name in os.environ}
 

@@ -101,8 +101,7 @@ class Target:
 
 
 def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
-    """Estimate the effects of all errors on the outputs: one backward pass per random probe, with a hook on every
-    value.
+    """Estimate the effects of all errors on the outputs: one backward pass per random probe, with hooks on all values.
 
     target: probe only the target's outputs; the estimates use the target's forms and are not divided by the outputs'
     norm. keep: retain the autograd graph for another call.

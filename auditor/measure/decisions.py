@@ -1,4 +1,4 @@
-"""Decisions inside the model, such as a top-k: how many flip in low precision, and how much of the outputs' error they
+"""Decisions inside the model, such as a top-k: how many flip in low precision, and how much of the output error they
 cause."""
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class _LowRuns:
     def run(
         self, held: Iterable[str], counted: Collection[str], wide: Collection[str] = ()
     ) -> tuple[float, dict[str, Decision], set[str]]:
-        """Return the outputs' error, a Decision per operation in `counted`, and the names whose results differ from
-        FP32's.
+        """Return the outputs' error, a Decision per operation in `counted`, and names of operations with changed
+        results.
 
         held: operations that take FP32's decisions. wide: operations that run in FP32. A failed run has the error inf.
         """

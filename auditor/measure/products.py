@@ -51,7 +51,7 @@ FLAGS: Mapping[str, Flag] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """Some rows and columns of a product. args: the FP32 arguments for these alone. exact: the result in FP64."""
+    """Some rows and columns of a product. args: FP32 arguments for only these. exact: the result in FP64."""
 
     target: Callable[..., Any]
     args: tuple[Any, ...]

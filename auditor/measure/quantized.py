@@ -39,7 +39,7 @@ _EASED = 0.5
 """Outliers count as the cause if the error of all other entries falls to this share when the outliers are removed."""
 
 _WORSE_SLICE = 3.0
-"""A slice counts as the cause if its relative error is this many times that of every other slice."""
+"""A slice of a fused weight (q, k or v) is the cause if its relative error is this many times that of any other."""
 
 _PIECES = ("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk")
 

@@ -32,7 +32,7 @@ def kind_and_number(asked: object) -> tuple[str, str]:
 
 def choose(asked: object) -> str:
     """The device, `cpu` or `cuda:0`, for a valid request. Raises: AuditorError(slug="no-cuda") if torch does not see
-    this device."""
+    it."""
     kind, index = kind_and_number(asked)
     if kind == "auto":
         kind = next((kind for kind in NATIVE if _module(kind).is_available()), CPU)

@@ -16,7 +16,7 @@ from ..records import Score
 from ..stages import tick
 
 RUNS = 48
-"""Maximum number of runs on all calibration inputs from which one plan's layers are chosen."""
+"""Maximum number of model runs, each on all calibration inputs, in the search for one plan."""
 
 SINGLES = 256
 """Maximum number of runs with only one group quantized; the options with the largest predicted effects are run."""
@@ -50,7 +50,7 @@ def bits_of(scheme: str) -> float:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that share one scheme. keys: their names; elements: of their weights. squares: {scheme: squared output
+    """Layers with one common scheme. keys: names; elements: number of weights. squares: {scheme: squared output
     error}."""
 
     keys: tuple[str, ...]

@@ -53,7 +53,7 @@ def most_alive(
     """Peak bytes of inputs, results and copies that are alive at the same time while nodes run in order.
 
     size: {node: bytes of its result}. free: nodes that return views. inputs: nodes alive from the start. copies: {node:
-    bytes of casts only it reads}.
+    bytes of casts that only this node reads}.
     """
     held = dict[str, str]()  # {node: the node whose storage contains its value}
     for node in nodes:
@@ -78,7 +78,7 @@ def elements_of(node: fx.Node) -> int:
 
 
 TIE = 1e-3
-"""Weight of predicted time in the objectives `memory` and `flops`, so that the faster of two otherwise equal plans
+"""Weight of predicted time in the objectives `memory` and `flops`, so that of otherwise equal plans the fastest
 wins."""
 
 

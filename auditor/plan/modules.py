@@ -67,8 +67,7 @@ class Modules(Space):
         return [self.low] if self.low.feasible and self.error(self.low) <= self.budget else []
 
     def reach(self) -> float | None:
-        """Smallest error above 0 of any replay, or None; the module with the least predicted error is replayed
-        alone."""
+        """Smallest error above 0 of any replay, one of them with only the least harmful module in low precision."""
         energy = self.problem.energy
         alone = (self.problem.evaluate(self.nothing.high.difference(energy.together(one))) for one in energy.scopes)
         gaining = [point for point in alone if point.cost < self.nothing.cost]

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 def products_of(problem: Problem) -> Mapping[str, frozenset[str]]:
     """{path of a function that can have FP32 output: its matrix products}. Without functions that submodules also call;
-    without products that are in place, in shared modules, in autocast regions, or whose dtype the model's code
-    fixes."""
+    without products that are in place, in shared modules, in autocast regions, or have a dtype fixed by the model."""
     able, unable = defaultdict[str, set[str]](set), set[str]()
     for name, node in problem.capture.nodes.items():
         if node.function is None or operation(node.op).packet not in FACTORS:
@@ -74,7 +73,7 @@ def fails_by_inputs(known: Contribution | None) -> bool:
 
 def with_fewest_outputs(problem: Problem, low: Candidate, limit: float) -> Iterator[Candidate]:
     """Yield one choice, if any has a predicted error within `limit`: everything in low precision, except outputs of the
-    fewest possible sensitive or unsafe products, by squared error per output element."""
+    fewest possible sensitive or unsafe products, chosen by squared error per output element."""
 
     def worth(path: str) -> float:
         known = (problem.contribution(name, problem.format) for name in problem.products[path])

@@ -35,8 +35,8 @@ class Planner:
         self._chosen: dict[str, Candidate] = {}
 
     def baselines(self) -> dict[str, Verification]:
-        """Run the model with everything in low precision, under plain autocast or a plain cast. The search reuses the
-        errors of these runs."""
+        """Run the model with everything in low precision, under plain autocast or a plain cast. The search reuses these
+        errors."""
         result = dict[str, Verification]()
         for name, plan in self._run({name: space.low for name, space in self.spaces.items()}).items():
             ran, space = plan.verification, self.spaces[name]

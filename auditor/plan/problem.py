@@ -243,8 +243,8 @@ class Problem:
     def evaluate(self, high: Collection[Any]) -> Candidate:
         """Predict error, price and time of the choice with `high` (modules and functions) in FP32; cached.
 
-        Owners that must be FP32 if `high` is are added; FP32 outputs without effect are removed. If batches take
-        several paths through the model, the error is the largest of any path.
+        Owners that `high` forces to FP32 are added; FP32 outputs without effect are removed. If batches take several
+        paths through the model, the error is the largest of any path.
         """
         energy, costs = self.energy, self.costs
         settled = energy.settle(energy.scopes.keys() & high) | (self.products.keys() & high)
@@ -332,7 +332,7 @@ class Problem:
 
     def is_forbidden(self, resolution: Resolution, name: str) -> bool:
         """Whether an unsafe or untested node has a low-precision result, or any node gets two dtypes. Unsafe nodes with
-        FP32 results may read low-precision values: these count where they are rounded."""
+        FP32 results may read low-precision values, whose errors count at their rounding."""
         verdict, typed = self.verdicts.get(name), resolution.nodes[name]
         kind = "" if verdict is None or name in self.kept_formats else verdict.verdict
         if typed.conflict or kind not in ("unsafe", "untested"):

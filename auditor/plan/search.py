@@ -1,4 +1,4 @@
-"""The search for plans: minimum cuts propose a choice by predictions; a replay accepts or rejects it, and corrects the
+"""The search for plans: minimum cuts propose a choice by predictions; a replay accepts or rejects it, and corrects
 predictions."""
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ FORBIDDEN = 1e6
 @dataclass(frozen=True)
 class Candidate:
     """A choice of precisions. high: modules, functions or operations in FP32. cost: value of the objective; for time,
-    including the price of stored weights. price: cost plus the price of each change of precision. seconds: roofline
-    time of one forward."""
+    with the price of stored weights. price: cost plus the price of each change of precision. seconds: roofline time of
+    one forward."""
 
     high: Choice
     predicted_error: float
@@ -311,7 +311,7 @@ def find_verified(
     none, the last plan tried.
 
     make: returns choices with errors within the limits. If a choice's plan misses the budget, a new choice is made with
-    a smaller limit: divided by the excess over the budget, and at least halved.
+    a smaller limit: multiplied by MARGIN * budget / error, at most 0.5, or by 0.25 if the run failed.
     """
     limits, plans = dict.fromkeys(spaces, MARGIN * max_error), dict[str, Plan]()
     for _ in range(ROUNDS):

@@ -95,7 +95,7 @@ class Session:
         self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
 
     def narrow(self) -> None:
-        """Keep the optimizers that the last step used. The root is the module with their parameters, or a container of
+        """Keep the optimizers that the last step used. The root is the module with their parameters, or a list of
         several."""
         self.optimizers = {number: one for number, one in self.optimizers.items() if number in self.used}
         left, roots = {*self.group_numbers}, dict[str, nn.Module]()
@@ -222,8 +222,8 @@ class Session:
         torch.amp.grad_scaler.GradScaler._enabled = property(lambda self: False, lambda self, value: None)  # type: ignore
 
     def _convert(self, recipe: Recipe) -> None:
-        """Run the next steps of this process in a recipe: convert weights, buffers and optimizer state, and from now on
-        the inputs of outermost modules; apply the recipe's scopes, or none after those of another recipe."""
+        """Switch this process to a recipe: convert weights, buffers and optimizer state now, and inputs of outermost
+        modules in later steps; apply the recipe's scopes, or remove those of another recipe."""
         scopes = recipe.scopes or ({"": {"precision": "fp32"}} if self.recipe.scopes else {})
         self.recipe, self.result.scale = recipe, recipe.scale
         dtype = dtype_of(recipe.format) if recipe.stored else torch.float32

@@ -137,8 +137,8 @@ def curve(points: Iterable[tuple[float, float] | None]) -> str:
 
 
 def gradient_chart(training: Training) -> Chart | None:
-    """A histogram of the low-precision gradients against FP16's range, with and without the loss scale; None if no such
-    gradient is nonzero."""
+    """A histogram of the low-precision gradients against FP16's range, with and without the loss scale; None without
+    nonzero ones."""
     spreads = [m.low for m in training.modules if m.low is not None]
     pool = merge_magnitudes([*spreads, *(significant(p.gradient) for p in training.parameters if p.low)])
     if not pool.nonzero:

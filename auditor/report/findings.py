@@ -95,7 +95,7 @@ class Cause:
 
     @property
     def cost(self) -> str:
-        """A sentence: keeping the cause's modules in FP32 keeps a share of the FLOPs so; "" if the plan does so."""
+        """A sentence on the FLOPs in FP32 with the cause's modules kept in FP32; "" if the plan keeps them in FP32."""
         nodes, owners = self._audit.nodes, self.owners
         total = sum(report.flops for report in nodes)
         if not total or "" in owners or all(finding.bearing == "kept" for finding in self.members):
@@ -109,7 +109,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Causes:
-    """All causes, ranked. wanting: errors and warnings; notes: other causes; about: names the plan for severities."""
+    """All causes, ranked. wanting: errors and warnings; notes: others; about: the plan that severities refer to."""
 
     wanting: tuple[Cause, ...]
     notes: tuple[Cause, ...]

@@ -96,8 +96,8 @@ def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[R
     """Add to each finding the line and operation where its problem begins; findings with the same origin share a cause.
 
     Repeated blocks share a line, and thus a cause. The operation that produces Inf or NaN is the cause for its readers.
-    An MSR finding gets the cause of the nearest confirmed finding of a precision rule, if sensitive or unsafe
-    operations connect the two. Other connected findings, or findings on one line, share a cause.
+    An MSR finding (of the measurement alone) gets the cause of the nearest confirmed finding of a precision rule, if
+    sensitive or unsafe operations connect the two. Other connected findings, or findings on one line, share a cause.
     """
     families = {rule.code: rule.family for rule in rules}
     begins = {fmt: _beginnings(graph, fmt) for fmt in dict.fromkeys(fmt for f in findings for fmt in f.formats)}

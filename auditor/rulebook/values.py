@@ -135,8 +135,7 @@ def numel(node: fx.Node) -> int | None:
 
 
 def beyond(literal: float, name: str) -> bool:
-    """Whether the format cannot represent the literal's magnitude: the literal becomes infinite, or the largest
-    number."""
+    """Whether the format cannot represent the literal's magnitude: it becomes infinite, or the largest number."""
     return math.isinf(round_literal(literal, name)) or (
         FORMATS[name].overflows_to == "largest" and abs(literal) > FORMATS[name].largest
     )

@@ -144,8 +144,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
-    """Relative L2 error of a low-precision step's gradients on the worst batch; None if a step raises. scale: loss
-    scale."""
+    """Relative L2 error of low-precision gradients at a loss scale, on the worst batch; None if a step raises."""
     worst = 0.0
     for step in _steps(prepared):
         result = own_step(step, low, scale)
@@ -227,7 +226,7 @@ def _noise(step: Step) -> float | None:
 
 
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
-    """Values with a low-precision gradient under autocast: in low precision, or cast to low precision by a reader."""
+    """Values with a low-precision gradient under autocast: in low precision, or cast by an operation that reads it."""
     result = resolve(Policy(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.lowered)
 

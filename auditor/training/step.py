@@ -137,8 +137,7 @@ def _node(node: Node) -> Node:
 
 
 def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:
-    """The module calls that enclose an operation, outermost first: the model, the loss if the operation is in it,
-    submodules.
+    """The module calls that enclose an operation, outermost first: the model, the loss if inside, submodules.
 
     The model encloses the loss too, since the model's precision determines the loss's dtype.
     """
@@ -274,8 +273,7 @@ def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, 
 
 
 def _wide(outputs: Any) -> Any:
-    """Convert outputs to FP32 as the report's training loop does, also inside dataclasses, which torch's pytree
-    skips."""
+    """Convert outputs to FP32 as the report's training loop does, also in dataclasses, which pytree skips."""
 
     def wide(leaf: Any) -> Any:
         if not is_dataclass(leaf) or isinstance(leaf, type):

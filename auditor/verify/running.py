@@ -107,8 +107,8 @@ class Runs:
     def answers(self, plan: str) -> Answers | str:
         """The model's outputs on each batch without gradients and, on the first, with gradients enabled.
 
-        On a GPU the model must also run with PyTorch's fused transformer path, which its user would get; a CPU's fused
-        path differs from a GPU's.
+        On a GPU the model must also run with PyTorch's fused transformer path, which users of the model get; a CPU's
+        fused path differs from a GPU's.
         """
 
         def run(model: nn.Module) -> Answers | str:
