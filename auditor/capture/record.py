@@ -280,7 +280,7 @@ class _Recorder(Handler):
                 self.values.update_storage(x)
             return
         node_args, node_kwargs = before
-        if row.view == "always":  # another shape in place
+        if row.view == "always":  # such as `unsqueeze_`
             target = twin_of(op) or _aten.as_strided.default
             node = self._emit(target, node_args, node_kwargs, written[0])
             self.values.bind_view(written[0], node, written[0], View(target, tuple(args[1:]), kwargs))

@@ -29,7 +29,7 @@ class Memory:
 
 @dataclass(eq=False)
 class Entry:
-    """A tensor of the run. node: computes its entries as they are after `version` writes to its root (the last of
+    """A tensor of the run. node: computes the tensor's entries after `version` writes to the root (the last of
     `chain`). source, view: the tensor of which it is a view, and the View."""
 
     node: fx.Node

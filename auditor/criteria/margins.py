@@ -72,7 +72,7 @@ class Margins:
     def allowed_change(self) -> float:
         """The largest change of the margins at which no more decisions flip than the limit allows.
 
-        The allowed change of only the nearest pair of each row is larger and cheap to compute: the search ends there.
+        The upper end of the search is the allowed change of only each row's nearest pair, which is cheap to compute.
         """
         pair = replace(self, inside=None, outside=None)
         most = math.log2(pair.allowed_change) if self.inside is not None else 64.0

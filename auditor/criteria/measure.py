@@ -143,7 +143,7 @@ def names_of(reference: Tensors, otherwise: tuple[str, ...] = ()) -> tuple[str, 
 def criteria_for(
     criteria: Sequence[Criterion], max_error: float, reference: NamedTensors, joint: Distance | None = None
 ) -> Criteria:
-    """Check criteria against the first batch's outputs; return the distance. joint: the user's measure, if any.
+    """Check criteria against the first batch's outputs, return all as one distance. joint: the user's measure, if any.
 
     Raises: AuditorError(slug="bad-criterion") for a criterion that matches no output, or not its type.
     """

@@ -44,8 +44,7 @@ from .decode import cannot_generate, prompts_of
 class GenerationReference:
     """FP32's tokens for the calibration inputs, and for held-out inputs if given. folder: for files with the logits.
 
-    caches: the result of `stored_caches`. limits: the criteria of the logits whose measure is kl or top1.
-    """
+    caches: comparisons of stored caches. limits: the criteria of the logits whose measure is kl or top1."""
 
     folder: tempfile.TemporaryDirectory[str]
     decoding: Decoding

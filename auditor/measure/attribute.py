@@ -260,7 +260,7 @@ Contributions = dict[str, dict[str, Contribution]]
 
 @dataclass(frozen=True)
 class FirstOrder:
-    """contributions: {node or placeholder: {format: Contribution}}: relative L2 error, or share of a criterion's limit.
+    """contributions: {node or placeholder: {format: Contribution}}, as relative L2 error or share of a limit.
 
     unseen: nodes whose effect is not, or only partly, differentiable. answers: whether contributions are in the error
     budget's unit. If a criterion has no quadratic form, or all outputs are discrete, contributions only rank the nodes.
@@ -337,7 +337,7 @@ def forms_of(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.T
 
 
 def _most(found: Mapping[str, Contribution]) -> Contribution:
-    """The contribution with the largest isolated effect, with its criterion; own and cast: maxima over criteria."""
+    """The contribution with the largest isolated effect, and its criterion. `own` and `cast`: maxima over criteria."""
     criterion, most = max(found.items(), key=lambda pair: pair[1].isolated)
     own, cast = max(one.own for one in found.values()), max(one.cast for one in found.values())
     return replace(most, own=own, cast=cast, criterion=criterion)

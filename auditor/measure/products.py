@@ -87,7 +87,7 @@ class Sample:
         return {name: self._error_under(flag) for name, flag in FLAGS.items() if flag.of == of}
 
     def _error_under(self, flag: Flag) -> float:
-        """Relative L2 error with a flag on; if the flag changes the accumulator, on SAMPLE entries only."""
+        """Relative L2 error with a precision flag on; if the flag changes the accumulator, on SAMPLE entries only."""
         row, known = FORMATS[flag.reads], operation_of(self.target)
         factors = FACTORS.get(known.packet, (0, 1))
         if flag.sum is None:

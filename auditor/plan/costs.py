@@ -31,7 +31,7 @@ def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolutio
     nodes, copies = list(capture.graph_module.graph.nodes), Counter[str]()
     size = dict.fromkeys((node.name for node in nodes), 0)
     for node in nodes:
-        known = FORMATS.get(resolution.dtypes.get(node.name, ""))  # format of its FP32 and low tensors under the plan
+        known = FORMATS.get(resolution.dtypes.get(node.name, ""))  # in which the plan stores its FP32 and low tensors
         for x in tensors_in(node.meta.get("val")):
             converted = known is not None and (x.dtype is torch.float32 or is_low(x.dtype))
             size[node.name] += x.numel() * (known.bytes if known and converted else x.itemsize)

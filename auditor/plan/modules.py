@@ -142,7 +142,7 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
 
 def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, most: float, harmless: bool) -> Reason:
     """The reason why a module that could run in low precision does not, from replays if possible. most: largest saving
-    of the modules that would save too little; harmless: whether the budget holds with them low."""
+    of the modules that would save too little; harmless: whether the budget is met with all of them low."""
     before, budget, objective = space.before(chosen), space.budget, space.problem.objective
     idle = low.price >= chosen.price
     ran = not (idle and harmless) and low.high in space.log
@@ -176,8 +176,8 @@ def _operations(problem: Problem, owner: str) -> list[Node]:
 
 
 def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
-    """All owners that move to low precision together with `owner`: modules that share a weight, and functions in them
-    that may be kept in FP32, except to avoid a dtype conflict."""
+    """All owners that move to low precision together with `owner`: modules that share a weight, and kept functions in
+    these modules, except those that are FP32 to avoid a dtype conflict."""
     group = {*problem.energy.together(owner)}
     functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
     return tuple(sorted(group | (functions - problem.forced_fp32)))

@@ -79,11 +79,11 @@ def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
     """
     result = dict[str, frozenset[str]]()
     for owner, nodes in problem.operations_of.items():
-        products, functions = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)  # by verdict
+        products, functions = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)  # {verdict: functions}
         for node in nodes:
             known, path = problem.verdicts.get(node.name), node.function.path if node.function else ""
             lowered = node.name not in problem.kept_formats and problem.lowest.touches_low(node.name)
-            verdict = known.verdict if known is not None and lowered else "safe"  # otherwise no plan lowers it
+            verdict = known.verdict if known is not None and lowered else "safe"  # "safe": or no plan lowers it
             if problem.costs[node.name].flops and operation(node.op).product:
                 products[verdict].add(path)
             if path and not operation(node.op).cast:
@@ -331,8 +331,9 @@ class Problem:
         return self.contributions.get(format, {}).get(name)
 
     def is_forbidden(self, resolution: Resolution, name: str) -> bool:
-        """Whether an unsafe or untested node has a low-precision result, or any node gets two dtypes. Unsafe nodes with
-        FP32 results may read low-precision values, whose errors count at their rounding."""
+        """Whether any node gets two dtypes, or an unsafe or untested node has a low-precision result, or computes a
+        discrete result from low-precision values. For products with FP32 output, only failures on rounded inputs
+        count."""
         verdict, typed = self.verdicts.get(name), resolution.nodes[name]
         kind = "" if verdict is None or name in self.kept_formats else verdict.verdict
         if typed.conflict or kind not in ("unsafe", "untested"):

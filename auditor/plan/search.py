@@ -94,7 +94,7 @@ class Cuts:
     """
 
     def __init__(self, arcs: Sequence[Arc], unit: float) -> None:
-        """unit: the price by which prices and errors are divided."""
+        """unit: the capacity of an arc, price + multiplier * squared error, is divided by `unit`."""
         self._arcs, self._unit = arcs, unit or 1.0
         self._nothing = frozenset(end for arc in arcs for end in arc[:2]) - {LOW}
 
@@ -234,7 +234,7 @@ class Energy:
         result: list[Arc] = []
         for owner, (low, high, error) in self.scopes.items():
             result += [Arc(owner, HIGH, low, error), Arc(LOW, owner, high)]
-        for (producer, consumer), (error, elapsed) in self.pairs.items():  # from FP32 to low: also rounds
+        for (producer, consumer), (error, elapsed) in self.pairs.items():  # only FP32 to low rounds
             result += [Arc(consumer, producer, elapsed, error), Arc(producer, consumer, elapsed)]
         for owner, above in self.tree.items():
             result += [Arc(owner, above, self.island), Arc(above, owner, self.island)]

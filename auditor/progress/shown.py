@@ -176,7 +176,7 @@ class Cell(Display):
 
 
 def reporter(quiet: bool = False, settings: object = None) -> Display:
-    """The display for this process: notebook cell, terminal line or log lines; none if `quiet`. settings: audit
+    """The display for this process: notebook cell, terminal line or log lines; none if `quiet`. settings: the audit's
     settings."""
     if quiet:
         return Display()

@@ -206,7 +206,7 @@ class Session:
         self._convert(recipe)
         for name, optimizer in product(recipe.remedies, self.optimizers.values()):
             REMEDIES[name][1](optimizer)
-        updates: list[Iterator[None]] = []  # the running ones
+        updates: list[Iterator[None]] = []  # that have begun
 
         def begin(*update: Any) -> None:
             updates.append(self._update(*update))

@@ -212,7 +212,7 @@ class _Uses:
     def of(cls, capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> _Uses:
         result = resolve(Policy(capture, strategy, precision_of, format))
         kernels = {name: result.computed_format(name) for name in capture.nodes}
-        # for discrete results, the inputs count
+        # An operation with a discrete result is in low precision if its inputs are.
         low = (n for n, to in kernels.items() if result.low(n) or is_low(to) or (not to and n in result.reads_low))
         reading = (name for name, node in capture.nodes.items() if any(result.low(source) for source in node.inputs))
         return cls(frozenset(low), frozenset(reading) | result.reads_low)

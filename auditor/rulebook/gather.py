@@ -26,7 +26,7 @@ OF_NODE = (
     *(values.numel, reduction_length, sequence_length, values.reduce_op),
     *(values.whole_numbers, values.reads_whole_numbers, values.squares, values.centres, values.shifts_by_max),
 )
-"""Names of facts that the function of the same name computes."""
+"""Functions of a node, each of which computes the fact with the function's name."""
 
 
 def gather(
@@ -217,8 +217,8 @@ class Uses:
         return reads or (self._is_high(node) and (_is_made(node) or not self._under.low(node.name)))
 
     def _hands_on(self, node: fx.Node, reader: fx.Node) -> bool:
-        """Whether `reader` computes in FP32 because of the input `node`; a newly created value only takes part in type
-        promotion."""
+        """Whether `reader` computes in FP32 because of the input `node`. A newly created value beside low inputs counts
+        only in type promotion."""
         row = row_of(reader)
         beside_low = any(self._cast.low(item.name) for item in reader.all_input_nodes)
         made = _is_made(source(node, _casts)) and beside_low and not (row.promotes or row.transparent)

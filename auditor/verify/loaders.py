@@ -44,7 +44,7 @@ def patch_model(
 
 
 def in_hand(model: nn.Module, plans: Mapping[str, Plan], plan: str) -> AbstractContextManager[nn.Module]:
-    """Apply `patch_model` to Plan objects instead of the plans of a patched_model.py."""
+    """The context manager `patch_model` for Plan objects, without a patched_model.py."""
     return patch_model(model, plans, lambda model, name: apply_plan(model, plan_table(plans[name])), plan)
 
 
