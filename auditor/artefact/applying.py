@@ -118,8 +118,7 @@ def refuse_fixed_forward(path: str, module: nn.Module) -> None:
 def refuse_lost_weights(model: nn.Module, stored: dict[int, str], audited: dict[str, int]) -> None:
     """Raise ValueError if the plan needs FP32 weights that the model already stores rounded.
 
-    audited: {dtype: number of parameters that the audited model stored in that dtype}; the model may have as many.
-    """
+    audited: {dtype: number of weights that the audited model stored in that dtype}; up to this many may be low."""
     result = dict.fromkeys(LOW, 0)
     for parameter in parameters_of(model):
         if parameter.dtype in LOW:
