@@ -118,12 +118,12 @@ class Margins:
         return float(result)
 
     def size_by_step(self, reference: torch.Tensor, candidate: torch.Tensor, steps: int) -> torch.Tensor:
-        """How much the margins change at each of the last `steps` tokens: the mean absolute change, divided by the mean
-        absolute value of normal errors with all decisions' root mean square. Tensors: [texts, tokens, vocabulary].
+        """How much the margins change at each of the last `steps` tokens: the mean absolute change, divided by sqrt(2 /
+        pi) times the root mean square change of all decisions. Tensors: [texts, tokens, vocabulary].
 
-        Errors that are independent of the margins flip as many decisions as normal errors of the same mean absolute
-        value. The root mean square of all decisions is larger if a few tokens with large changes dominate it. Tokens
-        are grouped, and share a mean, so that each group has enough decisions with small margins.
+        For normal errors of one size, the result is 1. Errors that are independent of the margins flip as many
+        decisions as normal errors of the same mean absolute value. A few tokens with large changes raise the root mean
+        square. Tokens are grouped, and share a mean, so that each group has enough decisions with small margins.
         """
         moved = self._moved(reference, candidate).abs()
         nearest = self.size.kthvalue(min(LEAST, len(self.size))).values

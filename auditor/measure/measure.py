@@ -41,7 +41,7 @@ class Measurement:
     anchors: leaves of the autograd graph for results that depend on no float input. readings: {product: {value it
     reads: whether other nodes read the value too}}. values: detached FP32 result of every node and placeholder. live:
     weights, inputs and outputs inside the autograd graph. places: the values with a gradient, and their shapes.
-    listeners: receivers of the values' gradients. elements: their number in all results. discrete: nodes without a
+    listeners: receivers of the values' gradients. elements: number of all results' entries. discrete: nodes without a
     floating-point result. errors, traces: {operation: {format: value}}. ranges: magnitudes of every value. blind: nodes
     with a path to the outputs through a non-differentiable operation. pure: formats in which the whole model ran in low
     precision. under_flags: by product, results of `flag_errors`. quantized: runs layers under quantization schemes."""
