@@ -107,8 +107,8 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
             proof = f"{looser}, or start with the findings below."
         return f"{audit.recommendation} {trained}".strip(), proof
     plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
-    beyond = " beyond autocast's own lists" * (plan.strategy == "autocast")
-    apart = f", keeping {kept} in FP32" if kept else f"; nothing{beyond} has to stay in FP32"
+    beyond = " except what autocast itself runs in FP32" * (plan.strategy == "autocast")
+    apart = f", keeping {kept} in FP32" if kept else f"; nothing has to stay in FP32{beyond}"
     said = f"Run the model in {chosen.title}{apart}. {trained}".strip()
     budget = f"{audit.max_error:g}"
     if plan.measured_error is None:
@@ -118,13 +118,13 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     who = "The patched model" if plan.program is None else f"The saved program, {plan.program.file},"
     error = f"error {ratio(plan.measured_error)} against FP32, budget {budget}"
     if ran and ran.criteria:
-        error = f"every criterion holds; nearest to its limit, {limit_line(max(ran.criteria, key=lambda one: one.share or 0))}"
+        error = f"every criterion holds. The criterion nearest to its limit: {limit_line(max(ran.criteria, key=lambda one: one.share or 0))}"
     proof = f"{who} was run{inputs}: {error}{itself}."
     if not chosen.islands and chosen.before == ratio(plan.measured_error):
         return said, proof
-    failures = {"fails to run": "the model fails to run", "non-finite": "outputs turn Inf or NaN"}
-    before = f"the error is {chosen.before}{' times the limit' if audit.criteria else ''}"
-    return said, f"{proof} Without the plan, {failures.get(chosen.before, before)} in {chosen.title}."
+    failures = {"fails to run": "the model fails to run", "non-finite": "the outputs contain Inf or NaN"}
+    before = f"the error is {chosen.before}{' times its limit' if audit.criteria else ''}"
+    return said, f"{proof} Without the plan, in {chosen.title}, {failures.get(chosen.before, before)}."
 
 
 def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:

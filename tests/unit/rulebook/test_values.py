@@ -252,8 +252,8 @@ def test_reasons_name_the_cause_and_the_limit(error: NodeError, isolated: float,
     assert found.limited_by == limit
 
 
-ALONE = "as the only operation in low precision, it"
-TOGETHER = "in low precision with 3 others, it"
+ALONE = "as the only operation in low precision"
+TOGETHER = "in low precision with 3 others"
 OVER = "above the budget of 0.01 (cause: rounding)"
 BUDGETS = NodeError(local_error=0.1, cause="rounding")
 
@@ -261,16 +261,16 @@ BUDGETS = NodeError(local_error=0.1, cause="rounding")
 @pytest.mark.parametrize(
     ("contribution", "verdict", "reason"),
     [
-        (Contribution(0.001, 0, 0), "safe", f"{ALONE} is predicted to change the outputs by 0.001"),
-        (Contribution(0.001, 0, 0, "re-run"), "safe", f"{ALONE} changes the outputs by 0.001"),
-        (Contribution(0.001, 0, 0, "group", 4), "safe", f"{TOGETHER} changes the outputs by 0.001"),
+        (Contribution(0.001, 0, 0), "safe", f"it is predicted to change the outputs by 0.001 {ALONE}"),
+        (Contribution(0.001, 0, 0, "re-run"), "safe", f"it changes the outputs by 0.001 {ALONE}"),
+        (Contribution(0.001, 0, 0, "group", 4), "safe", f"it changes the outputs by 0.001 {TOGETHER}"),
         (
             Contribution(0.005, 0, 0, "group", 2),
             "sensitive",
-            "in low precision with 1 other, it uses 50% of the error budget",
+            "it uses 50% of the error budget in low precision with 1 other",
         ),
-        (Contribution(0.02, 0, 0), "unsafe", f"{ALONE} is predicted to change the outputs by 0.02, {OVER}"),
-        (Contribution(0.01004, 0, 0, "re-run"), "unsafe", f"{ALONE} changes the outputs by 0.01004, {OVER}"),
+        (Contribution(0.02, 0, 0), "unsafe", f"it is predicted to change the outputs by 0.02 {ALONE}, {OVER}"),
+        (Contribution(0.01004, 0, 0, "re-run"), "unsafe", f"it changes the outputs by 0.01004 {ALONE}, {OVER}"),
         (
             Contribution(0.0, 0, 0, "not-run"),
             "untested",
