@@ -162,8 +162,8 @@ def _plan_words(audit: Audit, plan: Plan) -> str:
 
 BEARINGS = {
     "kept": "keeps {}{} in FP32",
-    "low": "runs {} on low-precision values, and its error is within the limit",
-    "reads": "runs {} in FP32 on low-precision inputs, and its error is within the limit",
+    "low": "runs {} on low-precision values, with an error within the limit",
+    "reads": "runs {} in FP32 on low-precision inputs, with an error within the limit",
 }
 
 

@@ -47,7 +47,7 @@ def generation_section(audit: Audit) -> list[Block]:
         return [Prose("", ("No plan was verified, so no plan generated tokens.",), "empty")]
     about = (
         "Each plan decodes with its own cache, and gets the token that FP32 chose after each step. KL: divergence of the next token's probabilities "
-        "from FP32's, in nats per token. Same top: share of tokens with FP32's likeliest choice. RMS dp: root mean square change in the "
+        "from FP32's in nats, as mean, 99th percentile and maximum over tokens. Same top: share of tokens with FP32's likeliest choice. RMS dp: root mean square change in the "
         "probability of FP32's token. Flips: choices per 1,000 tokens that differ from FP32's. 95 %: confidence interval of Flips. First flip: number of "
         "tokens up to and including the first flip, median over prompts. First predicted: prediction of this median. 10th pct.: 10th percentile over prompts."
     )

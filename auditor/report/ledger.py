@@ -15,7 +15,7 @@ from .kept import dtype_label
 from .words import count, fold, fold_paths, line, op, ratio, remedy, sentence
 
 HEADS = ("Name", "Checkpoint", "As loaded", "Author", "Planned", "Executed")
-SETTINGS = "Predicted error of the outputs if all products that a setting affects use it. FP8 sums in 14 bits: as on Hopper GPUs"
+SETTINGS = "Predicted error of the outputs with only this setting on, in all products that it affects. FP8 sums in 14 bits: the arithmetic of Hopper GPUs"
 SHOWN = 60
 """Maximum lines of a table of dtypes in the report; measurements.json and `auditor ledger` have all lines."""
 ABOUT = (

@@ -23,10 +23,7 @@ ABOUT_DECISIONS = (
     "which leaves only the error from rounding. The squares of independent errors add up. Flipped decisions therefore cause the share "
     "1 - (error with the FP32 run's decisions / error)² of the squared error."
 )
-DECISIONS_CAPTION = (
-    "Operations with discrete results, called decisions. Flips in 1,000: decisions that differ from FP32. Own: flips that remain if all other decisions are taken from the FP32 run. "
-    "Predicted: first-order prediction of Own. Error of only these: error of the outputs if all other decisions are taken from the FP32 run"
-)
+DECISIONS_CAPTION = "Operations with discrete results, called decisions. Flips in 1,000: decisions that differ from FP32. Own: flips that remain if all other decisions are taken from the FP32 run. Predicted: first-order prediction of Own. Error of only these: error of the outputs if all other decisions are taken from the FP32 run"
 
 
 def origins(audit: Audit) -> list[Block]:
@@ -97,7 +94,7 @@ def _regions(audit: Audit, fmt: str) -> Grid:
     for r in result[:SHOWN]:
         moves = f"does not run: {r.failure}" if r.failure else ratio(r.error)
         rows.append((f"`{scope(r.scope)}`", str(len(r.nodes)), moves, ratio(r.explained)))
-    caption = f"Groups of neighboring operations. Moves output: {'share of a limit used' if audit.criteria else 'change of the output'} with only the group in {label(fmt)}. Single errors: root of the sum of the squares of these values for each of its operations alone"
+    caption = f"Groups of neighboring operations. Moves output: {'share of a limit used' if audit.criteria else 'change of the output'} with only the group in {label(fmt)}. Single errors: the value to expect if the errors of its single operations are independent (root of the sum of their squares)"
     return Grid(heads, tuple(rows), caption=caption)
 
 
@@ -105,19 +102,19 @@ def _linearity(audit: Audit, fmt: str) -> str:
     """Sentences on the accuracy of first-order predictions, and on the runs that checked them."""
     words = []
     for one in (one for one in audit.linearity if one.format == fmt):
-        were, left = ("was" if number == 1 else "were" for number in (one.compared, one.left))
+        left = "was" if one.left == 1 else "were"
         words.append(
-            f"The effects of {count(one.compared, 'operation')} {were} both predicted to first order and measured. Where neither "
-            f"is zero or infinite, the prediction is {one.least:.2g} to {one.most:.2g} times the measurement, median {one.median:.2g}."
+            f"The effect of {count(one.compared, 'operation')} was both estimated to first order and measured. Where neither value is "
+            f"zero or infinite, the estimate is {one.least:.2g} to {one.most:.2g} times the measurement, with a median of {one.median:.2g}."
         )
         if not one.holds:
-            words.append("Over 10% of the predictions are off by a factor above 1.6, so more effects were measured.")
+            words.append("Over 10% of the estimates are off by a factor above 1.6, so more effects were measured.")
         if beyond := one.confirmed + one.refuted:
             words.append(
-                f"Of {count(beyond, 'effect')} predicted above the error budget, runs confirm {one.confirmed:,}."
+                f"Of {count(beyond, 'effect')} estimated above the error budget, runs confirm {one.confirmed:,}."
             )
         if one.left:
-            words.append(f"{count(one.left, 'more effect')} predicted above the budget {left} not measured.")
+            words.append(f"{count(one.left, 'more effect')} estimated above the budget {left} not measured.")
     return " ".join(words)
 
 

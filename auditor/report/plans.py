@@ -19,7 +19,7 @@ from .kept import Island, islands
 from .words import count, in_bytes, label, percent, ratio, sentence, shorten
 
 ISLANDS_SHOWN = 12
-SHARES = "A share is the part of its limit that a criterion uses: 0 without a difference from FP32, 1 at the limit, more beyond it. The table has each plan's largest share. The criteria top1, topk and flips count changed choices: their predicted shares, and their shares for single operations, are averages to expect."
+SHARES = "A share is the part of its limit that a criterion uses: 0 without a difference from FP32, 1 at the limit. The table has each plan's largest share. Predicted shares of top1, topk and flips, which count changed choices, are averages over possible roundings."
 """Explains a plan's errors if criteria are set."""
 NEAR = 2.0
 """Distance from a score's limit, in standard errors, below which other samples may give another result."""
@@ -128,7 +128,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     if (chosen := next((p for p in plans if p.recommended), None)) is not None:
         plan = chosen.plan
         made = "measured" if plan.measured_times else "predicted" + f" for one {plan.target}" * bool(plan.target)
-        said = f"* recommended. Low FLOPs: the share of the FLOPs in low precision. Speed-ups over FP32 are {made}."
+        said = f"* recommended. Low FLOPs: share of FLOPs in low precision. Speed-ups are {made}."
         yield Prose("", (said + f" Predicted memory: {chosen.memory}." * bool(chosen.memory),), "muted")
     yield Prose("Program", tuple(p.program for p in plans if p.program))
 
@@ -149,9 +149,7 @@ def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
         if p.memory:
             facts.append(("Predicted memory", p.memory))
         kept = f", keeps {kept_apart(p.plan)} in FP32" if p.islands else ""
-        failed = (
-            f"Without the plan, the model fails to run: {why}" if (why := p.baseline and p.baseline.failure) else ""
-        )
+        failed = f"Without the plan, the model fails: {why}" if (why := p.baseline and p.baseline.failure) else ""
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
         what = "operation" if p.plan.program is not None else "module"
         rest = f"Every {'other ' if p.islands else ''}{what} is set to {label(p.plan.format)}.{_exceptions(p.plan)}"
@@ -179,18 +177,19 @@ def program_line(plan: Plan) -> str:
 def _onnx(plan: Plan, onnx: Onnx) -> str:
     """A plan's ONNX file and errors: predicted, of the program, and in onnxruntime with and without GPU rounding."""
     if not onnx.file:
-        return f"; as ONNX {onnx.failure}"
+        return f". {sentence(onnx.failure or '')}"
     low, joint = label(plan.format), plan.verification is not None and plan.verification.joint is not None
     errors = {
         "predicted": None if joint else plan.predicted_error,
-        f"as {plan.program.file if plan.program else ''}": onnx.program_error,
+        f"of {plan.program.file if plan.program else ''}": onnx.program_error,
         f"in {onnx.runtime}, which uses FP32 for operations without a {low} kernel": onnx.error,
         f"in onnxruntime with every {low} value rounded as on a GPU": onnx.rounded_error,
     }
     told = [f"{ratio(error)} {where}" for where, error in errors.items() if error is not None]
-    said = f"; {onnx.file}: {onnx.high:,} of {count(onnx.nodes, 'node')} in FP32, inputs and outputs {onnx.ends.replace('fp32', 'FP32')}"
-    lacking = [f"checked, not run: {onnx.failure}"] if onnx.error is None else []
-    return ", ".join([said, "; ".join([*lacking, *([f"relative L2 error {'; '.join(told)}"] if told else [])])])
+    ends = "FP32" if onnx.ends == "fp32" else low
+    said = f". {onnx.file} has {onnx.high:,} of {count(onnx.nodes, 'node')} in FP32; its inputs and outputs are {ends}"
+    lacking = f". No error of the file itself was measured: {onnx.failure}" if onnx.error is None else ""
+    return said + lacking + (f". Relative L2 error: {'; '.join(told)}" if told else "")
 
 
 def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
     training: list[str] = []
     if audit.training is not None:
         titles = dict.fromkeys(f"- {advice.title}" for advice in audit.training.advice)
-        training = [sentence(audit.training.recommendation), *[*titles][:ADVICE_SHOWN]]
+        training = [sentence(f"Train in {audit.training.recommendation}"), *[*titles][:ADVICE_SHOWN]]
     shown = [p for p in seen.plans if p.recommended or seen.chosen is None]
     limits = [line if p.recommended else f"{p.title}: {line}" for p in shown for line in p.criteria]
     sections: dict[str, Iterable[str]] = {

@@ -34,7 +34,7 @@ def training_section(audit: Audit) -> list[Block]:
         noise * (training.noise is not None),
     )
     return [
-        Prose("", (sentence(training.recommendation),), "lead"),
+        Prose("", (sentence(f"Train in {training.recommendation}"),), "lead"),
         Prose("", about, "about"),
         Fold("Gradients, loss scale, updates, and a loop to copy", tuple(_details(audit, training))),
     ]

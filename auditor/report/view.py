@@ -98,7 +98,7 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     if chosen is None:
         if training and not training.format and any(one.is_verified and one.has_low for one in audit.plans.values()):
             said = "Keep the model in FP32 to train it; plans within the budget for inference are below."
-            return said, f"{training.recommendation}."
+            return said, f"Train in {training.recommendation}."
         proof, result = "", outcome(audit.plans, audit.use)
         if result == "loses":
             proof = advice(audit)
@@ -118,7 +118,7 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     who = "The patched model" if plan.program is None else f"The saved program, {plan.program.file},"
     error = f"error {ratio(plan.measured_error)} against FP32, budget {budget}"
     if ran and ran.criteria:
-        error = f"every criterion holds. The criterion nearest to its limit: {limit_line(max(ran.criteria, key=lambda one: one.share or 0))}"
+        error = f"every criterion holds. Nearest to its limit: {limit_line(max(ran.criteria, key=lambda one: one.share or 0))}"
     proof = f"{who} was run{inputs}: {error}{itself}."
     if not chosen.islands and chosen.before == ratio(plan.measured_error):
         return said, proof

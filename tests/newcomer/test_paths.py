@@ -99,7 +99,7 @@ def test_an_overflow_on_the_second_batchs_branch_is_named_with_line_and_batch(tw
     assert re.search(r"Cat is unsafe in FP16: \S+ overflows .*?\(batch 2\)", said)
     page = markdown(auditor.load(two_batches[0] / "audits" / "two_batches"))
     assert "FP16: 2 unsafe and 0 sensitive of 3 operations" in page and "BF16: 0 unsafe" in page
-    assert f"outputs turn Inf at cat in the model's forward (two_batches.py:{CAT}), in batch 2" in said
+    assert f"Inf first appears at cat in the model's forward (two_batches.py:{CAT}), in batch 2" in said
 
 
 def test_no_reporter_says_that_nothing_is_unsafe(two_batches: tuple[Path, str]) -> None:

@@ -58,8 +58,8 @@ def test_the_share_of_an_operation_follows_from_the_effect_beside_it():
 @pytest.mark.parametrize(
     ("exposed", "remark"),
     [
-        ((), " Without a plan, values here stay FP32."),
-        (("cast",), " Under autocast, values here stay FP32."),
+        ((), " Without a plan, the operation runs in FP32."),
+        (("cast",), " Under autocast, the operation runs in FP32."),
         (("autocast", "cast"), ""),
     ],
 )

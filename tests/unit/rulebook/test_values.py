@@ -307,14 +307,14 @@ def test_exposure_under_the_two_strategies() -> None:
 @pytest.mark.parametrize(
     ("isolated", "criterion", "decided_by", "together", "words"),
     [
-        (0.34, "boxes: max_abs <= 0.5", "first-order", 1, f"{ALONE} is predicted to use 34% of the limit 'boxes: max_abs <= 0.5'"),
-        (3.4, "boxes: iou >= 0.9", "re-run", 1, f"{ALONE} uses 340% of the limit 'boxes: iou >= 0.9'"),
-        (1.001, "boxes: iou >= 0.9", "re-run", 1, f"{ALONE} uses just over 100% of the limit 'boxes: iou >= 0.9'"),
-        (512.3, "boxes: iou >= 0.9", "re-run", 1, f"{ALONE} uses 512 times the limit 'boxes: iou >= 0.9'"),
-        (0.2, "boxes: iou >= 0.9", "group", 4, f"{TOGETHER} uses 20% of the limit 'boxes: iou >= 0.9'"),
-        (2.25, "mask: flips <= 0", "re-run", 1, f"{ALONE} violates the limit 'mask: flips <= 0'"),
-        (2.25, "y: top1 >= 1", "first-order", 1, f"{ALONE} is predicted to violate the limit 'y: top1 >= 1'"),
-        (0.0, "mask: flips <= 0", "re-run", 1, f"{ALONE} meets the limit 'mask: flips <= 0'"),
+        (0.34, "boxes: max_abs <= 0.5", "first-order", 1, f"it is predicted to use 34% of the limit 'boxes: max_abs <= 0.5' {ALONE}"),
+        (3.4, "boxes: iou >= 0.9", "re-run", 1, f"it uses 340% of the limit 'boxes: iou >= 0.9' {ALONE}"),
+        (1.001, "boxes: iou >= 0.9", "re-run", 1, f"it uses just over 100% of the limit 'boxes: iou >= 0.9' {ALONE}"),
+        (512.3, "boxes: iou >= 0.9", "re-run", 1, f"it uses 512 times the limit 'boxes: iou >= 0.9' {ALONE}"),
+        (0.2, "boxes: iou >= 0.9", "group", 4, f"it uses 20% of the limit 'boxes: iou >= 0.9' {TOGETHER}"),
+        (2.25, "mask: flips <= 0", "re-run", 1, f"it violates the limit 'mask: flips <= 0' {ALONE}"),
+        (2.25, "y: top1 >= 1", "first-order", 1, f"it is predicted to violate the limit 'y: top1 >= 1' {ALONE}"),
+        (0.0, "mask: flips <= 0", "re-run", 1, f"it meets the limit 'mask: flips <= 0' {ALONE}"),
         (math.inf, "boxes: iou >= 0.9", "re-run", 1, "the outputs turn Inf or NaN"),
     ],
 )  # fmt: skip
