@@ -64,7 +64,7 @@ def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
     alone = error.unsupported or error.disagreement or error.overflow or error.nan
     value = error.cause or "Inf or NaN" if alone else first.value if first else "Inf or NaN"
     name = VALUES.get(value, value.capitalize() if value.islower() else value)
-    blocks = f" and in {count(len(same) - 1, 'similar block')}" if len(same) > 1 else ""
+    blocks = f" and at {count(len(same) - 1, 'similar operation')}" if len(same) > 1 else ""
     begins = f"{where(report.node)}{blocks} raises an error on {label(fmt)} inputs: {error.unsupported}"
     if value != "unsupported":
         begins = f"{name} first appears at {where(report.node)}{blocks}"
@@ -82,7 +82,7 @@ def _sources(audit: Audit, fmt: str) -> Grid:
     for report, moved in sorted(own, key=lambda pair: -pair[1].own)[:SHOWN]:
         predicted = "" if moved.decided_by == "re-run" else ", predicted"
         rows.append((where(report.node), f"{ratio(moved.own)}{predicted}", percent(moved.own**2 / total)))
-    caption = f"Operations that add the most rounding error in {label(fmt)}. Own rounding: {'share of a limit used' if audit.criteria else 'change of the output'} if only this operation rounds, and not its inputs. Share: the square of this {'share' if audit.criteria else 'change'}, as a part of the sum of the squares over all operations"
+    caption = f"Operations that add the most rounding error in {label(fmt)}. Own rounding: {'share of a limit used' if audit.criteria else 'change of the output'} if only this operation rounds, on FP32 inputs. Share: the square of this {'share' if audit.criteria else 'change'}, as a part of the sum of the squares over all operations"
     return Grid(("Operation", "Own rounding", "Share"), tuple(rows), caption=caption)
 
 
@@ -108,7 +108,7 @@ def _linearity(audit: Audit, fmt: str) -> str:
             f"zero or infinite, the estimate is {one.least:.2g} to {one.most:.2g} times the measurement, with a median of {one.median:.2g}."
         )
         if not one.holds:
-            words.append("Over 10% of the estimates are off by a factor above 1.6, so more effects were measured.")
+            words.append("Over 10% of all pairs differ by more than a factor of 1.6, so more effects were measured.")
         if beyond := one.confirmed + one.refuted:
             words.append(
                 f"Of {count(beyond, 'effect')} estimated above the error budget, runs confirm {one.confirmed:,}."

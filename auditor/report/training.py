@@ -65,7 +65,7 @@ def _window(window: LossScale) -> str:
     if window.init is None:
         return "No loss scale is usable, since no tested scale gives finite gradients on every batch."
     return (
-        f"From {least} on, at most {percent(window.allowed)} of the gradient values become zero. Above {most}, gradient values of "
+        f"At loss scales from {least} on, at most {percent(window.allowed)} of the gradient values become zero. Above {most}, gradient values of "
         f"`{scope(window.largest)}` overflow. The recommended initial scale is {window.init:,.10g}. If you divide the loss by n "
         "for gradient accumulation, multiply these scales by n."
     )

@@ -120,11 +120,12 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     if ran and ran.criteria:
         error = f"every criterion holds. Nearest to its limit: {limit_line(max(ran.criteria, key=lambda one: one.share or 0))}"
     proof = f"{who} was run{inputs}: {error}{itself}."
-    if not chosen.islands and chosen.before == ratio(plan.measured_error):
+    same = not chosen.islands and chosen.before == ratio(plan.measured_error)
+    if same or chosen.before == "non-finite":  # which `nonfinite_runs` says
         return said, proof
-    failures = {"fails to run": "the model fails to run", "non-finite": "the outputs contain Inf or NaN"}
     before = f"the error is {chosen.before}{' times its limit' if audit.criteria else ''}"
-    return said, f"{proof} Without the plan, in {chosen.title}, {failures.get(chosen.before, before)}."
+    before = "the model fails to run" if chosen.before == "fails to run" else before
+    return said, f"{proof} Without the plan, in {chosen.title}, {before}."
 
 
 def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:

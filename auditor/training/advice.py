@@ -147,11 +147,15 @@ def scaled_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
         return
     if (largest := max((p.gradient.max_abs for p in training.parameters), default=0.0)) > 0:
         ranks = FORMATS["fp16"].largest / (largest * window.init)
-        many = f"its sum over {math.ceil(ranks):,} equal ranks" if ranks > 1 else "its value on one rank"
+        sums = (
+            f"{math.ceil(ranks):,} ranks with this value add up to more than"
+            if ranks > 1
+            else "this value alone exceeds"
+        )
         yield Advice(
             "reduce-dtype",
             "Reduce gradients over ranks in FP32",
-            f"The largest gradient value is {largest:.3g}; at a loss scale of {window.init:,.10g}, {many} overflows FP16. Under autocast, gradients and "
+            f"The largest gradient value is {largest:.3g}. At a loss scale of {window.init:,.10g}, {sums} FP16's largest number. Under autocast, gradients and "
             "their sum are FP32, but an FP16 compression hook or FSDP's `reduce_dtype` can make the sum FP16.",
             {"ranks": ranks},
         )

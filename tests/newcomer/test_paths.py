@@ -96,7 +96,7 @@ def two_batches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_an_overflow_on_the_second_batchs_branch_is_named_with_line_and_batch(two_batches: tuple[Path, str]) -> None:
     said = two_batches[1]
     assert f"two_batches.py:{CAT}" in said
-    assert re.search(r"Cat is unsafe in FP16: \S+ overflows .*?\(batch 2\)", said)
+    assert re.search(r"Cat is unsafe in FP16, since \S+ overflows .*?\(batch 2\)", said)
     page = markdown(auditor.load(two_batches[0] / "audits" / "two_batches"))
     assert "FP16: 2 unsafe and 0 sensitive of 3 operations" in page and "BF16: 0 unsafe" in page
     assert f"Inf first appears at cat in the model's forward (two_batches.py:{CAT}), in batch 2" in said

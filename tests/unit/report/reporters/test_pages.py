@@ -180,4 +180,4 @@ def test_a_terminal_shows_forty_lines_and_names_what_is_left_out(kind: dict[str,
     assert len(text(audit, width=100, color=False, most=32).splitlines()) <= 32  # files and the next step go below
     assert "A caution." in shown
     assert "RNG001" in shown
-    assert "Kept  " in shown or "what stays in FP32" in shown.splitlines()[-1] or kind.get("recommended", "") is None
+    assert "In FP32  " in shown or "what stays in FP32" in shown.splitlines()[-1] or kind.get("recommended", "") is None
