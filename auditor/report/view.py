@@ -49,7 +49,7 @@ def _tally(audit: Audit, fmt: str) -> Tally:
         "precision": "rounding",
         "literal": f"constants that {label(fmt)} cannot represent",
         "kernel": "missing kernels",
-        "other": "operations that raise",
+        "other": "operations that raise errors",
     }
     *causes, last = [text for key, text in words.items() if key in limits] or [""]
     limit = f"{', '.join(causes)} and {last}" if causes else last

@@ -392,7 +392,7 @@ def test_what_limits_a_format_names_missing_kernels_beside_precision() -> None:
     safe = [replace(node, verdicts={"bf16": Verdict("safe", "")}) for node in others]
     mixed = replace(missing, errors={"bf16": NodeError(unsupported="bmm got float32 and bfloat16 together")})
     for nodes, limit in (
-        ((mixed, *safe), "operations that raise"),
+        ((mixed, *safe), "operations that raise errors"),
         ((missing, *safe), "missing kernels"),
         ((rounded, missing, *safe), "rounding and missing kernels"),
     ):
