@@ -327,7 +327,7 @@ def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
             f"{allowed if noise.floor else 'No plan can have a smaller error.'}"
         )
     if not subject.held_out:
-        yield "The plans were verified on the calibration inputs. To verify them on other inputs, define get_eval_inputs()."
+        yield "The plans were verified on the calibration inputs; get_eval_inputs() can give other inputs."
     if training is not None and training.batches != len(subject.batches):
         yield (
             f"Gradients were measured on {training.batches} of {len(subject.batches)} batches, "

@@ -79,9 +79,9 @@ class Display:
         return duration(time.monotonic() - self._began)
 
     def summary(self) -> str:
-        """Stage, its number, the completed share of all stages, and the time: `measure (stage 3 of 9), 34% of all stages done after 12 s`."""
+        """Stage, its number, the completed share of all stages, and the time: `measure (stage 3 of 9), in total 34% done after 12 s`."""
         place = f"{self.stage} (stage {self._stages.index(self.stage) + 1} of {len(self._stages)})"
-        return f"{place}, {int(100 * self.share)}% of all stages done after {self.elapsed_seconds}"
+        return f"{place}, in total {int(100 * self.share)}% done after {self.elapsed_seconds}"
 
 
 def duration(seconds: float) -> str:

@@ -152,11 +152,11 @@ def nonfinite_runs(audit: Audit) -> list[NonFiniteRun]:
     result = []
     for (fmt, first, whose), titles in sorted(groups.items(), key=lambda group: group[0][2] != ""):
         title = whose or f"{label(fmt)} {' and '.join(titles)}, without a plan"
-        said = "the outputs contain Inf or NaN. A replay of the recorded graph stays finite, so the operation responsible is unknown."
+        said = "the outputs turn Inf or NaN. A replay of the recorded graph stays finite, so the operation responsible is unknown."
         if first is not None:
             batch = "" if first.batch == 1 else f", in batch {first.batch}"
             place = at(first.op, first.owner, first.source)
-            said = f"the outputs contain Inf or NaN. {first.value} first appears at {place}{batch}. {cause(first)}"
+            said = f"values turn {first.value} at {place}{batch}. {cause(first)}"
         result.append(NonFiniteRun(fmt, first, f"{title}: {said}"))
     return result
 

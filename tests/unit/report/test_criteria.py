@@ -71,13 +71,13 @@ def test_a_line_says_what_the_plan_and_the_format_without_it_came_to() -> None:
         for line, one, before in zip(lines, values, audit.baselines[name].criteria, strict=True):
             said = re.fullmatch(
                 rf"(Nearest to its limit: )?{one.kind} of {one.output} is (\S+), at most {one.limit:g} is allowed(: limit exceeded)?"
-                r"(; without the plan (\S+))?",
+                r"(; without the plan it is (\S+))?",
                 line,
             )
             assert said is not None, line
-            assert float(said[1]) == pytest.approx(one.value, rel=0.01)
-            assert bool(said[2]) is not one.holds
-            assert bool(said[3]) is (one is most and one.holds and one.share > 0)
+            assert float(said[2]) == pytest.approx(one.value, rel=0.01)
+            assert bool(said[3]) is not one.holds
+            assert bool(said[1]) is (one is most and one.holds and one.share > 0)
             assert (said[5] is None) is (before.value == one.value)
             assert said[5] is None or float(said[5]) == pytest.approx(before.value, rel=0.01)
 

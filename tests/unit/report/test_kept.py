@@ -104,7 +104,7 @@ def test_an_operation_says_why_too(audit: Audit) -> None:
         " (recommended)", ""
     )
     inside = next(r.node.name for r in audit.nodes if r.node.owner == "norm")
-    assert "FP32, like all of norm: " in explain_layer(audit, inside)
+    assert "FP32, like all of norm; " in explain_layer(audit, inside)
 
 
 def test_a_name_that_there_is_not(audit: Audit) -> None:

@@ -47,7 +47,7 @@ def test_gradients_that_are_finite_and_wrong_are_not_recommended(cancelling: tup
     assert training.errors["bf16"] == pytest.approx(1.0)
     assert all(plan.is_verified for plan in found.plans.values())  # the outputs are fine
     assert found.recommended is None  # the plan that is recommended is about the step too
-    assert "Train in FP32: the gradients of FP16 have" in found.recommendation
+    assert "Train in FP32: FP16 gradients differ" in found.recommendation
     assert loop_code(found) is None
 
 
@@ -78,7 +78,7 @@ def test_the_headline_says_that_training_stays_in_fp32(cancelling: tuple[Audit, 
     found, training = cancelling
     seen = ReportView(found)
     assert seen.headline == "Keep the model in FP32 to train it; plans within the budget for inference are below."
-    assert seen.proof == f"{training.recommendation}."
+    assert seen.proof == f"Train in {training.recommendation}."
     named = re.search(r"For inference, (\w+) meets the error budget\.", found.recommendation)
     plan = found.plans[named[1]]
     assert plan.measured_error is not None and plan.measured_error <= found.max_error
