@@ -55,7 +55,7 @@ def quantized_title(plan: QuantizedPlan) -> str:
 
 
 def quantization_lines(audit: Audit) -> list[str]:
-    """Lines for a terminal: each plan; for each scheme, the number of safe layers, and the worst layer with cause and
+    """Lines for a terminal: each plan; for each scheme, the number of safe layers; the worst layer, its cause and
     remedy."""
     lines = [_plan_line(plan, audit) for plan in audit.quantized_plans]
     for scheme, layers in _by_scheme(audit).items():
@@ -135,8 +135,7 @@ def _worst(layer: QuantizedLayer, audit: Audit) -> str:
         return ""
     remedy = f" Remedy: {_remedy(layer)}." if layer.remedy else ""
     effect = f"{ratio(layer.effect)}{' times a limit' * bool(audit.criteria)}"
-    where = f"`{scope(layer.owner)}` ({op(layer.op)})"
-    return f"The worst, {where}, is {layer.verdict.verdict}, with an effect of {effect} on the outputs. The cause is {_cause(layer)}.{remedy}"
+    return f"The worst, `{scope(layer.owner)}` ({op(layer.op)}), is {layer.verdict.verdict}, with an effect of {effect} on the outputs. The cause is {_cause(layer)}.{remedy}"
 
 
 def quantization_section(audit: Audit) -> list[Block]:
