@@ -170,7 +170,7 @@ def _reason_to_keep(
     verdict = bench.judged.verdicts.get(captured or "", {}).get(format)
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):
         return "", "", literals
-    return verdict.verdict, f"{verdict.verdict}: {verdict.reason}", literals
+    return verdict.verdict, f"{verdict.verdict}, since {verdict.reason}", literals
 
 
 def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> str:
@@ -178,7 +178,7 @@ def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None
     give low-precision results."""
     given = [x for source in node.all_input_nodes for x in tensors_in(source.meta.get("val"))]
     if {x.dtype for x in given if x.is_floating_point() or x.is_complex()} != {torch.float32}:
-        return "some inputs are neither FP32 nor integers"
+        return "an input is complex, or neither FP32 nor integer"
     low = low_arguments(node, dtype, literals)
     args, kwargs = fx.node.map_arg(low, lambda source: outlines(source.meta.get("val"), dtype))
     try:

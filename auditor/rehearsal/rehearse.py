@@ -53,17 +53,17 @@ def rehearse(
         raise bad_step("rehearse needs a function that runs one step, and a whole number of steps")
     if not hasattr(os, "fork"):
         raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
-    tell, session = guard_progress(progress or (lambda *_: None)), Session(step)
+    tell, session, recipes = guard_progress(progress or (lambda *_: None)), Session(step), [FP32, *RECIPES]
 
-    def run(recipe: Recipe, steps: int = steps) -> RecipeRun:
+    def run(recipe: Recipe, most: int = steps) -> RecipeRun:
         losses: list[float] = []
 
         def hear(said: str) -> None:
             losses.append(float(said.split()[-1]))
-            tell("rehearse", recipe.title, len(losses), steps)
+            tell("rehearse", recipe.title, steps * recipes.index(recipe) + len(losses), steps * (len(recipes) + 1))
 
         try:
-            work = partial(session.run, recipe, _number_batches(batches), steps, seed)
+            work = partial(session.run, recipe, _number_batches(batches), most, seed)
             result, session.used, session.own_regions = call_forked(work, hear)
         except AuditorError as error:
             let_through(error)
@@ -79,12 +79,14 @@ def rehearse(
     session.narrow()
     if any(p.device.type in NATIVE for p in session.group_numbers):
         raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
-    recipes, runs = [*_recipes(session, plan)], {"fp32": run(FP32)}
+    recipes[1:] = _recipes(session, plan)
+    runs = {"fp32": run(FP32)}
     if skipped := runs["fp32"].skipped:
         at = f"in step {skipped[0].step} (batch {skipped[0].batch})"
         raise bad_step(f"the step fails in FP32, since gradients or weights turn Inf or NaN {at}: fix the step first")
-    runs |= {recipe.name: run(recipe) for recipe in recipes}
-    runs |= {recipe.name: run(recipe) for recipe in (remedies_for(runs) if remedies else ())}
+    runs |= {recipe.name: run(recipe) for recipe in recipes[1:]}
+    recipes += remedies_for(runs) if remedies else ()
+    runs |= {recipe.name: run(recipe) for recipe in recipes if recipe.name not in runs}
     problems = problems_of(runs)
     name = target or getattr(step, "__qualname__", type(step).__name__)
     return Rehearsal(name, len(runs["fp32"].losses), runs["fp32"].batches, runs, problems, *recommend(runs, problems))
