@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from .criteria.criterion import FLOOR
 from .criteria.defaults import propose
 from .criteria.measure import Criteria, names_of, words_of
 from .document.codec import under_several_names
-from .document.places import from_repository, portable
+from .document.places import portable, portable_path
 from .errors import device_is_full
 from .execution.beside import policy_of, under_plan, under_policy
 from .execution.ledger import forward_casts, rows_of
@@ -225,9 +224,9 @@ def ledger(subject: Subject, options: Settings, plan: Plan | None) -> tuple[tupl
 
 
 def _casts(subject: Subject, captured: Capture) -> tuple[SilentCast, ...]:
-    """Return the casts that nobody asked for, on loading and in the forward; files relative to their repository."""
-    casts = (*subject.casts, *forward_casts(captured, subject))
-    return tuple(replace(one, file=from_repository(Path(one.file))) if one.file else one for one in casts)
+    """Return the casts that nobody asked for: on loading, with files relative to their repository, and in the forward."""
+    loaded = (replace(one, file=one.file and portable_path(one.file)) for one in subject.casts)
+    return (*loaded, *forward_casts(captured, subject))
 
 
 def _described(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, Any]:
