@@ -111,7 +111,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 29960, 217, 24
+LINES, FILES, ROOMS = 29970, 217, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
