@@ -108,7 +108,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             if (limit := offload.now()) is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
         with stages("measure", "each operation in low precision", recordings.operations):
-            yardstick = Yardstick(*budget_of(subject, first, options.max_error, options.metric, options.limits, seed))
+            yardstick = Yardstick(*budget_of(subject, first, options.max_error, options.metric, options.criteria, seed))
             captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick, options.schemes)
             noise = noise_of(first, subject, yardstick, seed, native=options.native)
         measured, budget = in_unit(relative, yardstick.unit), yardstick.budget
@@ -283,7 +283,7 @@ def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | Non
         runs = [(plan_title(plan), plan.verification) for plan in tried if plan.verification]
         names, graph = names_of(bench.reference(bench.subject.batches[0])), bench.capture.first
         each = criteria.each if criteria else ()
-        proposals = tuple(propose(each, options.limits, names, graph, runs, options.max_error))
+        proposals = tuple(propose(each, options.criteria, names, graph, runs, options.max_error))
     return {
         "metric": "largest value of a criterion, as a share of its limit" if criteria else name,
         "criteria": tuple(map(str, criteria.all())) if criteria else (),

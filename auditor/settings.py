@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -26,20 +27,20 @@ from pydantic import (
 )
 
 from .artefact.strategies import GRAPHS, SHIPPED, all_strategies
-from .criteria import Criterion
+from .criteria import criteria_of
 from .errors import AuditorError
 from .numerics.devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
 from .numerics.formats import DEFAULT, auditable, runs
 from .numerics.schemes import SCHEMES
 from .records.measure import CODE, Ignore
 from .records.plan import DIRECTIONS
-from .resources import table
+from .resources import resource_dir, table
 
 if TYPE_CHECKING:
     from .rulebook.rule import Rule
     from .score import ScoreFunction
-else:  # else pydantic would import torch for these types
-    Rule = ScoreFunction = Any
+else:  # else pydantic would import torch for this type
+    ScoreFunction = Any
 
 DEFAULT_GPU = "A100"
 MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
@@ -70,6 +71,7 @@ class Option:
     help: str = ""
 
 
+@cache
 def options_of(kind: type[BaseModel]) -> dict[str, Option]:
     """{field: its Option} for the fields that users can set, which are the fields with a docstring."""
     result = {}
@@ -132,8 +134,8 @@ Function = Callable[..., Any] | None
 class Settings(BaseModel):
     """The keyword arguments of `auditor.audit()`, and values derived from them.
 
-    found: the audit's device, once the model is loaded; limits: the parsed criteria; scoring: the imported scoring
-    function. schemes: the quantization schemes that the user gave in `formats`, which then lacks them.
+    found: the audit's device, once the model is loaded; scoring: the imported scoring function. schemes: the
+    quantization schemes that the user gave in `formats`, which then lacks them.
     """
 
     model_config = ConfigDict(
@@ -153,7 +155,7 @@ class Settings(BaseModel):
     operation), or [a strategy of your own](api.md#other-strategies)"""
     max_error: Annotated[Number, Field(gt=0), Option("a positive number", "X")] = 0.01
     """the error budget: largest acceptable relative L2 error of the outputs (or, in Python, value of `metric`)"""
-    criteria: Annotated[Any, Option(shown="'OUTPUT: KIND <= X'", flag="--criterion")] = None
+    criteria: Annotated[Any, AfterValidator(criteria_of), Option(shown="'OUTPUT: KIND <= X'", flag="--criterion")] = ()
     """a limit for one output, such as `'logits: kl <= 0.01'`; see [docs/criteria.md](criteria.md). May be repeated. For
     all other outputs the error budget applies"""
     metric: Annotated[Function, Option("a function: metric(reference, candidate) -> a number", flag="")] = None
@@ -223,8 +225,6 @@ class Settings(BaseModel):
 
     command: str = "auditor.audit(model, example_inputs)"
     found: str | None = None
-    rulebook: tuple[Rule, ...] = ()
-    limits: tuple[Criterion, ...] = ()
     scoring: ScoreFunction | None = None
     schemes: tuple[str, ...] = ()
 
@@ -259,6 +259,18 @@ class Settings(BaseModel):
         if self.quick:
             self.__dict__.update(formats=self.formats[:1], strategies=self.strategies[:1])
         return self
+
+    @cached_property
+    def rulebook(self) -> tuple[Rule, ...]:
+        """The built-in rules and the user's own. Raises: AuditorError, also if `select` matches none of them."""
+        from .rulebook.load import load_rules
+
+        result = load_rules([resource_dir("rules"), *([self.rules] if self.rules else [])])
+        for code in self.select:
+            if not any(rule.code.startswith(code) for rule in result):
+                lists = "`python -m auditor rules` lists all codes"
+                raise AuditorError(f"`select` matches no rule: no code begins with {code!r}; {lists}", slug="no-rule")
+        return result
 
     @property
     def where(self) -> str:

@@ -3,46 +3,65 @@
 from __future__ import annotations
 
 import os
-import shlex
+import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, ClassVar, TextIO
+from importlib import import_module
+from typing import Annotated, Any, ClassVar, TextIO
 
 from ..asked import Command
 from ..errors import AuditorError, caused_by, describe, first_line, out_of_memory, printable
-from ..processes import supervise, unwind_on_signals
-from ..progress.shown import Display, refresh_display, reporter
+from ..processes import supervise
+from ..progress.shown import refresh_display, reporter
 from ..records import folder
+from ..settings import Option
 
 PROGRAM = "python -m auditor"
 
 _answer: TextIO = sys.stdout
-"""The real standard output, after `_set_aside` has redirected `sys.stdout`."""
+"""The real standard output, after `set_aside` has redirected `sys.stdout`."""
 
 
 class Verb(Command):
     """A command and its arguments. takes: names of its arguments, in the order of the help; some are options of
-    `audit`. alone: whether this process runs only the command. A lone command runs in a forked process, so that
-    a crash of the user's code can be reported.
+    `audit`. alone: whether this process runs only the command.
     """
 
-    configurable: ClassVar[bool] = False
     takes: ClassVar[tuple[str, ...]] = ()
     alone: bool = False
 
-    def run(self) -> int:
-        """Run the command (in a forked process if `alone`) and return its exit code. Raises: AuditorError."""
+    @classmethod
+    def called(cls) -> str:
+        """The verb on the command line: `explain-layer` for ExplainLayer."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
+
+    def run(self) -> int | None:
+        """Run the command and return its exit code; None: 0. Raises: AuditorError."""
+        raise NotImplementedError
+
+
+class Loading(Verb):
+    """A command that loads the user's code. The function of that name in `commands` runs the command; its first stage
+    is `stage`. A lone command runs in a forked process, so that a crash of the user's code can be reported."""
+
+    stage: ClassVar[str] = "load"
+    target: Annotated[str, Option(shown="TARGET")]
+    """the model's file or module, such as model.py:Net"""
+
+    def run(self) -> int | None:
         shown = reporter(self.quiet or self.dry_run, self)
 
-        def run_command(tell: Callable[[str], object]) -> int:
+        def run_command(tell: Callable[[str], object]) -> int | None:
             shown.tell = tell
             with refresh_display(shown), warnings.catch_warnings(action=None if self.debug else "ignore"):
                 if self.out:
                     folder.check_directory(self.out)  # before anything slow
-                return self.run_watched(shown)
+                shown(self.stage, self.target, 0, 0)
+                command: Any = getattr(import_module(".commands", __package__), self.called())  # imports torch
+                return command(self, shown)
 
         if not (self.alone and hasattr(os, "fork")):
             return run_command(shown.tell)
@@ -51,38 +70,11 @@ class Verb(Command):
         finally:
             shown.close()  # erases the forked process's progress line
 
-    def run_watched(self, progress: Display) -> int:
-        """For a command that loads the user's code: run the command and return its exit code. Raises: AuditorError."""
-        raise NotImplementedError
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 success, 1 findings or a bad result, 2 error, 130 interrupted.
-
-    argv: the command's words, if the calling process continues afterwards; by default the process's command line.
-    """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:
-        unwind_on_signals()
-
-    def command() -> int:
-        from .parsers import parse
-
-        verb = parse(words).model_copy(update={"command": f"{PROGRAM} {shlex.join(words)}", "alone": argv is None})
-        with _set_aside(verb.alone):
-            return verb.run()
-
-    try:
-        return exit_code_of(command, "--debug" in words)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-
-
-def exit_code_of(command: Callable[[], int], debug: bool) -> int:
+def exit_code_of(command: Callable[[], int | None], debug: bool) -> int:
     """Run a command and return its exit code; an exception becomes a message and a hint on stderr."""
     try:
-        return command()
+        return command() or 0
     except BrokenPipeError:  # the reader of standard output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), _answer.fileno())
         return 0
@@ -122,7 +114,7 @@ class _Diversion:
 
 
 @contextmanager
-def _set_aside(alone: bool) -> Iterator[None]:
+def set_aside(alone: bool) -> Iterator[None]:
     """In the body, only `say` reaches standard output; output of all other code goes to stderr.
 
     alone: also redirect file descriptor 1, until this process ends. Output of C code, child processes and exit handlers

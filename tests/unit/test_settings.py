@@ -139,7 +139,7 @@ ENTRY = '[[tool.auditor.per-module-ignores]]\nmodule = "a"\ncode = "NRM001"\nrea
     ("text", "words"),
     [
         ("[tool.auditor]\nmax-eror = 1\n", "did you mean max-error?"),
-        ("[tool.auditor]\nquick = 'yes'\n", "[tool.auditor] quick takes True or False, not 'yes'"),
+        ("[tool.auditor]\nquick = 'yes'\n", "[tool.auditor]: quick takes True or False, not 'yes'"),
         ("[tool.auditor]\nmax-error = -1\n", "max-error takes a positive number, not -1"),
         ("[tool.auditor]\nper-module-ignore = []\n", "did you mean per-module-ignores?"),
         ("[tool.auditor\n", "pyproject.toml"),
