@@ -71,11 +71,6 @@ class Command(Settings):
 OPTIONS = options_of(Command)
 
 
-def key_of(name: str) -> str:
-    """The key by which a TOML file sets an option."""
-    return (OPTIONS[name].flag or name.replace("_", "-")).removeprefix("--")
-
-
 def by_option(table: Any, place: str, slug: str, hidden: Collection[str] = ()) -> dict[str, Any]:
     """{option name: value} for the entries of a TOML table. place: the file and the table, for messages.
 
@@ -84,7 +79,7 @@ def by_option(table: Any, place: str, slug: str, hidden: Collection[str] = ()) -
     if not isinstance(table, dict):
         raise AuditorError(f"{place} must be a table", slug)
     given = [name for name, option in OPTIONS.items() if option.flag or name == "per_module_ignores"]
-    known = {key_of(name): name for name in given if name not in hidden}
+    known = {OPTIONS[name].key: name for name in given if name not in hidden}
     for key in (key.replace("_", "-") for key in table):
         if key not in known:
             hint = suggest(key, known, f"the keys are {', '.join(known)}")
@@ -153,5 +148,5 @@ def validate(
     short = repr(first["input"])[:60] if plain else f"a value of type {type(first['input']).__name__}"
     message = f"takes {takes}, not {str(first.get('ctx', {}).get('error', '')) or short}"
     if name in there:
-        raise AuditorError(f"{place}: {key_of(name)} {message}", slug)
+        raise AuditorError(f"{place}: {option.key} {message}", slug)
     raise bad(f"{name if kind is Settings else option.flag or name} {message}")

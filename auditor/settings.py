@@ -35,17 +35,15 @@ from .numerics.schemes import SCHEMES
 from .records.measure import CODE, Ignore
 from .records.plan import DIRECTIONS
 from .resources import resource_dir, table
+from .rulebook.rule import Rule
 
 if TYPE_CHECKING:
-    from .rulebook.rule import Rule
     from .score import ScoreFunction
 else:  # else pydantic would import torch for this type
     ScoreFunction = Any
 
 DEFAULT_GPU = "A100"
 MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
-UNQUANTIZED = ("bf16",)
-"""Format that is audited if only quantization schemes are given; layers that are not quantized run in it."""
 
 TAKEN = "fp16, bf16, fp8_e4m3, fp8_e5m2, or a quantization scheme such as fp8, int8, mxfp4 or nvfp4"
 
@@ -58,14 +56,16 @@ class Option:
     """How users pass a field. takes: the type in error messages; shown: the placeholder in help.
 
     choices: allowed values; flag: the command-line flag, if it differs from the name; "" for a positional argument, or
-    if there is no flag. path: "path" if values are paths relative to the file that sets them; "place" if a value is
-    such a path only if the file exists. typed: the accepted type, if wider than the field's; help: the description.
+    if there is no flag. key: the name in a TOML file. path: "path" if values are paths relative to the file that sets
+    them; "place" if a value is such a path only if the file exists. typed: the accepted type, if wider than the
+    field's; help: the description.
     """
 
     takes: str = "a string"
     shown: str = ""
     choices: Callable[[], Collection[str]] | None = None
     flag: str | None = None
+    key: str = ""
     path: str = ""
     typed: str = ""
     help: str = ""
@@ -77,11 +77,12 @@ def options_of(kind: type[BaseModel]) -> dict[str, Option]:
     result = {}
     for name, field in kind.model_fields.items():
         if field.description is not None:
-            flag = "" if field.is_required() else f"--{name.replace('_', '-')}"
-            about = {"flag": flag, "help": " ".join(field.description.split())}
+            kebab = name.replace("_", "-")
+            about = {"flag": "" if field.is_required() else f"--{kebab}", "help": " ".join(field.description.split())}
             for part in field.metadata:
                 if isinstance(part, Option):
                     about |= {key: value for key, value in vars(part).items() if value != Option.__dict__[key]}
+            about["key"] = about["flag"].removeprefix("--") or kebab
             result[name] = Option(**about)  # type: ignore[arg-type]
     return result
 
@@ -138,9 +139,7 @@ class Settings(BaseModel):
     quantization schemes that the user gave in `formats`, which then lacks them.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True, defer_build=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
     kwargs: Annotated[dict[str, Any] | None, Option("a dict of keyword arguments", flag="")] = None
     """keyword arguments for every call of the model"""
@@ -254,7 +253,7 @@ class Settings(BaseModel):
             raise bad("`loss_fn` is for mode='training': pass both, or neither")
         self.__dict__.update(use=self.use or self.mode)
         if schemes := tuple(name for name in self.formats if name in SCHEMES):
-            formats = tuple(name for name in self.formats if name not in SCHEMES) or UNQUANTIZED
+            formats = tuple(name for name in self.formats if name not in SCHEMES) or ("bf16",)  # of all other layers
             self.__dict__.update(formats=formats, schemes=schemes)
         if self.quick:
             self.__dict__.update(formats=self.formats[:1], strategies=self.strategies[:1])

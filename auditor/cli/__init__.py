@@ -5,20 +5,25 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib.util
+import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import __version__
 from ..asked import command_of, validate
-from ..errors import AuditorError, suggest
-from ..processes import unwind_on_signals
+from ..errors import AuditorError, caused_by, describe, first_line, out_of_memory, printable, suggest
+from ..processes import supervise, unwind_on_signals
+from ..progress.shown import refresh_display, reporter
+from ..records import folder
 from ..settings import bad, options_of, with_flags
-from .program import PROGRAM, Verb, exit_code_of, set_aside
-from .verbs import Apply, Audit, Diff, Explain, ExplainLayer, Fleet, Ledger, Rehearse, Rules, Snippet
+from .output import set_aside
+from .verbs import PROGRAM, VERBS, Audit, Verb, WithTarget
 
 EPILOG = """\
 TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments: model.py:Net(width=8).
@@ -28,10 +33,6 @@ exit code: 0 success; 1 a finding at or above --fail-on, or no plan within --max
 """
 PATHS = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
 """{shell: the completion that shtab uses for paths}."""
-
-VERBS = {
-    one.called(): one for one in (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Ledger, Diff, Fleet, Rehearse)
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,15 +45,73 @@ def main(argv: Sequence[str] | None = None) -> int:
         unwind_on_signals()
 
     def command() -> int | None:
-        verb = parse(words).model_copy(update={"command": f"{PROGRAM} {shlex.join(words)}", "alone": argv is None})
-        with set_aside(verb.alone):
-            return verb.run()
+        verb = parse(words).model_copy(update={"command": f"{PROGRAM} {shlex.join(words)}"})
+        with set_aside(alone=argv is None):
+            return run(verb, alone=argv is None)
 
     try:
         return exit_code_of(command, "--debug" in words)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def run(verb: Verb, alone: bool) -> int | None:
+    """Run a command and return its exit code; None: 0. Raises: AuditorError.
+
+    alone: whether this process runs only the command. Then the user's code runs in a forked process, so that a crash
+    of the code can be reported.
+    """
+    if not isinstance(verb, WithTarget):
+        return verb.run()
+    shown = reporter(verb.quiet or verb.dry_run, verb)
+
+    def run_command(tell: Callable[[str], object]) -> int | None:
+        shown.tell = tell
+        with refresh_display(shown), warnings.catch_warnings(action=None if verb.debug else "ignore"):
+            if verb.out:
+                folder.check_directory(verb.out)  # before anything slow
+            shown(verb.stage, verb.target, 0, 0)
+            command: Any = getattr(importlib.import_module(".user_code", __name__), verb.called())  # imports torch
+            return command(verb, shown)
+
+    if not (alone and hasattr(os, "fork")):
+        return run_command(shown.tell)
+    try:
+        return supervise(lambda tell: exit_code_of(lambda: run_command(tell), verb.debug), verb.timeout)
+    finally:
+        shown.close()  # erases the forked process's progress line
+
+
+def exit_code_of(command: Callable[[], int | None], debug: bool) -> int:
+    """Run a command and return its exit code; an exception becomes a message and a hint on stderr."""
+    try:
+        return command() or 0
+    except BrokenPipeError:  # the reader of standard output has ended
+        return 0
+    except Exception as error:
+        message, hint = _explain(error)
+        if debug:
+            traceback.print_exc()
+        text = printable(" ".join(message.split()))
+        print(f"error: {text}\nhint: {hint}\n", end="", file=sys.stderr)  # one write: other processes may write too
+        return 2
+
+
+def _explain(error: Exception) -> tuple[str, str]:
+    """The message of an error, with a hint on what to do next."""
+    said = describe(error, None)
+    if out_of_memory(error):
+        message = f"out of memory ({first_line(error)[:200]}): use a machine with more memory, or smaller inputs"
+        error = AuditorError(message, slug="out-of-memory")
+    if isinstance(error, AuditorError):
+        if error.slug == "bad-option":
+            return str(error), f"`{PROGRAM} --help` lists the options"
+        return str(error), f"`{PROGRAM} explain {error.slug}` explains this error"
+    if caused_by(error, TimeoutError):
+        return f"stopped by a time limit, {said}", "raise the limit, or give smaller inputs"
+    where = "".join(f" {note}" for note in getattr(error, "__notes__", ())[:1])
+    return f"internal error{where}, {said}", "please report this error with the output of --debug"
 
 
 class Parser(argparse.ArgumentParser):

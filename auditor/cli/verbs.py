@@ -1,45 +1,67 @@
-"""All verbs with their arguments: they audit a model, explain rules, errors and layers, list dtypes, apply and convert
-plans, compare audits, audit many models, or rehearse training. Importing this file does not import torch."""
+"""All verbs and their arguments. Importing this file does not import torch."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, TypeAdapter
+from pydantic import DirectoryPath, Field, TypeAdapter
 
+from .. import snippets
 from ..artefact.libraries import LIBRARIES
-from ..asked import LEVELS, OPTIONS
-from ..document.compare import Comparison, compare
-from ..document.read import load
+from ..asked import LEVELS, OPTIONS, Command
+from ..document import compare, read
 from ..errors import AuditorError, suggest
 from ..fleet import index, running, targets
 from ..records import Finding, folder
-from ..report.blocks import to_terminal
-from ..report.diff import overview, render
+from ..report import blocks
+from ..report import diff as diff_page
 from ..report.words import count, printable
 from ..resources import errors
-from ..rulebook.explain import as_data, explain, reference
-from ..settings import Directory, Flag, Location, Option, Seconds, bad
-from ..snippets import TOOLS, snippet, snippets
-from .program import PROGRAM, Loading, Verb, say
+from ..rulebook import explain
+from ..settings import Flag, Location, Option, Seconds
+from .output import say
 
-INDEX = "index.html"
+PROGRAM, INDEX = "python -m auditor", "index.html"
 
 PlanFile = Annotated[Location, Option(shown="PLAN"), Field(description="a plan.json, or the directory of an audit")]
 PlanName = Annotated[str | None, Option(shown="NAME")]
 Count = Annotated[int, Field(ge=0, lt=10_000)]
 TextOrJson = Annotated[str, Option(choices=lambda: ("text", "json")), Field(description="format of the output")]
-Level = Annotated[str, Option(choices=lambda: LEVELS)]
 
 
-class Audit(Loading):
+class Verb(Command):
+    """A command and its arguments. takes: names of its arguments, in the order of the help; some are options of
+    `audit`."""
+
+    takes: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def called(cls) -> str:
+        """The verb on the command line: `explain-layer` for ExplainLayer."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
+
+    def run(self) -> int | None:
+        """Run the command and return its exit code; None: 0. Raises: AuditorError."""
+        raise NotImplementedError
+
+
+class WithTarget(Verb):
+    """A command that loads the user's code. The function of its name in `user_code` runs it. stage: its first stage."""
+
+    stage: ClassVar[str] = "load"
+    target: Annotated[str, Option(shown="TARGET")]
+    """the model's file or module, such as model.py:Net"""
+
+
+class Audit(WithTarget):
     """Report which layers of a PyTorch model can run in FP16 or BF16, which must stay FP32, and why. The word `audit`
     may be left out: `python -m auditor TARGET`."""
 
@@ -59,7 +81,7 @@ class Explain(Verb):
         if slug in errors():
             say(f"{slug}\n\n{errors()[slug]}\n")
         elif code in rules:
-            say(explain(rules[code]))
+            say(explain.explain(rules[code]))
         else:
             hint = suggest(slug, [*rules, *errors()], f"`{PROGRAM} rules` lists the rules")
             raise AuditorError(f"no rule or error is called {self.code}: {hint}", slug="no-rule")
@@ -74,15 +96,15 @@ class Rules(Verb):
 
     def run(self) -> None:
         if self.format == "md":
-            say(reference(self.rulebook))
+            say(explain.reference(self.rulebook))
         elif self.format == "json":
-            say(json.dumps([as_data(rule) for rule in self.rulebook], indent=2) + "\n")
+            say(json.dumps([explain.as_data(rule) for rule in self.rulebook], indent=2) + "\n")
         else:
             rows = (f"{rule.code:<8} {rule.severity:<8} {rule.family:<12} {rule.name}\n" for rule in self.rulebook)
             say("".join(rows))
 
 
-class Apply(Loading):
+class Apply(WithTarget):
     """Write patched_model.py for TARGET from the plan.json of an earlier audit."""
 
     takes = ("plan_file", "target", "plan", "inputs", "weights", "out", "timeout", "seed")
@@ -98,17 +120,19 @@ class Snippet(Verb):
 
     takes = ("plan_file", "tool", "plan")
     plan_file: PlanFile
-    tool: Annotated[str | None, Option(flag="--for", choices=lambda: (*TOOLS, *LIBRARIES))] = None
+    tool: Annotated[str | None, Option(flag="--for", choices=lambda: (*snippets.TOOLS, *LIBRARIES))] = None
     """the tool that the code is for; by default all tools for this kind of plan"""
     plan: PlanName = None
     """name of the plan; by default the recommended plan if the tool can use it, else a verified plan for the tool"""
 
     def run(self) -> None:
-        one = [snippet(self.plan_file, self.tool, self.plan)] if self.tool else None
-        say("\n\n".join(one or snippets(self.plan_file, self.plan).values()))
+        if self.tool:
+            say(snippets.snippet(self.plan_file, self.tool, self.plan))
+        else:
+            say("\n\n".join(snippets.snippets(self.plan_file, self.plan).values()))
 
 
-class Ledger(Loading):
+class Ledger(WithTarget):
     """List five dtypes of every weight and operation: in the checkpoint, as loaded, requested by the author's code,
     planned and executed. Report casts that nobody asked for."""
 
@@ -132,7 +156,7 @@ class ExplainLayer(Verb):
         """Print a module's or operation's precision under each plan. Raises: PlanError; AuditorError(slug="no-such-layer")."""
         from ..report.kept import explain_layer  # imports torch
 
-        say(explain_layer(load(self.plan_file), self.name))
+        say(explain_layer(read.load(self.plan_file), self.name))
 
 
 class Diff(Verb):
@@ -145,24 +169,24 @@ class Diff(Verb):
     html: Annotated[Path | None, Option("the path of a file", "FILE", path="path")] = None
     """also write the comparison to this HTML file"""
     format: TextOrJson = "text"
-    fail_on: Level = "never"
+    fail_on: Annotated[str, Option(choices=lambda: LEVELS)] = "never"
     """exit with code 1 if a new finding has this severity or a higher one"""
 
     def run(self) -> int:
         """Print the differences. Raises: PlanError for an unreadable file, AuditorError(slug="bad-output")."""
-        changes = compare(load(self.before), load(self.after))
+        changes = compare.compare(read.load(self.before), read.load(self.after))
         files = str(self.before), str(self.after)
         if self.html:
             folder.check_directory(self.html.parent)
-            folder.write(self.html.parent, {self.html.name: render(changes, files)})
+            folder.write(self.html.parent, {self.html.name: diff_page.render(changes, files)})
         if self.format == "json":
             audits = zip(files, (changes.before, changes.after), strict=True)
             sides = [{"file": file, "name": one.subject.name, "recommended": one.recommended} for file, one in audits]
-            data = TypeAdapter(Comparison).dump_python(changes, mode="json", exclude={"before", "after"})
+            data = TypeAdapter(compare.Comparison).dump_python(changes, mode="json", exclude={"before", "after"})
             data = {"before": sides[0], "after": sides[1], **data, "kept": changes.unchanged_findings}
             say(json.dumps(data, indent=1) + "\n")
         else:
-            say(to_terminal(overview(changes, files)))
+            say(blocks.to_terminal(diff_page.overview(changes, files)))
             say(f"Report   {self.html}\n" if self.html else "")
         return severe(changes.new, self.fail_on)
 
@@ -183,23 +207,21 @@ class Fleet(Verb):
     """number of retries if an audit's process crashes or is killed, for example for lack of memory"""
     force: Flag = False
     """repeat all audits, even those whose target and options have not changed since the last run"""
-    baseline: Directory = None
+    baseline: Annotated[DirectoryPath | None, Option("the --out directory of an earlier run", "DIR", path="path")] = (
+        None
+    )
     """directory of an earlier fleet run: list regressions since that run, and exit with code 1 if there are any"""
     address: Annotated[str | None, Option(shown="ADDRESS")] = None
     """address of a Ray cluster on which to run the audits; `auto`: the cluster of this machine"""
 
     def run(self) -> int:
         wanted = targets.read(self.targets)
-        if self.baseline is not None and not self.baseline.is_dir():
-            raise bad(f"{self.baseline} is not a directory: give the --out directory of an earlier fleet run")
         folder.check_directory(self.out)
         outcomes = {} if self.force else running.earlier_outcomes(self.out, wanted)
         jobs = self.jobs or max(running.PROCESSORS // 2, 1)
         threads = max(running.PROCESSORS // jobs, 1)
         how: dict[str, Any] = {"limit": self.timeout, "retries": self.retries, "threads": threads}
-        waiting = (one for one in wanted if one.name not in outcomes)
-        tasks = [replace(one, directory=self.out / one.name, **how) for one in waiting]
-
+        tasks = [replace(one, directory=self.out / one.name, **how) for one in wanted if one.name not in outcomes]
         tell = partial(print, file=io.StringIO() if self.quiet else sys.stderr, flush=True)
 
         def write() -> list[index.Row]:
@@ -228,7 +250,7 @@ class Fleet(Verb):
         return int(any(row.state in ("failed", "worse") or (row.findings or {}).get("error") for row in rows))
 
 
-class Rehearse(Loading):
+class Rehearse(WithTarget):
     """Run a training step a few hundred times in several recipes (FP32, autocast, BF16 weights); recommend one."""
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
@@ -249,3 +271,9 @@ class Rehearse(Loading):
 def severe(findings: Iterable[Finding], level: str) -> int:
     """Exit code 1 if any finding reaches the given severity, else 0."""
     return int(any(LEVELS.index(finding.severity) <= LEVELS.index(level) for finding in findings) and level != "never")
+
+
+VERBS: dict[str, type[Verb]] = {
+    one.called(): one for one in (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Ledger, Diff, Fleet, Rehearse)
+}
+"""{name on the command line: its verb}, in the order of the help."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..asked import OPTIONS, Command, by_option, key_of, validate
+from ..asked import OPTIONS, Command, by_option, validate
 from ..errors import AuditorError
 from ..resources import tables
 
@@ -77,7 +77,7 @@ def _words(given: Mapping[str, Any]) -> list[str]:
     for name, value in given.items():
         flag = str(OPTIONS[name].flag)
         if isinstance(value, bool):
-            words.append(flag if value else f"--no-{key_of(name)}")
+            words.append(flag if value else f"--no-{OPTIONS[name].key}")
         elif isinstance(value, list) and name == "criteria":
             words += [f"{flag}={one}" for one in value]
         else:

@@ -73,8 +73,8 @@ def reported(monkeypatch, here) -> Stages:
 def stages(monkeypatch, reported) -> Stages:
     """The stand-in with reporters that say nothing, for as much of an audit as the command line touches."""
     reported.audit = None
-    monkeypatch.setattr("auditor.cli.commands.next_step", lambda audit, directory: "as is")
-    monkeypatch.setattr("auditor.cli.commands.text", lambda audit, **_: "rendered by text\n")
+    monkeypatch.setattr("auditor.report.view.next_step", lambda audit, directory: "as is")
+    monkeypatch.setattr("auditor.report.reporters.text", lambda audit, **_: "rendered by text\n")
     for name in set(REPORTERS) - {"json"}:
         monkeypatch.setitem(REPORTERS, name, lambda audit, name=name: f"rendered by {name}\n")
     return reported

@@ -302,11 +302,7 @@ def test_what_is_done_is_not_done_again_and_a_failure_is_exit_code_1(fleet, tmp_
     ("text", "options", "said"),
     [
         ("[[target]]\nname = 'a'\n", (), "target 'a' has no `target`"),
-        (
-            FLEET,
-            ("--baseline", "nowhere"),
-            "nowhere is not a directory: give the --out directory",
-        ),
+        (FLEET, ("--baseline", "nowhere"), "--baseline takes the --out directory of an earlier run, not 'nowhere'"),
         (FLEET, ("--out", "targets.toml"), "targets.toml"),
         (None, (), "cannot read"),
     ],

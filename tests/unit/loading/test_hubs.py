@@ -170,8 +170,6 @@ def test_a_package_that_cannot_be_imported_is_named(source, said, monkeypatch, t
 
 def test_a_model_that_would_not_fit_is_limited_by_itself(bert, tmp_path, monkeypatch):
     folder, asked = bert[0], []
-    monkeypatch.setattr(
-        "auditor.cli.commands.limit_for", lambda weights: asked.append(weights) or resident() + (1 << 30)
-    )
+    monkeypatch.setattr("auditor.offload.limit_for", lambda weights: asked.append(weights) or resident() + (1 << 30))
     assert main([f"hf:{folder}", "--dry-run", "-q", "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
     assert asked == [weights_of(f"hf:{folder}")]

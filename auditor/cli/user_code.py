@@ -1,4 +1,4 @@
-"""The verbs that load the user's code; `python -m auditor TARGET` is `audit`. Importing this file imports torch."""
+"""The verbs that load the user's code; each function is called like its verb. Importing this file imports torch."""
 
 from __future__ import annotations
 
@@ -16,35 +16,28 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from .. import flow
+from .. import flow, offload
 from ..artefact.libraries import files_of, quantized_plan
-from ..document.compare import fresh
-from ..document.live import check_artefact, check_fit, patched_source, read_plans, select
+from ..document import compare, live, read
 from ..document.places import default_directory
-from ..document.read import load as load_audit
 from ..loading import cautions, load
 from ..loading.discover import weights_of
 from ..loading.inputs import shapes_of
 from ..loading.target import Target, call, import_target, named_in, parse, user_code
-from ..offload import limit_for, resident_limit
 from ..plan.recommend import kept_apart, outcome
 from ..progress.shown import Display
 from ..records import Audit, Batch, Subject, folder
 from ..records.audit import FILES
-from ..rehearsal.rehearse import rehearse as run_recipes
-from ..report.blocks import Prose, to_terminal
-from ..report.kept import explain_layer
-from ..report.ledger import overview as ledger_overview
-from ..report.model_explorer import files as explorer_files
-from ..report.rehearsal import overview as rehearsal_overview
-from ..report.reporters import LINES, REPORTERS, text
-from ..report.view import next_step
+from ..rehearsal import rehearse as rehearsal
+from ..report import blocks, kept, model_explorer, reporters, view
+from ..report import ledger as ledger_page
+from ..report import rehearsal as rehearsal_page
 from ..report.words import count, printable
 from ..score import find_function
 from ..training.objective import load_training
 from ..verify import artefact
 from . import verbs
-from .program import say
+from .output import say
 
 PATCHED = "patched_model.py"
 BATCHES = ("batches", "get_batches", "train_loader", "loader")
@@ -57,7 +50,7 @@ def audit(settings: verbs.Audit, progress: Display) -> int:
     No caller of `_ran` may reference the model. Libraries cache the exceptions of failed imports; their tracebacks
     reference the callers, and would keep the model alive.
     """
-    known = load_audit(settings.baseline) if settings.baseline else None  # before anything slow
+    known = read.load(settings.baseline) if settings.baseline else None  # before anything slow
     settings.rulebook  # noqa: B018 - rejects invalid rules
     settings = settings.model_copy(update={"progress": progress})
     if settings.onnx:
@@ -65,8 +58,8 @@ def audit(settings: verbs.Audit, progress: Display) -> int:
 
         require()
     with nullcontext() if settings.dry_run else artefact.standby():
-        limit = settings.memory or (None if settings.native else limit_for(weights_of(settings.target)))
-        with resident_limit(limit):
+        limit = settings.memory or (None if settings.native else offload.limit_for(weights_of(settings.target)))
+        with offload.resident_limit(limit):
             return _ran(settings, progress, known)
 
 
@@ -96,7 +89,7 @@ def _ran(settings: verbs.Audit, progress: Display, known: Audit | None) -> int:
     progress("write", str(directory), 0, 0)
     files = audit.save(directory)
     if settings.model_explorer:
-        files += folder.write(directory / "model_explorer", explorer_files(audit))
+        files += folder.write(directory / "model_explorer", model_explorer.files(audit))
     progress.close()
     return _answer(settings, audit, directory, files, known)
 
@@ -104,23 +97,23 @@ def _ran(settings: verbs.Audit, progress: Display, known: Audit | None) -> int:
 def _answer(settings: verbs.Audit, audit: Audit, directory: Path, files: Sequence[Path], known: Audit | None) -> int:
     """Print the result and return the exit code: 1 for findings at or above the chosen severity, or if the user's score
     rejects every plan."""
-    new, report = fresh(known, audit) if known else audit.findings, directory / "report.html"
+    new, report = compare.fresh(known, audit) if known else audit.findings, directory / "report.html"
     github = settings.format == "github"
     below = ""
     if settings.format == "text":
         baseline = f"Baseline {len(audit.findings) - len(new)} findings known, {len(new)} new\n" if known else ""
-        step = to_terminal([Prose("Next", (next_step(audit, directory),))])
+        step = blocks.to_terminal([blocks.Prose("Next", (view.next_step(audit, directory),))])
         paths = (file.relative_to(directory) for file in files if file != report)
         names = ", ".join(dict.fromkeys("quantized/" if "quantized" in path.parts else str(path) for path in paths))
         below = f"Report   {report}\nFiles    {directory}/: {names}\n{baseline}{step}"
-        say(text(audit, most=LINES - below.count("\n")))
+        say(reporters.text(audit, most=reporters.LINES - below.count("\n")))
     else:
-        say(REPORTERS[settings.format](replace(audit, findings=new) if github else audit))
+        say(reporters.REPORTERS[settings.format](replace(audit, findings=new) if github else audit))
     if github and (page := os.environ.get("GITHUB_STEP_SUMMARY")):
         with Path(page).open("a", encoding="utf-8") as summary:
-            summary.write(REPORTERS["md"](audit))
+            summary.write(reporters.REPORTERS["md"](audit))
     if settings.explain_layer is not None:
-        say(explain_layer(audit, settings.explain_layer) + "\n")
+        say(kept.explain_layer(audit, settings.explain_layer) + "\n")
     say(below)
     if settings.open and not webbrowser.open(report.resolve().as_uri()):
         print(f"warning: no browser could be opened; open {report} yourself", file=sys.stderr)
@@ -159,11 +152,11 @@ def _inputs(batches: Sequence[Batch]) -> str:
 
 def apply(settings: verbs.Apply, progress: Display) -> None:
     """Write patched_model.py and the files that it needs."""
-    audit, plans, chosen = read_plans(settings.plan_file, settings.plan)
+    audit, plans, chosen = live.read_plans(settings.plan_file, settings.plan)
     subject = load(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
     directory = settings.out or default_directory(subject)
-    text = patched_source(subject, audit, plans, chosen, directory)
-    check_artefact(subject, audit, plans, chosen, settings.seed)
+    text = live.patched_source(subject, audit, plans, chosen, directory)
+    live.check_artefact(subject, audit, plans, chosen, settings.seed)
     quantized = {} if chosen in plans else files_of(audit, quantized_plan(audit, chosen))
     file, *_ = folder.write(directory, {PATCHED: text, **quantized})
     kept = f"{kept_apart(plans[chosen]) or 'no module'} in FP32" if chosen in plans else "quantized by torchao"
@@ -173,33 +166,33 @@ def apply(settings: verbs.Apply, progress: Display) -> None:
 
 def ledger(settings: verbs.Ledger, progress: Display) -> int:
     """Print the dtypes of weights and operations, and findings on silent casts."""
-    audit, plan = select(settings.plan_file, None) if settings.plan_file else (None, None)
+    audit, plan = live.select(settings.plan_file, None) if settings.plan_file else (None, None)
     subject = load(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
-    check_fit(subject.model, audit)
+    live.check_fit(subject.model, audit)
     rows, findings = flow.ledger(subject, settings, plan)
     progress.close()
     if settings.format == "json":
         data = {"flags": subject.flags, "rows": rows, "findings": findings}
         say(TypeAdapter(dict[str, Any]).dump_json(data, indent=1).decode() + "\n")
     else:
-        say(to_terminal(ledger_overview(subject.name, rows, findings, subject.flags)))
+        say(blocks.to_terminal(ledger_page.overview(subject.name, rows, findings, subject.flags)))
     return verbs.severe(findings, settings.fail_on)
 
 
 def rehearse(settings: verbs.Rehearse, progress: Display) -> None:
     """Run a training step in several recipes; write the result and print it."""
     target = parse(settings.target)
-    plan = load_audit(settings.plan_file) if settings.plan_file else None
+    plan = read.load(settings.plan_file) if settings.plan_file else None
     directory = settings.out or Path("audits") / f"{target.name}-rehearsal"
     folder.check_directory(directory)
     with user_code(target, settings.seed):
         advice = "name the function that runs one training step, as in train.py:step"
         step, batches = named_in(target, advice, "missing-target", settings.seed), _batches(settings, target)
         how: dict[str, Any] = {"remedies": settings.remedies, "progress": progress, "target": settings.target}
-        result = run_recipes(step, batches, settings.steps, plan=plan, seed=settings.seed, **how)
+        result = rehearsal.rehearse(step, batches, settings.steps, plan=plan, seed=settings.seed, **how)
     files = result.save(directory)
     progress.close()
-    say(to_terminal(rehearsal_overview(result)) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
+    say(blocks.to_terminal(rehearsal_page.overview(result)) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
 
 
 def _batches(settings: verbs.Rehearse, target: Target) -> Any:
