@@ -136,7 +136,7 @@ class Settings(BaseModel):
     """The keyword arguments of `auditor.audit()`, and values derived from them.
 
     found: the audit's device, once the model is loaded; scoring: the imported scoring function. schemes: the
-    quantization schemes that the user gave in `formats`, which then lacks them.
+    quantization schemes among the user's `formats`, moved from there.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
