@@ -127,7 +127,7 @@ def refuse_lost_weights(model: nn.Module, stored: dict[int, str], audited: dict[
     for name, parameter in named_parameters(model):
         if parameter.dtype in lost and stored.get(id(parameter), "fp32") == "fp32":
             raise ValueError(
-                f"{name!r} is stored in {parameter.dtype}: load the FP32 checkpoint before applying this plan"
+                f"weight {name!r} is stored in {parameter.dtype}: load the FP32 checkpoint before applying this plan"
             )
 
 

@@ -26,7 +26,7 @@ from ..report import diff as diff_page
 from ..report.words import count, printable
 from ..resources import errors
 from ..rulebook import explain
-from ..settings import Flag, Location, Option, Seconds
+from ..settings import A_DIRECTORY, Flag, Location, Option, Seconds
 from .output import say
 
 PROGRAM, INDEX = "python -m auditor", "index.html"
@@ -134,7 +134,7 @@ class Snippet(Verb):
 
 class Ledger(WithTarget):
     """List five dtypes of every weight and operation: in the checkpoint, as loaded, requested by the author's code,
-    planned and executed. Report casts that nobody asked for."""
+    planned and executed. Report casts that may lose digits unnoticed."""
 
     takes = ("target", "plan_file", "inputs", "weights", "format", "fail_on", "timeout", "seed")
     stage = "ledger"
@@ -196,7 +196,7 @@ class Fleet(Verb):
 
     takes = ("targets", "out", "jobs", "timeout", "retries", "force", "baseline", "address", "quiet")
     targets: Annotated[Location, Option(shown="TARGETS")]
-    """a TOML file with one [[target]] table per model: its keys are name, target and audit options"""
+    """a TOML file with a [[target]] table per model; the keys of a table are name, target and options of an audit"""
     out: Annotated[Location, Option(flag="--out")]
     """output directory DIR, with a folder for each audit and the summary page"""
     jobs: Annotated[Count | None, Option("a whole number", "N")] = None
@@ -206,10 +206,8 @@ class Fleet(Verb):
     retries: Annotated[Count, Option("a whole number", "N")] = 1
     """number of retries if an audit's process crashes or is killed, for example for lack of memory"""
     force: Flag = False
-    """repeat all audits, even those whose target and options have not changed since the last run"""
-    baseline: Annotated[DirectoryPath | None, Option("the --out directory of an earlier run", "DIR", path="path")] = (
-        None
-    )
+    """repeat all audits, even finished ones whose target and options have not changed since the last run"""
+    baseline: Annotated[DirectoryPath | None, A_DIRECTORY, Option("the --out directory of an earlier run")] = None
     """directory of an earlier fleet run: list regressions since that run, and exit with code 1 if there are any"""
     address: Annotated[str | None, Option(shown="ADDRESS")] = None
     """address of a Ray cluster on which to run the audits; `auto`: the cluster of this machine"""
@@ -259,8 +257,8 @@ class Rehearse(WithTarget):
     steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number from 1 to 999999", "N")] = 200
     """number of training steps in each recipe"""
     batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
-    """the batches for the training step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
-    `get_batches()`, `train_loader` or `loader`"""
+    """the batches for the training step: `f.py:name`, or a name in FILE.py; by default `batches`, `get_batches()`,
+    `train_loader` or `loader` in FILE.py"""
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
     """the plan.json or directory of an audit. An autocast plan of the audit is rehearsed too: the recommended plan if it
     uses autocast, else the BF16 plan, else the FP16 plan"""

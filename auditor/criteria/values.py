@@ -28,7 +28,7 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
         except Exception as error:
             let_through(error)
             raise CallbackError(
-                f"{criterion.kind}, the criterion of {criterion.output}, raised {describe(error)}", slug="bad-criterion"
+                f"the criterion {criterion.kind} of {criterion.output} raised {describe(error)}", slug="bad-criterion"
             ) from error
     worst = criterion.how.best
     for r, c in comparable_pairs([dense(reference)], [dense(candidate)]):

@@ -100,8 +100,8 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
         yield _widen(subject, "attributes", note)
     if low:
         note = (
-            f"the model itself casts to {dtypes}, so its {dtypes} weights remain so in the reference "
-            "and in every plan; only the rest is audited"
+            f"the model itself casts to {dtypes}, so its {dtypes} weights stay in {dtypes}, in the reference "
+            "and in every plan; only the rest of the model is audited"
         )
         yield replace(subject, raised="kept", warnings=(*subject.warnings, note))
 

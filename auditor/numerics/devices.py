@@ -43,7 +43,7 @@ def choose(asked: object) -> str:
     if there and (result := f"{kind}:{index or device.current_device()}") in there:
         return result
     sees = f"{', '.join(there)} only: use one of them" if there else "no CUDA device: use cpu or auto"
-    raise AuditorError(f"device {asked} does not exist: torch sees {sees}", slug="no-cuda")
+    raise AuditorError(f"device {asked} does not exist, since torch sees {sees}", slug="no-cuda")
 
 
 def follow(asked: object, found: Collection[str]) -> str:

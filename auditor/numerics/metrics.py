@@ -123,14 +123,14 @@ def comparable_pairs(
     Raises: MeasureError(slug="shape-mismatch") if numbers of tensors or shapes differ.
     """
     if len(reference) != len(candidate):
-        counts = f"{len(reference)} output tensors were compared with {len(candidate)}"
+        counts = f"one run returned {len(reference)} output tensors, another {len(candidate)}"
         raise MeasureError(f"{counts}: the number of outputs must not depend on the precision.", slug="shape-mismatch")
     pairs = [pair for r, c in zip(reference, candidate, strict=True) for pair in _comparable(r, c)]
     for r, c in pairs:
         if r.shape != c.shape:
             raise MeasureError(
-                f"An output of shape {tuple(r.shape)} was compared with one of shape {tuple(c.shape)}; "
-                "the model's output shape depends on its precision.",
+                f"one run returned an output of shape {tuple(r.shape)}, another of shape {tuple(c.shape)}: "
+                "the shape of an output must not depend on the precision.",
                 slug="shape-mismatch",
             )
     return pairs

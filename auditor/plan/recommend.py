@@ -121,8 +121,8 @@ def _require_runs(plans: Plans) -> None:
         failure = failure or (plan.score.failure if plan.score else None)
         if says_nothing(failure):
             raise PlanError(
-                f"`{plan.name}` could not be run ({failure}), and no other plan improves on FP32, so without this "
-                "run the audit can recommend neither a plan nor FP32: fix the cause of the failure and audit again",
+                f"the plan {plan.name} could not be run ({failure}). No other plan improves on FP32, so the audit can "
+                "recommend neither a plan nor FP32: fix the cause of the failure and audit again",
                 slug="no-verdict",
             )
 

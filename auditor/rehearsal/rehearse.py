@@ -50,7 +50,7 @@ def rehearse(
     fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
     """
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise bad_step("rehearse(step, batches, steps) needs a function that runs one step, and a number of steps")
+        raise bad_step("rehearse needs a function that runs one step, and a whole number of steps")
     if not hasattr(os, "fork"):
         raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
     tell, session = guard_progress(progress or (lambda *_: None)), Session(step)
@@ -82,7 +82,7 @@ def rehearse(
     recipes, runs = [*_recipes(session, plan)], {"fp32": run(FP32)}
     if skipped := runs["fp32"].skipped:
         at = f"in step {skipped[0].step} (batch {skipped[0].batch})"
-        raise bad_step(f"the step fails in FP32: gradients or weights turn Inf or NaN {at}")
+        raise bad_step(f"the step fails in FP32, since gradients or weights turn Inf or NaN {at}: fix the step first")
     runs |= {recipe.name: run(recipe) for recipe in recipes}
     runs |= {recipe.name: run(recipe) for recipe in (remedies_for(runs) if remedies else ())}
     problems = problems_of(runs)
@@ -101,7 +101,7 @@ def _recipes(session: Session, plan: Audit | Plan | None) -> Iterator[Recipe]:
         plan = next((one for one in trained if one is not None and one.strategy == "autocast"), None)
     if plan is not None:
         if plan.strategy != "autocast":
-            raise bad_step(f"the plan {plan.name!r} has strategy {plan.strategy}: only autocast plans can be trained")
+            raise bad_step(f"the plan {plan.name!r} has strategy {plan.strategy}: give an autocast plan")
         scale = FIRST_SCALE if plan.format == "fp16" else None
         scopes = plan_table(plan)["scopes"]
         yield Recipe("plan", f"the plan {plan.name}", plan.format, scale=scale, scopes=scopes, loss_in_fp32=True)

@@ -37,13 +37,7 @@ def text(name: str) -> str:
     return (DOCS / name).read_text(encoding="utf-8")
 
 
-POSITION = {
-    "PydanticCustomError": 0,
-    "call": 2,
-    "tables": 1,
-    "by_option": 2,
-    "validate": 3,
-}  # target.call(function, what, slug), ...
+POSITION = {"PydanticCustomError": 0, "call": 2, "tables": 1, "by_option": 2}  # target.call(function, what, slug), ...
 
 
 def slug_of(call: ast.Call) -> ast.expr | None:
