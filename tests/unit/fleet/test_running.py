@@ -230,7 +230,6 @@ ONE = '[[target]]\nname = "a"\ntarget = "a.py"\n'
         (ONE + "formats = 'fp7'\n", "target 'a': formats takes fp16, bf16"),
         (ONE + "seed = {}\n", "seed takes a whole number"),
         (ONE + "criterion = 'x'\n", "target 'a': cannot parse the criterion 'x'"),
-        (ONE + "[[defaults]]\n", "[defaults] must be a table"),
         (ONE + "[defaults]\nsed = 1\n", "[defaults] has an unknown option: 'sed': did you mean seed?"),
         (ONE + "no-measure-time = true\n", "'no-measure-time': did you mean measure-time?"),
     ],
