@@ -24,7 +24,7 @@ def audit(
     formats: str | Iterable[str] = ("fp16", "bf16"),
     strategies: str | Iterable[str] = ("autocast", "cast"),
     max_error: float = 0.01,
-    criteria: Any = None,
+    criteria: Any = (),
     metric: Callable[..., Any] | None = None,
     device: Any = "auto",
     gpu: str | None = None,

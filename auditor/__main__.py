@@ -4,7 +4,7 @@ import sys
 
 here = sys.path.pop(0)  # a file in the working directory may shadow a standard module
 try:
-    from .cli.program import main
+    from .cli import main
 except KeyboardInterrupt:
     print("interrupted", file=sys.stderr)
     sys.exit(130)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from .asked import validate, with_rules
+from .asked import validate
 from .flow import run
 from .loading import from_object
 from .loading.target import guard_progress
@@ -26,8 +26,8 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
     example_inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such tuples or dicts
     (batches).
     """
-    settings = with_rules(validate(Settings, asked))
-    settings.where  # noqa: B018 - rejects a missing device before anything runs
+    settings = validate(Settings, asked)
+    settings.rulebook, settings.where  # noqa: B018 - rejects invalid rules and a missing device before anything runs
     if settings.evaluate is not None:
         scoring = in_hand(settings.evaluate, better=settings.better, max_drop=settings.max_drop)
         settings = settings.model_copy(update={"scoring": scoring})

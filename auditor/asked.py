@@ -5,29 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import ValidationError, model_validator
 
 from .artefact.strategies import GRAPHS
-from .criteria import criteria_of
 from .errors import AuditorError, suggest
 from .report import FORMATS
-from .resources import resource_dir, tables
+from .resources import tables
 from .settings import Directory, Flag, Option, Settings, bad, either, options_of
 
-if TYPE_CHECKING:
-    from .rulebook.rule import Rule
-
 S = TypeVar("S", bound=Settings)
-C = TypeVar("C", bound="Command")
 LEVELS = ("error", "warning", "info", "never")
 
 
 class Command(Settings):
-    """All settings of an audit, and options of the command line only. configurable: [tool.auditor] sets defaults."""
+    """All settings of an audit, and options of the command line only."""
 
-    configurable: ClassVar[bool] = True
     inputs: Annotated[str | None, Option(shown="I", path="place")] = None
     """the model's inputs: `f.py:func`, `x.pt`, `x.safetensors`, `x.npz`, `prompts.txt`, or shapes such as
     `'x:float32[1,3,224,224] ids:int64[1,16]<1000'` (`<1000`: values below 1000)"""
@@ -77,22 +71,19 @@ class Command(Settings):
 OPTIONS = options_of(Command)
 
 
-def key_of(name: str) -> str:
-    """The key by which a TOML file sets an option."""
-    return (OPTIONS[name].flag or name.replace("_", "-")).removeprefix("--")
-
-
-def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collection[str] = ()) -> dict[str, Any]:
-    """{option name: value} for the entries of a TOML table.
+def by_option(table: Any, place: str, slug: str, hidden: Collection[str] = ()) -> dict[str, Any]:
+    """{option name: value} for the entries of a TOML table. place: the file and the table, for messages.
 
     Raises: AuditorError(slug) for an unknown key, with the closest known key.
     """
+    if not isinstance(table, dict):
+        raise AuditorError(f"{place} must be a table", slug)
     given = [name for name, option in OPTIONS.items() if option.flag or name == "per_module_ignores"]
-    known = {key_of(name): name for name in given if name not in hidden}
+    known = {OPTIONS[name].key: name for name in given if name not in hidden}
     for key in (key.replace("_", "-") for key in table):
         if key not in known:
             hint = suggest(key, known, f"the keys are {', '.join(known)}")
-            raise AuditorError(f"{refusal} {key!r}: {hint}", slug)
+            raise AuditorError(f"{place} has an unknown option: {key!r}: {hint}", slug)
     return {known[key.replace("_", "-")]: value for key, value in table.items()}
 
 
@@ -101,11 +92,13 @@ def configuration(start: Path) -> tuple[str, dict[str, Any]]:
 
     Raises: AuditorError(slug="bad-config").
     """
-    files = (folder / "pyproject.toml" for folder in (start, *start.parents))
-    named = ((file, tables(file, "bad-config").get("tool", {}).get("auditor")) for file in files if file.is_file())
-    file, table = next(((file, table) for file, table in named if table is not None), (start, {}))
+    for file in (folder / "pyproject.toml" for folder in (start, *start.parents)):
+        if file.is_file() and (table := tables(file, "bad-config").get("tool", {}).get("auditor")) is not None:
+            break
+    else:
+        return "", {}
     place = f"{file}: [tool.auditor]"
-    given = by_option(table, f"{place} has no key", "bad-config")
+    given = by_option(table, place, "bad-config")
     for name, value in given.items():
         path = OPTIONS[name].path if isinstance(value, str) else ""
         if path == "path" or (path and (file.parent / value.partition(":")[0]).is_file()):
@@ -125,37 +118,21 @@ def _with_line(entry: Any, file: Path) -> Any:
     return {**entry, "source": f"{file.name}:{next((number for number, line in lines if value.search(line)), 1)}"}
 
 
-def command_of(given: Mapping[str, Any], kind: type[C]) -> C:
-    """The options of a command, with defaults from [tool.auditor] if configurable.
+def command_of(given: Mapping[str, Any], kind: type[S]) -> S:
+    """The options of a command, with defaults from [tool.auditor].
 
     Raises: AuditorError(slug="bad-option" | "bad-config").
     """
-    place, defaults = configuration(Path.cwd()) if kind.configurable else ("", {})
-    named = {name: (f"{place} {key_of(name)}", "bad-config") for name in defaults.keys() - given.keys()}
-    return validate(kind, {**defaults, **given}, named)
+    place, defaults = configuration(Path.cwd())
+    return validate(kind, {**defaults, **given}, place, "bad-config", defaults.keys() - given.keys())
 
 
-def with_rules(settings: S) -> S:
-    """The settings with their rules and criteria loaded. Raises: AuditorError."""
-    rulebook = rules_of(settings.rules)
-    for code in settings.select:
-        if not any(rule.code.startswith(code) for rule in rulebook):
-            lists = "`python -m auditor rules` lists all codes"
-            raise AuditorError(f"`select` matches no rule: no code begins with {code!r}; {lists}", slug="no-rule")
-    return settings.model_copy(update={"rulebook": rulebook, "limits": criteria_of(settings.criteria)})
-
-
-def rules_of(directory: Path | None) -> tuple[Rule, ...]:
-    """The built-in rules and the user's own. Raises: AuditorError."""
-    from .rulebook.load import load_rules
-
-    return load_rules([resource_dir("rules"), *([directory] if directory else [])])
-
-
-def validate(kind: type[S], given: Mapping[str, Any], named: Mapping[str, tuple[str, str]] = {}) -> S:
+def validate(
+    kind: type[S], given: Mapping[str, Any], place: str = "", slug: str = "bad-option", there: Collection[str] = ()
+) -> S:
     """Validate options and return an instance of `kind`, a class of settings. Raises: AuditorError.
 
-    named: {option: (its name in messages, slug of errors)} for options that a file sets.
+    there: the options that are set at `place`, a file and a table in it. slug: of the errors of these options.
     """
     options = options_of(kind)
     for name in given:
@@ -166,9 +143,10 @@ def validate(kind: type[S], given: Mapping[str, Any], named: Mapping[str, tuple[
     except ValidationError as error:
         first: Any = error.errors()[0]
     option, name = options[first["loc"][0]], first["loc"][0]
-    said, slug = named.get(name, (name if kind is Settings else option.flag or name, "bad-option"))
     takes = either([*option.choices()]) if option.choices and option.takes == Option.takes else option.takes
     plain = first["input"] is None or isinstance(first["input"], str | bytes | bool | int | float)
     short = repr(first["input"])[:60] if plain else f"a value of type {type(first['input']).__name__}"
-    wrong = str(first.get("ctx", {}).get("error", "")) or short
-    raise AuditorError(f"{said} takes {takes}, not {wrong}", slug)
+    message = f"takes {takes}, not {str(first.get('ctx', {}).get('error', '')) or short}"
+    if name in there:
+        raise AuditorError(f"{place}: {option.key} {message}", slug)
+    raise bad(f"{name if kind is Settings else option.flag or name} {message}")

@@ -135,7 +135,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         training=training,
         recommended=recommended,
         recommendation=reason,
-        proposals=tuple(propose(distance, options.limits, names, captured.first, runs, options.max_error)),
+        proposals=tuple(propose(distance, options.criteria, names, captured.first, runs, options.max_error)),
         ledger=rows_of(subject, captured, plan, followed),
         plan_errors={name: error for name, error in followed.errors.items() if name not in captured.twins},
         warnings=(*subject.warnings, *captured.warnings, *planned.said, *_warnings(bench, training)),
@@ -153,7 +153,7 @@ def _measure(
         if (limit := offload.now()) is not None:
             limit.need(max(working_set(one.capture) for one in recordings.each))
     with stages("measure", "run each operation in low precision", recordings.operations):
-        yardstick = Yardstick(*budget_of(subject, first, options.max_error, options.metric, options.limits, seed))
+        yardstick = Yardstick(*budget_of(subject, first, options.max_error, options.metric, options.criteria, seed))
         captured, measured = calibrate_paths(recordings, subject, formats, seed, yardstick, options.schemes)
         noise = noise_of(first, subject, yardstick, seed, native=options.native)
     measured = in_unit(measured, yardstick.unit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -26,25 +27,23 @@ from pydantic import (
 )
 
 from .artefact.strategies import GRAPHS, SHIPPED, all_strategies
-from .criteria import Criterion
+from .criteria import criteria_of
 from .errors import AuditorError
 from .numerics.devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
 from .numerics.formats import DEFAULT, auditable, runs
 from .numerics.schemes import SCHEMES
 from .records.measure import CODE, Ignore
 from .records.plan import DIRECTIONS
-from .resources import table
+from .resources import resource_dir, table
+from .rulebook.rule import Rule
 
 if TYPE_CHECKING:
-    from .rulebook.rule import Rule
     from .score import ScoreFunction
-else:  # else pydantic would import torch for these types
-    Rule = ScoreFunction = Any
+else:  # else pydantic would import torch for this type
+    ScoreFunction = Any
 
 DEFAULT_GPU = "A100"
 MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
-UNQUANTIZED = ("bf16",)
-"""Format that is audited if only quantization schemes are given; layers that are not quantized run in it."""
 
 TAKEN = "fp16, bf16, fp8_e4m3, fp8_e5m2, or a quantization scheme such as fp8, int8, mxfp4 or nvfp4"
 
@@ -57,29 +56,33 @@ class Option:
     """How users pass a field. takes: the type in error messages; shown: the placeholder in help.
 
     choices: allowed values; flag: the command-line flag, if it differs from the name; "" for a positional argument, or
-    if there is no flag. path: "path" if values are paths relative to the file that sets them; "place" if a value is
-    such a path only if the file exists. typed: the accepted type, if wider than the field's; help: the description.
+    if there is no flag. key: the name in a TOML file. path: "path" if values are paths relative to the file that sets
+    them; "place" if a value is such a path only if the file exists. typed: the accepted type, if wider than the
+    field's; help: the description.
     """
 
     takes: str = "a string"
     shown: str = ""
     choices: Callable[[], Collection[str]] | None = None
     flag: str | None = None
+    key: str = ""
     path: str = ""
     typed: str = ""
     help: str = ""
 
 
+@cache
 def options_of(kind: type[BaseModel]) -> dict[str, Option]:
     """{field: its Option} for the fields that users can set, which are the fields with a docstring."""
     result = {}
     for name, field in kind.model_fields.items():
         if field.description is not None:
-            flag = "" if field.is_required() else f"--{name.replace('_', '-')}"
-            about = {"flag": flag, "help": " ".join(field.description.split())}
+            kebab = name.replace("_", "-")
+            about = {"flag": "" if field.is_required() else f"--{kebab}", "help": " ".join(field.description.split())}
             for part in field.metadata:
                 if isinstance(part, Option):
                     about |= {key: value for key, value in vars(part).items() if value != Option.__dict__[key]}
+            about["key"] = about["flag"].removeprefix("--") or kebab
             result[name] = Option(**about)  # type: ignore[arg-type]
     return result
 
@@ -132,13 +135,11 @@ Function = Callable[..., Any] | None
 class Settings(BaseModel):
     """The keyword arguments of `auditor.audit()`, and values derived from them.
 
-    found: the audit's device, once the model is loaded; limits: the parsed criteria; scoring: the imported scoring
-    function. schemes: the quantization schemes among the user's `formats`, moved from there.
+    found: the audit's device, once the model is loaded; scoring: the imported scoring function. schemes: the
+    quantization schemes among the user's `formats`, moved from there.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True, defer_build=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
     kwargs: Annotated[dict[str, Any] | None, Option("a dict of keyword arguments", flag="")] = None
     """keyword arguments for every call of the model"""
@@ -153,7 +154,7 @@ class Settings(BaseModel):
     operation), or [a strategy of your own](api.md#other-strategies)"""
     max_error: Annotated[Number, Field(gt=0), Option("a positive number", "X")] = 0.01
     """the error budget, the largest acceptable error of the outputs: relative L2 against FP32 or, in Python, `metric`"""
-    criteria: Annotated[Any, Option(shown="'OUTPUT: KIND <= X'", flag="--criterion")] = None
+    criteria: Annotated[Any, AfterValidator(criteria_of), Option(shown="'OUTPUT: KIND <= X'", flag="--criterion")] = ()
     """a limit for one output, such as `'logits: kl <= 0.01'`; see [docs/criteria.md](criteria.md). May be repeated. For
     all other outputs the error budget applies"""
     metric: Annotated[Function, Option("a function: metric(reference, candidate) -> a number", flag="")] = None
@@ -223,8 +224,6 @@ class Settings(BaseModel):
 
     command: str = "auditor.audit(model, example_inputs)"
     found: str | None = None
-    rulebook: tuple[Rule, ...] = ()
-    limits: tuple[Criterion, ...] = ()
     scoring: ScoreFunction | None = None
     schemes: tuple[str, ...] = ()
 
@@ -254,11 +253,23 @@ class Settings(BaseModel):
             raise bad("`loss_fn` is for mode='training': pass both, or neither")
         self.__dict__.update(use=self.use or self.mode)
         if schemes := tuple(name for name in self.formats if name in SCHEMES):
-            formats = tuple(name for name in self.formats if name not in SCHEMES) or UNQUANTIZED
+            formats = tuple(name for name in self.formats if name not in SCHEMES) or ("bf16",)  # of all other layers
             self.__dict__.update(formats=formats, schemes=schemes)
         if self.quick:
             self.__dict__.update(formats=self.formats[:1], strategies=self.strategies[:1])
         return self
+
+    @cached_property
+    def rulebook(self) -> tuple[Rule, ...]:
+        """The built-in rules and the user's own. Raises: AuditorError, also if `select` matches none of them."""
+        from .rulebook.load import load_rules
+
+        result = load_rules([resource_dir("rules"), *([self.rules] if self.rules else [])])
+        for code in self.select:
+            if not any(rule.code.startswith(code) for rule in result):
+                lists = "`python -m auditor rules` lists all codes"
+                raise AuditorError(f"`select` matches no rule: no code begins with {code!r}; {lists}", slug="no-rule")
+        return result
 
     @property
     def where(self) -> str:

@@ -28,8 +28,6 @@ from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement, measure
 from auditor.measure.settle import settle
 from auditor.records import Capture
-from auditor.resources import resource_dir
-from auditor.rulebook.load import load_rules
 from auditor.settings import Settings
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report, seconds
 from benchmarks.subjects import MODELS, SMALL, build
@@ -164,8 +162,7 @@ def whole(name: str) -> Row:
     """All stages of an audit of a file, which also makes, patches and verifies four plans in a process of its own."""
     with model_file(name) as file:
         subject, clock = load(str(file)), StageClock()
-        rules = tuple(load_rules([resource_dir("rules")]))
-        audit = run(subject, Settings(rulebook=rules, command="", device="cpu", listener=clock))
+        audit = run(subject, Settings(command="", device="cpu", progress=clock))
         clock("end", "", 0, 0)
     return {"seconds": clock.by_stage, "recommended": audit.recommended, "peak MiB": peak_mib()}
 

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from auditor.asked import validate, with_rules
+from auditor.asked import validate
 from auditor.capture.several import record_paths
 from auditor.criteria.budget import budget_of
 from auditor.isolation import in_eval, isolate
@@ -224,7 +224,7 @@ def plan_for(judge: Judge, limit: float) -> Planned:
     case = judge.case
     own: Row = {"criteria": f"output: kl <= {limit:.17g}"} if case.kl else {"max_error": limit}
     formats = ",".join((*judge.schemes, "bf16"))
-    options = with_rules(validate(Settings, {"device": "cpu", "formats": formats, **own}))
+    options = validate(Settings, {"device": "cpu", "formats": formats, **own})
     subject, seed = from_object(case.model, case.args), options.seed
     start = time.process_time()
     with ieee(), isolate(seed=seed), in_eval(subject.model):

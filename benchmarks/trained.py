@@ -12,8 +12,6 @@ from auditor.flow import run
 from auditor.loading import from_object
 from auditor.records import Plan
 from auditor.records.audit import Audit
-from auditor.resources import resource_dir
-from auditor.rulebook.load import load_rules
 from auditor.settings import Settings
 from benchmarks.harness import Row, in_process_of_its_own, report
 from benchmarks.subjects import BATCH  # importing it lets timm and others see a torchvision without operators
@@ -37,8 +35,7 @@ def audited(name: str) -> Audit:
     assert BATCH
     model, args, others = TRAINED[name]()
     subject = replace(from_object(model.eval(), args), held_out=((others, {}),))
-    rules = tuple(load_rules([resource_dir("rules")]))
-    return run(subject, Settings(rulebook=rules, command="", max_error=BUDGET, device="cpu"))
+    return run(subject, Settings(command="", max_error=BUDGET, device="cpu"))
 
 
 def rows_of(name: str) -> list[Row]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli.parsers import parse
+from auditor.cli import parse
 from auditor.document.codec import laid_out, steady
 from tests.browser.sample import audited, rows_of, with_rows
 from tests.files.test_strangers import run as run_here

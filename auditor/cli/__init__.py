@@ -1,6 +1,187 @@
 """The command line: parses and runs a command; a failure becomes an exit code, one error line and a hint."""
 
-from .parsers import parser
-from .program import main
+from __future__ import annotations
 
-__all__ = ["main", "parser"]
+import argparse
+import difflib
+import importlib.util
+import os
+import re
+import shlex
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .. import __version__
+from ..asked import command_of, validate
+from ..errors import AuditorError, caused_by, describe, first_line, out_of_memory, printable, suggest
+from ..processes import supervise, unwind_on_signals
+from ..progress.shown import refresh_display, reporter
+from ..records import folder
+from ..settings import bad, options_of, with_flags
+from .output import set_aside
+from .verbs import PROGRAM, VERBS, Audit, Verb, WithTarget
+
+EPILOG = """\
+TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments: model.py:Net(width=8).
+TARGET can also be timm:NAME or hf:NAME_OR_PATH, if timm or transformers is installed.
+exit code: 0 success; 1 a finding at or above --fail-on, or no plan within --max-drop; 2 error;
+  130 interrupted
+"""
+PATHS = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+"""{shell: the completion that shtab uses for paths}."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 success, 1 findings or a bad result, 2 error, 130 interrupted.
+
+    argv: the command's words, if the calling process continues afterwards; by default the process's command line.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        unwind_on_signals()
+
+    def command() -> int | None:
+        verb = parse(words).model_copy(update={"command": f"{PROGRAM} {shlex.join(words)}"})
+        with set_aside(alone=argv is None):
+            return run(verb, alone=argv is None)
+
+    try:
+        return exit_code_of(command, "--debug" in words)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def run(verb: Verb, alone: bool) -> int | None:
+    """Run a command and return its exit code; None: 0. Raises: AuditorError.
+
+    alone: whether this process runs only the command. Then the user's code runs in a forked process, so that a crash
+    of the code can be reported.
+    """
+    if not isinstance(verb, WithTarget):
+        return verb.run()
+    shown = reporter(verb.quiet or verb.dry_run, verb)
+
+    def run_command(tell: Callable[[str], object]) -> int | None:
+        shown.tell = tell
+        with refresh_display(shown), warnings.catch_warnings(action=None if verb.debug else "ignore"):
+            if verb.out:
+                folder.check_directory(verb.out)  # before anything slow
+            shown(verb.stage, verb.target, 0, 0)
+            command: Any = getattr(importlib.import_module(".user_code", __name__), verb.called())  # imports torch
+            return command(verb, shown)
+
+    if not (alone and hasattr(os, "fork")):
+        return run_command(shown.tell)
+    try:
+        return supervise(lambda tell: exit_code_of(lambda: run_command(tell), verb.debug), verb.timeout)
+    finally:
+        shown.close()  # erases the forked process's progress line
+
+
+def exit_code_of(command: Callable[[], int | None], debug: bool) -> int:
+    """Run a command and return its exit code; an exception becomes a message and a hint on stderr."""
+    try:
+        return command() or 0
+    except BrokenPipeError:  # the reader of standard output has ended
+        return 0
+    except Exception as error:
+        message, hint = _explain(error)
+        if debug:
+            traceback.print_exc()
+        text = printable(" ".join(message.split()))
+        print(f"error: {text}\nhint: {hint}\n", end="", file=sys.stderr)  # one write: other processes may write too
+        return 2
+
+
+def _explain(error: Exception) -> tuple[str, str]:
+    """The message of an error, with a hint on what to do next."""
+    said = describe(error, None)
+    if out_of_memory(error):
+        message = f"out of memory ({first_line(error)[:200]}): use a machine with more memory, or smaller inputs"
+        error = AuditorError(message, slug="out-of-memory")
+    if isinstance(error, AuditorError):
+        if error.slug == "bad-option":
+            return str(error), f"`{PROGRAM} --help` lists the options"
+        return str(error), f"`{PROGRAM} explain {error.slug}` explains this error"
+    if caused_by(error, TimeoutError):
+        return f"stopped by a time limit, {said}", "raise the limit, or give smaller inputs"
+    where = "".join(f" {note}" for note in getattr(error, "__notes__", ())[:1])
+    return f"internal error{where}, {said}", "please report this error with the output of --debug"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises an AuditorError with a one-line message for a usage error. parts: {verb: its parser}."""
+
+    parts: Mapping[str, argparse.ArgumentParser]
+
+    def error(self, message: str) -> NoReturn:
+        known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+        unknown = re.findall(r"(?<=\s)-[^\s=]+", message) if message.startswith("unrecognized arguments: ") else []
+        close = dict.fromkeys(match for flag in unknown for match in difflib.get_close_matches(flag, known, n=1))
+        raise bad(f"{message}: did you mean {' and '.join(close)}?" if close else message)
+
+
+def parser() -> Parser:
+    """The parser of the whole command line. `shtab --shell=bash --prog=auditor auditor.cli.parser` generates shell
+    completion from it."""
+    how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    whole = Parser(prog=PROGRAM, description=str(Audit.__doc__).partition(". ")[0] + ".", epilog=EPILOG, **how)
+    _add_options(whole, Audit, Audit.takes[1:])
+    below = whole.add_subparsers(metavar="TARGET | VERB", required=True, parser_class=Parser)
+    for name, verb in VERBS.items():
+        said = " ".join(str(verb.__doc__).split())
+        part = below.add_parser(name, help=said, description=said, epilog=EPILOG * (verb is Audit), **how)
+        _add_options(part, verb, verb.takes)
+    whole.parts = below.choices
+    whole.parts["audit"].prog = PROGRAM
+    return whole
+
+
+def parse(words: Sequence[str]) -> Verb:
+    """Parse the command line. The verb, `audit` by default, may follow flags. Raises: AuditorError."""
+    whole = parser()
+    actions = [action for part in whole.parts.values() for action in part._actions if action.nargs is None]
+    valued = {flag for action in actions for flag in action.option_strings}
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+        at += 2 if words[at] in valued else 1
+    if at >= len(words):
+        whole.parse_args(words)
+    word = words[at]
+    name, rest = (word, [*words[:at], *words[at + 1 :]]) if word in VERBS else ("audit", words)
+    close = suggest(word, VERBS, cutoff=0.75) if rest is words and re.fullmatch(r"[a-z-]+", word) else ""
+    if close and not (Path(word).exists() or Path(f"{word}.py").exists() or importlib.util.find_spec(word)):
+        raise AuditorError(f"no verb, file or module is called {word!r}: {close}", "missing-target")
+    given = vars(whole.parts[name].parse_args(rest))
+    return command_of(given, Audit) if name == "audit" else validate(VERBS[name], given)
+
+
+def _add_options(made: Parser, verb: type[Verb], names: Sequence[str]) -> None:
+    """Add a verb's arguments to its parser. Options that the user omits are absent from the parsed result."""
+    for name in dict.fromkeys((*names, "debug")):
+        option, field = options_of(verb)[name], verb.model_fields[name]
+        default = None if field.is_required() else field.default
+        help = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", with_flags(option.help)).replace("`", "").replace("%", "%%")
+        given = ",".join(default) if isinstance(default, tuple) else default
+        if not isinstance(default, bool) and given not in (None, ""):
+            help += f" (default: {given})"
+        about: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help}
+        if option.flag:
+            about |= {"dest": name, "required": field.is_required()}
+        if option.takes == "True or False":
+            about["action"] = argparse.BooleanOptionalAction
+        else:
+            about |= {"metavar": option.shown or None, "action": "append" if name == "criteria" else "store"}
+        if option.choices is not None and not isinstance(default, tuple):
+            about["choices"] = [*option.choices()]
+        if name == "onnx":
+            about |= {"nargs": "?", "const": "fp32"}
+        action = made.add_argument(*["-q"] * (name == "quiet"), option.flag or name, **about)
+        if option.path:
+            action.complete = PATHS  # type: ignore[attr-defined]
+    made.add_argument("--version", action="version", version=f"auditor {__version__}", help="show the version and exit")

@@ -1,45 +1,71 @@
-"""All verbs except `audit`: they explain rules, errors and layers, list dtypes, apply and convert plans, compare
-audits, audit many models, or rehearse training."""
+"""All verbs and their arguments. Importing this file does not import torch."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, TypeAdapter
+from pydantic import DirectoryPath, Field, TypeAdapter
 
+from .. import snippets
 from ..artefact.libraries import LIBRARIES
-from ..asked import LEVELS, rules_of, with_rules
-from ..document.places import default_directory
+from ..asked import LEVELS, OPTIONS, Command
+from ..document import compare, read
 from ..errors import AuditorError, suggest
-from ..progress.shown import Display
-from ..records import folder
+from ..fleet import index, running, targets
+from ..records import Finding, folder
+from ..report import blocks
+from ..report import diff as diff_page
 from ..report.words import count, printable
-from ..settings import Directory, Flag, Location, Option, Seconds, bad
-from ..snippets import TOOLS
-from .program import PROGRAM, Verb, say
+from ..resources import errors
+from ..rulebook import explain
+from ..settings import A_DIRECTORY, Flag, Location, Option, Seconds
+from .output import say
 
-if TYPE_CHECKING:
-    from ..fleet.index import Row
-    from ..fleet.running import Outcome
-    from ..fleet.targets import FleetTarget
-    from ..records import Finding
-
-PATCHED, INDEX = "patched_model.py", "index.html"
-BATCHES = ("batches", "get_batches", "train_loader", "loader")
+PROGRAM, INDEX = "python -m auditor", "index.html"
 
 PlanFile = Annotated[Location, Option(shown="PLAN"), Field(description="a plan.json, or the directory of an audit")]
-Target = Annotated[str, Option(shown="TARGET"), Field(description="the model's file or module, such as model.py:Net")]
 PlanName = Annotated[str | None, Option(shown="NAME")]
 Count = Annotated[int, Field(ge=0, lt=10_000)]
 TextOrJson = Annotated[str, Option(choices=lambda: ("text", "json")), Field(description="format of the output")]
-Level = Annotated[str, Option(choices=lambda: LEVELS)]
+
+
+class Verb(Command):
+    """A command and its arguments. takes: names of its arguments, in the order of the help; some are options of
+    `audit`."""
+
+    takes: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def called(cls) -> str:
+        """The verb on the command line: `explain-layer` for ExplainLayer."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
+
+    def run(self) -> int | None:
+        """Run the command and return its exit code; None: 0. Raises: AuditorError."""
+        raise NotImplementedError
+
+
+class WithTarget(Verb):
+    """A command that loads the user's code. The function of its name in `user_code` runs it. stage: its first stage."""
+
+    stage: ClassVar[str] = "load"
+    target: Annotated[str, Option(shown="TARGET")]
+    """the model's file or module, such as model.py:Net"""
+
+
+class Audit(WithTarget):
+    """Report which layers of a PyTorch model can run in FP16 or BF16, which must stay FP32, and why. The word `audit`
+    may be left out: `python -m auditor TARGET`."""
+
+    takes = ("target", *(name for name, option in OPTIONS.items() if option.flag))
 
 
 class Explain(Verb):
@@ -49,20 +75,16 @@ class Explain(Verb):
     code: Annotated[str, Option(shown="CODE")]
     """the code of a rule, such as SFT001, or the name of an error, such as bad-plan"""
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print the explanation of one rule or error. Raises: AuditorError(slug="no-rule")."""
-        from ..resources import errors
-        from ..rulebook.explain import explain
-
-        if (slug := self.code.lower()) in errors():
+        slug, code, rules = self.code.lower(), self.code.upper(), {rule.code: rule for rule in self.rulebook}
+        if slug in errors():
             say(f"{slug}\n\n{errors()[slug]}\n")
-            return 0
-        rules = {rule.code: rule for rule in rules_of(self.rules)}
-        if self.code.upper() not in rules:
+        elif code in rules:
+            say(explain.explain(rules[code]))
+        else:
             hint = suggest(slug, [*rules, *errors()], f"`{PROGRAM} rules` lists the rules")
             raise AuditorError(f"no rule or error is called {self.code}: {hint}", slug="no-rule")
-        say(explain(rules[self.code.upper()]))
-        return 0
 
 
 class Rules(Verb):
@@ -72,47 +94,25 @@ class Rules(Verb):
     format: Annotated[str, Option(choices=lambda: ("text", "json", "md"))] = "text"
     """format of the output"""
 
-    def run(self) -> int:
-        from ..rulebook.explain import as_data, reference
-
-        rules = rules_of(self.rules)
+    def run(self) -> None:
         if self.format == "md":
-            say(reference(rules))
+            say(explain.reference(self.rulebook))
         elif self.format == "json":
-            say(json.dumps([as_data(rule) for rule in rules], indent=2) + "\n")
+            say(json.dumps([explain.as_data(rule) for rule in self.rulebook], indent=2) + "\n")
         else:
-            say("".join(f"{rule.code:<8} {rule.severity:<8} {rule.family:<12} {rule.name}\n" for rule in rules))
-        return 0
+            rows = (f"{rule.code:<8} {rule.severity:<8} {rule.family:<12} {rule.name}\n" for rule in self.rulebook)
+            say("".join(rows))
 
 
-class Apply(Verb):
+class Apply(WithTarget):
     """Write patched_model.py for TARGET from the plan.json of an earlier audit."""
 
     takes = ("plan_file", "target", "plan", "inputs", "weights", "out", "timeout", "seed")
+    stage = "apply"
     plan_file: PlanFile
-    target: Target
     plan: PlanName = None
     """name of the plan; by default the recommended plan"""
     quiet: bool = True
-
-    def run_watched(self, progress: Display) -> int:
-        from ..artefact.libraries import files_of, quantized_plan
-        from ..document.live import check_artefact, patched_source, read_plans
-        from ..loading import load
-        from ..plan.recommend import kept_apart
-
-        progress("apply", self.target, 0, 0)
-        audit, plans, chosen = read_plans(self.plan_file, self.plan)
-        subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
-        directory = self.out or default_directory(subject)
-        text = patched_source(subject, audit, plans, chosen, directory)
-        check_artefact(subject, audit, plans, chosen, self.seed)
-        quantized = {} if chosen in plans else files_of(audit, quantized_plan(audit, chosen))
-        file, *_ = folder.write(directory, {PATCHED: text, **quantized})
-        kept = f"{kept_apart(plans[chosen]) or 'no module'} in FP32" if chosen in plans else "quantized by torchao"
-        note = "not verified on this model: to verify the plan, audit the model"
-        say(f"Plan     {chosen}, {kept}; {note}\nPatched  {file}\n")
-        return 0
 
 
 class Snippet(Verb):
@@ -120,49 +120,28 @@ class Snippet(Verb):
 
     takes = ("plan_file", "tool", "plan")
     plan_file: PlanFile
-    tool: Annotated[str | None, Option(flag="--for", choices=lambda: (*TOOLS, *LIBRARIES))] = None
+    tool: Annotated[str | None, Option(flag="--for", choices=lambda: (*snippets.TOOLS, *LIBRARIES))] = None
     """the tool that the code is for; by default all tools for this kind of plan"""
     plan: PlanName = None
     """name of the plan; by default the recommended plan if the tool can use it, else a verified plan for the tool"""
 
-    def run(self) -> int:
-        from ..snippets import snippet, snippets
+    def run(self) -> None:
+        if self.tool:
+            say(snippets.snippet(self.plan_file, self.tool, self.plan))
+        else:
+            say("\n\n".join(snippets.snippets(self.plan_file, self.plan).values()))
 
-        one = [snippet(self.plan_file, self.tool, self.plan)] if self.tool else None
-        say("\n\n".join(one or snippets(self.plan_file, self.plan).values()))
-        return 0
 
-
-class Ledger(Verb):
+class Ledger(WithTarget):
     """List five dtypes of every weight and operation: in the checkpoint, as loaded, requested by the author's code,
     planned and executed. Report casts that may lose digits unnoticed."""
 
     takes = ("target", "plan_file", "inputs", "weights", "format", "fail_on", "timeout", "seed")
-    target: Target
+    stage = "ledger"
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
     """the plan.json or directory of an audit of this model; by default the model runs without a plan"""
     format: TextOrJson = "text"
     quiet: bool = True
-
-    def run_watched(self, progress: Display) -> int:
-        progress("ledger", self.target, 0, 0)
-        from ..document.live import check_fit, select
-        from ..flow import ledger
-        from ..loading import load
-        from ..report.blocks import to_terminal
-        from ..report.ledger import overview
-
-        audit, plan = select(self.plan_file, None) if self.plan_file else (None, None)
-        subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
-        check_fit(subject.model, audit)
-        rows, findings = ledger(subject, with_rules(self), plan)
-        progress.close()
-        if self.format == "json":
-            data = {"flags": subject.flags, "rows": rows, "findings": findings}
-            say(TypeAdapter(dict[str, Any]).dump_json(data, indent=1).decode() + "\n")
-        else:
-            say(to_terminal(overview(subject.name, rows, findings, subject.flags)))
-        return severe(findings, self.fail_on)
 
 
 class ExplainLayer(Verb):
@@ -173,13 +152,11 @@ class ExplainLayer(Verb):
     name: Annotated[str, Option(shown="NAME")]
     """path of a module, such as blocks.0.norm, or name of an operation"""
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print a module's or operation's precision under each plan. Raises: PlanError; AuditorError(slug="no-such-layer")."""
-        from ..document.read import load
-        from ..report.kept import explain_layer
+        from ..report.kept import explain_layer  # imports torch
 
-        say(explain_layer(load(self.plan_file), self.name))
-        return 0
+        say(explain_layer(read.load(self.plan_file), self.name))
 
 
 class Diff(Verb):
@@ -192,32 +169,24 @@ class Diff(Verb):
     html: Annotated[Path | None, Option("the path of a file", "FILE", path="path")] = None
     """also write the comparison to this HTML file"""
     format: TextOrJson = "text"
-    fail_on: Level = "never"
+    fail_on: Annotated[str, Option(choices=lambda: LEVELS)] = "never"
     """exit with code 1 if a new finding has this severity or a higher one"""
 
     def run(self) -> int:
         """Print the differences. Raises: PlanError for an unreadable file, AuditorError(slug="bad-output")."""
-        from ..document.compare import Comparison, compare
-        from ..document.read import load
-
-        changes = compare(load(self.before), load(self.after))
+        changes = compare.compare(read.load(self.before), read.load(self.after))
         files = str(self.before), str(self.after)
         if self.html:
-            from ..report.diff import render
-
             folder.check_directory(self.html.parent)
-            folder.write(self.html.parent, {self.html.name: render(changes, files)})
+            folder.write(self.html.parent, {self.html.name: diff_page.render(changes, files)})
         if self.format == "json":
             audits = zip(files, (changes.before, changes.after), strict=True)
             sides = [{"file": file, "name": one.subject.name, "recommended": one.recommended} for file, one in audits]
-            data = TypeAdapter(Comparison).dump_python(changes, mode="json", exclude={"before", "after"})
+            data = TypeAdapter(compare.Comparison).dump_python(changes, mode="json", exclude={"before", "after"})
             data = {"before": sides[0], "after": sides[1], **data, "kept": changes.unchanged_findings}
             say(json.dumps(data, indent=1) + "\n")
         else:
-            from ..report.blocks import to_terminal
-            from ..report.diff import overview
-
-            say(to_terminal(overview(changes, files)))
+            say(blocks.to_terminal(diff_page.overview(changes, files)))
             say(f"Report   {self.html}\n" if self.html else "")
         return severe(changes.new, self.fail_on)
 
@@ -238,33 +207,27 @@ class Fleet(Verb):
     """number of retries if an audit's process crashes or is killed, for example for lack of memory"""
     force: Flag = False
     """repeat all audits, even finished ones whose target and options have not changed since the last run"""
-    baseline: Directory = None
+    baseline: Annotated[DirectoryPath | None, A_DIRECTORY, Option("the --out directory of an earlier run")] = None
     """directory of an earlier fleet run: list regressions since that run, and exit with code 1 if there are any"""
     address: Annotated[str | None, Option(shown="ADDRESS")] = None
     """address of a Ray cluster on which to run the audits; `auto`: the cluster of this machine"""
 
     def run(self) -> int:
-        from ..fleet import index, running, targets
-
         wanted = targets.read(self.targets)
-        if self.baseline is not None and not self.baseline.is_dir():
-            raise bad(f"{self.baseline} is not a directory: give the --out directory of an earlier fleet run")
         folder.check_directory(self.out)
         outcomes = {} if self.force else running.earlier_outcomes(self.out, wanted)
         jobs = self.jobs or max(running.PROCESSORS // 2, 1)
         threads = max(running.PROCESSORS // jobs, 1)
         how: dict[str, Any] = {"limit": self.timeout, "retries": self.retries, "threads": threads}
-        waiting = (one for one in wanted if one.name not in outcomes)
-        tasks = [replace(one, directory=self.out / one.name, **how) for one in waiting]
-
+        tasks = [replace(one, directory=self.out / one.name, **how) for one in wanted if one.name not in outcomes]
         tell = partial(print, file=io.StringIO() if self.quiet else sys.stderr, flush=True)
 
-        def write() -> list[Row]:
+        def write() -> list[index.Row]:
             rows = index.rows_of(wanted, outcomes, self.out, self.baseline)
             folder.write(self.out, {INDEX: index.render(rows, self.baseline)})
             return rows
 
-        def note(task: FleetTarget, outcome: Outcome) -> None:
+        def note(task: targets.FleetTarget, outcome: running.Outcome) -> None:
             outcomes[task.name] = outcome
             running.keep(self.out, outcomes)
             how = "audited" if outcome.has_audit else f"failed: {outcome.said}"
@@ -285,7 +248,7 @@ class Fleet(Verb):
         return int(any(row.state in ("failed", "worse") or (row.findings or {}).get("error") for row in rows))
 
 
-class Rehearse(Verb):
+class Rehearse(WithTarget):
     """Run a training step a few hundred times in several recipes (FP32, autocast, BF16 weights); recommend one."""
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
@@ -303,42 +266,13 @@ class Rehearse(Verb):
     remedies: Flag = True
     """if a recipe has a problem, also run variants of the recipe, each with a fix"""
 
-    def run_watched(self, progress: Display) -> int:
-        progress("load", self.target, 0, 0)
-        from ..document.read import load
-        from ..loading.target import named_in, parse, user_code
-        from ..rehearsal.rehearse import rehearse
-        from ..report.blocks import to_terminal
-        from ..report.rehearsal import overview
-
-        target = parse(self.target)
-        plan = load(self.plan_file) if self.plan_file else None
-        directory = self.out or Path("audits") / f"{target.name}-rehearsal"
-        folder.check_directory(directory)
-        with user_code(target, self.seed):
-            advice = "name the function that runs one training step, as in train.py:step"
-            step, batches = named_in(target, advice, "missing-target", self.seed), self._batches(target)
-            how: dict[str, Any] = {"remedies": self.remedies, "progress": progress, "target": self.target}
-            result = rehearse(step, batches, self.steps, plan=plan, seed=self.seed, **how)
-        files = result.save(directory)
-        progress.close()
-        say(to_terminal(overview(result)) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
-        return 0
-
-    def _batches(self, target: Any) -> Any:
-        """The batches for the step, from `--batches` or a conventional name in the file; None if both are missing."""
-        from ..loading.target import call, import_target, named_in, parse
-
-        module = import_target(target)
-        name = self.batches or next((name for name in BATCHES if hasattr(module, name)), None)
-        if name is None:
-            return None
-        where = parse(name) if ":" in name else replace(target, symbol=name)
-        value = named_in(where, "give --batches file.py:name", "missing-inputs", self.seed)
-        made = call(value, f"{name}()", "bad-inputs") if callable(value) else value
-        return value if isinstance(made, Iterator) else made  # a function is called again for the next pass
-
 
 def severe(findings: Iterable[Finding], level: str) -> int:
     """Exit code 1 if any finding reaches the given severity, else 0."""
     return int(any(LEVELS.index(finding.severity) <= LEVELS.index(level) for finding in findings) and level != "never")
+
+
+VERBS: dict[str, type[Verb]] = {
+    one.called(): one for one in (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Ledger, Diff, Fleet, Rehearse)
+}
+"""{name on the command line: its verb}, in the order of the help."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..asked import OPTIONS, Command, by_option, key_of, validate
+from ..asked import OPTIONS, Command, by_option, validate
 from ..errors import AuditorError
 from ..resources import tables
 
@@ -44,7 +44,7 @@ def read(file: Path) -> tuple[FleetTarget, ...]:
     entries = table.get("target")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise _bad(file, "the file names no model: add a [[target]] table with name and target")
-    shared = _options(file, "[defaults]", table.get("defaults", {}))
+    shared = by_option(table.get("defaults", {}), f"{file}: [defaults]", "bad-fleet", NOT_HERE)
     targets = [_target(file, number, entry, shared) for number, entry in enumerate(entries, 1)]
     seen: dict[str, str] = {}
     for target in targets:
@@ -62,19 +62,13 @@ def _target(file: Path, number: int, entry: Mapping[str, Any], shared: Mapping[s
         raise _bad(file, f"target {number} needs a name that a folder can have: {allowed}")
     if not isinstance(target, str) or not target:
         raise _bad(file, f"target {name!r} has no key `target`, which names the file or module of the model")
-    what = f"target {name!r}"
-    options = {**shared, **_options(file, what, given)}
+    place = f"{file}: target {name!r}"
+    options = {**shared, **by_option(given, place, "bad-fleet", NOT_HERE)}
     try:
-        validate(Command, options, {name: (f"{file}: {what}: {key_of(name)}", "bad-fleet") for name in options})
+        validate(Command, options, place, "bad-fleet", options)
     except AuditorError as error:
-        raise error if error.slug == "bad-fleet" else _bad(file, f"{what}: {error}") from error
+        raise error if error.slug == "bad-fleet" else AuditorError(f"{place}: {error}", "bad-fleet") from error
     return FleetTarget(name, (*_words(options), target), file.resolve().parent)
-
-
-def _options(file: Path, what: str, given: Any) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise _bad(file, f"{what} must be a table")
-    return by_option(given, f"{file}: {what} has an unknown option:", "bad-fleet", NOT_HERE)
 
 
 def _words(given: Mapping[str, Any]) -> list[str]:
@@ -83,7 +77,7 @@ def _words(given: Mapping[str, Any]) -> list[str]:
     for name, value in given.items():
         flag = str(OPTIONS[name].flag)
         if isinstance(value, bool):
-            words.append(flag if value else f"--no-{key_of(name)}")
+            words.append(flag if value else f"--no-{OPTIONS[name].key}")
         elif isinstance(value, list) and name == "criteria":
             words += [f"{flag}={one}" for one in value]
         else:

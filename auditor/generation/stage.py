@@ -131,10 +131,10 @@ def generate_reference(
     names = names_of(outputs)
     if not names or outputs[0].dim() != 3:
         raise cannot_generate(f"the first output of {subject.name} must be logits [prompts, tokens, vocabulary]")
-    if not options.limits and options.metric is None:
+    if not options.criteria and options.metric is None:
         limits = tuple(criteria_of(f"{names[0]}: top1 >= {1 - options.max_error:.12g}"))
-        options = options.model_copy(update={"limits": limits})
-    limits = tuple(one for one in options.limits if one.speaks_of(names[0]) and one.measure_text in ("kl", "top1"))
+        options = options.model_copy(update={"criteria": limits})
+    limits = tuple(one for one in options.criteria if one.speaks_of(names[0]) and one.measure_text in ("kl", "top1"))
     return subject, options, GenerationReference(folder, decoding, batches, held_out, caches, limits)
 
 

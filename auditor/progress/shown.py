@@ -41,7 +41,7 @@ class Display:
         self.tell: Callable[[str], object] = str
         stages = (stage.partition(":") for stage in getattr(settings, "stages", STAGES))
         self._stages = [stage for stage, _, setting in stages if not setting or getattr(settings, setting, None)]
-        self._began, self._at = 0.0, 0.0
+        self.began, self._at = 0.0, 0.0
         self.share = 0.0  # completed share: every stage counts equally; an added stage does not lower the share
 
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
@@ -49,7 +49,7 @@ class Display:
         self.tell(stage)
         begins = stage != self.stage
         if not self.stage:
-            self._began = time.monotonic()
+            self.began = time.monotonic()
         if stage not in self._stages:
             self._stages.insert(self._stages.index(self.stage) + 1 if self.stage else 0, stage)
         self.stage, self.detail = stage, detail
@@ -76,7 +76,7 @@ class Display:
     @property
     def elapsed_seconds(self) -> str:
         """Time since the first stage began, as text: `12 s`, `1:05 min`."""
-        return duration(time.monotonic() - self._began)
+        return duration(time.monotonic() - self.began)
 
     def summary(self) -> str:
         """Stage, its number, the completed share of all stages, and the time: `measure (stage 3 of 9), in total 34% done after 12 s`."""

@@ -12,8 +12,6 @@ from auditor import Audit
 from auditor.flow import run
 from auditor.loading import load
 from auditor.records import NodeError, Subject
-from auditor.resources import resource_dir
-from auditor.rulebook.load import load_rules
 from auditor.settings import Settings
 from benchmarks.gpu.machine import ROOT
 from tests.pretend_gpu.same import differences
@@ -23,8 +21,7 @@ Row = dict[str, Any]
 
 def options(device: str, **how: Any) -> Settings:
     """Those of `python -m auditor` without arguments. how: fields of Settings."""
-    rules = tuple(load_rules([resource_dir("rules")]))
-    return Settings(rulebook=rules, command="benchmarks.gpu", device=device, **how)
+    return Settings(command="benchmarks.gpu", device=device, **how)
 
 
 def example(name: str) -> Subject:

@@ -15,7 +15,7 @@ from torch import nn
 
 import auditor
 from auditor.api import audit
-from auditor.cli.parsers import VERBS, parsers
+from auditor.cli import VERBS, parser
 from auditor.document.codec import texts
 from auditor.document.reference import main as write_reference
 from auditor.report import model_explorer
@@ -116,7 +116,7 @@ def test_editors_see_the_arguments_of_the_settings():
 
 
 def test_every_option_of_every_verb_is_described():
-    options = {name for part in parsers()[1].values() for action in part._actions for name in action.option_strings}
+    options = {name for part in parser().parts.values() for action in part._actions for name in action.option_strings}
     options -= {name for name in options if name.startswith("--no-")}
     named = set(re.findall(r"`(--?[a-z][a-z-]*)", text("command-line.md"))) - {"--no-quick", "--no-measure-time"}
     assert options - {"-h", "--help"} == named

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from auditor.asked import Command, rules_of
+from auditor.asked import Command
 from auditor.flow import ledger
 from auditor.loading import load
 from tests.support.thinned import thinned
 
-OPTIONS = Command(fail_on="never").model_copy(update={"rulebook": rules_of(None)})
+OPTIONS = Command(fail_on="never")
 EXAMPLES = sorted(Path("examples").glob("0*.py"))
 TIMM = (
     "test_byobnet test_convnext test_convnext2 test_efficientnet test_efficientnet_evos test_efficientnet_gn test_mambaout "

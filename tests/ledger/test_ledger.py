@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from auditor.asked import Command, rules_of
+from auditor.asked import Command
 from auditor.cli import main
 from auditor.flow import ledger
 from auditor.loading import load
@@ -17,7 +17,7 @@ from auditor.records.ledger import LedgerRow
 from auditor.rulebook.rule import Rule
 from tests.ledger.planted import ASKED, NET, PLANTED, Planted
 
-OPTIONS = Command(fail_on="never").model_copy(update={"rulebook": rules_of(None)})
+OPTIONS = Command(fail_on="never")
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_cast_that_the_author_asks_for_is_not_reported(name: str, project: Pat
     assert kept_by(ASKED[name])[1] == ()
 
 
-CASTS = [rule for rule in rules_of(None) if rule.family == "casts"]
+CASTS = [rule for rule in OPTIONS.rulebook if rule.family == "casts"]
 
 
 @pytest.mark.parametrize("rule", CASTS, ids=lambda rule: rule.code)

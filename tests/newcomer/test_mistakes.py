@@ -167,10 +167,16 @@ def test_the_error_says_what_was_meant(
     assert said in said_of(source, words, capsys)
 
 
-def test_a_module_that_is_called_nearly_like_a_verb_is_a_target(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_that_is_called_nearly_like_a_verb_is_a_target(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("rule.py").write_text(INSTANCE)
     assert cli.main(["rule", "--dry-run"]) == 0
     assert "rule" in capsys.readouterr().out
+    Path("installed").mkdir()
+    Path("rule.py").rename("installed/explains.py")
+    monkeypatch.syspath_prepend("installed")
+    assert cli.main(["explains", "--dry-run"]) == 0
 
 
 def test_quick_and_onnx_go_together_where_programs_are_asked_for() -> None:

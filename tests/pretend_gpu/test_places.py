@@ -29,8 +29,7 @@ from auditor.numerics.metrics import output_error
 from auditor.numerics.nodes import operation_of
 from auditor.numerics.operations import operation
 from auditor.report.reporters import text as render
-from auditor.resources import resource_dir, table
-from auditor.rulebook.load import load_rules
+from auditor.resources import table
 from auditor.settings import Settings
 from auditor.verify import artefact
 from tests.pretend_gpu.memory import ALLOCATOR, counted, failing, limited
@@ -179,8 +178,7 @@ def test_a_training_step_is_natively_what_it_is_emulated(name: str) -> None:
 @natively
 def test_examples_are_natively_what_they_are_emulated(name: str) -> None:
     """As `python -m auditor examples/...` audits it: its plans are verified in a process that has the pretend GPU, too."""
-    rules, subject = tuple(load_rules([resource_dir("rules")])), load(str(ROOT / "examples" / name))
-    asked: dict[str, Any] = {"rulebook": rules, "command": "", "formats": ("fp16",)}
+    subject, asked = load(str(ROOT / "examples" / name)), {"command": "", "formats": ("fp16",)}
     emulated = run(replace(subject, origin=None), Settings(device="cpu", **asked))
     native = run(subject, Settings(device="pretend", **asked))
     assert native.plans and all(plan.is_verified for plan in native.plans.values())
@@ -192,13 +190,13 @@ def test_examples_are_natively_what_they_are_emulated(name: str) -> None:
 @natively
 def test_without_the_device_in_the_other_process_the_audit_fails_there() -> None:
     """So the agreement of the examples is that of a run there."""
-    rules, path = tuple(load_rules([resource_dir("rules")])), os.environ["PYTHONPATH"]
+    path = os.environ["PYTHONPATH"]
     os.environ["PYTHONPATH"] = os.pathsep.join(part for part in path.split(os.pathsep) if Path(part) != SITE)
     try:
         with pytest.raises(AuditorError, match="device string: pretend") as raised:
             run(
                 load(str(ROOT / "examples" / "07_vae_decoder.py")),
-                Settings(rulebook=rules, command="", formats=("fp16",), strategies=("autocast",), device="pretend"),
+                Settings(command="", formats=("fp16",), strategies=("autocast",), device="pretend"),
             )
     finally:
         os.environ["PYTHONPATH"] = path

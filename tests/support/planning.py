@@ -18,10 +18,8 @@ from auditor.plan.search import Candidate
 from auditor.plan.verified import verify
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan
-from auditor.resources import resource_dir
 from auditor.rulebook.findings import classify, compare_with_verdicts
 from auditor.rulebook.gather import gather
-from auditor.rulebook.load import load_rules
 from auditor.rulebook.verdicts import judge
 from auditor.settings import Settings
 from tests.support.subjects import subject_of
@@ -49,9 +47,7 @@ class Foretold(Modules):
 
 def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "bf16"), **asked: Any) -> Workbench:
     """The stages of an audit before its plans. asked: fields of Settings."""
-    options = Settings(
-        rulebook=tuple(load_rules([resource_dir("rules")])), command="here", formats=tuple(formats), **asked
-    )
+    options = Settings(command="here", formats=tuple(formats), **asked)
     subject = subject_of(model, *inputs)
     captured = capture(subject, options.formats)
     measured = calibrate(captured, subject, options.formats, options.seed)

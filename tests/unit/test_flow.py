@@ -28,16 +28,12 @@ from auditor.numerics.metrics import output_error
 from auditor.records import Audit
 from auditor.records.measure import Ignore
 from auditor.records.paths import nearest, place_of, within
-from auditor.resources import resource_dir
-from auditor.rulebook.load import load_rules
 from auditor.settings import Settings
 from auditor.stages import Stages, beat, tick
 from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded, subject_of
-
-RULES = tuple(load_rules([resource_dir("rules")]))
 
 
 def net() -> nn.Module:
@@ -48,10 +44,7 @@ def net() -> nn.Module:
 def audited(model: nn.Module, held_out: bool = False, **asked: Any) -> Audit:
     subject = subject_of(model, normal(4, 8))
     subject = replace(subject, held_out=(((normal(4, 8, seed=1),), {}),)) if held_out else subject
-    options = Settings(
-        rulebook=RULES, command="test", formats=("bf16",), strategies=("autocast",), device="cpu", **asked
-    )
-    return run(subject, options)
+    return run(subject, Settings(command="test", formats=("bf16",), strategies=("autocast",), device="cpu", **asked))
 
 
 def test_regions_are_told_in_the_outputs_own_error_whatever_the_metric() -> None:

@@ -142,10 +142,11 @@ ENTRY = '[[tool.auditor.per-module-ignores]]\nmodule = "a"\ncode = "NRM001"\nrea
     ("text", "words"),
     [
         ("[tool.auditor]\nmax-eror = 1\n", "did you mean max-error?"),
-        ("[tool.auditor]\nquick = 'yes'\n", "[tool.auditor] quick takes True or False, not 'yes'"),
+        ("[tool.auditor]\nquick = 'yes'\n", "[tool.auditor]: quick takes True or False, not 'yes'"),
         ("[tool.auditor]\nmax-error = -1\n", "max-error takes a positive number, not -1"),
         ("[tool.auditor]\nper-module-ignore = []\n", "did you mean per-module-ignores?"),
         ("[tool.auditor\n", "pyproject.toml"),
+        ("[tool]\nauditor = 3\n", "[tool.auditor] must be a table"),
         ("[tool.auditor]\nweights = 5\n", "weights takes a string, not 5"),
         (
             '[tool.auditor]\nignore = ["norms"]\n',
@@ -186,6 +187,8 @@ def test_a_selection_names_codes_modules_reasons_and_lines(tmp_path, selection):
         Ignore("NRM001", "blocks.*.norm", "its input is normalized before", "pyproject.toml:7"),
     )
     assert command_of({}, Command).max_error == 0.5
+    with refused(AuditorError, "bad-option", match="^--max-error takes a positive number"):
+        command_of({"max_error": "x"}, Command)  # the file sets it too, but not this value
     assert command_of({"ignore": "SFT"}, Command).ignores[0] == Ignore("SFT")
 
 

@@ -15,7 +15,7 @@ from auditor.artefact.emit import emit
 from auditor.artefact.runtime import Runtime, by_scope, call, convert
 from auditor.artefact.shipped import Cast, CastRuntime
 from auditor.artefact.strategies import names, temporary_strategy
-from auditor.cli.program import main
+from auditor.cli import main
 from auditor.document.read import load_plan
 from auditor.numerics.formats import dtype_of
 from auditor.numerics.metrics import output_error

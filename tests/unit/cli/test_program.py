@@ -246,6 +246,7 @@ def test_only_new_findings_fail_and_are_annotated(reported, capsys, tmp_path):
 
 def test_a_baseline_may_be_the_directory_of_an_audit_and_come_from_the_configuration(reported, tmp_path):
     assert cli.main(["model.py", "-q", "--out", "first"]) == 1
+    assert 0 < json.loads((tmp_path / "first" / "plan.json").read_text())["environment"]["seconds"]["load"] < 600
     (tmp_path / "pyproject.toml").write_text('[tool.auditor]\nbaseline = "first"\n')
     assert cli.main(["model.py", "-q"]) == 0
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.cli.program import main
+from auditor.cli import main
 from auditor.records import Audit
 from auditor.report.reporters import REPORTERS
 from tests.support.replaying import Model

@@ -229,6 +229,7 @@ ONE = '[[target]]\nname = "a"\ntarget = "a.py"\n'
         (ONE + "out = 'b'\n", "target 'a' has an unknown option: 'out'"),
         (ONE + "formats = 'fp7'\n", "target 'a': formats takes fp16, bf16"),
         (ONE + "seed = {}\n", "seed takes a whole number"),
+        (ONE + "criterion = 'x'\n", "target 'a': cannot parse the criterion 'x'"),
         (ONE + "[defaults]\nsed = 1\n", "[defaults] has an unknown option: 'sed': did you mean seed?"),
         (ONE + "no-measure-time = true\n", "'no-measure-time': did you mean measure-time?"),
     ],
@@ -302,11 +303,7 @@ def test_what_is_done_is_not_done_again_and_a_failure_is_exit_code_1(fleet, tmp_
     ("text", "options", "said"),
     [
         ("[[target]]\nname = 'a'\n", (), "target 'a' has no key `target`"),
-        (
-            FLEET,
-            ("--baseline", "nowhere"),
-            "nowhere is not a directory: give the --out directory",
-        ),
+        (FLEET, ("--baseline", "nowhere"), "--baseline takes the --out directory of an earlier run, not 'nowhere'"),
         (FLEET, ("--out", "targets.toml"), "targets.toml"),
         (None, (), "cannot read"),
     ],

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from auditor import audit
-from auditor.api import with_rules
 from auditor.asked import validate
 from auditor.criteria.measure import Criteria
 from auditor.document.read import load
@@ -78,7 +77,7 @@ def audited(model: nn.Module, x: Tensor, *held_out: Tensor, **settings: object) 
     asked = {"strategies": "cast", "quick": True, "max_error": 0.05, **settings}
     subject = from_object(model, x, {})
     others = tuple(((y,), {}) for y in held_out)
-    return run(replace(subject, held_out=others), with_rules(validate(Settings, asked)))
+    return run(replace(subject, held_out=others), validate(Settings, asked))
 
 
 def plan(found: Audit, name: str) -> QuantizedPlan:
@@ -414,7 +413,7 @@ def test_the_norm_of_a_change_is_the_error_and_changes_add_up(criterion: str, le
     reference, *moved = torch.randn(5, 4, length, generator=generator)
     by = Yardstick(0.1)
     if criterion:
-        by = Yardstick(1.0, Criteria(validate(Settings, {"criteria": criterion}).limits, 0.1, ("output",)))
+        by = Yardstick(1.0, Criteria(validate(Settings, {"criteria": criterion}).criteria, 0.1, ("output",)))
     small = [reference + 1e-4 * x for x in moved]
     changes = [change_of([reference], [x], by) for x in small]
     for x, found in zip(small, changes, strict=True):

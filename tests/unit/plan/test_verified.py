@@ -153,7 +153,7 @@ def get_inputs():
 def test_the_emitted_file_is_timed_in_a_process_of_its_own_under_flags_that_its_source_sets(tmp_path: Path) -> None:
     file, out = tmp_path / "net.py", tmp_path / "out"
     file.write_text(MODEL, encoding="utf-8")
-    from auditor.cli.program import main
+    from auditor.cli import main
 
     words = ["--measure-time", "--device", "cpu", "--formats", "bf16", "-q", "--out", str(out)]
     assert main([str(file), *words]) in (0, 1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.cli.program import main
+from auditor.cli import main
 from auditor.errors import AuditorError
 from auditor.records import Dtypes, NodeReport, Reason, ScopeChoice
 from auditor.records.audit import Audit

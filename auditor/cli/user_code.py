@@ -1,0 +1,207 @@
+"""The verbs that load the user's code; each function is called like its verb. Importing this file imports torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import webbrowser
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from .. import flow, offload
+from ..artefact.libraries import files_of, quantized_plan
+from ..document import compare, live, read
+from ..document.places import default_directory
+from ..loading import cautions, load
+from ..loading.discover import weights_of
+from ..loading.inputs import shapes_of
+from ..loading.target import Target, call, import_target, named_in, parse, user_code
+from ..plan.recommend import kept_apart, outcome
+from ..progress.shown import Display
+from ..records import Audit, Batch, Subject, folder
+from ..records.audit import FILES
+from ..rehearsal import rehearse as rehearsal
+from ..report import blocks, kept, model_explorer, reporters, view
+from ..report import ledger as ledger_page
+from ..report import rehearsal as rehearsal_page
+from ..report.words import count, printable
+from ..score import find_function
+from ..training.objective import load_training
+from ..verify import artefact
+from . import verbs
+from .output import say
+
+PATCHED = "patched_model.py"
+BATCHES = ("batches", "get_batches", "train_loader", "loader")
+
+
+def audit(settings: verbs.Audit, progress: Display) -> int:
+    """Check the settings, start the verification process, then load and audit the model. The verification process
+    imports torch while the user's code loads. The memory limit applies to the audit's process after that start.
+
+    No caller of `_ran` may reference the model. Libraries cache the exceptions of failed imports; their tracebacks
+    reference the callers, and would keep the model alive.
+    """
+    known = read.load(settings.baseline) if settings.baseline else None  # before anything slow
+    settings.rulebook  # noqa: B018 - rejects invalid rules
+    settings = settings.model_copy(update={"progress": progress})
+    if settings.onnx:
+        from ..graphs.onnxfile import require  # imports onnx
+
+        require()
+    with nullcontext() if settings.dry_run else artefact.standby():
+        limit = settings.memory or (None if settings.native else offload.limit_for(weights_of(settings.target)))
+        with offload.resident_limit(limit):
+            return _ran(settings, progress, known)
+
+
+def _ran(settings: verbs.Audit, progress: Display, known: Audit | None) -> int:
+    """Load the model, audit it, write the files and print the result."""
+    make = partial(load_training, loss=settings.loss) if settings.training else load
+    subject = make(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
+    directory = settings.out or default_directory(subject)
+    for warning in cautions(subject):
+        print(f"warning: {printable(warning)}", file=sys.stderr)
+    if settings.evaluate is not None:  # after the model is loaded: the function may be in the model's file
+        better, most = settings.better, settings.max_drop
+        scoring = find_function(settings.evaluate, settings.target, better=better, max_drop=most, seed=settings.seed)
+        settings = settings.model_copy(update={"scoring": scoring})
+    if settings.dry_run:
+        say(describe(subject, directory, settings))
+        return 0
+    loaded = round(time.monotonic() - progress.began, 2)
+    audit = flow.run(subject, settings)
+    seconds = {"load": loaded, **audit.environment.seconds}
+    audit = replace(audit, environment=replace(audit.environment, seconds=seconds))
+    if settings.onnx and audit.programs:
+        from ..graphs.onnxfile import with_onnx  # imports onnx
+
+        progress("onnx", "write, check, run", 0, 0)
+        audit = with_onnx(audit, settings.onnx)
+    progress("write", str(directory), 0, 0)
+    files = audit.save(directory)
+    if settings.model_explorer:
+        files += folder.write(directory / "model_explorer", model_explorer.files(audit))
+    progress.close()
+    return _answer(settings, audit, directory, files, known)
+
+
+def _answer(settings: verbs.Audit, audit: Audit, directory: Path, files: Sequence[Path], known: Audit | None) -> int:
+    """Print the result and return the exit code: 1 for findings at or above the chosen severity, or if the user's score
+    rejects every plan."""
+    new, report = compare.fresh(known, audit) if known else audit.findings, directory / "report.html"
+    github = settings.format == "github"
+    below = ""
+    if settings.format == "text":
+        baseline = f"Baseline {len(audit.findings) - len(new)} findings known, {len(new)} new\n" if known else ""
+        step = blocks.to_terminal([blocks.Prose("Next", (view.next_step(audit, directory),))])
+        paths = (file.relative_to(directory) for file in files if file != report)
+        names = ", ".join(dict.fromkeys("quantized/" if "quantized" in path.parts else str(path) for path in paths))
+        below = f"Report   {report}\nFiles    {directory}/: {names}\n{baseline}{step}"
+        say(reporters.text(audit, most=reporters.LINES - below.count("\n")))
+    else:
+        say(reporters.REPORTERS[settings.format](replace(audit, findings=new) if github else audit))
+    if github and (page := os.environ.get("GITHUB_STEP_SUMMARY")):
+        with Path(page).open("a", encoding="utf-8") as summary:
+            summary.write(reporters.REPORTERS["md"](audit))
+    if settings.explain_layer is not None:
+        say(kept.explain_layer(audit, settings.explain_layer) + "\n")
+    say(below)
+    if settings.open and not webbrowser.open(report.resolve().as_uri()):
+        print(f"warning: no browser could be opened; open {report} yourself", file=sys.stderr)
+    if settings.fail_on != "never" and audit.recommended is None and outcome(audit.plans, audit.use) == "loses":
+        return 1
+    return verbs.severe(new, settings.fail_on)
+
+
+def describe(subject: Subject, directory: Path, options: verbs.Audit) -> str:
+    """For `--dry-run`: lines that name the model, inputs, weights, plans, device and files that an audit would use."""
+    numbers = sum(parameter.numel() for parameter in subject.model.parameters())
+    made = f", from {subject.origin.symbol}" if subject.origin else ""
+    plans = ", ".join(f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats)
+    apart = f", except for {'; '.join(map(str, options.criteria))}" if options.criteria else ""
+    rows = {
+        "Target": subject.target,
+        "Model": f"{type(subject.model).__name__} with {numbers:,} parameters{made}",
+        "Inputs": f"{_inputs(subject.batches)}, from {subject.inputs_source}",
+        "Held out": _inputs(subject.held_out) or "none: plans are verified on the calibration inputs",
+        "Weights": subject.weights_source,
+        "Plans": f"{plans}; error budget {options.max_error:g}{apart}",
+    }
+    if (scoring := options.scoring) is not None:
+        judged = "any loss is allowed" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse than FP32"
+        rows["Score"] = f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
+    rows["Device"] = "the GPU runs the formats natively" if options.native else "the CPU emulates a GPU's arithmetic"
+    rows["Files"] = f"{directory}/: {', '.join(FILES)}"
+    lines = [f"{name:<9}{printable(text)}" for name, text in rows.items()]
+    return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"
+
+
+def _inputs(batches: Sequence[Batch]) -> str:
+    kinds = Counter(", ".join(shapes_of(batch)) for batch in batches)
+    return "; ".join(f"{count(number, 'batch', 'batches')} of {kind}" for kind, number in kinds.items())
+
+
+def apply(settings: verbs.Apply, progress: Display) -> None:
+    """Write patched_model.py and the files that it needs."""
+    audit, plans, chosen = live.read_plans(settings.plan_file, settings.plan)
+    subject = load(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
+    directory = settings.out or default_directory(subject)
+    text = live.patched_source(subject, audit, plans, chosen, directory)
+    live.check_artefact(subject, audit, plans, chosen, settings.seed)
+    quantized = {} if chosen in plans else files_of(audit, quantized_plan(audit, chosen))
+    file, *_ = folder.write(directory, {PATCHED: text, **quantized})
+    kept = f"{kept_apart(plans[chosen]) or 'no module'} in FP32" if chosen in plans else "quantized by torchao"
+    note = "not verified on this model: to verify the plan, audit the model"
+    say(f"Plan     {chosen}, {kept}; {note}\nPatched  {file}\n")
+
+
+def ledger(settings: verbs.Ledger, progress: Display) -> int:
+    """Print the dtypes of weights and operations, and findings on silent casts."""
+    audit, plan = live.select(settings.plan_file, None) if settings.plan_file else (None, None)
+    subject = load(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
+    live.check_fit(subject.model, audit)
+    rows, findings = flow.ledger(subject, settings, plan)
+    progress.close()
+    if settings.format == "json":
+        data = {"flags": subject.flags, "rows": rows, "findings": findings}
+        say(TypeAdapter(dict[str, Any]).dump_json(data, indent=1).decode() + "\n")
+    else:
+        say(blocks.to_terminal(ledger_page.overview(subject.name, rows, findings, subject.flags)))
+    return verbs.severe(findings, settings.fail_on)
+
+
+def rehearse(settings: verbs.Rehearse, progress: Display) -> None:
+    """Run a training step in several recipes; write the result and print it."""
+    target = parse(settings.target)
+    plan = read.load(settings.plan_file) if settings.plan_file else None
+    directory = settings.out or Path("audits") / f"{target.name}-rehearsal"
+    folder.check_directory(directory)
+    with user_code(target, settings.seed):
+        advice = "name the function that runs one training step, as in train.py:step"
+        step, batches = named_in(target, advice, "missing-target", settings.seed), _batches(settings, target)
+        how: dict[str, Any] = {"remedies": settings.remedies, "progress": progress, "target": settings.target}
+        result = rehearsal.rehearse(step, batches, settings.steps, plan=plan, seed=settings.seed, **how)
+    files = result.save(directory)
+    progress.close()
+    say(blocks.to_terminal(rehearsal_page.overview(result)) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
+
+
+def _batches(settings: verbs.Rehearse, target: Target) -> Any:
+    """The batches for the step, from `--batches` or a conventional name in the file; None if both are missing."""
+    module = import_target(target)
+    name = settings.batches or next((name for name in BATCHES if hasattr(module, name)), None)
+    if name is None:
+        return None
+    where = parse(name) if ":" in name else replace(target, symbol=name)
+    value = named_in(where, "give --batches file.py:name", "missing-inputs", settings.seed)
+    made = call(value, f"{name}()", "bad-inputs") if callable(value) else value
+    return value if isinstance(made, Iterator) else made  # a function is called again for the next pass
