@@ -288,8 +288,9 @@ class Session:
         self._used.add(id(optimizer))
         is_last_of_shadow = self.recipe is not self.result.recipe and self._used == {*self.optimizers}
         own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self._running.append(ExitStack())
-        self._running[-1].enter_context(torch.autocast("cuda", enabled=False))
+        stack = ExitStack()
+        self._running.append(stack)
+        stack.enter_context(torch.autocast("cuda", enabled=False))
         with plain_torch():
             finite = all(all_finite(p.grad) for _, p in own)
             for group, p in own if finite and self._sampled else ():
@@ -297,12 +298,12 @@ class Session:
                     gradient = dense(p.grad.detach()).clone()
                     self._updates[p] = gradient, optimizer, {**group}, *_state(optimizer, p)
             for _, p in own if not finite or is_last_of_shadow else ():
-                self._running[-1].callback(setattr, p, "grad", p.grad)
+                stack.callback(setattr, p, "grad", p.grad)
                 p.grad = None
         if not finite:
             self._broken = self._broken or ""
         if not self.recipe.stored:  # an update in FP32 needs no emulation, which takes longer
-            self._running[-1].enter_context(plain_torch())
+            stack.enter_context(plain_torch())
 
     def _end_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Runs after each `step()` of an optimizer, and checks the weights."""
