@@ -105,19 +105,20 @@ class Session:
         if not used:
             raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
         self.optimizers = {number: one for number, one in self.optimizers.items() if number in used}
-        left, roots = {*self.group_numbers}, dict[str, nn.Module]()
+        trained, roots = self.group_numbers, dict[str, nn.Module]()
+        left = {*trained}
         modules = [one for one in every if isinstance(one, nn.Module) and "_modules" in vars(one)]
         for module in sorted(modules, key=lambda m: -sum(1 for _ in m.modules())):
             if own := left.intersection(module.parameters()):
                 roots[f"{type(module).__name__}{len(roots)}"] = module
                 left -= own
-        if bare := [p for p in self.group_numbers if p in left and isinstance(p, nn.Parameter)]:
+        if bare := [p for p in trained if p in left and isinstance(p, nn.Parameter)]:
             roots[f"ParameterList{len(roots)}"] = nn.ParameterList(bare)
         self.root = nn.ModuleDict(roots) if len(roots) > 1 else next(iter(roots.values()), nn.Module())
         self._names = {id(module): without_wrappers(path) for path, module in self.root.named_modules()}
-        trained = ((p, path) for path, p in self.root.named_parameters() if p in self.group_numbers and p.numel())
-        self._parameters = {p: without_wrappers(path) for p, path in trained}
-        if any(p.device.type in NATIVE for p in self.group_numbers):
+        named = ((p, path) for path, p in self.root.named_parameters() if p in trained and p.numel())
+        self._parameters = {p: without_wrappers(path) for p, path in named}
+        if any(p.device.type in NATIVE for p in trained):
             raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
 
     @property
