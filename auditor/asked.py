@@ -63,7 +63,7 @@ class Command(Settings):
     @model_validator(mode="after")
     def _in_order(self) -> Command:
         if self.loss and not self.training:
-            raise bad("--loss needs --mode training: add it, or leave --loss out")
+            raise bad("--loss needs --mode training: add --mode training, or leave --loss out")
         if self.onnx and not {*GRAPHS} & {*self.strategies}:
             if self.quick:
                 raise bad(
@@ -160,7 +160,7 @@ def validate(kind: type[S], given: Mapping[str, Any], named: Mapping[str, tuple[
     options = options_of(kind)
     for name in given:
         if name not in options:
-            raise AuditorError(f"there is no argument {name!r}: `help(auditor.audit)` lists all", "bad-option")
+            raise AuditorError(f"there is no argument {name!r}: see `help(auditor.audit)`", "bad-option")
     try:
         return kind(**given)
     except ValidationError as error:

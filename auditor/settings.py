@@ -133,7 +133,7 @@ class Settings(BaseModel):
     """The keyword arguments of `auditor.audit()`, and values derived from them.
 
     found: the audit's device, once the model is loaded; limits: the parsed criteria; scoring: the imported scoring
-    function. schemes: the quantization schemes that the user gave in `formats`, which then lacks them.
+    function. schemes: the quantization schemes among the user's `formats`, moved from there.
     """
 
     model_config = ConfigDict(
@@ -152,7 +152,7 @@ class Settings(BaseModel):
     precision; for inference), `graph` (a [program](method.md#plans-that-are-programs) with a precision for each
     operation), or [a strategy of your own](api.md#other-strategies)"""
     max_error: Annotated[Number, Field(gt=0), Option("a positive number", "X")] = 0.01
-    """the error budget: largest acceptable relative L2 error of the outputs (or, in Python, value of `metric`)"""
+    """the error budget, the largest acceptable error of the outputs: relative L2 against FP32 or, in Python, `metric`"""
     criteria: Annotated[Any, Option(shown="'OUTPUT: KIND <= X'", flag="--criterion")] = None
     """a limit for one output, such as `'logits: kl <= 0.01'`; see [docs/criteria.md](criteria.md). May be repeated. For
     all other outputs the error budget applies"""
@@ -163,8 +163,8 @@ class Settings(BaseModel):
         AfterValidator(lambda value: kind_and_number(value) and value),
         Option("auto, cpu, cuda or cuda:N (the CPU emulates a GPU's formats)", "DEVICE"),
     ] = "auto"
-    """`auto`: the GPUs that hold the model; for a model on the CPU, the current GPU; without a GPU, the CPU, which emulates
-    a GPU. Or `cpu`, `cuda`, `cuda:N`"""
+    """device of the audit: `auto`, `cpu`, `cuda` or `cuda:N`. With `auto`, the GPUs that hold the model, else the current GPU,
+    else the CPU. The CPU emulates a GPU"""
     gpu: Annotated[str | None, Option(choices=lambda: table("plan/devices"))] = None
     """the GPU for which times and memory are predicted; by default the audit's GPU if it is one of these, else A100"""
     mode: Annotated[str, Option(choices=lambda: MODES)] = "inference"
@@ -180,8 +180,8 @@ class Settings(BaseModel):
     """measure the [time](method.md#measured-time-and-memory) and peak memory of one forward pass, in FP32 and under
     every plan; by default on a GPU only"""
     evaluate: Annotated[Any, Option(shown="F", path="place")] = None
-    """your own scoring function, `func(model)` (on the command line `f.py:func`, or a name in the target's file);
-    called on the model in FP32 and under every verified plan; see [docs/scores.md](scores.md)"""
+    """your own scoring function, called as `func(model)` in FP32 and under every verified plan. On the command line:
+    `f.py:func`, or a name in the target's file. See [docs/scores.md](scores.md)"""
     max_drop: Annotated[Number | None, Field(ge=0), Option("a number from 0 on", "X")] = None
     """largest allowed loss of score against FP32, in the unit of the score; by default any loss is allowed"""
     better: Annotated[str | None, Option(choices=lambda: DIRECTIONS)] = None
@@ -189,7 +189,7 @@ class Settings(BaseModel):
     `lower_is_better = True`, else `higher`"""
     generate: Annotated[Whole | None, Field(ge=1), Option("a whole number of tokens, 1 or more", "N")] = None
     """[generate](generation.md) this many tokens in FP32, with the inputs as prompts. Under every verified plan, the
-    model reads the same tokens with a separate key-value cache; its token choices are compared with the FP32 model's"""
+    model reads the same tokens with its own key-value cache, and its token choices are compared with FP32's"""
     temperature: Annotated[Number, Field(ge=0), Option("a number from 0 on", "T")] = 0.0
     """sampling temperature for `generate`; random numbers come from `seed`; 0: always the likeliest token"""
     loss_fn: Annotated[Function, Option("a function: loss_fn(outputs, *targets) -> a scalar", flag="")] = None
@@ -214,8 +214,8 @@ class Settings(BaseModel):
     seed: Annotated[Whole, Field(ge=0, lt=SEEDS), Option(f"a whole number from 0 to {SEEDS - 1}", "N")] = 0
     """seed of every random choice"""
     timeout: Seconds = None
-    """stop a command after this many seconds without progress (default: never). An audit also stops the run or
-    the scoring of a plan that takes longer than this (default: half an hour)"""
+    """stop a command that makes no progress for this many seconds; by default, commands are never stopped. The running or
+    scoring of one plan is also stopped after this time; by default, after half an hour"""
     progress: Annotated[StrictBool | Function, Option("True, False or a function of four arguments", flag="")] = None
     """a function, called as `progress(stage, detail, done, total)`; `total` is 0 if unknown. If the function raises,
     the audit ends with [an error](errors.md#bad-callback), whose `__cause__` is that exception. `True` shows a progress
@@ -243,7 +243,7 @@ class Settings(BaseModel):
     def _together(self) -> Self:
         trainable = [name for name in auditable() if runs(name)]
         if self.training and not set(self.formats) - {*SCHEMES} <= {*trainable}:
-            raise bad(f"mode='training' supports {either(trainable)}, not {', '.join(self.formats)}")
+            raise bad(f"mode='training' supports only {either(trainable)}, and `formats` is {', '.join(self.formats)}")
         if self.evaluate is None and self.scoring is None and (self.max_drop, self.better) != (None, None):
             raise bad("`max_drop` and `better` need `evaluate`: give `evaluate` as well, or leave both out")
         if self.generate is None and self.temperature:

@@ -59,7 +59,7 @@ def locate(where: str, file: str, digest: str | None = None) -> Path:
     """Locate a file or folder of the user, relative to `file`.
 
     If the file has moved: the path without ".." in the nearest folder around `file`, or around the working directory.
-    digest: of the audited file, which is preferred; another file is used with a warning.
+    digest: SHA-256 of the audited file; a file with another digest is used with a warning.
     Raises: FileNotFoundError.
     """
     here = Path(file).resolve().parent
@@ -71,9 +71,9 @@ def locate(where: str, file: str, digest: str | None = None) -> Path:
         if digest is None or (path.is_file() and digest_of(path) == digest):
             return path
     if found:
-        warnings.warn(f"{found[0]} is not the file that was audited: its contents differ", stacklevel=2)
+        warnings.warn(f"{found[0]} differs from the audited file: audit again if the model changed", stacklevel=2)
         return found[0]
     raise FileNotFoundError(
-        f"{where} has moved relative to {file}, and is in no parent folder of that file or of the working directory: "
-        f"audit the model again, or edit SOURCE in {file}"
+        f"cannot find {where}, neither relative to {file} nor in a parent folder of that file or of the working "
+        f"directory: audit the model again, or correct the path in SOURCE in {file}"
     )

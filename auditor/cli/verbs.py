@@ -135,7 +135,7 @@ class Snippet(Verb):
 
 class Ledger(Verb):
     """List five dtypes of every weight and operation: in the checkpoint, as loaded, requested by the author's code,
-    planned and executed. Report casts that nobody asked for."""
+    planned and executed. Report casts that may lose digits unnoticed."""
 
     takes = ("target", "plan_file", "inputs", "weights", "format", "fail_on", "timeout", "seed")
     target: Target
@@ -227,7 +227,7 @@ class Fleet(Verb):
 
     takes = ("targets", "out", "jobs", "timeout", "retries", "force", "baseline", "address", "quiet")
     targets: Annotated[Location, Option(shown="TARGETS")]
-    """a TOML file with one [[target]] table per model: its keys are name, target and audit options"""
+    """a TOML file with a [[target]] table per model; the keys of a table are name, target and options of an audit"""
     out: Annotated[Location, Option(flag="--out")]
     """output directory DIR, with a folder for each audit and the summary page"""
     jobs: Annotated[Count | None, Option("a whole number", "N")] = None
@@ -237,7 +237,7 @@ class Fleet(Verb):
     retries: Annotated[Count, Option("a whole number", "N")] = 1
     """number of retries if an audit's process crashes or is killed, for example for lack of memory"""
     force: Flag = False
-    """repeat all audits, even those whose target and options have not changed since the last run"""
+    """repeat all audits, even finished ones whose target and options have not changed since the last run"""
     baseline: Directory = None
     """directory of an earlier fleet run: list regressions since that run, and exit with code 1 if there are any"""
     address: Annotated[str | None, Option(shown="ADDRESS")] = None
@@ -294,8 +294,8 @@ class Rehearse(Verb):
     steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number from 1 to 999999", "N")] = 200
     """number of training steps in each recipe"""
     batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
-    """the batches for the training step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
-    `get_batches()`, `train_loader` or `loader`"""
+    """the batches for the training step: `f.py:name`, or a name in FILE.py; by default `batches`, `get_batches()`,
+    `train_loader` or `loader` in FILE.py"""
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
     """the plan.json or directory of an audit. An autocast plan of the audit is rehearsed too: the recommended plan if it
     uses autocast, else the BF16 plan, else the FP16 plan"""

@@ -68,7 +68,7 @@ def _of_the_cpu(metric: Distance) -> Distance:
             if not math.isfinite(output_error(reference, candidate)):
                 return math.nan  # a metric may raise on non-finite outputs, which fail every budget
             raise CallbackError(
-                f"metric={name} raised {blame(error)}: it is called as metric(reference, candidate) with two lists of tensors",
+                f"metric={name} raised {blame(error)}: a metric is called as metric(reference, candidate) with two lists of tensors",
                 slug="bad-callback",
             ) from error
         with suppress(TypeError, ValueError, RuntimeError):

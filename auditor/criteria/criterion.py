@@ -124,7 +124,7 @@ def strict(written: str) -> bool:
 
 
 def counts_flips(written: str) -> bool:
-    """Whether a criterion, as text, counts choices that flip: effects of operations are then expected numbers."""
+    """Whether a criterion, as text, counts decisions that flip; effects of operations are then expected values."""
     return re.search(r": (top1|topk|flips)\b", written) is not None
 
 
@@ -211,7 +211,7 @@ def criteria_of(given: Any) -> tuple[Criterion, ...]:
     seen: dict[tuple[str, str], Criterion] = {}
     for one in result:
         if (key := (one.output, one.measure_text)) in seen:
-            raise bad_criterion(f"two criteria for {one.output}: keep '{seen[key]}' or '{one}'")
+            raise bad_criterion(f"two criteria limit {one.measure_text} of {one.output}: keep '{seen[key]}' or '{one}'")
         seen[key] = one
     return result
 
@@ -274,7 +274,7 @@ def make_criterion(
     """Build a criterion. Raises: AuditorError(slug="bad-criterion") for a bad measure, direction, limit or argument."""
     if function is None and kind not in KINDS:
         hint = f": {close}" if (close := suggest(kind, KINDS)) else "."
-        raise bad_criterion(f"{kind!r} is not a criterion{hint} Available: {', '.join(KINDS)}")
+        raise bad_criterion(f"{kind!r} is not a kind of criterion{hint} Available: {', '.join(KINDS)}")
     criterion = Criterion(output, kind, math.nan, () if function else _options(KINDS[kind], said), function)
     limit = _number(limit, f"the limit of '{output}: {criterion.measure_text}'")
     criterion, how = replace(criterion, limit=limit), criterion.how

@@ -104,7 +104,7 @@ def check_artefact(subject: Subject, audit: Audit, plans: Mapping[str, Plan], ch
     with Verifier.start(subject.batches[:1], seed=seed, gradients=False) as (verifier, folder), suppress(NotHandedOver):
         failure = verifier.ask(emit_plans(subject, plans, folder), [chosen])[chosen]
         if isinstance(failure, str):
-            raise PlanError(f"the model does not run under {chosen}: {failure}", slug="plan-mismatch")
+            raise PlanError(f"the model does not run under the plan {chosen}: {failure}", slug="plan-mismatch")
 
 
 def _runnable(plan: Plan) -> Plan:

@@ -40,7 +40,7 @@ def read(file: Path) -> tuple[FleetTarget, ...]:
     """Read the targets of a file, in order. Raises: AuditorError(slug="bad-fleet"), with the file and the target."""
     table = tables(file, "bad-fleet")
     for unknown in table.keys() - {"target", "defaults"}:
-        raise _bad(file, f"unknown table {unknown!r}: a file has [[target]] tables, and [defaults] for all of them")
+        raise _bad(file, f"unknown table {unknown!r}: a file has [[target]] tables, and [defaults] for all targets")
     entries = table.get("target")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise _bad(file, "the file names no model: add a [[target]] table with name and target")
@@ -61,7 +61,7 @@ def _target(file: Path, number: int, entry: Mapping[str, Any], shared: Mapping[s
         allowed = f"letters, digits, spaces and . _ + -, at most {SHORT} characters"
         raise _bad(file, f"target {number} needs a name that a folder can have: {allowed}")
     if not isinstance(target, str) or not target:
-        raise _bad(file, f"target {name!r} has no `target`: the file or module that holds the model")
+        raise _bad(file, f"target {name!r} has no key `target`, which names the file or module of the model")
     what = f"target {name!r}"
     options = {**shared, **_options(file, what, given)}
     try:

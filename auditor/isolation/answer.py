@@ -63,7 +63,7 @@ def _nothing_saved(asked: list[bool]) -> Iterator[None]:
 
     def refuse(_: None) -> torch.Tensor:
         asked.append(True)
-        raise RuntimeError("a saved tensor was not kept")
+        raise RuntimeError("this run saves no tensors for a backward pass")
 
     with torch.autograd.graph.saved_tensors_hooks(lambda x: None, refuse):
         yield

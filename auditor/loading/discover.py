@@ -85,7 +85,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
             if not isinstance(made, Mapping) or not isinstance(made.get("model"), nn.Module) or "inputs" not in made:
                 raise LoadError(f"{what} must return a dict with 'model' and 'inputs'", slug="bad-spec")
             if unknown := sorted(set(made) - set(SPEC_KEYS)):
-                raise LoadError(f"{what} has unknown keys {unknown}: keys are {', '.join(SPEC_KEYS)}", "bad-spec")
+                raise LoadError(f"{what} has unknown keys {unknown}: use only {', '.join(SPEC_KEYS)}", "bad-spec")
             kind, spec, made = "spec", dict(made), made["model"]
     if not isinstance(made, nn.Module):
         what = f"{symbol}() in {target.label} returned a {type(made).__name__}"
@@ -163,7 +163,7 @@ def require(target: Target) -> None:
         try:
             importlib.import_module(name)
         except Exception as error:  # the package is absent, lacks a dependency, or was built for another torch
-            said = f"{target.text} needs {name}, and importing that raised {blame(error)}"
+            said = f"{target.text} needs {name}, and importing {name} raised {blame(error)}"
             raise LoadError(f"{said}: `pip install {name}`, or fix the installation", "missing-package") from error
 
 
@@ -190,7 +190,7 @@ def _timm(target: Target) -> BuiltModel:
     timm = importlib.import_module("timm")
     name = str(target.args[0])
     if not timm.is_model(name):
-        hint = suggest(name, timm.list_models(), "timm.list_models() has them all", most=3)
+        hint = suggest(name, timm.list_models(), "timm.list_models() lists all models", most=3)
         raise LoadError(f"timm knows no model {name!r}: {hint}", slug="no-symbol")
     model = call(timm.create_model, f"timm.create_model({name!r})", "model-raises", *target.args, **target.kwargs)
     return BuiltModel(model, Origin(None, "timm", "create_model", "factory", target.args, dict(target.kwargs)))
@@ -295,16 +295,16 @@ def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Itera
         name, given, own = wrong[0]
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise LoadError(
-            f"the checkpoint in {where} does not fit its config.json: {name} has the shape {list(given)} there and "
-            f"{list(own)} in {kind}{more}: give the config that was saved with the checkpoint",
+            f"the checkpoint in {where} does not fit its config.json, since {name} has the shape {list(given)} in the checkpoint "
+            f"and {list(own)} in {kind}{more}: give the config.json that was saved with the checkpoint",
             slug="weights-mismatch",
         )
     missing, left = sorted(info.get("missing_keys", ())), sorted(info.get("unexpected_keys", ()))
     own = dict(model.named_parameters(remove_duplicate=False))
     if {id(own[name]) for name in missing if name in own} == set(map(id, own.values())):
         raise LoadError(
-            f"the checkpoint in {where} has no weight of {kind}: it has {few(left)}, the model "
-            f"{few(missing)}: check `architectures` in config.json",
+            f"the checkpoint in {where} has no weight of {kind} (the checkpoint has {few(left)}, the model "
+            f"{few(missing)}): check `architectures` in config.json",
             slug="weights-mismatch",
         )
     if missing:

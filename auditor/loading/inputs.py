@@ -68,7 +68,7 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
         raise LoadError(f"cannot read --inputs {text[:200]!r}: {GRAMMAR}", slug="bad-inputs")
     if path.suffix in SUFFIXES:
         if not path.is_file():
-            raise LoadError(f"inputs {path} do not exist: check --inputs", slug="missing-inputs")
+            raise LoadError(f"the inputs file {path} does not exist: check --inputs", slug="missing-inputs")
         with convert_errors(slug="bad-weights"):
             if path.suffix == TEXT:
                 value: Any = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -140,7 +140,7 @@ def from_model(model: nn.Module, seed: int) -> Inputs:
             error = raised
     hint = "define get_inputs() in the model's file, or pass --inputs 'x:float32[1,3,224,224]'"
     why = f" found for forward({', '.join(required_arguments(model.forward))})"
-    why = f", and the model does not run on generated ones: {blame(error)}" if error else why
+    why = f", and the model does not run on generated inputs ({blame(error)})" if error else why
     raise LoadError(f"no example inputs{why}: {hint}", slug="no-inputs") from error
 
 
@@ -190,7 +190,7 @@ def reject_iterators(arguments: Any, source: str) -> None:
     """Reject an iterator, which the first of several calls would consume. Raises: LoadError(slug="bad-inputs")."""
     if any(isinstance(leaf, Iterator) for leaf in tree_leaves(arguments)):
         raise LoadError(
-            f"{source} contains an iterator, which the first of several calls consumes: give a list of its items",
+            f"{source} contains an iterator, which is empty after the first of several calls: give a list of its items",
             slug="bad-inputs",
         )
 

@@ -39,7 +39,7 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
     """Decide which low-precision tensors of the subject become FP32 for the audit; `check` runs the subject.
 
     First parameters, buffers and inputs become FP32; if the run fails, plain tensor attributes of modules too. If both
-    runs fail, the forward itself casts to a low dtype: all tensors keep their dtypes, also in the reference run.
+    runs fail, the forward presumably casts to a low dtype: all tensors keep their dtypes, also in the reference run.
     Raises: LoadError(slug="low-precision-model"), and the errors of `check`.
     """
     refused: LoadError | None = None
@@ -100,8 +100,8 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
         yield _widen(subject, "attributes", note)
     if low:
         note = (
-            f"the model itself casts to {dtypes}, so its {dtypes} weights remain so in the reference "
-            "and in every plan; only the rest is audited"
+            f"the model itself casts to {dtypes}, so its {dtypes} weights stay in {dtypes}, in the reference "
+            "and in every plan; only the rest of the model is audited"
         )
         yield replace(subject, raised="kept", warnings=(*subject.warnings, note))
 

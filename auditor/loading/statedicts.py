@@ -46,7 +46,7 @@ def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[
         "unexpected": [name for name in unexpected if not is_extra(name)],
     }
     if any(wrong.values()):
-        parts = [f"{len(names)} {kind} ({few(names)})" for kind, names in wrong.items() if names]
+        parts = [f"{kind} weights ({len(names)}: {few(names)})" for kind, names in wrong.items() if names]
         raise ValueError(f"{file} does not fit the model: {' and '.join(parts)}; give a checkpoint of this exact model")
     return state
 

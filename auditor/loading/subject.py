@@ -256,7 +256,7 @@ def _reject_unfit(model: nn.Module, lazy: bool = False) -> None:
         ) from error
     if (path := next((path for path, module in model.named_modules() if is_wrapped(module)), None)) is not None:
         raise LoadError(
-            f"a plan has patched this {type(model).__name__} already{f', at {path!r}' if path else ''}: give the original model",
+            f"a plan has already patched this {type(model).__name__}{f', at {path!r}' if path else ''}: give the original model",
             slug="patched-model",
         )
     elsewhere = held_outside(model)
@@ -264,10 +264,10 @@ def _reject_unfit(model: nn.Module, lazy: bool = False) -> None:
         if is_lazy(tensor):
             if not lazy:
                 hint = "call the model once, or load its weights, before the audit"
-                raise LoadError(f"{name} has no shape yet: {hint}", slug="lazy-weights")
+                raise LoadError(f"the weight {name} has no shape yet: {hint}", slug="lazy-weights")
         elif tensor.is_meta and isinstance(tensor, nn.Parameter) and name not in elsewhere:
             raise LoadError(
-                f"{name} is on the meta device, without values: load the weights first", slug="meta-weights"
+                f"the weight {name} is on the meta device, without values: load the weights first", slug="meta-weights"
             )
 
 

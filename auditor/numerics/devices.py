@@ -22,7 +22,7 @@ NATIVE = ["cuda"]
 
 
 def kind_and_number(asked: object) -> tuple[str, str]:
-    """Split auto, cpu, cuda, cuda:1 or a torch.device into type and number, or "". Raises: ValueError for others."""
+    """Split auto, cpu, cuda, cuda:1 or a torch.device into (type, number or ""). Raises: ValueError for others."""
     kind, _, index = str(asked).partition(":")
     known = (kind == "auto" and not index) or (kind == CPU and index in ("", "0")) or kind in NATIVE
     if not known or not (index.isdigit() or str(asked) == kind):
@@ -32,7 +32,7 @@ def kind_and_number(asked: object) -> tuple[str, str]:
 
 def choose(asked: object) -> str:
     """The device, `cpu` or `cuda:0`, for a valid request. Raises: AuditorError(slug="no-cuda") if torch does not see
-    this device."""
+    it."""
     kind, index = kind_and_number(asked)
     if kind == "auto":
         kind = next((kind for kind in NATIVE if _module(kind).is_available()), CPU)
@@ -43,7 +43,7 @@ def choose(asked: object) -> str:
     if there and (result := f"{kind}:{index or device.current_device()}") in there:
         return result
     sees = f"{', '.join(there)} only: use one of them" if there else "no CUDA device: use cpu or auto"
-    raise AuditorError(f"device {asked} does not exist: torch sees {sees}", slug="no-cuda")
+    raise AuditorError(f"device {asked} does not exist, since torch sees {sees}", slug="no-cuda")
 
 
 def follow(asked: object, found: Collection[str]) -> str:

@@ -143,7 +143,7 @@ def dtype_of(name: str) -> torch.dtype:
     row = FORMATS[name]
     if not row.native or row.dtype is None:
         raise AuditorError(
-            f"torch cannot compute in {row.label}: errors in this format are measured by rounding, but no model can run in the format",
+            f"torch cannot compute in {row.label}, so no model can run in this format: choose FP16 or BF16",
             slug="no-arithmetic",
         )
     return row.dtype

@@ -77,8 +77,7 @@ def runs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 
 
 def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
-    """Squared error and squared norm of the entries with a finite reference; the error is inf if an infinite entry
-    differs."""
+    """Squared error and squared norm of the entries with a finite reference; error inf if an infinite entry differs."""
     finite = torch.isfinite(r)
     infinite = torch.isinf(r)
     zero = torch.zeros_like(r)
@@ -124,14 +123,14 @@ def comparable_pairs(
     Raises: MeasureError(slug="shape-mismatch") if numbers of tensors or shapes differ.
     """
     if len(reference) != len(candidate):
-        counts = f"{len(reference)} output tensors were compared with {len(candidate)}"
+        counts = f"one run returned {len(reference)} output tensors, another {len(candidate)}"
         raise MeasureError(f"{counts}: the number of outputs must not depend on the precision.", slug="shape-mismatch")
     pairs = [pair for r, c in zip(reference, candidate, strict=True) for pair in _comparable(r, c)]
     for r, c in pairs:
         if r.shape != c.shape:
             raise MeasureError(
-                f"An output of shape {tuple(r.shape)} was compared with one of shape {tuple(c.shape)}; "
-                "the model's output shape depends on its precision.",
+                f"one run returned an output of shape {tuple(r.shape)}, another of shape {tuple(c.shape)}: "
+                "the shape of an output must not depend on the precision.",
                 slug="shape-mismatch",
             )
     return pairs

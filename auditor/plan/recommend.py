@@ -121,14 +121,14 @@ def _require_runs(plans: Plans) -> None:
         failure = failure or (plan.score.failure if plan.score else None)
         if says_nothing(failure):
             raise PlanError(
-                f"`{plan.name}` could not be run ({failure}), and no other plan improves on FP32, so without this "
-                "run the audit can recommend neither a plan nor FP32: fix the cause of the failure and audit again",
+                f"the plan {plan.name} could not be run ({failure}). No other plan improves on FP32, so the audit can "
+                "recommend neither a plan nor FP32: fix the cause of the failure and audit again",
                 slug="no-verdict",
             )
 
 
 def kept_apart(plan: Plan) -> str:
-    """What a plan keeps in FP32: `3 modules and 2 functions`, `the output of 1 matrix product`; "" for nothing.
+    """Words for the FP32 part of a plan: `3 modules and 2 functions`, `the output of 1 matrix product`; "" for none.
 
     For an exported program, operations are counted instead of modules and functions.
     """

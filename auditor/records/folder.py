@@ -21,7 +21,7 @@ def path_of(given: object, what: str) -> Path:
     """The caller's argument as a path. Raises: AuditorError(slug="bad-option") for a value of another type."""
     if isinstance(given, str | os.PathLike):
         return Path(given)
-    raise AuditorError(f"{what} is a path, not a value of type {type(given).__name__}", slug="bad-option")
+    raise AuditorError(f"{what} must be a path, not a value of type {type(given).__name__}", slug="bad-option")
 
 
 def check_directory(directory: Path) -> None:

@@ -32,11 +32,12 @@ RECIPES = (
     Recipe("bf16", "BF16 throughout", "bf16", stored=True),
 )
 LOST, ALL = 0.2, 0.9
-"""Excess of the share of affected entries over FP32's share that is a problem: in all parameters together; in one."""
+"""Share of affected entries, beyond FP32's, from which there is a problem: in all parameters together, and in one."""
 SKIPS = 0.02
 """Allowed share of skipped steps in the second half of a run: GradScaler sometimes tries a larger scale."""
 BEHIND, LEAST = 0.05, 1e-3
-"""Shares of FP32's loss reduction, and of FP32's loss, by which a recipe may fall behind; it may do so by the scatter too."""
+"""A recipe's loss may exceed FP32's by these shares of FP32's loss reduction and of its loss, or by the losses'
+scatter."""
 OFF = 0.25
 """A relative gradient error of this size, late in a run, is a problem, unless the gradients of two batches differ by
 four times the error or more."""
@@ -76,7 +77,7 @@ def rehearse(
     fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
     """
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise bad_step("rehearse(step, batches, steps) needs a function that runs one step, and a number of steps")
+        raise bad_step("rehearse needs a function that runs one step, and a whole number of steps")
     if not hasattr(os, "fork"):
         raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
     tell = guard_progress(progress or (lambda *_: None))
@@ -117,7 +118,7 @@ def _recipes(session: Session, plan: Audit | Plan | None) -> Iterator[Recipe]:
         plan = next((one for one in trained if one is not None and one.strategy == "autocast"), None)
     if plan is not None:
         if plan.strategy != "autocast":
-            raise bad_step(f"the plan {plan.name!r} has strategy {plan.strategy}: only autocast plans can be trained")
+            raise bad_step(f"the plan {plan.name!r} has strategy {plan.strategy}: give an autocast plan")
         scale = FIRST_SCALE if plan.format == "fp16" else None
         scopes = {**plan_table(plan)["scopes"], LOSS: {"precision": "fp32"}}
         yield Recipe("plan", f"the plan {plan.name}", plan.format, scale=scale, scopes=scopes)

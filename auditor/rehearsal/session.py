@@ -150,7 +150,7 @@ class Session:
                 fp32 = self._measure(step, fp32)
             if self._broken is not None:
                 if recipe == FP32:
-                    raise bad_step(f"gradients or weights turn Inf or NaN {where}")
+                    raise bad_step(f"gradients or weights turn Inf or NaN {where}: fix the step first")
                 blamed = self._broken, None
                 if not self._broken and len(result.skipped) < BLAMED:
                     with suppress(AuditorError):
@@ -219,14 +219,14 @@ class Session:
         register_optimizer_step_post_hook(self._end_update)
         called = nn.Module.__call__
         nn.Module.__call__ = lambda module, *a, **k: self._call(called, module, *a, **k)  # type: ignore[method-assign]
-        engine: Any = torch.autograd  # of whose `backward` and `grad` this is what runs the pass
+        engine: Any = torch.autograd  # its `backward` and `grad` both call this function
         engine._engine_run_backward = partial(self._run_backward, engine._engine_run_backward)
         # The user's scalers are disabled, since this session scales.
         torch.amp.grad_scaler.GradScaler._enabled = property(lambda self: False, lambda self, value: None)  # type: ignore
 
     def _convert(self, recipe: Recipe) -> None:
-        """Run the next steps of this process in a recipe: convert weights, buffers and optimizer state, and from now on
-        the inputs of outermost modules; apply the recipe's scopes, or none after those of another recipe."""
+        """Switch this process to a recipe: convert weights, buffers and optimizer state now, and inputs of outermost
+        modules in later steps; apply the recipe's scopes, or remove those of another recipe."""
         scopes = recipe.scopes or ({"": {"precision": "fp32"}} if self.recipe.scopes else {})
         self.recipe, self.result.scale = recipe, recipe.scale
         dtype = dtype_of(recipe.format) if recipe.stored else torch.float32
@@ -278,7 +278,7 @@ class Session:
 
     def _begin_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Runs before each `step()` of an optimizer. If gradients are not finite, the optimizer gets none, as with a
-        GradScaler. In an FP32 shadow step, the last optimizer gets none either."""
+        GradScaler. In an FP32 step for comparison (`_run_shadow`), the last optimizer gets none either."""
         kind = type(optimizer).__name__
         if id(optimizer) not in self.optimizers:
             advice = "create model and optimizers before the rehearsal, and call every optimizer in the first step"
@@ -315,10 +315,11 @@ class Session:
 
     def _measure(self, step: int, fp32: dict[str, Any]) -> dict[str, Any]:
         """Record the gradient errors of a sampled step, of all parameters together and of each, and its updates, see
-        ParameterSeries. Errors are undefined if FP32's gradients are unknown or zero; single updates if a remedy
-        updates weights in FP32, of which the stored weight says nothing; and decay for optimizers outside torch.
+        ParameterSeries. Errors are undefined if FP32's gradients are unknown or zero; lost updates if a remedy updates
+        weights in FP32, since the stored weight then does not show single updates; lost decay for optimizers outside
+        torch, since it is unknown how their decay acts.
 
-        fp32: {parameter: FP32's gradient}, also as arrays, of this step; in an FP32 run, of the last sampled step.
+        fp32: {parameter: gradient} of an FP32 step with equal weights; in an FP32 run, of the last sampled step.
         Returns the last known gradient of every parameter.
         """
         run, of_two = self.result, math.sqrt(2) if self.recipe == FP32 else 1.0  # both batches' gradients scatter

@@ -125,7 +125,7 @@ def _positions(sizes: Sequence[int], kernel: Sequence[int]) -> int:
 def _einsum(args: Arguments, node: fx.Node) -> Gemm:
     equation, operands = args["equation"].replace(" ", ""), args["tensors"]
     if len(operands) != 2 or "." in equation:
-        raise ValueError("only plain two-operand products have an m, n and k")
+        raise ValueError("only an einsum of two operands, without an ellipsis, has sizes m, n and k")
     inputs, _, output = equation.partition("->")
     left, right = inputs.split(",")
     output = output if "->" in equation else "".join(s for s, c in Counter(left + right).items() if c == 1)

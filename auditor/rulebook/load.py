@@ -88,7 +88,7 @@ def _read(path: Path, shared: Mapping[str, ChainNode]) -> Rule:
             if name.rstrip("?") not in rule.match.nodes:
                 _refuse(path, ("match", "chain", "paths"), f"{name!r} is not defined under nodes")
         if chain.report not in drawn:
-            _refuse(path, ("match", "chain", "report"), f"{chain.report!r} is on no path, or is optional")
+            _refuse(path, ("match", "chain", "report"), f"{chain.report!r} must be on a path, and not optional")
     return rule if rule.upcast else replace(rule, when=replace(rule.when, parts=(_AS_GIVEN, *rule.when.parts)))
 
 
@@ -111,10 +111,10 @@ def _check_codes(rules: Sequence[Rule]) -> None:
     for rule in rules:
         other = codes.setdefault(rule.code, rule)
         if other is not rule:
-            _refuse(rule.path, (), f"{rule.code} is already used by {other.path}", slug="rule-code-twice")
+            _refuse(rule.path, (), f"the code {rule.code} is already used by {other.path}", slug="rule-code-twice")
         first = prefixes.setdefault(rule.family, rule)
         if first.code[:3] != rule.code[:3]:
-            _refuse(rule.path, (), f"codes of {rule.family!r} begin with {first.code[:3]}", slug="rule-prefix")
+            _refuse(rule.path, (), f"codes of family {rule.family!r} begin with {first.code[:3]}", slug="rule-prefix")
 
 
 def _check_superseded(rules: dict[str, Rule]) -> None:

@@ -25,9 +25,9 @@ def facts_shown(message: str, formats: Collection[str]) -> list[str]:
     fields = list(string.Formatter().parse(message))
     for spec in (spec for _, _, spec, _ in fields if spec):
         if "{" in spec:
-            raise ValueError(f"the format {spec!r} of a field holds another field, which is not allowed")
+            raise ValueError(f"the format specifier {spec!r} contains another field, which is not allowed")
         if re.search(r"\d{3}", spec):
-            raise ValueError(f"{spec!r} makes a field a hundred characters or more wide")
+            raise ValueError(f"the format specifier {spec!r} makes a field 100 or more characters wide")
     names = [name for _, name, _, _ in fields if name not in (None, FORMATS)]
     return [
         address
@@ -145,7 +145,7 @@ class Chain(_Table):
 
 @dataclass(frozen=True)
 class Match(_Table):
-    """The operations that a rule examines; all keys must match. chains: alternatives; one of them must match."""
+    """The operations that a rule examines; all given fields must match. chains: one of several must match."""
 
     ops: Texts = ("*",)
     nodes: Mapping[str, ChainNode] = field(default_factory=dict)

@@ -60,7 +60,7 @@ def find_function(
     own = ":" not in text and not text.endswith(".py")
     of_target = parse(target) if own else None
     if of_target is not None and of_target.hub:
-        raise LoadError(f"{target} is no file with {text} in it: write --evaluate file.py:{text}", slug="missing-score")
+        raise LoadError(f"{target} is not a Python file: write --evaluate file.py:{text}", slug="missing-score")
     parsed = parse(text) if of_target is None else replace(parse(f"{of_target.script}:{text}"), words=of_target.words)
     if parsed.symbol is None or parsed.hub:
         raise LoadError(f"{text!r} does not name a function: write --evaluate file.py:name", slug="missing-score")
@@ -221,8 +221,8 @@ def fp32_score(scoring: ScoreFunction, given: ScoreResult) -> Evaluation:
 
 
 def compare_scores(scoring: ScoreFunction, fp32: ScoreResult, plan: ScoreResult | str) -> Score:
-    """A plan's score compared with the FP32 model's, or why it is missing. plan: the function's numbers, or why they
-    are missing."""
+    """A plan's score compared with the FP32 model's, or why there is no score. plan: the score function's numbers, or
+    why they are missing."""
     try:
         if isinstance(plan, str):
             raise NoScore(plan)

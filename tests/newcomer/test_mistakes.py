@@ -84,7 +84,7 @@ def test_a_patched_model_is_not_audited_again(name: str, audit: Audit) -> None:
     """Its FP32 runs would be no reference."""
     model = auditor.apply(net(), audit, name)
     with refused(
-        LoadError, "patched-model", match="a plan has patched this Sequential already: give the original model"
+        LoadError, "patched-model", match="a plan has already patched this Sequential: give the original model"
     ):
         auditor.audit(model, normal(4, 8))
 
@@ -245,7 +245,7 @@ def raising(*given: Any) -> Any:
         (lambda r, c: "x", "returned a value of type str"),
         (lambda r, c: torch.ones(2), "returned a value of type Tensor"),
         (lambda r, c: [1.0], "returned a value of type list"),
-        (lambda r: 1.0, "it is called as metric(reference, candidate)"),
+        (lambda r: 1.0, "a metric is called as metric(reference, candidate)"),
         (raising, "metric=raising raised KeyError: 'mine' (test_mistakes.py:"),
     ],
 )

@@ -26,7 +26,10 @@ def options(**asked: Any) -> Settings:
         ({"formats": ("fp16", "int3")}, "mxfp4 or nvfp4, not int3"),
         ({"formats": ()}, "none"),
         ({"strategies": ("prune",)}, "strategies takes autocast, cast or graph, not prune"),
-        ({"mode": "training", "formats": "fp8_e4m3"}, "mode='training' supports fp16 or bf16, not fp8_e4m3"),
+        (
+            {"mode": "training", "formats": "fp8_e4m3"},
+            "mode='training' supports only fp16 or bf16, and `formats` is fp8_e4m3",
+        ),
         ({"max_error": 0.0}, "positive"),
         ({"max_error": math.nan}, "positive"),
         ({"gpu": "abacus"}, "gpu takes T4, A100"),

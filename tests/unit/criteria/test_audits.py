@@ -121,7 +121,7 @@ def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFi
     assert plan.is_verified
     capsys.readouterr()
     assert main([str(file), "--criterion", "boxes: max <= 0.5", *options]) == 2
-    assert "'max' is not a criterion: did you mean rel_max? Available:" in capsys.readouterr().err
+    assert "'max' is not a kind of criterion: did you mean rel_max? Available:" in capsys.readouterr().err
 
 
 # Discrete outputs may not flip unless that is allowed; what else the recording shows is proposed, and said of nothing

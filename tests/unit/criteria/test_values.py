@@ -94,7 +94,7 @@ def test_a_function_is_called_with_the_two_tensors() -> None:
     one = Criterion("output", "far", 1.0, function=lambda r, c: (r - c).abs().sum())
     assert value(one, torch.ones(2), torch.zeros(2)) == 2.0
     broken = Criterion("output", "far", 1.0, function=lambda r, c: r.no_such_thing)
-    with pytest.raises(AuditorError, match="far, the criterion of output, raised AttributeError: "):
+    with pytest.raises(AuditorError, match="the criterion far of output raised AttributeError: "):
         value(broken, torch.ones(2), torch.zeros(2))
 
 
@@ -423,7 +423,7 @@ def test_a_function_has_a_limit_beside_it() -> None:
     [
         ("logits", "cannot parse the criterion 'logits': write 'OUTPUT: KIND <= X'"),
         ("logits: kl < 1", "cannot parse the criterion"),
-        ("logits: kll <= 1", "'kll' is not a criterion: did you mean kl? Available: rel_l2, max_abs, mean_abs"),
+        ("logits: kll <= 1", "'kll' is not a kind of criterion: did you mean kl? Available: rel_l2, max_abs, mean_abs"),
         ("logits: kl >= 1", "lower values of kl are better: write 'logits: kl <= 1'"),
         ("logits: top1 <= 0.01", "higher values of top1 are better: write 'logits: top1 >= 0.01'. top1: share of rows"),
         ("logits: kl <= some", "the limit of 'logits: kl' must be a number, not 'some'"),
@@ -440,7 +440,7 @@ def test_a_function_has_a_limit_beside_it() -> None:
         ({"a": ""}, "cannot parse the criterion '': write"),
         ([None], "criteria are strings or a dict by output, not None"),
         ("a: max_abs <= 1\nb: max_abs <= 1", "cannot parse the criterion"),
-        ("a: kl <= 1; a: kl <= 2", "two criteria for a: keep 'a: kl <= 1' or 'a: kl <= 2'"),
+        ("a: kl <= 1; a: kl <= 2", "two criteria limit kl of a: keep 'a: kl <= 1' or 'a: kl <= 2'"),
         (3, "criteria are strings or a dict by output, not 3"),
         ({"a": 3}, "criteria of 'a' are strings such as 'max_abs <= 0.5', or (function, limit), not 3"),
         ({"a": (gap, "x")}, "the limit of 'a: gap' must be a number, not 'x'"),

@@ -223,7 +223,7 @@ ONE = '[[target]]\nname = "a"\ntarget = "a.py"\n'
         ("[[target]]\ntarget = 'a.py'\n", "target 1 needs a name"),
         ("[[target]]\nname = '../a'\ntarget = 'a.py'\n", "target 1 needs a name"),
         ("[[target]]\nname = '" + "a" * 101 + "'\ntarget = 'a.py'\n", "target 1 needs a name"),
-        ("[[target]]\nname = 'a'\n", "target 'a' has no `target`"),
+        ("[[target]]\nname = 'a'\n", "target 'a' has no key `target`"),
         (ONE + ONE.replace('"a"', '"A"'), "two targets are called 'A'"),
         (ONE + "formatz = 'fp16'\n", "an unknown option: 'formatz': did you mean formats?"),
         (ONE + "out = 'b'\n", "target 'a' has an unknown option: 'out'"),
@@ -301,7 +301,7 @@ def test_what_is_done_is_not_done_again_and_a_failure_is_exit_code_1(fleet, tmp_
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
-        ("[[target]]\nname = 'a'\n", (), "target 'a' has no `target`"),
+        ("[[target]]\nname = 'a'\n", (), "target 'a' has no key `target`"),
         (
             FLEET,
             ("--baseline", "nowhere"),

@@ -145,12 +145,12 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "shapes are another config's": (
         lambda f: with_config(f, vocab_size=65),
         "weights-mismatch",
-        "lm_head.weight has the shape [64, 16] there and [65, 16] in LlamaForCausalLM, and 1 more",
+        "lm_head.weight has the shape [64, 16] in the checkpoint and [65, 16] in LlamaForCausalLM, and 1 more",
     ),
     "the weights are another model's": (
         lambda f: save_file({"a": torch.ones(2)}, f / WEIGHTS, metadata={"format": "pt"}),
         "weights-mismatch",
-        "has no weight of LlamaForCausalLM: it has a,",
+        "has no weight of LlamaForCausalLM (the checkpoint has a,",
     ),
     "the dtype is none": (lambda f: with_config(f, dtype="bloat16"), "model-raises", "bloat16"),
     "it is quantized": (

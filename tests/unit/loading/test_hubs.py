@@ -156,7 +156,7 @@ def test_a_broken_config_is_one_clear_line(text, tmp_path):
     ("source", "said"),
     [
         ("raise ImportError", "`pip install timm`"),
-        ("import package_of_timm.vision", "needs timm, and importing that raised .*No module named 'package_of_timm'"),
+        ("import package_of_timm.vision", "needs timm, and importing timm raised .*No module named 'package_of_timm'"),
         ("raise RuntimeError('built for another torch')", "built for another torch"),
     ],
 )

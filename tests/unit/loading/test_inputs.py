@@ -144,7 +144,7 @@ def test_function_in_another_file(write, tmp_path):
 @pytest.mark.parametrize(
     ("text", "slug", "words"),
     [
-        ("absent.pt", "missing-inputs", "absent.pt do not exist"),
+        ("absent.pt", "missing-inputs", "absent.pt does not exist"),
         ("absent.py:f", "missing-target", "absent.py does not exist"),
         ("y:float32[2,3] z:float32[1]", "bad-inputs", "forward takes x, scale"),
         ("x:float32[2,3] float32[1]", "bad-inputs", "name all or none"),

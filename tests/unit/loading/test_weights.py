@@ -56,7 +56,11 @@ def test_weights_that_are_given_are_the_models(write, tmp_path):
     ("make", "slug", "words"),
     [
         (lambda p: None, "missing-weights", "does not exist"),
-        (lambda p: torch.save({"first.bias": torch.ones(3)}, p), "weights-mismatch", "3 missing (first.weight, head."),
+        (
+            lambda p: torch.save({"first.bias": torch.ones(3)}, p),
+            "weights-mismatch",
+            "missing weights (3: first.weight, head.",
+        ),
         (
             lambda p: torch.save({**state(), "head.bias": torch.full((4,), torch.nan)}, p),
             "nan-weights",
@@ -306,10 +310,10 @@ def test_nothing_that_a_checkpoint_says_is_run(tmp_path: Path, capsys: Any) -> N
 
 
 WRONG = {
-    "missing": ({k: v for k, v in state_of().items() if k != "norm.bias"}, r"1 missing \(norm\.bias\)"),
-    "unexpected": ({**state_of(), "norm.extra": torch.ones(1)}, r"1 unexpected \(norm\.extra\)"),
+    "missing": ({k: v for k, v in state_of().items() if k != "norm.bias"}, r"missing weights \(1: norm\.bias\)"),
+    "unexpected": ({**state_of(), "norm.extra": torch.ones(1)}, r"unexpected weights \(1: norm\.extra\)"),
     "another shape": ({**state_of(), "norm.bias": torch.ones(5)}, r"size mismatch for norm\.bias"),
-    "another model's": ({"model.up.weight": torch.ones(5)}, r"1 unexpected \(model\.up\.weight\)"),
+    "another model's": ({"model.up.weight": torch.ones(5)}, r"unexpected weights \(1: model\.up\.weight\)"),
 }
 
 

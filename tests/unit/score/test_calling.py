@@ -232,7 +232,7 @@ def test_a_name_alone_is_one_of_the_targets_file(file: Path) -> None:
             "accuracy",
             "timm:resnet18",
             "missing-score",
-            "resnet18 is no file with accuracy in it: write --evaluate file.py:accuracy",
+            "resnet18 is not a Python file: write --evaluate file.py:accuracy",
         ),
         ("nowhere.py:accuracy", "", "missing-target", "does not exist"),
     ],
