@@ -107,14 +107,14 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             first = (recordings := record_paths(subject, formats, seed)).first.capture
             if (limit := offload.now()) is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
-        with stages("measure", "each operation in low precision", recordings.operations):
+        with stages("measure", "run each operation in low precision", recordings.operations):
             yardstick = Yardstick(*budget_of(subject, first, options.max_error, options.metric, options.limits, seed))
             captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick, options.schemes)
             noise = noise_of(first, subject, yardstick, seed, native=options.native)
         measured, budget = in_unit(relative, yardstick.unit), yardstick.budget
         judged = judge(captured, measured, formats, budget, noise.found)
         if options.training:
-            with stages("training", "the FP32 step"):
+            with stages("training", "run the training step in FP32"):
                 step = prepare(subject, formats, seed)
             judged = with_backward(judged, captured, step.nodes, step.capture)
         with stages("classify", f"{len(options.rulebook)} rules"):
@@ -132,10 +132,10 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             findings = find(graph, judged.exposed)
         recommended, reason = recommend(planned.plans, budget, options.use)
         if step is not None:
-            with stages("low-precision steps", f"a training step in {' and '.join(map(label, formats))}"):
+            with stages("low-precision steps", f"run the training step in {' and '.join(map(label, formats))}"):
                 training = conclude(step, planned.plans, recommended)
                 recommended, reason = recommend_plan(training, planned.plans, recommended, reason, budget, options.use)
-        with stages("follow", f"dtypes under {recommended or 'FP32'}"):
+        with stages("follow", f"record the dtypes under {recommended or 'FP32'}"):
             findings = about(findings, planned.plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], planned.plans.get(recommended or ""))
     flops = {name: cost.flops for name, cost in bench.costs.items()}
@@ -165,7 +165,7 @@ def _make_plans(
 ) -> GraphPlans:
     """Run the whole model in low precision, and make the plans with their scores; exported programs too if requested."""
     options = bench.options
-    with stages("baseline", ", ".join(f"{name} without a plan" for name in options.scope_strategies)):
+    with stages("baseline", f"everything in low precision, by {' and by '.join(options.scope_strategies)}"):
         planner = Planner(bench)
         baselines = planner.baselines()
         today, held = today_of(bench), tuple(run_held_choices(bench))
@@ -173,18 +173,18 @@ def _make_plans(
         plans = planner.plans()
     schemes: tuple[QuantizedPlan, ...] = ()
     if options.schemes:
-        with stages("schemes", "the fewest bits within the error budget"):
+        with stages("schemes", "find the fewest bits per weight within the error budget"):
             making = QuantizedPlans(bench, score)
             schemes = making.plans()
         if generating is not None:
-            with stages("decode", "every plan of schemes"):
+            with stages("decode", "generate tokens under every quantization plan"):
                 schemes = tuple(generating.quantized(plan, making.model) for plan in schemes)
     pipelines = tuple(run_pipelines(bench, step.first.by_parameter if step else None, stages))
     if score is not None:
         with stages("scores", score.scoring.name):
             plans = score.under(plans, bench)
     if generating is not None:
-        with stages("decode", "every verified plan"):
+        with stages("decode", "generate tokens under every verified plan"):
             plans = generating.under(plans, bench)
     planned = GraphPlans(plans, baselines)
     if {*GRAPHS} & {*options.strategies}:
@@ -327,11 +327,11 @@ def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
             f"{allowed if noise.floor else 'No plan can have a smaller error.'}"
         )
     if not subject.held_out:
-        yield "The plans were verified on the calibration inputs: define get_eval_inputs() for held-out inputs."
+        yield "The plans were verified on the calibration inputs; get_eval_inputs() can give other inputs."
     if training is not None and training.batches != len(subject.batches):
         yield (
-            f"Gradients were measured on {training.batches} of {len(subject.batches)} batches: "
-            "the other batches have other shapes or operations in the training step."
+            f"Gradients were measured on {training.batches} of {len(subject.batches)} batches, "
+            "since the other batches have other shapes or operations in the training step."
         )
     for reason in bench.not_fresh[:1]:
         yield (

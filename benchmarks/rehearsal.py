@@ -178,8 +178,7 @@ def costs(steps: int) -> tuple[float, dict[str, float]]:
     batches, began = [(x[:, :-1], x[:, 1:]) for x in ids], dict[str, float]()
 
     def note(stage: str, title: str, done: int, total: int) -> None:
-        if total == steps:  # not the one step before all recipes
-            began.setdefault(title, _processor_time())  # of the recipes before: a process counts once it has ended
+        began.setdefault(title, _processor_time())  # of the recipes before: a process counts once it has ended
 
     auditor.rehearse(step, batches, steps, remedies=False, progress=note)
     times = [*began.values(), _processor_time()]

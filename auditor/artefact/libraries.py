@@ -64,7 +64,7 @@ def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
     error = max(plan.calibration_error, plan.held_out_error or 0.0)
     notes = [note for start, note in library.notes.items() if any(map(re.compile(start).match, layers.values()))]
     head = f"{library.title}: the plan {plan.name!r}, {len(layers)} of {len(plan.layers)} layers quantized."
-    said = f"Verified: error {error:.2g}, budget {audit.max_error:.2g} ({plan.verified_by}, all other layers in FP32)."
+    said = f"Verified by {plan.verified_by} with all other layers in FP32: error {error:.2g}, budget {audit.max_error:.2g}."
     return comment(f"{head} {said}", _left_out(library, left), *dict.fromkeys(notes)) + library.render(layers, kept)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, TypeAdapter
 
@@ -289,6 +289,7 @@ class Rehearse(Verb):
     """Run a training step a few hundred times in several recipes (FP32, autocast, BF16 weights); recommend one."""
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
+    stages: ClassVar = ("load", "rehearse")
     target: Annotated[str, Option(shown="FILE.py:STEP")]
     """a function that runs one training step on a batch"""
     steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number from 1 to 999999", "N")] = 200

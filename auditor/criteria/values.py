@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ..errors import CallbackError, describe, let_through
-from ..numerics.entries import dense, entries, extent, finite, is_number
+from ..numerics.entries import all_finite, dense, entries, extent, finite, is_number
 from ..numerics.formats import dtype_name
 from ..numerics.metrics import comparable_pairs, relative_l2
 from .criterion import Criterion
@@ -33,12 +33,12 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
     worst = criterion.how.best
     for r, c in comparable_pairs([dense(reference)], [dense(candidate)]):
         if is_number(r):
-            r, c = (entries(x).double() for x in (r, c))
-            infinite, known = torch.isinf(r), ~torch.isnan(r)
-            if not torch.equal(torch.isfinite(c) & known, torch.isfinite(r)) or not torch.equal(
-                r[infinite], c[infinite]
-            ):
-                return math.nan
+            r, c = entries(r), entries(c)
+            if not (all_finite(r) and all_finite(c)):
+                differ = (r != c) & ~r.isnan() & ~(r.isfinite() & c.isfinite())
+                if bool(differ.any()):
+                    return math.nan
+            r, c = (x if criterion.kind in ("top1", "topk") else x.double() for x in (r, c))  # ranks need no float64
         result = VALUES[criterion.kind](r, c, criterion) if r.numel() else criterion.how.best
         if math.isnan(result):
             return math.nan

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from ..artefact.strategies import names
 from ..numerics.autocast import autocast_target
 from ..numerics.casting import asked_for
 from ..numerics.formats import FORMATS, Format
@@ -91,6 +92,12 @@ class Resolution:
 def resolve(policy: Policy) -> Resolution:
     """Predict the dtype of every node under a policy, as a Resolution."""
     return Resolver(policy.capture)(policy)
+
+
+def reached_by(capture: Capture, format: str) -> dict[str, tuple[str, ...]]:
+    """{node: strategies that run it on low-precision values, with all modules in `format`}."""
+    used = {strategy: resolve(Policy(capture, strategy, plain(format), format)) for strategy in names()}
+    return {node: tuple(name for name, dtypes in used.items() if dtypes.touches_low(node)) for node in capture.nodes}
 
 
 class Resolver:

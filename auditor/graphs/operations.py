@@ -163,13 +163,14 @@ def _reason_to_keep(
         return "refused", refused, literals
     if captured is None:
         row, writers = row_of(node), {table.operation(name).scatter for name in table.packets()}
-        moves = row.entries or row.exact or row.joins or row.asks_shape or row.packet in writers
-        if not moves:  # an operation that only moves or selects entries may run in low precision
-            return "untested", "no matching operation in the recorded run", literals
+        if not (row.entries or row.exact or row.joins or row.asks_shape or row.packet in writers):
+            return "untested", "no matching operation in the recorded run", literals  # others only move entries
+    elif (effect := bench.contributions[format].get(captured)) is not None and effect.decided_by == "not-run":
+        return "untested", "untested: only a run can measure its effect on the outputs", literals
     verdict = bench.judged.verdicts.get(captured or "", {}).get(format)
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):
         return "", "", literals
-    return verdict.verdict, f"{verdict.verdict}: {verdict.reason}", literals
+    return verdict.verdict, f"{verdict.verdict}, since {verdict.reason}", literals
 
 
 def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> str:
@@ -177,7 +178,7 @@ def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None
     give low-precision results."""
     given = [x for source in node.all_input_nodes for x in tensors_in(source.meta.get("val"))]
     if {x.dtype for x in given if x.is_floating_point() or x.is_complex()} != {torch.float32}:
-        return "some inputs are neither FP32 nor integers"
+        return "an input is complex, or neither FP32 nor integer"
     low = low_arguments(node, dtype, literals)
     args, kwargs = fx.node.map_arg(low, lambda source: outlines(source.meta.get("val"), dtype))
     try:
@@ -208,10 +209,8 @@ def align_nodes(graph: fx.Graph, capture: Capture) -> dict[str, str]:
     weights = {n.name: str(n.target).partition(".")[2] for n in tensors if n.op == "get_attr"}
     result = {name: places[fqn] for name, fqn in weights.items() if fqn in places}
     result |= dict(zip((node.name for node in tensors if node.op == "placeholder"), inputs, strict=False))
-    computing = [node for node in tensors if node.op == "call_function"]
-    ours = [
-        (*_place(owner_of(n), row_of(n).op, tensors_in(n.meta["val"])[0].shape, capture), n.name) for n in computing
-    ]
+    calls = [node for node in tensors if node.op == "call_function"]
+    ours = [(*_place(owner_of(n), row_of(n).op, tensors_in(n.meta["val"])[0].shape, capture), n.name) for n in calls]
     theirs = [(*_place(node.owner, node.op, node.shape, capture), name) for name, node in capture.nodes.items()]
     return result | dict(align(ours, theirs))
 

@@ -66,7 +66,7 @@ def _dynamic(bench: Workbench) -> tuple[nn.Module, str]:
     model = quantize_dynamic(bench.subject.model)  # type: ignore[no-untyped-call]
     made = tuple(get_default_dynamic_quant_module_mappings().values())
     count = sum(isinstance(module, made) for module in model.modules())
-    return model, f"{count} modules in INT8 by the engine {torch.backends.quantized.engine}"
+    return model, f"{count} modules in INT8, with the quantized engine {torch.backends.quantized.engine}"
 
 
 def _pt2e(bench: Workbench) -> tuple[nn.Module, str]:

@@ -280,7 +280,7 @@ def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOpera
         if each.kind:
             kind, why = each.kind, each.kept
         elif then >= now:
-            kind, why = "no-gain", "low precision saves nothing: the casts around the operation cost at least as much"
+            kind, why = "no-gain", "low precision saves nothing, since the casts around it cost at least as much"
         elif after > budget:
             why = f"low precision here would raise the predicted error from {math.sqrt(square):.2g} to {after:.2g}"
         result.append(KeptOperation(name, each.op, kind, why, each.captured))

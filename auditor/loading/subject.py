@@ -32,9 +32,11 @@ from .state import held_outside, materialise, present, settle_precision
 from .target import Target, blame, import_target, parse, user_code
 from .watch import Watch, ledger_of, watch_weights
 
-RANDOM_WEIGHTS = "weights are RANDOM, since no checkpoint was loaded; ranges and errors say little (pass --weights)"
+RANDOM_WEIGHTS = (
+    "weights are RANDOM, since no checkpoint was loaded; results may differ for trained ones (pass --weights)"
+)
 SYNTHETIC_INPUTS = (
-    "inputs were generated; ranges and errors may differ on real data (define get_inputs() or pass --inputs)"
+    "inputs were generated; value ranges and errors may differ on real data (define get_inputs() or pass --inputs)"
 )
 ZEROS = (
     "All outputs are zero in FP32, for example because the last layer is initialized to zero, so errors are "

@@ -113,10 +113,9 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     batch = sizes.pop() if len(sizes) == 1 and (target is None or target.samples) else None
     outputs = [entries(x) for x in outputs]
     norm = math.hypot(*(float(finite(x.detach()).double().norm()) for x in outputs)) if target is None else 1.0
-    elements = measurement.elements
-    light = elements < LIGHT and _steps(measurement) < STEPS
+    light = measurement.elements < LIGHT and _steps(measurement) < STEPS
     count = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
-    at_once = max(1, min(count, STORED // max(elements, 1))) if light else 1
+    at_once = max(1, min(count, STORED // max(measurement.elements, 1))) if light else 1
     estimates = Estimates(measurement, norm, at_once, target.tied if target is not None else frozenset())
     views = lone_views(measurement)
     sampled = _values_by_sample(measurement, batch)

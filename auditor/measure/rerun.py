@@ -51,16 +51,15 @@ class Yardstick:
 
         Decisions are measured by the change of their margins, since the number of flips in one run is random.
         """
-        relative, most = output_error(reference, candidate), None
+        relative = output_error(reference, candidate)
         if isinstance(self.distance, Criteria):
             held = self.distance.evaluate(reference, candidate, expected=True)
             most = max(held, key=lambda one: one.share, default=None)
-        criterion = str(most.criterion) if most is not None else ""
+            share, criterion = (most.share, str(most.criterion)) if most is not None else (0.0, "")
+            return (share if math.isfinite(relative) else relative), criterion
         if self.distance is output_error or not math.isfinite(relative):
-            return relative, criterion
-        if isinstance(self.distance, Criteria):
-            return (most.share if most is not None else 0.0), criterion
-        return float(self.distance(reference, candidate)) / self.unit, criterion
+            return relative, ""
+        return float(self.distance(reference, candidate)) / self.unit, ""
 
     @property
     def contribution_metric(self) -> Distance:

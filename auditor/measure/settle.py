@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+from ..execution.resolve import reached_by
 from ..numerics.casting import round_tree, widen
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import output_error
@@ -51,8 +52,7 @@ def settle(
     for fmt in measurement.formats:
         settling = FormatRuns(Reruns(measurement, fmt, yardstick), first)
         settling.settle_unknown()
-        check = settling.check_predictions()
-        if check is not None:
+        if (check := settling.check_predictions()) is not None:
             checks[fmt] = check
         for name, one in settling.found.items():
             result[name][fmt] = one
@@ -85,23 +85,24 @@ class FormatRuns:
         self._first = {name: by_format[fmt] for name, by_format in first.contributions.items()}
         self._errors = {name: by_format[fmt] for name, by_format in self._measurement.errors.items()}
         self._traces = {name: by_format[fmt] for name, by_format in self._measurement.traces.items()}
-        heads: dict[str, str] = {}
-        views = lone_views(self._measurement).items()  # views of one value have equal errors, so one run suffices
-        firsts = {view: heads.setdefault(root, view) for view, root in views}
+        heads: dict[str, str] = {}  # views of one value have equal errors, so one run suffices
+        firsts = {view: heads.setdefault(root, view) for view, root in lone_views(self._measurement).items()}
         self._twins = {view: first for view, first in firsts.items() if view != first}
         self._compared: dict[str, tuple[float, float]] = {}
         self._rates: list[float] = []
         self._numbers = count()
 
     def settle_unknown(self) -> None:
-        """Run the operations whose effect on the outputs has no first-order estimate."""
+        """Run the operations whose effect has no first-order estimate, of those that a strategy runs in low precision."""
         unknown, waiting = dict[str, None](), Waiting()
+        reached = reached_by(self._measurement.capture, self.reruns.format)
         for name, trace in self._traces.items():
             error = self._errors[name]
             errs = trace.broken or (bool(error.local_error) and (trace.near or self._is_blind(name)))
             if errs and not error.unsupported:
                 unknown[self._twins.get(name, name)] = None  # of views of one value, only the first
-        left = list(unknown)
+        self._bound_group([name for name in unknown if not reached[name]], _Ran())
+        left = [name for name in unknown if reached[name]]
         for names in ([n for n in left if self._is_blind(n)], [n for n in left if not self._is_blind(n)]):
             if names:
                 self._queue(waiting, sorted(names, key=lambda name: -self._first[name].isolated), _Ran())

@@ -149,7 +149,7 @@ def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, mo
     after = space.error(low) if ran else space.after(chosen, low)
     adds, left = after - before if math.isfinite(after) else None, max(budget - before, 0.0)
     if idle and (harmless or after <= budget):
-        gain = f"low precision there {explain_gain(most if saves else 0.0, objective)}{'' if harmless else ' if nothing else changes'}"
+        gain = f"low precision {'' if harmless else 'only '}there {explain_gain(most if saves else 0.0, objective)}"
         short = ", too little for one more change of precision" if saves else ""
         return Reason("no-gain", f"{gain}{short}", adds=adds, left=left)
     words = explain_budget(before, after, budget, saves, objective, ran)
@@ -218,7 +218,7 @@ def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, own
         return Reason(kind, f"returns FP32 anyway; if not kept in FP32, {why}", by=name)
     if where in group:
         return Reason("tied", f"shares a weight with {where or 'the whole model'}, and {why}", by=where)
-    return Reason("inherited", f"its low-precision results would reach later operations, where {why}", by=by)
+    return Reason("inherited", f"with its results in low precision, {why}", by=by)
 
 
 def explain_gain(saves: float, objective: str) -> str:
@@ -229,7 +229,7 @@ def explain_gain(saves: float, objective: str) -> str:
 def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
     """A text which says that low precision in a module causes too large an error, and how much it would save."""
     if not math.isfinite(after):
-        return "with low precision there, a run of the model failed, or its outputs were not finite"
+        return "with low precision there, a run of the model failed, or the outputs contained Inf or NaN"
     return (
         f"low precision there {'raises' if ran else 'is predicted to raise'} the error from {before:.3g} to {after:.3g} "
         f"(plans may use {MARGIN:.0%} of the budget of {budget:.3g}), and {explain_gain(saves, objective)}"

@@ -154,7 +154,8 @@ def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Jud
             limit = "range" if first.cause in ("overflow", "underflow") else "precision"
             at = f" at {first.begins} ({first.begins_source or first.begins_op})" * (first.begins != first.node)
             cause = f"{first.cause}{at}{f' (batch {first.batch})' if first.batch > 1 else ''}"
-            why = f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though finite if run alone: {cause}"
+            how = f"{label(fmt)} {strategy_of(strategy).title}"
+            why = f"its result contains {first.value} in {how}, though finite if run alone; the cause is {cause}"
             found.setdefault((first.node, fmt), Verdict("unsafe", why, limit, first.batch))
     return judged.with_unsafe(found)
 

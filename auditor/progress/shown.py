@@ -39,7 +39,7 @@ class Display:
         self.stage, self.detail = "", ""
         # called with the stage of every report, and with "" for every tick
         self.tell: Callable[[str], object] = str
-        stages = (stage.partition(":") for stage in STAGES)
+        stages = (stage.partition(":") for stage in getattr(settings, "stages", STAGES))
         self._stages = [stage for stage, _, setting in stages if not setting or getattr(settings, setting, None)]
         self._began, self._at = 0.0, 0.0
         self.share = 0.0  # completed share: every stage counts equally; an added stage does not lower the share
@@ -79,9 +79,9 @@ class Display:
         return duration(time.monotonic() - self._began)
 
     def summary(self) -> str:
-        """Stage, its number, the audit's completed share and time: `measure (stage 3 of 9), audit 34% done after 12 s`."""
+        """Stage, its number, the completed share of all stages, and the time: `measure (stage 3 of 9), in total 34% done after 12 s`."""
         place = f"{self.stage} (stage {self._stages.index(self.stage) + 1} of {len(self._stages)})"
-        return f"{place}, audit {int(100 * self.share)}% done after {self.elapsed_seconds}"
+        return f"{place}, in total {int(100 * self.share)}% done after {self.elapsed_seconds}"
 
 
 def duration(seconds: float) -> str:

@@ -20,7 +20,7 @@ from ..records.audit import Audit
 from ..training.recommend import HEADROOM
 from ..training.step import LOSS
 from .remedies import REMEDIES, ROUNDINGS
-from .result import FP32, Recipe, RecipeProblem, RecipeRun, Rehearsal
+from .result import FP32, NonFiniteStep, Recipe, RecipeProblem, RecipeRun, Rehearsal
 from .session import Session, bad_step, call_forked
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]] | None
@@ -47,8 +47,8 @@ backward passes per step that is enough to try FP32 sums."""
 RAISE = 256
 """Factor on the initial loss scale of a variant; GradScaler halves the scale until gradients are finite."""
 HARM = {
-    "updates_lost": "of the updates with a non-zero gradient change no weight, since the updates are below half a spacing of {}",
-    "decay_lost": "of the weights are not changed by weight decay, since learning rate times decay is below half a spacing of {}",
+    "updates_lost": "of the updates with a non-zero gradient change no weight, since they are below half the spacing of {} numbers",
+    "decay_lost": "of the weights are not changed by weight decay, since its change is below half the spacing of {} numbers",
     "second_moment_stuck": "of Adam's second moments should change, but stay constant",
     "second_moment_zero": "of Adam's second moments are zero although the gradient is not",
 }
@@ -88,7 +88,7 @@ def rehearse(
 
         def hear(said: str) -> None:
             losses.append(float(said.split()[-1]))
-            tell("rehearse", recipe.title, len(losses), steps)
+            tell("rehearse", recipe.title, steps * recipes.index(recipe) + len(losses), steps * (len(recipes) + 1))
 
         try:
             result: RecipeRun = call_forked(partial(session.run, recipe, steps), hear)[0]
@@ -99,9 +99,10 @@ def rehearse(
             return RecipeRun(recipe, losses, failure=str(error))
         return result
 
-    recipes, runs = [*_recipes(session, plan)], {"fp32": run(FP32)}
-    runs |= {recipe.name: run(recipe) for recipe in recipes}
-    runs |= {recipe.name: run(recipe) for recipe in (remedies_for(runs) if remedies else ())}
+    recipes = [FP32, *_recipes(session, plan)]
+    runs = {recipe.name: run(recipe) for recipe in recipes}
+    recipes += remedies_for(runs) if remedies else ()
+    runs |= {recipe.name: run(recipe) for recipe in recipes if recipe.name not in runs}
     problems = tuple(problem for name in runs if name != "fp32" for problem in problems_of(name, runs))
     name = target or getattr(step, "__qualname__", type(step).__name__)
     return Rehearsal(name, len(runs["fp32"].losses), runs["fp32"].batches, runs, problems, *recommend(runs, problems))
@@ -141,7 +142,8 @@ def problems_of(name: str, runs: Runs) -> Iterator[RecipeProblem]:
     if run.failure is not None:
         yield problem("fails", f"the run stopped early: {run.failure}")
         return
-    blamed, module = next(((f", the first at {x.where}", x.module or None) for x in run.skipped if x.where), ("", None))
+    first = next((x for x in run.skipped if x.where), NonFiniteStep(0, 0, None))
+    blamed, module = f"; Inf or NaN first appears at {first.where}" * bool(first.where), first.module or None
     if run.scale is None and run.skipped:
         at = f"in step {run.skipped[0].step} (batch {run.skipped[0].batch})"
         yield problem("not-finite", f"gradients or weights turn Inf or NaN {at}{blamed}", module)
@@ -156,7 +158,7 @@ def problems_of(name: str, runs: Runs) -> Iterator[RecipeProblem]:
     scatter = 2 * statistics.stdev(gaps) / math.sqrt(count) if count > 1 and math.isfinite(last) else 0.0
     progress = abs(statistics.fmean(fp32.losses[:count]) - whole)
     if not last - whole <= max(BEHIND * progress, scatter, LEAST * abs(whole)):
-        yield problem("loss-behind", f"its final loss is {last:.4g}, FP32's {whole:.4g}")
+        yield problem("loss-behind", f"the final loss is {last:.4g}, in FP32 {whole:.4g}")
     for what, text in HARM.items():
         for one in ("", *run.parameters):  # first, all parameters together
             share, usual = run.share(what, one) or 0.0, fp32.share(what, one) or 0.0
@@ -167,11 +169,11 @@ def problems_of(name: str, runs: Runs) -> Iterator[RecipeProblem]:
     error, noise = run.share("error") or 0.0, fp32.share("error") or 0.0
     wide = runs.get(f"{name}_fp32_accumulation", run).share("error")
     if wide is not None and error > max(2 * wide, ROUNDED):
-        said = f"its gradients differ from FP32's by {error:.1%} after {run.backward_passes} backward passes, and"
-        yield problem("sums-rounded", f"{said} by {wide:.1%} where they are summed in FP32")
+        said = f"gradients differ from FP32's by {error:.1%} after {run.backward_passes} backward passes,"
+        yield problem("sums-rounded", f"{said} but only by {wide:.1%} if they are summed in FP32")
     if error > max(OFF, noise / 4):
         worst = max(run.parameters, key=lambda name: run.share("error", name) or 0.0)
-        said = f"its gradients differ from FP32's by {error:.0%}, most in {worst}; gradients of two batches differ by {noise:.0%}"
+        said = f"gradients differ from FP32's by {error:.0%}, most in {worst}; FP32 gradients of two batches differ by {noise:.0%}"
         yield problem("gradients-off", said, worst.rpartition(".")[0])
 
 
@@ -206,9 +208,9 @@ def recommend(runs: Runs, problems: Sequence[RecipeProblem]) -> tuple[str, str]:
         return "fp32", f"Train in FP32: every other recipe has a problem. The final loss is {fp32.last_loss():.4g}."
     holding.sort(key=lambda run: (run.recipe.stored, run.recipe.repairs != ""))
     run, done = holding[0], "" if holding[0].recipe.repairs else ", without further changes"
-    text = f"Train in {run.recipe.title}{done}: its final loss is {run.last_loss():.4g}, FP32's {fp32.last_loss():.4g}"
+    text = f"Train in {run.recipe.title}{done}. The final loss is {run.last_loss():.4g}, in FP32 {fp32.last_loss():.4g}"
     if skipped := len(run.skipped):
-        text += f"; {skipped} of {len(run.losses)} steps are skipped until the loss scale settles at {run.scale:g}"
+        text += f". {skipped} of {len(run.losses)} steps are skipped until the loss scale settles at {run.scale:g}"
     lean = [one.recipe for one in holding[1:] if one.recipe.stored and "fp32_master_weights" not in one.recipe.remedies]
     saves = f" {lean[0].title} has no problem either, and needs less memory." if lean else ""
     return run.recipe.name, f"{text}.{saves}"

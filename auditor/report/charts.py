@@ -60,8 +60,8 @@ def depth_chart(audit: Audit) -> Chart | None:
         legend.append(("gone", "× non-finite"))
     return Chart(
         "Error against depth",
-        "Relative error against FP32, logarithmic. Lines: accumulated error with the whole model in low precision, and "
-        "under the recommended plan. Dots: local error, on inputs from the FP32 run. Click a point to see its operation in "
+        "Relative error of each operation's result against FP32, on a logarithmic scale. Lines: accumulated error with the whole "
+        "model in low precision, and under the recommended plan. Dots: local error, on inputs from the FP32 run. Click a point to see its operation in "
         f"the table.{f' Each point is the worst of {per_point} consecutive operations.' if per_point > 1 else ''}",
         HEIGHT,
         tuple(paths),
@@ -160,12 +160,12 @@ def gradient_chart(training: Training) -> Chart | None:
     zero, small, *scaled = map(percent, shares)
     after = "" if init is None else f"; with a loss scale of {init:,.10g}, these shares are {' and '.join(scaled)}"
     about = (
-        f"Without a loss scale, {zero} of the low-precision gradients become zero in FP16 and {small} become subnormal"
+        f"Without a loss scale, {zero} of the low-precision gradient values become zero in FP16, and {small} become subnormal"
         f"{after}."
     )
     return Chart(
         "Gradients against the range of FP16",
-        f"{about} Heights are shares of the gradients, on a square-root scale.",
+        f"{about} Heights show shares of the gradient values, on a square-root scale.",
         height,
         tuple(paths),
         (*legend, *BANDS),

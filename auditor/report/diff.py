@@ -112,5 +112,5 @@ def _verdicts(both: Comparison, shown: int) -> list[Block]:
 
 
 def _list(title: str, about: str, items: list[Item], shown: int) -> list[Block]:
-    left = f"and {len(items) - shown} more kinds; --format json lists all" if len(items) > shown else ""
+    left = f"and {len(items) - shown} more groups; --format json lists all" if len(items) > shown else ""
     return [Prose(title, (about,)), *items[:shown], Prose("", (left,), "muted")] if items else []

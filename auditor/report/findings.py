@@ -162,8 +162,8 @@ def _plan_words(audit: Audit, plan: Plan) -> str:
 
 BEARINGS = {
     "kept": "keeps {}{} in FP32",
-    "low": "runs {} on low-precision values, within the limits",
-    "reads": "runs {} in FP32 on low-precision inputs, within the limits",
+    "low": "runs {} on low-precision values, with an error within the limit",
+    "reads": "runs {} in FP32 on low-precision inputs, with an error within the limit",
 }
 
 
@@ -176,5 +176,5 @@ def _these(nodes: Collection[str], every: Collection[str]) -> str:
 AGREEMENT = {
     True: "The measurement confirms this finding.",
     False: "The measurement on these inputs does not confirm this finding.",
-    None: "The audit cannot test this rule by running the operation in low precision.",
+    None: "A run of the operation in low precision cannot confirm or refute this finding.",
 }

@@ -15,8 +15,8 @@ from .words import count, in_bytes, label, or_blank, percent, ratio
 
 DISTANCES = ("KL mean", "KL 99 %", "KL max", "Same top", "RMS dp")
 HEADS = ("Plan", *DISTANCES, "Flips", "95 %", "Flips predicted", "First flip", "First predicted", "10th pct.")
-PARTS = "Model parts, by kind of operation: head: what computes the logits; router: what chooses experts; keys and values: what the cache stores. Share: of the squared error in the margins between tokens; Flips if FP32: predicted flips per 1,000 tokens with the part in FP32"
-CACHES = "FP32 model with its key-value cache stored in fewer bits: flips per 1,000 tokens, and memory of the cache by text length"
+PARTS = "Parts of the model, by kind of operation. The head computes the logits, the router chooses experts, and the cache stores keys and values. Share: the part's share of the predicted squared error of the logit differences between the likeliest tokens. Flips if FP32: predicted flips per 1,000 tokens with the part in FP32"
+CACHES = "The FP32 model with its key-value cache stored in each format. Flips: per 1,000 tokens. Saturated: share of entries beyond the range of their scale. Columns with a number of tokens: memory of the cache for a text of this length"
 LENGTHS = (2048, 32768, 131072)
 """Text lengths in tokens for which the report gives the memory of the cache."""
 
@@ -46,10 +46,10 @@ def generation_section(audit: Audit) -> list[Block]:
     if not decoded:
         return [Prose("", ("No plan was verified, so no plan generated tokens.",), "empty")]
     about = (
-        "Each plan decodes with its own cache, and gets the token that FP32 chose after each step. KL: divergence from FP32 in "
-        "nats per token. Same top: share of tokens with FP32's likeliest choice. RMS dp: root mean square change in the "
-        "probability of FP32's token. Flips: differing choices per 1,000 tokens, with a 95 % interval. First flip: number of "
-        "tokens up to and including the first flip; the median over prompts with its prediction, and the 10th percentile."
+        "Each plan decodes with its own cache, and gets the token that FP32 chose after each step. KL: divergence of the next token's probabilities "
+        "from FP32's in nats, as mean, 99th percentile and maximum over tokens. Same top: share of tokens with FP32's likeliest choice. RMS dp: root mean square change in the "
+        "probability of FP32's token. Flips: choices per 1,000 tokens that differ from FP32's. 95 %: confidence interval of Flips. First flip: number of "
+        "tokens up to and including the first flip, median over prompts. First predicted: prediction of this median. 10th pct.: 10th percentile over prompts."
     )
     parts = tuple(
         (title, one.part, percent(one.share), f"{one.operations:,}", or_blank(one.flips))
@@ -94,8 +94,8 @@ def lift_words(audit: Audit) -> Iterator[str]:
         best = next((part for part in generated.parts if part.flips is not None), None)
         if best is not None and generated.predicted_flips is not None:
             yield (
-                f"Under {title}, {percent(best.share)} of the predicted squared error in the margins between tokens comes from "
-                f"the part '{best.part}' ({count(best.operations, 'operation')}). With this part in FP32, {best.flips:.3g} "
+                f"In {title}, the model part '{best.part}' ({count(best.operations, 'operation')}) causes {percent(best.share)} of the predicted squared error of the "
+                f"logit differences between the likeliest tokens. With this part in FP32, {best.flips:.3g} "
                 f"flips per 1,000 tokens are predicted instead of {generated.predicted_flips:.3g}."
             )
 
@@ -122,7 +122,7 @@ def _decoded_plans(audit: Audit) -> list[Decoded]:
 def _about(made: Generation) -> str:
     how = f"sampled at temperature {made.temperature:g}" if made.temperature else "always with the likeliest token"
     return (
-        f"FP32 continued {count(made.prompts, 'prompt')} by {count(made.steps, 'token')} each, "
+        f"The FP32 model continued {count(made.prompts, 'prompt')} by {count(made.steps, 'token')} each, "
         f"{how}. The comparison counts {made.tokens:,} tokens, up to the end of each text."
     )
 
@@ -133,7 +133,7 @@ def _figures(generated: TokenComparison) -> str:
     predicted = "" if generated.predicted_flips is None else f" ({generated.predicted_flips:.3g} predicted)"
     first = f"; first flip at token {n}" if (n := generated.first_flip) else "; at least half of the prompts never flip"
     flips = f"{_flips(generated)[0]} flips per 1,000 tokens{predicted}{first * bool(generated.flips)}"
-    return f"KL divergence {ratio(generated.kl)}, {flips}"
+    return f"KL divergence from FP32 {ratio(generated.kl)} nats per token, {flips}"
 
 
 def _flips(generated: TokenComparison) -> tuple[str, str]:

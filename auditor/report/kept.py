@@ -56,9 +56,9 @@ def islands(plan: Plan) -> tuple[Island, ...]:
         pairs, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind
     ):
         paths, reasons = tuple(path for path, _ in same), [reason for _, reason in same]
-        own = " (without its submodules)" * (paths == ("",))
+        name = list_paths(paths, 2).replace(scope(""), f"{scope('')} (without its submodules)")
         why = _with_rules(_one_for_all([reason.words for reason in reasons]), reasons)
-        result.append(Island(paths, f"{list_paths(paths, 2)}{own}", why))
+        result.append(Island(paths, name, why))
     for keeping in fold(dict.fromkeys(p for p, _ in plan.exceptions), str, lambda path: scopes[path].exceptions):
         place = "the whole model" if keeping == [""] else list_paths(keeping, 2)
         reasons = [*plan.reasons_of(keeping[0])]
@@ -106,7 +106,7 @@ def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
         if ran is None or _FORMATS.get(ran.computed) != "fp32":
             return ""
         if precision_of(node.owner) == "fp32":
-            return ": ".join(filter(None, ("the module is in FP32", modules.get(node.owner))))
+            return ", since ".join(filter(None, ("the module is in FP32", modules.get(node.owner))))
         reads = {_FORMATS[dtype] for dtype in ran.inputs if dtype in _FORMATS}
         if node.name in operations or len(reads) < 2 or "fp32" not in reads:
             return operations.get(node.name, "")
@@ -147,16 +147,16 @@ def _explain(plan: Plan, name: str, owner: str | None, owners: Mapping[str, str]
     modules, within_low = _modules(plan), choice_from_scopes(plan.scopes)(name if owner is None else owner) != "fp32"
     why = modules.get(name if owner is None else owner, "contains only submodules, no operations")
     operations = {
-        node: f"not in low precision: {reason.words}" for reason in plan.reasons for node in reason.operations
+        node: f"not in low precision; {reason.words}" for reason in plan.reasons for node in reason.operations
     }
     operations |= {
-        kept.node: f"FP32{' output' if kept.only_output else ''}: {kept.because}"
+        kept.node: f"FP32{' output' if kept.only_output else ''}; {kept.because}"
         for kept in (plan.program.kept if plan.program else ())
         if kept.node
     }
     if owner is not None:
         usual = (
-            f"{label(plan.format)}, like {scope(owner)}" if within_low else f"FP32, like all of {scope(owner)}: {why}"
+            f"{label(plan.format)}, like {scope(owner)}" if within_low else f"FP32, like all of {scope(owner)}; {why}"
         )
         return [operations.get(name, usual)]
     inside = [path for path in modules if name and path != name and within(path, name)]
@@ -164,9 +164,9 @@ def _explain(plan: Plan, name: str, owner: str | None, owners: Mapping[str, str]
     deep = plan.program is not None and name
     here = (n for n in operations if n in owners and (owners[n] == name or (deep and within(owners[n], name))))
     return [
-        label(plan.format) if within_low else f"FP32: {why}",
-        *(f"{path} FP32: {modules[path]}" for path in inside),
-        *(f"{node} {operations[node]}" for node in here if node not in integer),
+        label(plan.format) if within_low else f"FP32; {why}",
+        *(f"{path}: FP32; {modules[path]}" for path in inside),
+        *(f"{node}: {operations[node]}" for node in here if node not in integer),
     ]
 
 

@@ -15,12 +15,13 @@ from .kept import dtype_label
 from .words import count, fold, fold_paths, line, op, ratio, remedy, sentence
 
 HEADS = ("Name", "Checkpoint", "As loaded", "Author", "Planned", "Executed")
+SETTINGS = "Predicted error of the outputs with only this setting on, in all products that it affects. FP8 sums in 14 bits: the arithmetic of Hopper GPUs"
 SHOWN = 60
 """Maximum lines of a table of dtypes in the report; measurements.json and `auditor ledger` have all lines."""
 ABOUT = (
-    "Checkpoint: the dtype in the file that was read. As loaded: of an operation, the dtype of its result. Author: the dtype that a "
-    "cast, an autocast region, or a list such as `_keep_in_fp32_modules` asks for. Planned: of a weight, the dtype in which the plan "
-    "stores it; of an operation, its module's precision in the plan. Executed: the dtype in which operations read a weight, or compute. Repeated blocks are merged."
+    "Checkpoint: the weight's dtype in the file that was read. As loaded: the dtype of the loaded weight, or of the operation's result. Author: the dtype that a "
+    "cast, an autocast region, or a list such as `_keep_in_fp32_modules` in the model's code asks for. Planned: the dtype in which the plan stores the weight, or "
+    "the precision that it gives the operation's module. Executed: the dtype in which operations read the weight, or in which the operation computes. Repeated blocks are merged."
 )
 REDUCED = "allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"
 
@@ -37,7 +38,7 @@ def ledger_section(audit: Audit) -> list[Block]:
     """The report's section on dtypes; empty for an audit without a ledger."""
     silent = [finding for finding in audit.findings if finding.rule in SILENT.values()]
     costs = tuple((flag, ratio(share)) for flag, share in audit.flags.items())
-    table = Grid(("Setting", "Share of the error budget"), costs, caption="Predicted error with each setting")
+    table = Grid(("Setting", "Share of the error budget"), costs, caption=SETTINGS)
     return [*_blocks(audit.ledger, silent, audit.environment.flags, SHOWN), table] if audit.ledger else []
 
 
@@ -86,4 +87,5 @@ def _flags(flags: Mapping[str, Any]) -> str:
     loose = [f"{name}={value}" for name, value in known.items() if value not in (None, "none", "ieee")]
     loose += [f"{name}=True" for name in REDUCED if flags.get(f"cuda.matmul.{name}") is True]
     named = ", ".join(loose)
-    return f"Fewer bits than FP32 are allowed by {named}." if named else "No flag allows fewer bits than FP32."
+    allow = f"These flags allow FP32 operations, or sums of low-precision values, to use fewer bits than FP32: {named}."
+    return allow if named else "No flag allows fewer bits than FP32."

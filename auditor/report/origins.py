@@ -14,18 +14,16 @@ from .blocks import Block, Grid, Prose
 from .words import count, fold, label, op, or_blank, percent, ratio, scope, where
 
 SHOWN = 8
-EXPOSED = {(): "Without a plan, values here stay FP32.", ("cast",): "Under autocast, values here stay FP32."}
+EXPOSED = {(): "Without a plan, the operation runs in FP32.", ("cast",): "Under autocast, the operation runs in FP32."}
 """{strategies that run an operation in low precision: a remark}."""
+VALUES = {"nan": "NaN", "discrete": "A changed discrete result"}
 DECISIONS = ("Operation", "Format", "Decisions", "Flips in 1,000", "Own", "Predicted", "Error of only these")
 ABOUT_DECISIONS = (
-    "The whole model was run in low precision on the first batch of each path, once normally and once with the decisions of the FP32 run, "
-    "which leaves only the error from rounding. Squares of independent errors add up, so the share of flipped decisions in the squared "
-    "error is 1 - (error with decisions of the FP32 run / error)²."
+    "The whole model ran in low precision twice on the first batch of each path: once normally, and once with the decisions of the FP32 run, "
+    "which leaves only the error from rounding. The squares of independent errors add up. Flipped decisions therefore cause the share "
+    "1 - (error with the FP32 run's decisions / error)² of the squared error."
 )
-DECISIONS_CAPTION = (
-    "Operations with discrete results (decisions). Own: flips that remain if all other decisions are taken from the FP32 run. Predicted: first-order prediction of "
-    "Own. Error of only these: error of the outputs if all other decisions are taken from the FP32 run"
-)
+DECISIONS_CAPTION = "Operations with discrete results, called decisions. Flips in 1,000: decisions that differ from FP32. Own: flips that remain if all other decisions are taken from the FP32 run. Predicted: first-order prediction of Own. Error of only these: error of the outputs if all other decisions are taken from the FP32 run"
 
 
 def origins(audit: Audit) -> list[Block]:
@@ -56,7 +54,7 @@ def _products(audit: Audit, fmt: str) -> Grid:
     split = [(r, r.errors[fmt].product) for r in audit.nodes if fmt in r.errors]
     known = sorted(((r, p) for r, p in split if p is not None), key=lambda pair: -pair[1].whole)
     rows = [(where(r.node), *map(ratio, (p.whole, p.inputs, p.accumulation, p.output))) for r, p in known[:SHOWN]]
-    caption = f"Matrix products and convolutions with the largest local error in {label(fmt)}, and its parts: rounding of the inputs, accumulation, rounding of the output"
+    caption = f"Matrix products and convolutions with the largest local error in {label(fmt)}. Inputs: the part of this error from rounding the inputs. Accumulation: the part from adding the products. Output: the part from rounding the result"
     return Grid(("Product", "Error", "Inputs", "Accumulation", "Output"), tuple(rows), caption=caption)
 
 
@@ -65,8 +63,8 @@ def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
     report, error = same[0], same[0].errors[fmt]
     alone = error.unsupported or error.disagreement or error.overflow or error.nan
     value = error.cause or "Inf or NaN" if alone else first.value if first else "Inf or NaN"
-    name = "NaN" if value == "nan" else value.capitalize() if value.islower() else value
-    blocks = f" and in {count(len(same) - 1, 'similar block')}" if len(same) > 1 else ""
+    name = VALUES.get(value, value.capitalize() if value.islower() else value)
+    blocks = f" and at {count(len(same) - 1, 'similar operation')}" if len(same) > 1 else ""
     begins = f"{where(report.node)}{blocks} raises an error on {label(fmt)} inputs: {error.unsupported}"
     if value != "unsupported":
         begins = f"{name} first appears at {where(report.node)}{blocks}"
@@ -84,7 +82,7 @@ def _sources(audit: Audit, fmt: str) -> Grid:
     for report, moved in sorted(own, key=lambda pair: -pair[1].own)[:SHOWN]:
         predicted = "" if moved.decided_by == "re-run" else ", predicted"
         rows.append((where(report.node), f"{ratio(moved.own)}{predicted}", percent(moved.own**2 / total)))
-    caption = f"Operations that add the most rounding error in {label(fmt)}. Own rounding: {'share of a limit used' if audit.criteria else 'change of the output'} if only this operation rounds, not its inputs. Share: of the sum of the squares of these changes over all operations"
+    caption = f"Operations that add the most rounding error in {label(fmt)}. Own rounding: {'share of a limit used' if audit.criteria else 'change of the output'} if only this operation rounds, on FP32 inputs. Share: the square of this {'share' if audit.criteria else 'change'}, as a part of the sum of the squares over all operations"
     return Grid(("Operation", "Own rounding", "Share"), tuple(rows), caption=caption)
 
 
@@ -96,7 +94,7 @@ def _regions(audit: Audit, fmt: str) -> Grid:
     for r in result[:SHOWN]:
         moves = f"does not run: {r.failure}" if r.failure else ratio(r.error)
         rows.append((f"`{scope(r.scope)}`", str(len(r.nodes)), moves, ratio(r.explained)))
-    caption = f"Groups of neighboring operations. Moves output: {'share of a limit used' if audit.criteria else 'change of the output'} with only the group in {label(fmt)}. Single errors: root of the sum of the squares of its operations' own errors"
+    caption = f"Groups of neighboring operations. Moves output: {'share of a limit used' if audit.criteria else 'change of the output'} with only the group in {label(fmt)}. Single errors: the value to expect if the errors of its single operations are independent (root of the sum of their squares)"
     return Grid(heads, tuple(rows), caption=caption)
 
 
@@ -104,19 +102,19 @@ def _linearity(audit: Audit, fmt: str) -> str:
     """Sentences on the accuracy of first-order predictions, and on the runs that checked them."""
     words = []
     for one in (one for one in audit.linearity if one.format == fmt):
-        were, left = ("was" if number == 1 else "were" for number in (one.compared, one.left))
+        left = "was" if one.left == 1 else "were"
         words.append(
-            f"{count(one.compared, 'operation')} with a first-order prediction {were} also run; prediction divided by "
-            f"measurement: {one.least:.2g} to {one.most:.2g}, median {one.median:.2g}."
+            f"The effect of {count(one.compared, 'operation')} was both estimated to first order and measured. Where neither value is "
+            f"zero or infinite, the estimate is {one.least:.2g} to {one.most:.2g} times the measurement, with a median of {one.median:.2g}."
         )
         if not one.holds:
-            words.append("First-order predictions are inaccurate for this model, so the audit ran more operations.")
+            words.append("Over 10% of all pairs differ by more than a factor of 1.6, so more effects were measured.")
         if beyond := one.confirmed + one.refuted:
             words.append(
-                f"Of {count(beyond, 'operation')} predicted above the error budget, runs confirm {one.confirmed:,}."
+                f"Of {count(beyond, 'effect')} estimated above the error budget, runs confirm {one.confirmed:,}."
             )
         if one.left:
-            words.append(f"{count(one.left, 'more operation')} predicted above the budget {left} not run.")
+            words.append(f"{count(one.left, 'more effect')} estimated above the budget {left} not measured.")
     return " ".join(words)
 
 
@@ -154,11 +152,11 @@ def nonfinite_runs(audit: Audit) -> list[NonFiniteRun]:
     result = []
     for (fmt, first, whose), titles in sorted(groups.items(), key=lambda group: group[0][2] != ""):
         title = whose or f"{label(fmt)} {' and '.join(titles)}, without a plan"
-        said = "outputs turn Inf or NaN. A replay of the recorded graph stays finite, so the operation responsible is unknown."
+        said = "the outputs turn Inf or NaN. A replay of the recorded graph stays finite, so the operation responsible is unknown."
         if first is not None:
             batch = "" if first.batch == 1 else f", in batch {first.batch}"
             place = at(first.op, first.owner, first.source)
-            said = f"outputs turn {first.value} at {place}{batch}. {cause(first)}"
+            said = f"values turn {first.value} at {place}{batch}. {cause(first)}"
         result.append(NonFiniteRun(fmt, first, f"{title}: {said}"))
     return result
 
@@ -189,13 +187,13 @@ def _sentences(one: Decisions, audit: Audit) -> list[str]:
     """Sentences on the parts of the error, and on the operation whose flips add most error, with the error if its
     scores are FP32."""
     expected, times = "expected " * any(map(counts_flips, audit.criteria)), " times its limit" * bool(audit.criteria)
-    low = f"With all operations in {label(one.format)}, the first batch's {expected}error is {ratio(one.error)}{times}"
-    differ = f"Decisions that differ cause {percent(one.share)} of the squared error."
+    low = f"With all operations in {label(one.format)}, the {expected}error on the first batch is {ratio(one.error)}{times}"
+    differ = f"Decisions that differ from FP32 cause {percent(one.share)} of the squared error."
     first = one.operations[0]
     if first.seen is None:
         others = " and others" if one.operations[1:] else ""
-        said = f"{low}; with the FP32 run's decisions for the shapes of {where(first)}{others}, {ratio(one.frozen)}"
-        return [f"{said}. {differ}"]
+        said = f"with the FP32 run's decisions for the shapes of {where(first)}{others}, the error is {ratio(one.frozen)}{times}"
+        return [f"{low}; {said}. {differ}"]
     if one.lifted is None:
         flips = any(each.error is not None for each in one.operations)
         return [
@@ -203,9 +201,9 @@ def _sentences(one: Decisions, audit: Audit) -> list[str]:
         ]
     earlier = "" if one.lifted_seen <= first.seen / 2 else "; the remaining flips come from earlier operations"
     return [
-        f"{low}; with FP32's decisions, {ratio(one.frozen)}. {differ}",
-        f"Most of these are at {where(first)}, where {f'{_in_1000(first.seen)} in 1,000 decisions flip' if first.seen else 'only the order of the choices differs'}.",
-        f"If the values that this operation compares are in FP32, from `{scope(one.lifted)}` on, {_in_1000(one.lifted_seen)} in 1,000 flip, and the error is "
+        f"{low}; with the decisions of the FP32 run, the error is {ratio(one.frozen)}{times}. {differ}",
+        f"The decisions with the largest effect are at {where(first)}, where {f'{_in_1000(first.seen)} in 1,000 decisions flip' if first.seen else 'only the order of the choices differs'}.",
+        f"If the scores that this operation compares are computed in FP32 (in `{scope(one.lifted)}`), {_in_1000(one.lifted_seen)} in 1,000 decisions flip, and the error is "
         f"{ratio(one.lifted_error)}{times}{earlier}.",
     ]
 

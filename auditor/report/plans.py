@@ -19,7 +19,7 @@ from .kept import Island, islands
 from .words import count, in_bytes, label, percent, ratio, sentence, shorten
 
 ISLANDS_SHOWN = 12
-SHARES = "A share is the part of its limit that a criterion uses: 0 without a difference from FP32, 1 at the limit, more beyond it. The largest share counts. Predicted shares of top1, topk and flips, and those of single operations, are expected values."
+SHARES = "A share is the part of its limit that a criterion uses: 0 without a difference from FP32, 1 at the limit. The table has each plan's largest share. Predicted shares of top1, topk and flips, which count changed choices, are averages over possible roundings."
 """Explains a plan's errors if criteria are set."""
 NEAR = 2.0
 """Distance from a score's limit, in standard errors, below which other samples may give another result."""
@@ -70,7 +70,7 @@ def _verdict(plan: Plan, budget: float, noun: str) -> tuple[str, str]:
     if ran.failure:
         return "failed" if runs(plan.format) else "not run", ran.failure
     if ran.measured_error is None:
-        return "non-finite", "an output is Inf or NaN where FP32 is finite"
+        return "non-finite", "an output contains Inf or NaN where FP32 is finite"
     if broken := [limit_line(one) for one in ran.criteria if not one.holds]:
         return "over budget", "; ".join(broken)
     allowed = max(budget, ran.floor)
@@ -78,9 +78,9 @@ def _verdict(plan: Plan, budget: float, noun: str) -> tuple[str, str]:
         return "over budget", f"{noun} {ratio(ran.measured_error)} measured, {budget:g} allowed"
     if ran.with_gradients is not None and not ran.with_gradients <= allowed:
         return "over budget", f"{noun} {ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
-    where = f" on {inputs_of(ran)}, {ran.execution}"
+    where = f" on {inputs_of(ran)}, {'on a GPU' if ran.execution == 'native' else 'with emulated GPU arithmetic'}"
     if ran.ungraded:
-        where += f"; not run with gradients enabled, since FP32 then raises {ran.ungraded}"
+        where += f"; not run with gradients enabled, since the FP32 model then raises {ran.ungraded}"
     if max(ran.measured_error, ran.with_gradients or 0.0) > budget:
         floor = f"at most {FLOOR:g} times the difference between FP32 runs ({ratio(ran.noise)})"
         where += f"; this is above the budget, but {floor}"
@@ -106,7 +106,7 @@ def plans_section(audit: Audit, plans: tuple[PlanView, ...]) -> list[Block]:
         return [Prose("", ("No plan was made for this audit.",), "empty")]
     about = (
         "A plan runs the model in low precision, except for any modules, functions or outputs kept in FP32. "
-        '"No plan" means the same format without exceptions.'
+        'The values for "no plan" are of the same format and strategy without these exceptions.'
     )
     return [
         *(Prose("", (said,), "about") for said in (about, score_headline(audit))),
@@ -128,14 +128,14 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     if (chosen := next((p for p in plans if p.recommended), None)) is not None:
         plan = chosen.plan
         made = "measured" if plan.measured_times else "predicted" + f" for one {plan.target}" * bool(plan.target)
-        said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs in low precision; speed-ups are {made}"
-        yield Prose("", (f"{said}; predicted memory: {chosen.memory}" if chosen.memory else said,), "muted")
+        said = f"* recommended. Low FLOPs: share of FLOPs in low precision. Speed-ups are {made}."
+        yield Prose("", (said + f" Predicted memory: {chosen.memory}." * bool(chosen.memory),), "muted")
     yield Prose("Program", tuple(p.program for p in plans if p.program))
 
 
 def island_lines(kept: tuple[Island, ...], most: int) -> tuple[str, ...]:
     """A line for each FP32 island (modules or functions) of a plan, with its reason; at most `most` islands."""
-    return shorten([f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in kept], most)
+    return shorten([f"{island.name}{f': {island.why}' if island.why else ''}" for island in kept], most)
 
 
 def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
@@ -149,16 +149,16 @@ def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
         if p.memory:
             facts.append(("Predicted memory", p.memory))
         kept = f", keeps {kept_apart(p.plan)} in FP32" if p.islands else ""
-        failed = f"Without the plan: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
+        failed = f"Without the plan, the model fails: {why}" if (why := p.baseline and p.baseline.failure) else ""
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
         what = "operation" if p.plan.program is not None else "module"
-        rest = f"Everything{' else' if p.islands else ''} is set to {label(p.plan.format)}{_exceptions(p.plan)}."
+        rest = f"Every {'other ' if p.islands else ''}{what} is set to {label(p.plan.format)}.{_exceptions(p.plan)}"
         yield Fold(
             f"{p.title}: {p.verdict}{kept}",
             (
                 Grid(("Figure", "Value"), tuple(facts), texts=2),
                 Prose("", notes, "muted"),
-                Prose("Kept", island_lines(p.islands, ISLANDS_SHOWN), listed=True),
+                Prose("Kept in FP32", island_lines(p.islands, ISLANDS_SHOWN), listed=True),
                 Prose("", (f"No {what} runs in low precision." if p.idle else rest,), "muted"),
             ),
         )
@@ -170,25 +170,26 @@ def program_line(plan: Plan) -> str:
     if program is None:
         return ""
     low = f"{program.low:,} of {count(program.operations, 'operation')} in {label(plan.format)}, {count(program.casts, 'cast')}"
-    batch = "any batch size" if program.fixed is None else f"only the audited batch size: {program.fixed}"
+    batch = "for any batch size" if program.fixed is None else f"only for the audited batch size, since {program.fixed}"
     return f"{program.file}: {low}, {batch}{_onnx(plan, program.onnx) if program.onnx else ''}"
 
 
 def _onnx(plan: Plan, onnx: Onnx) -> str:
     """A plan's ONNX file and errors: predicted, of the program, and in onnxruntime with and without GPU rounding."""
     if not onnx.file:
-        return f"; as ONNX {onnx.failure}"
+        return f". {sentence(onnx.failure or '')}"
     low, joint = label(plan.format), plan.verification is not None and plan.verification.joint is not None
     errors = {
         "predicted": None if joint else plan.predicted_error,
-        f"as {plan.program.file if plan.program else ''}": onnx.program_error,
+        f"of {plan.program.file if plan.program else ''}": onnx.program_error,
         f"in {onnx.runtime}, which uses FP32 for operations without a {low} kernel": onnx.error,
         f"in onnxruntime with every {low} value rounded as on a GPU": onnx.rounded_error,
     }
     told = [f"{ratio(error)} {where}" for where, error in errors.items() if error is not None]
-    said = f"; {onnx.file}: {onnx.high:,} of {count(onnx.nodes, 'node')} in FP32, inputs and outputs {onnx.ends.replace('fp32', 'FP32')}"
-    lacking = [f"checked, not run: {onnx.failure}"] if onnx.error is None else []
-    return ", ".join([said, "; ".join([*lacking, *([f"relative L2 error {'; '.join(told)}"] if told else [])])])
+    ends = "FP32" if onnx.ends == "fp32" else low
+    said = f". {onnx.file} has {onnx.high:,} of {count(onnx.nodes, 'node')} in FP32; its inputs and outputs are {ends}"
+    lacking = f". No error of the file itself was measured: {onnx.failure}" if onnx.error is None else ""
+    return said + lacking + (f". Relative L2 error: {'; '.join(told)}" if told else "")
 
 
 def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]:
@@ -199,10 +200,10 @@ def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]
     before = {(one.output, one.kind): one for one in baseline.criteria} if baseline and not baseline.failure else {}
     lines = []
     for one in sorted(values, key=lambda one: (one.holds, -(one.share or 0.0))):
-        nearest = ", nearest to its limit" if one is most and one.share and one.holds else ""
+        nearest = "Nearest to its limit: " if one is most and one.share and one.holds else ""
         was = before.get((one.output, one.kind), one)
-        without = f"; without the plan {shown_value(was)}" if was.value != one.value else ""
-        lines.append(f"{limit_line(one)}{nearest}{without}")
+        without = f"; without the plan it is {shown_value(was)}" if was.value != one.value else ""
+        lines.append(f"{nearest}{limit_line(one)}{without}")
     return tuple(lines)
 
 
@@ -231,8 +232,8 @@ def proposal_words(offer: Proposal) -> str:
     """A default or suggested criterion in words, with the option that sets the limit."""
     if offer.holds:
         allowing = offer.criterion.replace("<= 0", "<= X")
-        default = f"By default no entry of {offer.output} may differ from FP32's ({offer.because})"
-        return f"{default}: --criterion '{allowing}' allows a share X of the entries to differ."
+        default = f"By default no entry of {offer.output} may differ from FP32, since {offer.because}."
+        return f"{default} To allow a share X of the entries to differ: --criterion '{allowing}'"
     return f"Output {offer.output!r}: {offer.because}. To set a limit: --criterion '{offer.criterion}'"
 
 
@@ -244,7 +245,7 @@ def score_headline(audit: Audit) -> str:
     mean = f"the mean of {count(base.samples, 'number')}" if base.samples and base.samples > 1 else ""
     of = f"{base.of_mean} of {mean or 'the number'}, " if base.of_mean else f"{mean}, " if mean else ""
     worse = f"at most {base.max_drop:g} worse" if base.max_drop else "no worse"
-    allowed = "the score rejects no plan" if base.max_drop is None else f"a plan may be {worse} than FP32"
+    allowed = "any score is allowed" if base.max_drop is None else f"a plan's score may be {worse} than FP32's"
     runs = sum(plan.score is not None for plan in audit.plans.values())
     again = f" The function was also called under {count(runs, 'plan')}." if runs else ""
     return (
@@ -282,12 +283,12 @@ def advice(audit: Audit) -> str:
 
 
 def _exceptions(plan: Plan) -> str:
-    """A clause on operations of low-precision modules that run in FP32; "" if the plan has no such operations."""
+    """A sentence on operations of low-precision modules that run in FP32; "" if the plan has no such operations."""
     if not any(reason.operations and not reason.functions and reason.kind != "not-floating" for reason in plan.reasons):
         return ""
     if strategy_of(plan.strategy).regional:
-        return ". Still in FP32: operations that autocast always runs in FP32, and operations that read FP32 values and are not matrix products"
-    return ". Operations that read FP32 values still run in FP32"
+        return " In these modules, autocast runs some operations in FP32 all the same: those on its FP32 list, and those that read FP32 values and are neither matrix products nor convolutions."
+    return " In these modules, operations that read FP32 values run in FP32 all the same."
 
 
 def times(audit: Audit) -> tuple[str, ...]:
@@ -302,7 +303,7 @@ def times(audit: Audit) -> tuple[str, ...]:
         goes = "the first time in each line"
     rows = [("FP32", timing.fp32), (today_title(audit), timing.fp32_today)]
     rows += [(plan_title(plan), plan.timed) for plan in audit.plans.values()]
-    how = f"One forward pass on {where}{batch}: median (quartiles), speed-up over FP32. The recommendation is based on {goes}."
+    how = f"Time of one forward pass on {where}{batch}: median (quartiles), and the speed-up over FP32. The recommendation is based on {goes}."
     return how, *(f"{title}: {_time_words(timed)}" for title, timed in rows if timed)
 
 

@@ -24,11 +24,7 @@ COLUMNS: Mapping[str, Callable[[QuantizedLayer], str]] = {
     "Cause": lambda layer: _cause(layer),
     "Remedy": lambda layer: _remedy(layer),
 }
-ABOUT = (
-    "Each layer was quantized alone, with everything else in FP32. Effect: change of the outputs. Error: relative L2 error "
-    "of the layer's result. Weight: this error with only the weight quantized. Input: the further change by the input. "
-    "Saturated, To zero: number of entries. Rules: rules that report the layer, confirmed if the layer is not safe."
-)
+ABOUT = "Each layer was quantized alone, with everything else in FP32. Effect: {}. Error: relative L2 error of the layer's result. Weight: this error with only the weight quantized. Input: the further error from quantizing the input. Saturated: number of entries beyond the scheme's largest number. To zero: number of non-zero entries that become zero. Rules: rules that report the layer; a rule is confirmed if the layer's verdict is sensitive or unsafe."
 
 PLAN_COLUMNS: Mapping[str, Callable[[QuantizedPlan], str]] = {
     "Plan": lambda plan: quantized_title(plan),
@@ -44,12 +40,12 @@ PLAN_COLUMNS: Mapping[str, Callable[[QuantizedPlan], str]] = {
     "Runs": lambda plan: f"{plan.runs:,}",
 }
 PLANS = (
-    "Each plan uses the fewest bits per weight within the error budget, with everything else in FP32. Bits: bits per weight "
-    "with the scales of blocks, over all layers that a scheme can quantize. Weights: memory of all weights, with everything "
-    "else in 16 bits. Share, Time: this memory and the predicted time, relative to 16 bits. Error, Held-out: on the calibration "
-    "and the held-out inputs. Predicted: norm of the sum of the output changes by each group alone. Sum of single: sum of the "
-    "layers' effects. Runs: of the model, in the search for the plan."
+    "Each plan uses the fewest bits per weight that the search found within the error budget. Bits: mean bits per weight, scales of blocks included, "
+    "of all layers that a scheme can quantize. Weights: memory of all weights, with 16 bits where not quantized. Share, Time: this memory, and the predicted time, "
+    "relative to the model in 16 bits. Error: error on the calibration inputs, with all other layers in FP32. Held-out: the same on the held-out inputs. Predicted: "
+    "error predicted from the output changes of each group of layers alone. Sum of single: sum of the layers' single effects. Runs: number of model runs in the search."
 )
+PIPELINES = "Other pipelines, each with a quantization scheme of its own. Error: error of the outputs; for Adam8bit, of the weights' change"
 LAYERS_SHOWN = 3
 
 
@@ -64,9 +60,9 @@ def quantization_lines(audit: Audit) -> list[str]:
     lines = [_plan_line(plan, audit) for plan in audit.quantized_plans]
     for scheme, layers in _by_scheme(audit).items():
         safe, worst = sum(layer.verdict.verdict == "safe" for layer in layers), layers[0]
-        said = f"Rules: {_rules(worst, audit)}." if _rules(worst, audit) and _worst(worst) else ""
+        said = f"Rules: {_rules(worst, audit)}." if _rules(worst, audit) and _worst(worst, audit) else ""
         first = f"{label(scheme)}: {safe} of {count(len(layers), 'layer')} can be quantized safely."
-        lines.append(" ".join(filter(None, (first, _worst(worst), said))))
+        lines.append(" ".join(filter(None, (first, _worst(worst, audit), said))))
     return lines
 
 
@@ -74,14 +70,17 @@ def _plan_line(plan: QuantizedPlan, audit: Audit) -> str:
     """A line with a plan's bits, memory, time and errors, and the layers that stay in 16 bits."""
     kept = _layers_of(plan, "")
     error = max(plan.calibration_error, plan.held_out_error or 0.0)
+    budget = "limit of 1" if audit.criteria else f"error budget of {ratio(audit.max_error)}"
     if len(kept) == len(plan.layers):
-        return f"{quantized_title(plan)}: quantizes no layer, since quantizing any layer exceeds the error budget of {ratio(audit.max_error)}."
-    faster = f" and {percent(plan.time_share)} of the predicted time" if plan.time_share is not None else ""
-    left = f"In 16 bits: {list_paths(kept, LAYERS_SHOWN, 'layer')}" if kept else "All layers are quantized"
-    score = f"; score {or_blank(plan.score.value)}" if plan.score is not None else ""
+        return (
+            f"{quantized_title(plan)}: no layer is quantized, since no tested choice of layers is within the {budget}."
+        )
+    faster = f", and {percent(plan.time_share)} of the predicted time" if plan.time_share is not None else ""
+    left = f"Still in 16 bits: {list_paths(kept, LAYERS_SHOWN, 'layer')}" if kept else "All layers are quantized"
+    score = f" The score is {or_blank(plan.score.value)}." if plan.score is not None and not plan.score.failure else ""
     return (
-        f"{quantized_title(plan)}: {plan.effective_bits:.2f} bits per weight in {count(len(plan.layers), 'layer')}; the whole model takes "
-        f"{percent(plan.weights_share)} of the weight memory{faster} of 16 bits; error {ratio(error)}, budget {ratio(audit.max_error)}{score}. {left}."
+        f"{quantized_title(plan)}: on average {plan.effective_bits:.2f} bits per weight in {count(len(plan.layers), 'layer')}. Compared with 16 bits, the model "
+        f"needs {percent(plan.weights_share)} of the weight memory{faster}. The error is {ratio(error)}, within the {budget}.{score} {left}."
     )
 
 
@@ -127,16 +126,16 @@ def _pipelines(audit: Audit) -> Iterator[Block]:
         largest = ", ".join(f"`{scope(module)}` {ratio(error)}" for module, error in worst)
         rows.append((run.name, or_blank(run.error, ratio), run.said + (f"; largest in {largest}" if worst else "")))
     if rows:
-        yield Grid(("Pipeline", "Error", "What ran"), tuple(rows), texts=3, caption="Other pipelines")
+        yield Grid(("Pipeline", "Error", "What ran"), tuple(rows), texts=3, caption=PIPELINES)
 
 
-def _worst(layer: QuantizedLayer) -> str:
-    """Text on a layer's verdict, effect, cause and remedy; empty for a safe layer."""
+def _worst(layer: QuantizedLayer, audit: Audit) -> str:
+    """Sentences on a layer's verdict, effect, cause and remedy; empty for a safe layer."""
     if layer.verdict.verdict == "safe":
         return ""
-    remedy = f"; remedy: {_remedy(layer)}" if layer.remedy else ""
-    where = f"`{scope(layer.owner)}` ({op(layer.op)})"
-    return f"Worst: {where} is {layer.verdict.verdict}, effect on the outputs {ratio(layer.effect)}; cause: {_cause(layer)}{remedy}."
+    remedy = f" Remedy: {_remedy(layer)}." if layer.remedy else ""
+    effect = f"{ratio(layer.effect)}{' times a limit' * bool(audit.criteria)}"
+    return f"The worst, `{scope(layer.owner)}` ({op(layer.op)}), is {layer.verdict.verdict}, with an effect of {effect} on the outputs. The cause is {_cause(layer)}.{remedy}"
 
 
 def quantization_section(audit: Audit) -> list[Block]:
@@ -149,8 +148,9 @@ def quantization_section(audit: Audit) -> list[Block]:
         )
         for scheme, layers in _by_scheme(audit).items()
     ]
-    above = (*_plan_tables(audit), *_codes(audit), *_pipelines(audit), Prose("", (ABOUT,), "about")) if tables else ()
-    return [*above, *tables]
+    effect = "largest used share of a criterion's limit" if audit.criteria else "change of the outputs"
+    about = Prose("", (ABOUT.format(effect),), "about")
+    return [*_plan_tables(audit), *_codes(audit), *_pipelines(audit), about, *tables] if tables else []
 
 
 def _rules(layer: QuantizedLayer, audit: Audit) -> str:
@@ -167,7 +167,7 @@ def _by_scheme(audit: Audit) -> dict[str, list[QuantizedLayer]]:
 
 def _cause(layer: QuantizedLayer) -> str:
     parts = {"activation": "the input", "both": "weight and input"}
-    return f"{layer.cause} of {parts.get(layer.part, 'the weight')}{f': {layer.place}' if layer.place else ''}"
+    return f"{layer.cause} of {parts.get(layer.part, 'the weight')}{f' ({layer.place})' if layer.place else ''}"
 
 
 def _remedy(layer: QuantizedLayer) -> str:
@@ -175,4 +175,4 @@ def _remedy(layer: QuantizedLayer) -> str:
         return ""
     if layer.remedy == KEEP:
         return "do not quantize this layer"
-    return f"quantize it as {label(layer.remedy)}, effect {ratio(layer.remedied)}"
+    return f"quantize it as {label(layer.remedy)} (effect {ratio(layer.remedied)})"

@@ -17,8 +17,9 @@ POINTS, WORST = 120, 12
 SHARES = {"updates_lost": "Updates lost", "decay_lost": "Decay lost", "second_moment_stuck": "2nd moment stuck"}
 MEASURES = {"error": "Gradient error", **SHARES}
 CAPTION = (
-    "Recipes, late in the run. Skipped: steps without an update. Gradient error: relative L2 against FP32 at equal "
-    f"weights. {', '.join(SHARES.values())}: shares of the entries that should change but do not"
+    "Recipes. Last loss: mean over the last steps. Skipped: number of steps without an update. The other columns are means over the last third of the sampled "
+    "steps. Gradient error: relative L2 difference from FP32 gradients at the same weights. Updates lost, Decay lost: shares of the weights that their update, "
+    "or weight decay, should change but does not. 2nd moment stuck: share of Adam's second moments that should change but do not"
 )
 
 
@@ -32,8 +33,8 @@ def overview(result: Rehearsal) -> list[Block]:
     fp32 = result.runs["fp32"]
     zero = [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}]
     zeros = f"Gradients that were zero in every sampled step: {', '.join(shorten(zero, 4, 'rehearsal.json'))}."
-    noise = "FP32's gradient error is the difference between two batches; errors far below this value matter less."
-    emulated = f"A CPU emulated a GPU. Problems that appear after {count(result.steps, 'step')} are not detected."
+    noise = "FP32's gradient error is the difference between the FP32 gradients of two batches; errors far below this value matter less."
+    emulated = f"The steps ran on a CPU that emulates a GPU. Problems that appear after more than {count(result.steps, 'step')} are not detected."
     return [
         Prose(f"Rehearsal of {result.target}", (about,), "title"),
         Prose("Verdict", (result.recommendation,), "good" if result.recommended != "fp32" else "error"),
@@ -86,8 +87,8 @@ def _charts(result: Rehearsal) -> Iterator[Chart]:
     shown = [run for name, run in result.runs.items() if not run.recipe.repairs or name == result.recommended]
     losses = [(_style(run), run.recipe.title, _curve(range(result.steps), run.losses)) for run in shown]
     errors = [(_style(run), run.recipe.title, _curve(run.steps, run.errors)) for run in shown]
-    of_losses = "Loss of every recipe on the same batches, logarithmic; each point averages neighboring steps."
-    of_errors = "Relative error of all gradients against FP32 gradients at equal weights; of FP32, the difference between two batches."
+    of_losses = "Loss of each recipe on the same batches (logarithmic). Each point is the mean of neighboring steps."
+    of_errors = "Relative L2 difference of all gradients from FP32 gradients at the same weights; of FP32, the difference between two batches."
     ticks = [(step, f"{step:,}") for step in round_steps(result.steps - 1)]
     for label, about, curves in (("Loss", of_losses, losses), ("Gradient error", of_errors, errors)):
         yield from line_chart(label, about, curves, max(result.steps - 1, 1), "step", ticks)

@@ -25,9 +25,9 @@ from .words import count, line, printable, remedy, sentence, shorten
 
 LINES = 40
 """Maximum number of lines that an audit prints on a terminal 100 characters wide."""
-SPARE = ("Formats", "Kept", "Outputs", "Decisions", "Memory")
+SPARE = ("Formats", "In FP32", "Outputs", "Decisions", "Memory")
 """Labels of sections that the terminal output may omit, since the report contains them."""
-NAMES = {"Formats": "verdicts by format", "Kept": "what stays in FP32", "Outputs": "criteria that could be set"}
+NAMES = {"Formats": "verdicts by format", "In FP32": "what stays in FP32", "Outputs": "criteria that could be set"}
 """{label of a section: its contents, in words, where the label does not say it}."""
 ENTRIES_SHOWN = 5
 """Number of causes that a page lists. HTML folds further causes and all notes; other pages count them."""
@@ -106,7 +106,7 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
     training: list[str] = []
     if audit.training is not None:
         titles = dict.fromkeys(f"- {advice.title}" for advice in audit.training.advice)
-        training = [sentence(audit.training.recommendation), *[*titles][:ADVICE_SHOWN]]
+        training = [sentence(f"Train in {audit.training.recommendation}"), *[*titles][:ADVICE_SHOWN]]
     shown = [p for p in seen.plans if p.recommended or seen.chosen is None]
     limits = [line if p.recommended else f"{p.title}: {line}" for p in shown for line in p.criteria]
     sections: dict[str, Iterable[str]] = {
@@ -118,13 +118,13 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
         "Score": [plans.score_headline(audit), *(f"{p.title}: {p.score}" for p in seen.plans if p.score)],
         "Times": plans.times(audit),
         "Formats": [tally.sentence for tally in seen.tallies],
-        "Kept": plans.island_lines(seen.chosen.islands, ISLANDS_SHOWN) if seen.chosen else (),
+        "In FP32": plans.island_lines(seen.chosen.islands, ISLANDS_SHOWN) if seen.chosen else (),
         "Outputs": shorten([*map(plans.proposal_words, audit.proposals)], PROPOSALS_SHOWN),
         "Decisions": [decision_words(audit)],
         "Memory": [sentence(audit.environment.held or "")],
     }
     return [
-        Prose(label, tuple(lines), "warning" if label == "Caution" else "", listed=label == "Kept")
+        Prose(label, tuple(lines), "warning" if label == "Caution" else "", listed=label == "In FP32")
         for label, lines in sections.items()
     ]
 

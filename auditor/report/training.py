@@ -26,22 +26,22 @@ def training_section(audit: Audit) -> list[Block]:
         return []
     under = f"under the plan `{training.plan}`" if training.plan else "under plain autocast"
     low = label("fp16" if "fp16" in audit.formats else audit.formats[0])
-    noise = f"Between batches, FP32 gradients differ by {ratio(training.noise)}; over many steps these differences average out."
+    noise = f"FP32 gradients of two batches differ by {ratio(training.noise)}; over many steps, such differences average out."
     errors = ", ".join(f"{ratio(error)} in {label(fmt)}" for fmt, error in training.errors.items())
     about = (
-        f"One FP32 step with {training.loss_source}: loss {magnitude(training.loss)}. Low-precision gradients are those that are {low} {under}.",
-        f"Relative L2 error of a step's parameter gradients, the largest over {count(training.batches, 'batch', 'batches')}: {errors}.",
+        f"The loss of the FP32 step, with {training.loss_source}, is {magnitude(training.loss)}. Low-precision gradients are the gradients that are {low} {under}.",
+        f"The relative L2 error of a step's parameter gradients is {errors} (the largest of {count(training.batches, 'batch', 'batches')}).",
         noise * (training.noise is not None),
     )
     return [
-        Prose("", (sentence(training.recommendation),), "lead"),
+        Prose("", (sentence(f"Train in {training.recommendation}"),), "lead"),
         Prose("", about, "about"),
         Fold("Gradients, loss scale, updates, and a loop to copy", tuple(_details(audit, training))),
     ]
 
 
 def _details(audit: Audit, training: Training) -> Iterator[Block]:
-    none = Prose("", ("No gradient is in low precision: autocast leaves this step in FP32.",), "empty")
+    none = Prose("", ("No gradient is in low precision, since autocast leaves this step in FP32.",), "empty")
     yield gradient_chart(training) or none
     if training.fp16 is not None:
         yield Prose("Loss scales in FP16.", (_window(training.fp16),))
@@ -55,18 +55,18 @@ def _details(audit: Audit, training: Training) -> Iterator[Block]:
         adam, sgd = training.bf16.lost_adam, training.bf16.lost_sgd
         lost = (("Adam, first steps", *map(percent, adam.values())), ("SGD", *map(percent, sgd.values())))
         rates = ("Learning rate", *(f"{rate:g}" for rate in adam))
-        yield Grid(rates, lost, caption="Share of updates lost if weights were stored in BF16")
+        yield Grid(rates, lost, caption="Share of updates that rounding would lose if weights were stored in BF16")
 
 
 def _window(window: LossScale) -> str:
     most, least = f"{window.maximum:,.10g}", f"{window.minimum:,.10g}"
     if window.closed_by is not None:
-        return f"No loss scale is usable: gradients of `{scope(window.closed_by)}` overflow above {most}, but below {least} more than {percent(window.allowed)} of the gradients become zero."
+        return f"No loss scale is usable. Above {most}, gradient values of `{scope(window.closed_by)}` overflow. Below {least}, over {percent(window.allowed)} of the gradient values become zero."
     if window.init is None:
-        return "No loss scale is usable: no tested scale gives finite gradients on every batch."
+        return "No loss scale is usable, since no tested scale gives finite gradients on every batch."
     return (
-        f"From {least} on, at most {percent(window.allowed)} of the gradients become zero; above {most}, gradients of "
-        f"`{scope(window.largest)}` overflow. GradScaler starts at {window.init:,.10g}. If the loss is divided by n "
+        f"At loss scales from {least} on, at most {percent(window.allowed)} of the gradient values become zero. Above {most}, gradient values of "
+        f"`{scope(window.largest)}` overflow. The recommended initial scale is {window.init:,.10g}. If you divide the loss by n "
         "for gradient accumulation, multiply these scales by n."
     )
 
@@ -91,7 +91,7 @@ def _modules(training: Training) -> Iterator[Block]:
     yield Grid(
         heads,
         tuple(map(row, ordered[:ROWS])),
-        caption="Gradients by module. Largest: magnitude. Zero, Subnormal: shares of the module's low-precision gradients that become zero or subnormal in FP16, without a loss scale (a cell FP32: all gradients of the module are in FP32); Zero, scaled: share of zeros at the initial loss scale. BF16 bits: correct bits after rounding to BF16",
+        caption="Gradients by module. Largest: the largest magnitude. Zero, Subnormal: shares of the low-precision gradient values that become zero or subnormal in FP16 without a loss scale. Zero, scaled: the share that becomes zero at the initial loss scale. FP32 in these columns: the module has no low-precision gradients. BF16 bits: correct bits after rounding to BF16",
     )
     if len(ordered) > ROWS:
         left = f"{count(len(ordered) - ROWS, 'more module')}, and every parameter, in measurements.json."
@@ -105,7 +105,7 @@ def _movers(training: Training) -> Block:
         return Prose("", (sentence(training.attribution or "No operation changes the parameter gradients measurably"),))
     moved.sort(key=lambda row: -row[0].both)
     rows = tuple((where(node), label(fmt), ratio(one.both), ratio(one.backward)) for one, node, fmt in moved[:ROWS])
-    caption = "Operations that change the parameter gradients the most, each as the only one in low precision. Change: relative L2, with both passes in the format; Backward only: with only the backward pass"
+    caption = "Operations that change the parameter gradients the most, each as the only one in low precision. Change: relative L2 change of the gradients with the operation's forward and backward pass in the format. Backward only: the same with only its backward pass in the format"
     return Grid(("Operation", "Format", "Change", "Backward only"), rows, texts=2, caption=caption)
 
 
@@ -173,5 +173,5 @@ def training_headline(audit: Audit) -> str | None:
     plan = training_plan(audit)
     under = "under that plan" if plan is not None and plan == audit.recommended else "under autocast"
     if FORMATS[training.format].loss_scaling and training.fp16 is not None and training.fp16.init is not None:
-        return f"Train in {label(training.format)} {under}, with a loss scale from {training.fp16.init:,.10g}."
+        return f"Train in {label(training.format)} {under}, with an initial loss scale of {training.fp16.init:,.10g}."
     return f"Train in {label(training.format)} {under}, without a loss scale."

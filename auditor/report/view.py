@@ -49,7 +49,7 @@ def _tally(audit: Audit, fmt: str) -> Tally:
         "precision": "rounding",
         "literal": f"constants that {label(fmt)} cannot represent",
         "kernel": "missing kernels",
-        "other": "operations that raise",
+        "other": "operations that raise errors",
     }
     *causes, last = [text for key, text in words.items() if key in limits] or [""]
     limit = f"{', '.join(causes)} and {last}" if causes else last
@@ -98,7 +98,7 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     if chosen is None:
         if training and not training.format and any(one.is_verified and one.has_low for one in audit.plans.values()):
             said = "Keep the model in FP32 to train it; plans within the budget for inference are below."
-            return said, f"{training.recommendation}."
+            return said, f"Train in {training.recommendation}."
         proof, result = "", outcome(audit.plans, audit.use)
         if result == "loses":
             proof = advice(audit)
@@ -107,8 +107,8 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
             proof = f"{looser}, or start with the findings below."
         return f"{audit.recommendation} {trained}".strip(), proof
     plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
-    beyond = " beyond autocast's own lists" * (plan.strategy == "autocast")
-    apart = f", keeping {kept} in FP32" if kept else f"; nothing{beyond} has to stay in FP32"
+    beyond = " except what autocast itself runs in FP32" * (plan.strategy == "autocast")
+    apart = f", keeping {kept} in FP32" if kept else f"; nothing has to stay in FP32{beyond}"
     said = f"Run the model in {chosen.title}{apart}. {trained}".strip()
     budget = f"{audit.max_error:g}"
     if plan.measured_error is None:
@@ -118,13 +118,14 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     who = "The patched model" if plan.program is None else f"The saved program, {plan.program.file},"
     error = f"error {ratio(plan.measured_error)} against FP32, budget {budget}"
     if ran and ran.criteria:
-        error = f"every criterion holds; nearest to its limit, {limit_line(max(ran.criteria, key=lambda one: one.share or 0))}"
+        error = f"every criterion holds. Nearest to its limit: {limit_line(max(ran.criteria, key=lambda one: one.share or 0))}"
     proof = f"{who} was run{inputs}: {error}{itself}."
-    if not chosen.islands and chosen.before == ratio(plan.measured_error):
+    same = not chosen.islands and chosen.before == ratio(plan.measured_error)
+    if same or chosen.before == "non-finite":  # which `nonfinite_runs` says
         return said, proof
-    failures = {"fails to run": "the model fails to run", "non-finite": "outputs turn Inf or NaN"}
-    before = f"the error is {chosen.before}{' times the limit' if audit.criteria else ''}"
-    return said, f"{proof} Without the plan, {failures.get(chosen.before, before)} in {chosen.title}."
+    before = f"the error is {chosen.before}{' times its limit' if audit.criteria else ''}"
+    before = "the model fails to run" if chosen.before == "fails to run" else before
+    return said, f"{proof} Without the plan, in {chosen.title}, {before}."
 
 
 def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:

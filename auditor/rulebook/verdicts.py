@@ -12,8 +12,7 @@ from typing import TypeVar
 from ..artefact.strategies import names
 from ..capture.paths import same_operations
 from ..criteria.criterion import FLOOR, counts_flips, strict
-from ..execution.policy import Policy, plain
-from ..execution.resolve import kept_low, resolve
+from ..execution.resolve import kept_low, reached_by
 from ..measure.calibrate import Calibration, larger_effect, worse
 from ..measure.rerun import SENSITIVE_SHARE, Yardstick
 from ..numerics.formats import FORMATS, label
@@ -104,21 +103,20 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
     written = (f"{contribution.isolated:.{digits}g}" for digits in (2, 3, 4, 6))
     moved = next((text for text in written if float(text) > beyond), f"{contribution.isolated:.9g}")
     changes = "is predicted to change" if contribution.decided_by == "first-order" else "changes"
-    return f"{_company(contribution)} it {changes} the outputs by {moved}"
+    return f"it {changes} the outputs by {moved} {_company(contribution)}"
 
 
 def _share_of_budget(contribution: Contribution, max_error: float) -> str:
     """A text on an operation's effect, as a share of the error budget or of the tightest criterion."""
     predicted = contribution.decided_by == "first-order"
-    alone, criterion = f"{_company(contribution)} it", contribution.criterion
+    alone, criterion = _company(contribution), contribution.criterion
     verb = "is predicted to use" if predicted else "is expected to use" if counts_flips(criterion) else "uses"
-    uses = f"{alone} {verb}"
     if not criterion:
-        return f"{uses} {contribution.isolated / max_error:.0%} of the error budget"
+        return f"it {verb} {contribution.isolated / max_error:.0%} of the error budget {alone}"
     if not strict(criterion):
-        return f"{uses} {_part(contribution.isolated)} the limit '{criterion}'"
+        return f"it {verb} {_part(contribution.isolated)} the limit '{criterion}' {alone}"
     does = ("is predicted to violate", "violates") if contribution.isolated > 1 else ("is predicted to meet", "meets")
-    return f"{alone} {does[not predicted]} the limit '{criterion}'"
+    return f"it {does[not predicted]} the limit '{criterion}' {alone}"
 
 
 def _part(share: float) -> str:
@@ -134,8 +132,8 @@ def _part(share: float) -> str:
 def _company(contribution: Contribution) -> str:
     """A clause that says whether the operation ran in low precision alone or together with others."""
     if contribution.decided_by != "group":
-        return "as the only operation in low precision,"
-    return f"in low precision with {contribution.together - 1:,} other{'s' * (contribution.together > 2)},"
+        return "as the only operation in low precision"
+    return f"in low precision with {contribution.together - 1:,} other{'s' * (contribution.together > 2)}"
 
 
 def _unsafe_reason(
@@ -148,7 +146,7 @@ def _unsafe_reason(
         return f"{_vanishes(error, fmt)} (underflow); {effect}"
     if error.overflow and span is not None:
         beyond = f"{span.max_abs:.4g} overflows (the largest number is {FORMATS[fmt].largest:.6g})"
-        return f"{beyond if span.max_abs > FORMATS[fmt].largest else 'an inner value overflows'}; {effect}"
+        return f"{beyond if span.max_abs > FORMATS[fmt].largest else 'an input or inner value overflows'}; {effect}"
     if error.disagreement:
         return f"{error.disagreement:.2%} of the discrete results flip; {effect}"
     return f"{effect} (cause: {error.cause})" if error.cause else effect
@@ -204,11 +202,9 @@ def judge(
         return verdict_of(node, error, contribution, known.ranges.get(name), used, fmt, max_error, noise)
 
     for fmt in formats:
-        used = {strategy: resolve(Policy(capture, strategy, plain(fmt), fmt)) for strategy in names()}
-        own = kept_low(capture, names(), fmt)
+        reached, own = reached_by(capture, fmt), kept_low(capture, names(), fmt)
         for name, node in capture.nodes.items():
-            strategies = tuple(strategy for strategy, dtypes in used.items() if dtypes.touches_low(name))
-            exposed[name][fmt] = strategies
+            strategies = exposed[name][fmt] = reached[name]
             if own.get(name, fmt) != fmt:
                 verdicts[name][fmt] = Verdict(
                     "safe", f"the model's code requires {label(own[name])} here under every plan"

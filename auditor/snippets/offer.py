@@ -66,10 +66,8 @@ def code_for(audit: Audit, tool: Tool, name: str | None) -> str:
     error = "The plan failed in a run, or was not run: audit the model again before you use the plan."
     if plan.measured_error is not None:
         verdict = "Verified" if plan.is_verified else "NOT within the budget"
-        error = (
-            f"{verdict}: measured {'share of a limit' if audit.criteria else 'error'} {plan.measured_error:.2g}, "
-            f"budget {audit.max_error:.2g}, for the patched model. The code below was generated for {tool.title} and not run."
-        )
+        limit = " times a criterion's limit" if audit.criteria else f", budget {audit.max_error:.2g}"
+        error = f"{verdict}: the patched model has an error of {plan.measured_error:.2g}{limit}. The code below was generated for {tool.title} and not run."
     return comment(f"{tool.title}: the plan {plan.name!r}. {error}", remark) + tool.render(audit, plan)
 
 

@@ -82,8 +82,8 @@ def gradient_outliers(training: Training, captured: Capture) -> Iterable[Advice]
         yield Advice(
             "gradient-outliers",
             "Monitor the gradient norm of single layers",
-            f"The median gradient norm is {middle:.2g}; far larger: {listed}. A spike of the gradient norm "
-            "precedes a spike of the loss: log these norms, and clip gradients.",
+            f"The median gradient norm of a module is {middle:.2g}. Far larger norms: {listed}. A spike of a gradient norm often "
+            "precedes a spike of the loss. Log these norms, and clip gradients.",
             {"median": middle, "largest": norms[high[0]]},
         )
 
@@ -97,9 +97,9 @@ def master_weights(training: Training, captured: Capture) -> Iterable[Advice]:
         yield Advice(
             "master-weights",
             "Keep FP32 master weights in BF16 training",
-            f"With BF16 weights, {share:.0%} of Adam's first updates at learning rate {rate:g} are "
-            f"below half a spacing and lost ({training.bf16.lost_adam[0.0001]:.0%} at 1e-4). Autocast "
-            "keeps weights in FP32; otherwise use a master copy or stochastic rounding.",
+            f"With BF16 weights, rounding loses {share:.0%} of Adam's first updates at learning rate {rate:g}, and "
+            f"{training.bf16.lost_adam[0.0001]:.0%} at 1e-4: they are below half the spacing of BF16 numbers. Autocast "
+            "keeps weights in FP32; otherwise use an FP32 master copy or stochastic rounding.",
             {"learning_rate": rate, "lost": share},
         )
 
@@ -114,14 +114,12 @@ def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
     squares = sum(n * min(max(edge - e, 0.0), 1.0) for e, n in pool.exponents.items()) / pool.nonzero
     damped = sum(n for e, n in pool.exponents.items() if 2.0 ** (e + 1) <= ADAM_EPS) / pool.nonzero
     text = (
-        f"Adam stores (1 - beta2) times the squared gradient. In FP16 {_share(squares)} of these values are zero, and "
-        f"so is eps = {ADAM_EPS:g}: the step divides by zero, and weights turn Inf or NaN. In BF16 eps survives, but a "
+        f"Adam stores (1 - beta2) times the squared gradient. In FP16, {_share(squares)} of these values become zero, and "
+        f"so does eps = {ADAM_EPS:g}. The step then divides by zero, and weights turn Inf or NaN. In BF16, eps is not zero, but a "
         "moving average loses all updates below 1/512 of its value, and some updates below 1/256."
     )
     if damped > LOST:
-        text += (
-            f" In any format, {_share(damped)} of the gradients are below eps: a smaller eps lets their weights change."
-        )
+        text += f" In any format, {_share(damped)} of the gradient values are below eps, so that their weights hardly change; a smaller eps helps."
     yield Advice(
         "adam-eps",
         "Keep Adam's state and eps in FP32",
@@ -136,8 +134,8 @@ def low_collective(training: Training, captured: Capture) -> Iterable[Advice]:
         yield Advice(
             "low-collective",
             f"Reduce in FP32 in {node.owner or 'the model'}",
-            f"{node.op} at {node.source or node.owner} sums the ranks' values in their own dtype: "
-            "cast to FP32 before the sum.",
+            f"{node.op} at {node.source or node.owner} adds the values of all ranks in the values' dtype. "
+            "Cast the values to FP32 before the sum.",
             {"module": node.owner},
         )
 
@@ -149,12 +147,16 @@ def scaled_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
         return
     if (largest := max((p.gradient.max_abs for p in training.parameters), default=0.0)) > 0:
         ranks = FORMATS["fp16"].largest / (largest * window.init)
-        many = f"the sum of {math.ceil(ranks)} equal gradients" if ranks > 1 else "the largest single gradient"
+        sums = (
+            f"{math.ceil(ranks):,} ranks with this value add up to more than"
+            if ranks > 1
+            else "this value alone exceeds"
+        )
         yield Advice(
             "reduce-dtype",
             "Reduce gradients over ranks in FP32",
-            f"At a loss scale of {window.init:g} {many} overflows FP16. Under autocast gradients and "
-            "their sum are FP32; an FP16 compression hook or FSDP's `reduce_dtype` can make the sum FP16.",
+            f"The largest gradient value is {largest:.3g}. At a loss scale of {window.init:,.10g}, {sums} FP16's largest number. Under autocast, gradients and "
+            "their sum are FP32, but an FP16 compression hook or FSDP's `reduce_dtype` can make the sum FP16.",
             {"ranks": ranks},
         )
 
@@ -162,9 +164,8 @@ def scaled_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
     yield Advice(
         "clip-after-unscale",
         "Clip after unscaling",
-        f"The gradient norm is {norm:.3g}; before `scaler.unscale_(optimizer)` it is "
-        f"{norm * window.init:.3g}. Clipping this scaled norm to 1 would make the gradients "
-        f"{max(norm * window.init / max(norm, 1), 1):.3g} times too small.",
+        f"The gradient norm is {norm:.3g}; before `scaler.unscale_(optimizer)` it is {norm * window.init:,.6g}. "
+        f"Clipping this scaled norm to 1 would make the gradients {max(norm * window.init / max(norm, 1), 1):,.4g} times too small.",
         {"norm": norm, "scaled": norm * window.init},
     )
 
@@ -177,8 +178,8 @@ def zero_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
         yield Advice(
             "zero-gradients",
             "Audit again after some steps",
-            f"The gradient is zero for {', '.join(zero[:4])}{more}: all results, including loss "
-            "scales, exclude these parameters.",
+            f"The gradient of these parameters is zero in this step: {', '.join(zero[:4])}{more}. All results on "
+            "gradients, including loss scales, exclude them.",
             {"parameters": len(zero)},
         )
 

@@ -62,9 +62,9 @@ def format_to_train_in(
         if "bf16" in idle:
             beside = "; no verified plan under autocast runs anything in BF16"
         return "fp16", (
-            f"FP16 with {scaler_code(scale.init)}: at scales from {scale.minimum:,.10g} to "
-            f"{scale.maximum:,.10g} nothing overflows and at most {scale.allowed:.0%} of the "
-            f"gradients become zero{beside}"
+            f"FP16 with {scaler_code(scale.init)}: at loss scales from {scale.minimum:,.10g} to "
+            f"{scale.maximum:,.10g} no gradient overflows, and at most {scale.allowed:.0%} of the "
+            f"gradient values become zero{beside}"
         )
     return None, f"FP32: {_why_fp32(errors)}"
 
@@ -88,8 +88,8 @@ def _why_bf16(
         return error
     if scale.closed_by is not None:
         return (
-            f"no loss scale suits FP16: {scale.closed_by or 'the model'} overflows above {scale.maximum:,.10g}, but at "
-            f"least {scale.minimum:,.10g} is needed for at most {scale.allowed:.0%} zeros"
+            f"no loss scale suits FP16, since gradients of {scale.closed_by or 'the model'} overflow above {scale.maximum:,.10g}, "
+            f"and over {scale.allowed:.0%} of the gradient values become zero below {scale.minimum:,.10g}"
         )
     fp16 = errors.get("fp16")
     if fp16 is None or not math.isfinite(fp16):
@@ -99,16 +99,16 @@ def _why_bf16(
     if idle:
         return f"no verified plan under autocast runs anything in FP16; {error}"
     if closer:
-        return f"{error}, FP16's by {fp16:.2g}"
+        return f"{error}, and FP16 gradients by {fp16:.2g}"
     usable = f"in FP16 only loss scales of {scale.minimum:,.10g} to {scale.maximum:,.10g} are usable"
-    return f"the recommended plan runs in BF16, {error}, and {usable}"
+    return f"the recommended plan runs in BF16; {error}; {usable}"
 
 
 def _off(fmt: str, error: float) -> str:
     name = label(fmt)
     if not math.isfinite(error):
         return f"{name} gives no finite gradients"
-    return f"the gradients of {name} have an error of {error:.0%}, above the tolerated {TOLERATED:.0%}"
+    return f"{name} gradients differ from FP32's by {error:.0%}, above the tolerated {TOLERATED:.0%}"
 
 
 def recommend_plan(

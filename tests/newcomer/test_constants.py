@@ -190,7 +190,7 @@ def test_the_operation_is_unsafe_in_that_run(audit):
     assert root.verdicts["fp16"].verdict == "unsafe"
     assert (
         root.verdicts["fp16"].reason
-        == f"NaN in FP16 under autocast, though finite if run alone: cancellation at sub ({DIFFERENCE})"
+        == f"its result contains NaN in FP16 under autocast, though finite if run alone; the cause is cancellation at sub ({DIFFERENCE})"
     )
     assert root.errors["fp16"].born
 

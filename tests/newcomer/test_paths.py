@@ -96,10 +96,10 @@ def two_batches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_an_overflow_on_the_second_batchs_branch_is_named_with_line_and_batch(two_batches: tuple[Path, str]) -> None:
     said = two_batches[1]
     assert f"two_batches.py:{CAT}" in said
-    assert re.search(r"Cat is unsafe in FP16: \S+ overflows .*?\(batch 2\)", said)
+    assert re.search(r"Cat is unsafe in FP16, since \S+ overflows .*?\(batch 2\)", said)
     page = markdown(auditor.load(two_batches[0] / "audits" / "two_batches"))
     assert "FP16: 2 unsafe and 0 sensitive of 3 operations" in page and "BF16: 0 unsafe" in page
-    assert f"outputs turn Inf at cat in the model's forward (two_batches.py:{CAT}), in batch 2" in said
+    assert f"values turn Inf at cat in the model's forward (two_batches.py:{CAT}), in batch 2" in said
 
 
 def test_no_reporter_says_that_nothing_is_unsafe(two_batches: tuple[Path, str]) -> None:
@@ -144,7 +144,7 @@ def test_batches_whose_training_step_was_not_measured_are_said() -> None:
     given = {"mode": "training", "loss_fn": mean, "formats": ("bf16",), "quick": True}
     audit = audit_of(one_layer, (normal(4, 8),), (normal(6, 8),), (normal(4, 8, seed=1),), **given)
     (said,) = (warning for warning in audit.warnings if "Gradients" in warning)
-    assert said.startswith("Gradients were measured on 2 of 3 batches: ")
+    assert said.startswith("Gradients were measured on 2 of 3 batches, since ")
     alike = audit_of(one_layer, (normal(4, 8),), (normal(4, 8, seed=1),), **given)
     assert not any("Gradients" in warning for warning in alike.warnings)
 

@@ -72,6 +72,20 @@ def test_by_hand(text: str, reference: list, candidate: list, found: float) -> N
     assert of(text, reference, candidate) == pytest.approx(found, rel=1e-9, abs=1e-12, nan_ok=True)
 
 
+@pytest.mark.parametrize("text", ["top1 >= 1", "topk(3) >= 1", "topk(2, dim=0) >= 1"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_ranks_are_those_of_float64(text: str, dtype: torch.dtype) -> None:
+    (one,) = criteria_of(f"output: {text}")
+    reference = normal(40, 6).to(dtype)
+    candidate = (reference.double() + 0.2 * normal(40, 6, seed=1)).to(dtype)
+    expected = value(one, reference.double(), candidate.double())
+    assert 0.5 < value(one, reference, candidate) == expected < 1
+    reference[0, 0] = candidate[0, 0] = -INF
+    assert value(one, reference, candidate) == value(one, reference.double(), candidate.double())
+    candidate[1, 1] = INF
+    assert math.isnan(value(one, reference, candidate))
+
+
 @pytest.mark.parametrize(
     "text", ["kl <= 1", "max_abs <= 1", "top1 >= 1", "iou >= 1", "psnr >= 30", "cosine >= 1", "flips <= 0"]
 )

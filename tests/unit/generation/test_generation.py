@@ -406,6 +406,6 @@ def test_the_command_takes_text_and_verifies_in_a_fresh_process(here: Path) -> N
     assert found["kl"] > 0
     assert "BF16 under autocast: KL" in said
     page = (here / "found" / "report.html").read_text()
-    assert "FP32 continued 2 prompts by 16 tokens each" in page
+    assert "The FP32 model continued 2 prompts by 16 tokens each" in page
     assert "is the smallest format within the limits if the model runs in BF16 under autocast. A cache in" in page
     assert "Divergence by position" in page

@@ -46,6 +46,17 @@ def test_what_is_unsafe_is_kept_and_the_products_are_not(bench: Workbench, table
     assert table.low_flops(frozenset(("linear", "linear_1"))) == 1.0
 
 
+def test_what_was_not_run_is_kept() -> None:
+    """The code squares in FP32: no patched model overflows there, but an exported program that lowers it would."""
+    model = Model(
+        lambda m, x: m.layer(x / (1000 * x.float()).square().mean(-1, keepdim=True)), layer=linear(4, 4)
+    ).eval()
+    bench = bench_of(model, 1 + normal(5, 4).abs(), formats=("fp16",))
+    table = table_of(export_model(model, bench.subject.batches[0]).graph_module.graph, "fp16", bench)
+    kept = {operation.op: operation.kept for operation in table.operations.values() if operation.kept}
+    assert kept["aten.square.default"] == "untested: only a run can measure its effect on the outputs"
+
+
 def test_values_know_who_makes_them_and_what_rounding_them_costs(bench: Workbench, table: Table) -> None:
     stored = {name for name, value in table.values.items() if value.stored}
     assert stored == {"model_first_weight", "model_first_bias", "model_second_weight", "model_second_bias"}

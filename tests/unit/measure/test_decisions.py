@@ -214,6 +214,6 @@ def test_report_and_terminal_state_both_parts_and_the_operation_with_its_line() 
 def test_a_short_terminal_leaves_decisions_to_the_report_and_a_criterion_states_them_in_its_limit() -> None:
     audit = auditor.audit(Codes(1.0), (X,), criteria=["output: rel_l2 <= 0.02"], formats=("bf16",))
     whole, short = (text(audit, width=100, most=most) for most in (60, 24))
-    assert "Decisions that differ cause" in whole and "Decisions that differ cause" not in short
+    assert "Decisions that differ" in whole and "Decisions that differ" not in short
     assert re.search(r"Omitted +[\w, ]*decisions", short)
-    assert " times its limit; with FP32's decisions, " in decision_words(audit)
+    assert " times its limit; with the decisions of the FP32 run, " in decision_words(audit)

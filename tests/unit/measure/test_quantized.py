@@ -250,11 +250,11 @@ def test_static_scales_come_from_all_calibration_inputs() -> None:
 
 def test_reports_and_files_show_the_layers(some: tuple[nn.Module, Audit], tmp_path) -> None:
     _, found = some
-    shown = text(found, width=200, color=False, most=100)
+    shown = " ".join(text(found, width=200, color=False, most=100).split())
     worst = max((x for x in found.quantization if x.scheme == "nvfp4"), key=lambda x: x.effect)
-    assert f"NVFP4: 0 of 7 layers can be quantized safely. Worst: `{worst.owner}` (" in shown
-    assert f") is unsafe, effect on the outputs {worst.effect:.2g}; cause: rounding of " in shown
-    assert "; remedy: do not quantize this layer." in shown
+    assert f"NVFP4: 0 of 7 layers can be quantized safely. The worst, `{worst.owner}` (" in shown
+    assert f"), is unsafe, with an effect of {worst.effect:.2g} on the outputs. The cause is rounding of " in shown
+    assert " Remedy: do not quantize this layer." in shown
     assert "torchao: NVFP4DynamicActivationNVFP4WeightConfig()" in html(found)
     found.save(tmp_path)
     written = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))["quantization"]

@@ -143,6 +143,17 @@ def test_what_the_runs_did_not_get_to_is_untested(monkeypatch: pytest.MonkeyPatc
     assert (said["mul"], said["tanh"]) == ("untested", "safe")
 
 
+def test_what_the_code_computes_in_fp32_is_not_run(spent: list[float]) -> None:
+    measured = measured_in("fp16", lambda x: (x.float() * x.float()).mean(-1).sqrt(), torch.full((2, 4), 300.0))
+    found = attributed(measured)
+    said = verdicts(measured, found)
+    broken = [name for name, errors in measured.errors.items() if errors["fp16"].overflow]
+    assert {name: (found[name].decided_by, said[name]) for name in broken} == dict.fromkeys(
+        ("mul", "mean", "sqrt"), ("not-run", "safe")
+    )
+    assert spent == [0.0]
+
+
 def test_a_group_that_does_no_harm_bounds_each_of_its_operations(spent: list[float]) -> None:
     def forward(x: Tensor) -> Tensor:
         for _ in range(6):

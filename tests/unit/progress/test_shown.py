@@ -75,8 +75,8 @@ def test_stages_that_the_settings_announce_count_from_the_beginning():
         shown(stage, "", 0, 0)
         told.append((shown.summary().partition(" done")[0], shown.share))
     assert [said for said, _ in told[2:4]] == [
-        "measure (stage 3 of 10), audit 20%",
-        "training (stage 4 of 10), audit 30%",
+        "measure (stage 3 of 10), in total 20%",
+        "training (stage 4 of 10), in total 30%",
     ]
     assert [share for _, share in told] == pytest.approx([n / 10 for n in range(10)])
 
@@ -100,8 +100,8 @@ def test_a_stage_that_is_added_takes_nothing_back():
 @pytest.mark.parametrize(
     ("kind", "stream", "line"),
     [
-        (Lines, io.StringIO, r"  measure \(stage 2 of 6\), audit 33% done after \d+ s\n"),
-        (Bar, Terminal, r"[━#][^\r]* measure \(stage 2 of 6\), audit 33% done after \d+ s 4 nodes"),
+        (Lines, io.StringIO, r"  measure \(stage 2 of 6\), in total 33% done after \d+ s\n"),
+        (Bar, Terminal, r"[━#][^\r]* measure \(stage 2 of 6\), in total 33% done after \d+ s 4 nodes"),
     ],
 )
 def test_it_is_shown_again_though_nothing_is_told(kind, stream, line, monkeypatch):

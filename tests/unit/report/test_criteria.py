@@ -70,14 +70,14 @@ def test_a_line_says_what_the_plan_and_the_format_without_it_came_to() -> None:
         most = max(values, key=lambda one: one.share)
         for line, one, before in zip(lines, values, audit.baselines[name].criteria, strict=True):
             said = re.fullmatch(
-                rf"{one.kind} of {one.output} is (\S+), at most {one.limit:g} is allowed(: limit exceeded)?(, nearest to its limit)?"
-                r"(; without the plan (\S+))?",
+                rf"(Nearest to its limit: )?{one.kind} of {one.output} is (\S+), at most {one.limit:g} is allowed(: limit exceeded)?"
+                r"(; without the plan it is (\S+))?",
                 line,
             )
             assert said is not None, line
-            assert float(said[1]) == pytest.approx(one.value, rel=0.01)
-            assert bool(said[2]) is not one.holds
-            assert bool(said[3]) is (one is most and one.holds and one.share > 0)
+            assert float(said[2]) == pytest.approx(one.value, rel=0.01)
+            assert bool(said[3]) is not one.holds
+            assert bool(said[1]) is (one is most and one.holds and one.share > 0)
             assert (said[5] is None) is (before.value == one.value)
             assert said[5] is None or float(said[5]) == pytest.approx(before.value, rel=0.01)
 
@@ -103,7 +103,7 @@ def test_the_recommendation_and_the_proof_speak_of_the_criteria() -> None:
     most = max(plan.verification.criteria, key=lambda one: one.share)
     assert f"measured error {most.share:.2g} within the limit of every criterion" in audit.recommendation
     proof = ReportView(audit).proof
-    assert f"every criterion holds; nearest to its limit, {limit_line(most)}" in proof
+    assert f"every criterion holds. Nearest to its limit: {limit_line(most)}" in proof
 
 
 def test_the_chart_of_relative_errors_has_no_line_at_a_share_of_a_limit() -> None:
@@ -171,8 +171,16 @@ def test_a_plan_solves_a_problem_only_if_it_does_at_every_operation():
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
     [
-        ("autocast_fp16", "strategy", "is set to FP16. Still in FP32: operations that autocast always runs in FP32"),
-        ("cast_fp16", "inherited", "is set to FP16. Operations that read FP32 values still run in FP32."),
+        (
+            "autocast_fp16",
+            "strategy",
+            "is set to FP16. In these modules, autocast runs some operations in FP32 all the same: ",
+        ),
+        (
+            "cast_fp16",
+            "inherited",
+            "is set to FP16. In these modules, operations that read FP32 values run in FP32 all the same.",
+        ),
         ("autocast_fp16", "not-floating", "is set to FP16."),
     ],
 )
@@ -206,8 +214,8 @@ def test_a_card_says_what_becomes_of_one_operation():
     opening = "FP16 under autocast, the recommended plan,"
     said = {
         "kept": f"{opening} keeps the operation in FP32.",
-        "low": f"{opening} runs the operation on low-precision values, within the limits.",
-        "reads": f"{opening} runs the operation in FP32 on low-precision inputs, within the limits.",
+        "low": f"{opening} runs the operation on low-precision values, with an error within the limit.",
+        "reads": f"{opening} runs the operation in FP32 on low-precision inputs, with an error within the limit.",
         "elsewhere": f"{opening} avoids the problem, which only occurs in FP16 with cast weights.",
     }
     for bearing, sentence in said.items():
@@ -229,7 +237,7 @@ def test_a_card_says_how_many_operations_become_what():
     findings = tuple(replace(f, bearing=mixed.get(f.node, f.bearing)) for f in audit.findings)
     assert cause(replace(audit, findings=findings), "SFT001").plan_effect == (
         f"FP16 under autocast, the recommended plan, keeps {len(members) - 2} of these operations in FP32; runs 1 of these "
-        "operations on low-precision values, within the limits; avoids the problem of 1 of these operations, which could only occur in FP16 with "
+        "operations on low-precision values, with an error within the limit; avoids the problem of 1 of these operations, which could only occur in FP16 with "
         "cast weights or BF16 with cast weights."
     )
 
@@ -384,7 +392,7 @@ def test_what_limits_a_format_names_missing_kernels_beside_precision() -> None:
     safe = [replace(node, verdicts={"bf16": Verdict("safe", "")}) for node in others]
     mixed = replace(missing, errors={"bf16": NodeError(unsupported="bmm got float32 and bfloat16 together")})
     for nodes, limit in (
-        ((mixed, *safe), "operations that raise"),
+        ((mixed, *safe), "operations that raise errors"),
         ((missing, *safe), "missing kernels"),
         ((rounded, missing, *safe), "rounding and missing kernels"),
     ):

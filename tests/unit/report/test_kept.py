@@ -88,23 +88,23 @@ def audit() -> Audit:
 def test_a_module_that_stays_fp32_says_why_under_each_plan(audit: Audit) -> None:
     text = explain_layer(audit, "norm")
     for name, plan in audit.plans.items():
-        words = ["FP32: " + reason.words for reason in plan.reasons if "norm" in reason.modules] or ["FP16"]
+        words = ["FP32; " + reason.words for reason in plan.reasons if "norm" in reason.modules] or ["FP16"]
         mark = " (recommended)" if name == audit.recommended else ""
         assert [f"  {name}{mark}: {clause}" for clause in words] == [
             line for line in text.splitlines() if line.startswith(f"  {name}")
         ]
-    assert "FP32: pow_1 is unsafe, since " in text
+    assert "FP32; pow_1 is unsafe, since " in text
     assert text.splitlines()[1].startswith(f"  {audit.recommended} (recommended)")
 
 
 def test_an_operation_says_why_too(audit: Audit) -> None:
     (softmax,) = (r.node.name for r in audit.nodes if "softmax" in r.node.op)
     text = explain_layer(audit, softmax)
-    assert "  autocast_fp16: not in low precision: autocast always runs softmax in FP32" in text.replace(
+    assert "  autocast_fp16: not in low precision; autocast always runs softmax in FP32" in text.replace(
         " (recommended)", ""
     )
     inside = next(r.node.name for r in audit.nodes if r.node.owner == "norm")
-    assert "FP32, like all of norm: " in explain_layer(audit, inside)
+    assert "FP32, like all of norm; " in explain_layer(audit, inside)
 
 
 def test_a_name_that_there_is_not(audit: Audit) -> None:
@@ -169,7 +169,7 @@ def every_reason(m: Any, x: Tensor) -> Tensor:
 
 
 REASONS = {
-    "the module is in FP32: add_2 is unsafe": {"add", "sub"},
+    "the module is in FP32, since add_2 is unsafe": {"add", "sub"},
     "autocast always runs layer_norm in FP32": {"layer_norm"},
     "the model's code requests FP32": {"to", "arange"},
     "the model's code switches autocast off there": {"linear"},

@@ -30,7 +30,7 @@ def test_the_same_birth_in_identical_blocks_is_told_once():
     (one,) = (text for text in said(replace(audit, nodes=nodes)) if "softmax" in text)
     assert (
         one.startswith("softmax.int in `blocks.0.attn`")
-        and f" and in {blocks - 1} similar blocks raises an error on FP16 inputs: no kernel." in one
+        and f" and at {blocks - 1} similar operations raises an error on FP16 inputs: no kernel." in one
     )
 
 
@@ -58,8 +58,8 @@ def test_the_share_of_an_operation_follows_from_the_effect_beside_it():
 @pytest.mark.parametrize(
     ("exposed", "remark"),
     [
-        ((), " Without a plan, values here stay FP32."),
-        (("cast",), " Under autocast, values here stay FP32."),
+        ((), " Without a plan, the operation runs in FP32."),
+        (("cast",), " Under autocast, the operation runs in FP32."),
         (("autocast", "cast"), ""),
     ],
 )

@@ -88,7 +88,7 @@ def test_facts_of_the_measurement_fire_their_rules() -> None:
     facts = gather(toy.capture, toy.ranges, verdicts)
     found = compare_with_verdicts(classify(toy.capture, facts, RULES), verdicts)
     assert codes(found) == [("MSR001", "tanh"), ("MSR002", "cos")]
-    assert found[0].message == "tanh is unsafe in FP16: overflow"
+    assert found[0].message == "tanh is unsafe in FP16, since overflow"
     assert all(item.agrees for item in found)
     assert not [item for item in classify(toy.capture, toy.facts, RULES) if item.rule.startswith("MSR")]
 

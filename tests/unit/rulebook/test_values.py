@@ -252,8 +252,8 @@ def test_reasons_name_the_cause_and_the_limit(error: NodeError, isolated: float,
     assert found.limited_by == limit
 
 
-ALONE = "as the only operation in low precision, it"
-TOGETHER = "in low precision with 3 others, it"
+ALONE = "as the only operation in low precision"
+TOGETHER = "in low precision with 3 others"
 OVER = "above the budget of 0.01 (cause: rounding)"
 BUDGETS = NodeError(local_error=0.1, cause="rounding")
 
@@ -261,16 +261,16 @@ BUDGETS = NodeError(local_error=0.1, cause="rounding")
 @pytest.mark.parametrize(
     ("contribution", "verdict", "reason"),
     [
-        (Contribution(0.001, 0, 0), "safe", f"{ALONE} is predicted to change the outputs by 0.001"),
-        (Contribution(0.001, 0, 0, "re-run"), "safe", f"{ALONE} changes the outputs by 0.001"),
-        (Contribution(0.001, 0, 0, "group", 4), "safe", f"{TOGETHER} changes the outputs by 0.001"),
+        (Contribution(0.001, 0, 0), "safe", f"it is predicted to change the outputs by 0.001 {ALONE}"),
+        (Contribution(0.001, 0, 0, "re-run"), "safe", f"it changes the outputs by 0.001 {ALONE}"),
+        (Contribution(0.001, 0, 0, "group", 4), "safe", f"it changes the outputs by 0.001 {TOGETHER}"),
         (
             Contribution(0.005, 0, 0, "group", 2),
             "sensitive",
-            "in low precision with 1 other, it uses 50% of the error budget",
+            "it uses 50% of the error budget in low precision with 1 other",
         ),
-        (Contribution(0.02, 0, 0), "unsafe", f"{ALONE} is predicted to change the outputs by 0.02, {OVER}"),
-        (Contribution(0.01004, 0, 0, "re-run"), "unsafe", f"{ALONE} changes the outputs by 0.01004, {OVER}"),
+        (Contribution(0.02, 0, 0), "unsafe", f"it is predicted to change the outputs by 0.02 {ALONE}, {OVER}"),
+        (Contribution(0.01004, 0, 0, "re-run"), "unsafe", f"it changes the outputs by 0.01004 {ALONE}, {OVER}"),
         (
             Contribution(0.0, 0, 0, "not-run"),
             "untested",
@@ -307,14 +307,14 @@ def test_exposure_under_the_two_strategies() -> None:
 @pytest.mark.parametrize(
     ("isolated", "criterion", "decided_by", "together", "words"),
     [
-        (0.34, "boxes: max_abs <= 0.5", "first-order", 1, f"{ALONE} is predicted to use 34% of the limit 'boxes: max_abs <= 0.5'"),
-        (3.4, "boxes: iou >= 0.9", "re-run", 1, f"{ALONE} uses 340% of the limit 'boxes: iou >= 0.9'"),
-        (1.001, "boxes: iou >= 0.9", "re-run", 1, f"{ALONE} uses just over 100% of the limit 'boxes: iou >= 0.9'"),
-        (512.3, "boxes: iou >= 0.9", "re-run", 1, f"{ALONE} uses 512 times the limit 'boxes: iou >= 0.9'"),
-        (0.2, "boxes: iou >= 0.9", "group", 4, f"{TOGETHER} uses 20% of the limit 'boxes: iou >= 0.9'"),
-        (2.25, "mask: flips <= 0", "re-run", 1, f"{ALONE} violates the limit 'mask: flips <= 0'"),
-        (2.25, "y: top1 >= 1", "first-order", 1, f"{ALONE} is predicted to violate the limit 'y: top1 >= 1'"),
-        (0.0, "mask: flips <= 0", "re-run", 1, f"{ALONE} meets the limit 'mask: flips <= 0'"),
+        (0.34, "boxes: max_abs <= 0.5", "first-order", 1, f"it is predicted to use 34% of the limit 'boxes: max_abs <= 0.5' {ALONE}"),
+        (3.4, "boxes: iou >= 0.9", "re-run", 1, f"it uses 340% of the limit 'boxes: iou >= 0.9' {ALONE}"),
+        (1.001, "boxes: iou >= 0.9", "re-run", 1, f"it uses just over 100% of the limit 'boxes: iou >= 0.9' {ALONE}"),
+        (512.3, "boxes: iou >= 0.9", "re-run", 1, f"it uses 512 times the limit 'boxes: iou >= 0.9' {ALONE}"),
+        (0.2, "boxes: iou >= 0.9", "group", 4, f"it uses 20% of the limit 'boxes: iou >= 0.9' {TOGETHER}"),
+        (2.25, "mask: flips <= 0", "re-run", 1, f"it violates the limit 'mask: flips <= 0' {ALONE}"),
+        (2.25, "y: top1 >= 1", "first-order", 1, f"it is predicted to violate the limit 'y: top1 >= 1' {ALONE}"),
+        (0.0, "mask: flips <= 0", "re-run", 1, f"it meets the limit 'mask: flips <= 0' {ALONE}"),
         (math.inf, "boxes: iou >= 0.9", "re-run", 1, "the outputs turn Inf or NaN"),
     ],
 )  # fmt: skip

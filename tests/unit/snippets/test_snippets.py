@@ -44,7 +44,7 @@ def test_the_recommended_plan_where_the_tool_can_follow_it() -> None:
     assert list(found) == list(TOOLS) == ["hf", "fsdp2", "lightning", "gradscaler"]
     for tool, text in found.items():
         name = "cast_fp16" if tool == "hf" else "autocast_fp16"
-        assert f"the plan '{name}'. Verified: measured error 0.004, budget 0.01" in words(text)
+        assert f"the plan '{name}'. Verified: the patched model has an error of 0.004, budget 0.01" in words(text)
     assert "The recommended plan, 'autocast_fp16', has no equivalent in this tool." in words(found["hf"])
 
 
@@ -54,7 +54,9 @@ def test_a_plan_that_does_not_hold_is_no_stand_in_and_says_so_when_named() -> No
     unnamed = snippet(content, "hf")
     assert all(line.startswith("#") for line in unnamed.splitlines())
     assert "no plan of strategy cast meets the error budget" in words(unnamed)
-    assert "NOT within the budget: measured error 0.2, budget 0.01" in words(snippet(content, "hf", "cast_fp16"))
+    assert "NOT within the budget: the patched model has an error of 0.2, budget 0.01" in words(
+        snippet(content, "hf", "cast_fp16")
+    )
     content["plans"]["cast_fp16"]["verification"]["measured_error"] = None
     assert "The plan failed in a run" in words(snippet(content, "hf", "cast_fp16"))
 

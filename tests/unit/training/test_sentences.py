@@ -41,13 +41,13 @@ def test_gradients_that_are_finite_and_wrong_are_not_recommended(cancelling: tup
     assert training.errors["fp16"] == pytest.approx((fp16 - exact) / exact, rel=0.01)
     assert training.format is None
     assert training.recommendation == (
-        f"FP32: the gradients of FP16 have an error of {training.errors['fp16']:.0%}, above the tolerated 10%, "
+        f"FP32: FP16 gradients differ from FP32's by {training.errors['fp16']:.0%}, above the tolerated 10%, "
         "and no other format is more accurate"
     )
     assert training.errors["bf16"] == pytest.approx(1.0)
     assert all(plan.is_verified for plan in found.plans.values())  # the outputs are fine
     assert found.recommended is None  # the plan that is recommended is about the step too
-    assert "Train in FP32: the gradients of FP16 have" in found.recommendation
+    assert "Train in FP32: FP16 gradients differ" in found.recommendation
     assert loop_code(found) is None
 
 
@@ -78,7 +78,7 @@ def test_the_headline_says_that_training_stays_in_fp32(cancelling: tuple[Audit, 
     found, training = cancelling
     seen = ReportView(found)
     assert seen.headline == "Keep the model in FP32 to train it; plans within the budget for inference are below."
-    assert seen.proof == f"{training.recommendation}."
+    assert seen.proof == f"Train in {training.recommendation}."
     named = re.search(r"For inference, (\w+) meets the error budget\.", found.recommendation)
     plan = found.plans[named[1]]
     assert plan.measured_error is not None and plan.measured_error <= found.max_error
@@ -88,18 +88,19 @@ def test_the_headline_says_how_to_train(trained: Trained) -> None:
     found, training = trained.audit, trained.audit.training
     assert training.format == "fp16"
     assert found.recommended == "autocast_fp16"
-    said = f"Train in FP16 under that plan, with a loss scale from {training.fp16.init:,.10g}."
+    said = f"Train in FP16 under that plan, with an initial loss scale of {training.fp16.init:,.10g}."
     assert ReportView(found).headline.endswith(said)
     for rendered in (text(found, width=200), html(found)):
         assert said in " ".join(rendered.split())
 
 
 def test_the_window_that_fp16_is_recommended_with(trained: Trained) -> None:
-    """`at scales from A to B nothing overflows and at most 1% of the gradients become zero`."""
+    """`at loss scales from A to B no gradient overflows, and at most 1% of the gradient values become zero`."""
     found, training = trained.audit, trained.audit.training
     window = training.fp16
     assert (
-        f"at scales from {window.minimum:,.10g} to {window.maximum:,.10g} nothing overflows" in training.recommendation
+        f"at loss scales from {window.minimum:,.10g} to {window.maximum:,.10g} no gradient overflows"
+        in training.recommendation
     )
     model = trained.before
     model.dropout.eval()
@@ -144,8 +145,8 @@ def test_no_scale_suits_fp16() -> None:
     assert training.format == "bf16"
     assert found.recommended == "autocast_bf16"
     assert training.recommendation == (
-        f"BF16 without a scaler: no loss scale suits FP16: {window.closed_by} overflows above {window.maximum:,.10g}, but "
-        f"at least {window.minimum:,.10g} is needed for at most 1% zeros"
+        f"BF16 without a scaler: no loss scale suits FP16, since gradients of {window.closed_by} overflow above "
+        f"{window.maximum:,.10g}, and over 1% of the gradient values become zero below {window.minimum:,.10g}"
     )
     plan = found.plans["autocast_fp16"]
     beyond = low_gradients(model, (x,), lambda y: (y * weight).sum(), plan, 2 * window.maximum)
@@ -316,13 +317,19 @@ OPEN, CLOSED = window(0, -10), window(3, -40)
         ({"fp16": 4e-4, "bf16": 3e-3}, OPEN, "autocast_fp16", "fp16", "FP16 with GradScaler"),
         ({"fp16": 4e-4, "bf16": 3e-3}, OPEN, "autocast_bf16", "bf16", "the recommended plan runs in BF16"),
         # gradients that are finite and wrong
-        ({"fp16": 0.64, "bf16": 3e-3}, OPEN, None, "bf16", "the gradients of FP16 have an error of 64%"),
-        ({"fp16": 0.64, "bf16": 0.3}, OPEN, None, None, "FP32: the gradients of BF16 have an error of 30%"),
-        ({"fp16": 0.64}, OPEN, None, None, "FP32: the gradients of FP16 have an error of 64%"),
-        ({"fp16": 0.64}, OPEN, "autocast_fp16", None, "an error of 64%"),
-        ({"fp16": 2e-3, "bf16": 0.3}, OPEN, "autocast_bf16", "fp16", "the gradients of BF16 have an error of 30%"),
+        ({"fp16": 0.64, "bf16": 3e-3}, OPEN, None, "bf16", "FP16 gradients differ from FP32's by 64%"),
+        ({"fp16": 0.64, "bf16": 0.3}, OPEN, None, None, "FP32: BF16 gradients differ from FP32's by 30%"),
+        ({"fp16": 0.64}, OPEN, None, None, "FP32: FP16 gradients differ from FP32's by 64%"),
+        ({"fp16": 0.64}, OPEN, "autocast_fp16", None, "by 64%"),
+        ({"fp16": 2e-3, "bf16": 0.3}, OPEN, "autocast_bf16", "fp16", "BF16 gradients differ from FP32's by 30%"),
         # FP16 is usually the closer one; where it is not, something is lost
-        ({"fp16": 0.05, "bf16": 0.01}, OPEN, "autocast_fp16", "bf16", "differ from FP32's by 0.01, FP16's by 0.05"),
+        (
+            {"fp16": 0.05, "bf16": 0.01},
+            OPEN,
+            "autocast_fp16",
+            "bf16",
+            "differ from FP32's by 0.01, and FP16 gradients by 0.05",
+        ),
         # not finite, or not run
         ({"fp16": math.inf, "bf16": 3e-3}, OPEN, None, "bf16", "no finite gradients"),
         ({"fp16": None, "bf16": math.nan}, OPEN, None, None, "no format gives finite gradients"),

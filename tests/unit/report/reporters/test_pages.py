@@ -154,7 +154,7 @@ def test_a_terminal_shows_forty_lines_however_many_criteria_there_are_and_howeve
     )
     shown = text(audit, width=100, color=False)
     assert len(shown.splitlines()) <= 40
-    assert "max_abs of y59 is 0.295, at most 0.5 is allowed, nearest to its limit" in shown
+    assert "Nearest to its limit: max_abs of y59 is 0.295, at most 0.5 is allowed" in shown
     assert re.search(r"\d+ more results?, in report.html", shown)
     assert name not in shown and name[:40] in shown
     assert "max_abs of y0 is 0, at most 0.5 is allowed" in markdown(audit).replace("\\_", "_")
@@ -180,4 +180,4 @@ def test_a_terminal_shows_forty_lines_and_names_what_is_left_out(kind: dict[str,
     assert len(text(audit, width=100, color=False, most=32).splitlines()) <= 32  # files and the next step go below
     assert "A caution." in shown
     assert "RNG001" in shown
-    assert "Kept  " in shown or "what stays in FP32" in shown.splitlines()[-1] or kind.get("recommended", "") is None
+    assert "In FP32  " in shown or "what stays in FP32" in shown.splitlines()[-1] or kind.get("recommended", "") is None
