@@ -29,6 +29,7 @@ import auditor
 from auditor.numerics.formats import dtype_of
 from auditor.rehearsal.remedies import code_of
 from auditor.rehearsal.result import Recipe
+from auditor.training.step import LOSS
 from benchmarks.learning import fresh, next_character, task
 from tests.rehearsal.cases import CASES, Case, Way, plain
 
@@ -88,8 +89,8 @@ def way_of(recipe: Recipe) -> Way:
         dtype=None if recipe.stored or recipe.format == "fp32" else dtype,
         stored=dtype if recipe.stored else torch.float32,
         scale=recipe.scale,
-        wide_loss=recipe.loss_in_fp32,
-        islands=tuple(path for path, how in recipe.scopes.items() if how["precision"] == "fp32"),
+        wide_loss=LOSS in recipe.scopes,
+        islands=tuple(path for path, how in recipe.scopes.items() if how["precision"] == "fp32" and path != LOSS),
         prepare=prepare,
     )
 
@@ -177,8 +178,7 @@ def costs(steps: int) -> tuple[float, dict[str, float]]:
     batches, began = [(x[:, :-1], x[:, 1:]) for x in ids], dict[str, float]()
 
     def note(stage: str, title: str, done: int, total: int) -> None:
-        if total == steps:  # not the one step before all recipes
-            began.setdefault(title, _processor_time())  # of the recipes before: a process counts once it has ended
+        began.setdefault(title, _processor_time())  # of the recipes before: a process counts once it has ended
 
     auditor.rehearse(step, batches, steps, remedies=False, progress=note)
     times = [*began.values(), _processor_time()]

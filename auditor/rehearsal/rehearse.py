@@ -1,31 +1,58 @@
-"""Runs every recipe from the same initial state, each in a process forked from the caller's."""
+"""Runs every recipe from the same initial state, each in a process forked from the caller's; detects problems, selects
+remedies, and recommends a recipe."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ..artefact.base import plan_table
 from ..errors import AuditorError, let_through
 from ..loading.target import guard_progress
-from ..numerics.devices import NATIVE
-from ..numerics.formats import dtype_of
+from ..numerics.formats import dtype_of, label
 from ..records import Plan, Progress
 from ..records.audit import Audit
-from .judge import problems_of, recommend, remedies_for
-from .result import FP32, Recipe, RecipeRun, Rehearsal
+from ..training.recommend import HEADROOM
+from ..training.step import LOSS
+from .remedies import REMEDIES, ROUNDINGS
+from .result import FP32, NonFiniteStep, Recipe, RecipeProblem, RecipeRun, Rehearsal
 from .session import Session, bad_step, call_forked
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]] | None
-FIRST_SCALE = 65536.0
-"""GradScaler's default initial scale."""
+Runs = Mapping[str, RecipeRun]
+FIRST_SCALE = 65536.0  # GradScaler's default
 RECIPES = (
     Recipe("bf16_autocast", "BF16 under autocast", "bf16"),
     Recipe("fp16_autocast", "FP16 under autocast, GradScaler", "fp16", scale=FIRST_SCALE),
     Recipe("bf16", "BF16 throughout", "bf16", stored=True),
 )
+LOST, ALL = 0.2, 0.9
+"""Share of affected entries, beyond FP32's, from which there is a problem: in all parameters together, and in one."""
+SKIPS = 0.02
+"""Allowed share of skipped steps in the second half of a run: GradScaler sometimes tries a larger scale."""
+BEHIND, LEAST = 0.05, 1e-3
+"""A recipe's loss may exceed FP32's by these shares of FP32's loss reduction and of its loss, or by the losses'
+scatter."""
+OFF = 0.25
+"""A relative gradient error of this size, late in a run, is a problem, unless the gradients of two batches differ by
+four times the error or more."""
+ROUNDED, PASSES = 0.01, 8
+"""Smallest relative error of accumulated gradients worth reporting, if FP32 sums halve it; and the number of
+backward passes per step that is enough to try FP32 sums."""
+RAISE = 256
+"""Factor on the initial loss scale of a variant; GradScaler halves the scale until gradients are finite."""
+HARM = {
+    "updates_lost": "of the updates with a non-zero gradient change no weight, since they are below half the spacing of {} numbers",
+    "decay_lost": "of the weights are not changed by weight decay, since its change is below half the spacing of {} numbers",
+    "second_moment_stuck": "of Adam's second moments should change, but stay constant",
+    "second_moment_zero": "of Adam's second moments are zero although the gradient is not",
+}
+"""{share in ParameterSeries, which names the kind of problem: sentence about it}."""
 
 
 def rehearse(
@@ -53,9 +80,10 @@ def rehearse(
         raise bad_step("rehearse needs a function that runs one step, and a whole number of steps")
     if not hasattr(os, "fork"):
         raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
-    tell, session, recipes = guard_progress(progress or (lambda *_: None)), Session(step), [FP32, *RECIPES]
+    tell = guard_progress(progress or (lambda *_: None))
+    session = Session(step, partial(_number_batches, batches), seed)
 
-    def run(recipe: Recipe, most: int = steps) -> RecipeRun:
+    def run(recipe: Recipe) -> RecipeRun:
         losses: list[float] = []
 
         def hear(said: str) -> None:
@@ -63,8 +91,7 @@ def rehearse(
             tell("rehearse", recipe.title, steps * recipes.index(recipe) + len(losses), steps * (len(recipes) + 1))
 
         try:
-            work = partial(session.run, recipe, _number_batches(batches), most, seed)
-            result, session.used, session.own_regions = call_forked(work, hear)
+            result: RecipeRun = call_forked(partial(session.run, recipe, steps), hear)[0]
         except AuditorError as error:
             let_through(error)
             if recipe == FP32:
@@ -72,22 +99,11 @@ def rehearse(
             return RecipeRun(recipe, losses, failure=str(error))
         return result
 
-    if not run(FP32, 1).batches:
-        raise bad_step("batches is empty: give at least one batch")
-    if not session.used:
-        raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
-    session.narrow()
-    if any(p.device.type in NATIVE for p in session.group_numbers):
-        raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
-    recipes[1:] = _recipes(session, plan)
-    runs = {"fp32": run(FP32)}
-    if skipped := runs["fp32"].skipped:
-        at = f"in step {skipped[0].step} (batch {skipped[0].batch})"
-        raise bad_step(f"the step fails in FP32, since gradients or weights turn Inf or NaN {at}: fix the step first")
-    runs |= {recipe.name: run(recipe) for recipe in recipes[1:]}
+    recipes = [FP32, *_recipes(session, plan)]
+    runs = {recipe.name: run(recipe) for recipe in recipes}
     recipes += remedies_for(runs) if remedies else ()
     runs |= {recipe.name: run(recipe) for recipe in recipes if recipe.name not in runs}
-    problems = problems_of(runs)
+    problems = tuple(problem for name in runs if name != "fp32" for problem in problems_of(name, runs))
     name = target or getattr(step, "__qualname__", type(step).__name__)
     return Rehearsal(name, len(runs["fp32"].losses), runs["fp32"].batches, runs, problems, *recommend(runs, problems))
 
@@ -105,8 +121,8 @@ def _recipes(session: Session, plan: Audit | Plan | None) -> Iterator[Recipe]:
         if plan.strategy != "autocast":
             raise bad_step(f"the plan {plan.name!r} has strategy {plan.strategy}: give an autocast plan")
         scale = FIRST_SCALE if plan.format == "fp16" else None
-        scopes = plan_table(plan)["scopes"]
-        yield Recipe("plan", f"the plan {plan.name}", plan.format, scale=scale, scopes=scopes, loss_in_fp32=True)
+        scopes = {**plan_table(plan)["scopes"], LOSS: {"precision": "fp32"}}
+        yield Recipe("plan", f"the plan {plan.name}", plan.format, scale=scale, scopes=scopes)
 
 
 def _number_batches(batches: Batches) -> Iterator[tuple[int, Any]]:
@@ -118,3 +134,83 @@ def _number_batches(batches: Batches) -> Iterator[tuple[int, Any]]:
             yield number, batch
         if number < 0 or (made is batches and iter(made) is made):
             return
+
+
+def problems_of(name: str, runs: Runs) -> Iterator[RecipeProblem]:
+    """All problems of a recipe, which is not FP32."""
+    run, fp32, problem = runs[name], runs["fp32"], partial(RecipeProblem, name)
+    if run.failure is not None:
+        yield problem("fails", f"the run stopped early: {run.failure}")
+        return
+    first = next((x for x in run.skipped if x.where), NonFiniteStep(0, 0, None))
+    blamed, module = f"; Inf or NaN first appears at {first.where}" * bool(first.where), first.module or None
+    if run.scale is None and run.skipped:
+        at = f"in step {run.skipped[0].step} (batch {run.skipped[0].batch})"
+        yield problem("not-finite", f"gradients or weights turn Inf or NaN {at}{blamed}", module)
+        return
+    late = sum(each.step >= len(run.losses) // 2 for each in run.skipped)
+    if run.scale is not None and (late > max(SKIPS * len(run.losses) / 2, 1) or run.scale < 1):
+        batches = len({each.batch for each in run.skipped})
+        said = f"{len(run.skipped)} of {len(run.losses)} steps are skipped, on {batches} of the batches, and the loss scale falls to {run.scale:.3g}"
+        yield problem("steps-skipped", said + blamed, module)
+    last, whole, count = run.last_loss(), fp32.last_loss(), len(run.final)
+    gaps = [a - b for a, b in zip(run.final, fp32.final, strict=True)]
+    scatter = 2 * statistics.stdev(gaps) / math.sqrt(count) if count > 1 and math.isfinite(last) else 0.0
+    progress = abs(statistics.fmean(fp32.losses[:count]) - whole)
+    if not last - whole <= max(BEHIND * progress, scatter, LEAST * abs(whole)):
+        yield problem("loss-behind", f"the final loss is {last:.4g}, in FP32 {whole:.4g}")
+    for what, text in HARM.items():
+        for one in ("", *run.parameters):  # first, all parameters together
+            share, usual = run.share(what, one) or 0.0, fp32.share(what, one) or 0.0
+            if share - usual > (ALL if one else LOST):
+                said = f"{share:.0%} {text.format(label(run.recipe.format))}{f', of {one}' if one else ''}"
+                yield problem(what.replace("_", "-"), said)
+                break
+    error, noise = run.share("error") or 0.0, fp32.share("error") or 0.0
+    wide = runs.get(f"{name}_fp32_accumulation", run).share("error")
+    if wide is not None and error > max(2 * wide, ROUNDED):
+        said = f"gradients differ from FP32's by {error:.1%} after {run.backward_passes} backward passes,"
+        yield problem("sums-rounded", f"{said} but only by {wide:.1%} if they are summed in FP32")
+    if error > max(OFF, noise / 4):
+        worst = max(run.parameters, key=lambda name: run.share("error", name) or 0.0)
+        said = f"gradients differ from FP32's by {error:.0%}, most in {worst}; FP32 gradients of two batches differ by {noise:.0%}"
+        yield problem("gradients-off", said, worst.rpartition(".")[0])
+
+
+def remedies_for(runs: Runs) -> Iterator[Recipe]:
+    """Repaired variants of recipes with a problem; for stored low-precision weights with many backward passes a step,
+    also a variant that sums gradients in FP32. A recipe that fails has no variants."""
+    for name, run in [item for item in runs.items() if item[1].failure is None and item[0] != "fp32"]:
+        own, problems = run.recipe, {p.kind: p for p in problems_of(name, runs)}
+        vary = partial(replace, own, repairs=name)
+        if own.stored:
+            low = ("eps", "fp32_master_weights") if own.format == "fp16" else ROUNDINGS * ("not-finite" not in problems)
+            for remedy in ("fp32_accumulation",) * (run.backward_passes >= PASSES) + low * bool(problems):
+                title = f"{label(own.format)} with {REMEDIES[remedy][0]}"
+                yield vary(name=f"{name}_{remedy}", title=title, remedies=(remedy,))
+            continue
+        skips = run.skipped and not problems.keys().isdisjoint({"steps-skipped", "loss-behind"})
+        if run.scale is not None and run.scale >= 1 and (skips or "gradients-off" in problems):
+            scale = run.scale / HEADROOM if skips else RAISE * run.scale
+            yield vary(name=f"{name}_scale", title=f"{own.title} with init_scale={scale:g}", scale=scale)
+        places = [p.module for kind, p in problems.items() if kind in ("steps-skipped", "not-finite", "gradients-off")]
+        if islands := {place: {"precision": "fp32"} for place in places if place}:
+            scopes = {"": {"precision": own.format}, **own.scopes, **islands}
+            title = f"{own.title}, {' and '.join('the loss' if place == LOSS else place for place in islands)} in FP32"
+            yield vary(name=f"{name}_islands", title=title, scopes=scopes)
+
+
+def recommend(runs: Runs, problems: Sequence[RecipeProblem]) -> tuple[str, str]:
+    """The name of the recommended recipe, with the reason in a sentence or two."""
+    broken, fp32 = {"fp32", *(problem.recipe for problem in problems)}, runs["fp32"]
+    holding = [run for name, run in runs.items() if name not in broken]
+    if not holding:
+        return "fp32", f"Train in FP32: every other recipe has a problem. The final loss is {fp32.last_loss():.4g}."
+    holding.sort(key=lambda run: (run.recipe.stored, run.recipe.repairs != ""))
+    run, done = holding[0], "" if holding[0].recipe.repairs else ", without further changes"
+    text = f"Train in {run.recipe.title}{done}. The final loss is {run.last_loss():.4g}, in FP32 {fp32.last_loss():.4g}"
+    if skipped := len(run.skipped):
+        text += f". {skipped} of {len(run.losses)} steps are skipped until the loss scale settles at {run.scale:g}"
+    lean = [one.recipe for one in holding[1:] if one.recipe.stored and "fp32_master_weights" not in one.recipe.remedies]
+    saves = f" {lean[0].title} has no problem either, and needs less memory." if lean else ""
+    return run.recipe.name, f"{text}.{saves}"

@@ -43,15 +43,13 @@ def fp32_accumulation(optimizer: Any) -> None:
     """Sum the gradients of several backward passes in FP32. `zero_grad` must set gradients to None, its default."""
     sums: dict[Any, Any] = {}
 
-    def add(p: Any, grad: Any) -> None:
+    def add(p: Any, grad: Any) -> Any:
         sums[p] = grad.float() if p.grad is None else sums[p] + grad.float()
-
-    def put(p: Any) -> None:
-        p.grad = sums[p].to(p.dtype)
+        p.grad = None  # torch would add the sum to it
+        return sums[p].to(p.dtype)
 
     for p in (p for group in optimizer.param_groups for p in group["params"]):
         p.register_hook(lambda grad, p=p: add(p, grad))
-        p.register_post_accumulate_grad_hook(put)
 
 
 def set_eps(optimizer: Any, eps: float) -> None:

@@ -21,8 +21,8 @@ class Recipe:
 
     format: of autocast regions; or of weights, gradients and optimizer state if `stored`. remedies: names in
     `remedies.REMEDIES`. scale: initial loss scale of a GradScaler; None for no scaler. scopes: the scopes of a plan, or
-    modules kept in FP32. loss_in_fp32: autocast covers only the model, whose outputs are cast to FP32. repairs: the name
-    of the recipe that this variant repairs.
+    modules kept in FP32; with LOSS among them, autocast covers only the model, whose outputs are cast to FP32. repairs:
+    the name of the recipe that this variant repairs.
     """
 
     name: str
@@ -32,7 +32,6 @@ class Recipe:
     remedies: tuple[str, ...] = ()
     scale: float | None = None
     scopes: Mapping[str, Any] = field(default_factory=dict)
-    loss_in_fp32: bool = False
     repairs: str = ""
 
 
@@ -95,13 +94,11 @@ class RecipeRun:
     backward_passes: int = 0
     failure: str | None = None
 
-    @property
-    def error(self) -> float | None:
-        """The gradient error late in the run; None if not measured."""
-        return _late(self.errors)
-
     def share(self, what: str, name: str = "") -> float | None:
-        """Mean of a series of ParameterSeries late in the run, for one parameter or for all parameters' entries."""
+        """Mean of a series of ParameterSeries late in the run, for one parameter or for all parameters' entries; the
+        error of all is that of their common gradient. None if not measured."""
+        if (what, name) == ("error", ""):
+            return _late(self.errors)
         rows = [self.parameters[name]] if name else self.parameters.values()
         known = [(p.entries, x) for p in rows if (x := _late(getattr(p, what))) is not None]
         return sum(n * x for n, x in known) / sum(n for n, _ in known) if known else None
@@ -125,7 +122,7 @@ def _late(series: Series) -> float | None:
 
 @dataclass(frozen=True)
 class RecipeProblem:
-    """A problem of a recipe, with evidence. kind: such as "loss-behind", see judge.py; module: the module to blame, if
+    """A problem of a recipe, with evidence. kind: such as "loss-behind", see rehearse.py; module: the module to blame, if
     known."""
 
     recipe: str

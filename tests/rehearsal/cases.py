@@ -202,9 +202,9 @@ def adam_in_fp16(way: Way | None = None) -> Made:
 
 
 @case(
-    "bf16_autocast_loss_in_fp32",
+    "bf16_autocast_islands",
     broken=(("fp16_autocast", "steps-skipped"), ("bf16_autocast", "not-finite")),
-    repaired="fp16_autocast_loss_in_fp32",
+    repaired="fp16_autocast_islands",
 )
 def cross_entropy_by_hand(way: Way | None = None) -> Made:
     model = mlp(16, 32, 1)

@@ -9,7 +9,7 @@ from torch import nn
 
 import auditor
 from auditor.records import ScopeChoice
-from auditor.rehearsal.judge import problems_of
+from auditor.rehearsal.rehearse import problems_of
 from auditor.rehearsal.result import FP32, Recipe, RecipeRun
 from tests.rehearsal.cases import CASES, classes, mlp, plain, rehearsed
 from tests.support.replaying import Model
@@ -48,7 +48,7 @@ def test_a_loss_that_fluctuates_around_that_of_fp32_is_not_behind(later: float, 
     fp32 = [2.3846, 2.3888, 2.3463, 2.3771, 2.3878, 2.3683, 2.3640, 2.3945, 2.3919, 2.4294, 2.3932, 2.3220]
     low = [2.3906, 2.3906, 2.3438, 2.3750, 2.3750, 2.3594, 2.3594, 2.3906, 2.4062, 2.4375, 2.3906, 2.3281]
     runs = {"fp32": RecipeRun(FP32, fp32), "bf16": RecipeRun(Recipe("bf16", "BF16"), [x + later for x in low])}
-    assert [each.kind for each in problems_of(runs)] == ["loss-behind"] * behind
+    assert [each.kind for each in problems_of("bf16", runs)] == ["loss-behind"] * behind
 
 
 def test_an_operation_that_fp32_makes_infinite_too_is_not_blamed_where_a_plan_adds_casts() -> None:

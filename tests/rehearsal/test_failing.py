@@ -52,6 +52,12 @@ def _closure() -> Made:
     return step, classes(1)
 
 
+def _explodes() -> Made:
+    model = mlp(16, 4)
+    loss_fn = lambda out, y: F.cross_entropy(out, y) * float("inf")  # noqa: E731
+    return plain(model, torch.optim.SGD(model.parameters(), lr=0.1), loss_fn), classes(1)
+
+
 def _ends() -> Made:
     step, _ = _no_optimizer()
     return step, []
@@ -65,6 +71,7 @@ def _ends() -> Made:
         (_raises, "the step raised ValueError: no such thing"),
         (_closure, "LBFGS.step gets a closure"),
         (_ends, "batches is empty"),
+        (_explodes, r"gradients or weights turn Inf or NaN in step 0 \(batch 0\)"),
     ],
 )
 def test_a_step_that_cannot_be_rehearsed_is_refused_in_one_line(make: Any, said: str) -> None:

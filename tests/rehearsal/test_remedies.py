@@ -160,23 +160,14 @@ def notes(*problems: RecipeProblem) -> list[list[str]]:
     return [list(block.notes) for block in overview(result) if isinstance(block, Item)]
 
 
-def test_a_remedy_of_every_problem_is_named_at_the_first() -> None:
+def test_what_remains_with_each_remedy_is_said_below_the_last_problem() -> None:
     lost, decay = RecipeProblem("bf16", "updates", "96% lost"), RecipeProblem("bf16", "decay", "all lost")
     still = RecipeProblem("bf16_kahan", "decay", "half lost")
-    assert notes(lost, decay, still) == [
+    ends = RecipeProblem("bf16_kahan", "not-finite", "NaN in step 3")
+    assert notes(lost, decay, still, ends) == [
+        [],
         [
-            "BF16 with a master copy: repairs these 2 problems; last loss 1.",
-            "BF16 with Kahan sums: repairs this problem; last loss 1.",
+            "BF16 with a master copy: no problem; last loss 1.",
+            "BF16 with Kahan sums: decay, half lost; not-finite, NaN in step 3; last loss 1.",
         ],
-        ["BF16 with Kahan sums: still, half lost."],
     ]
-    (only,) = notes(lost)
-    assert only[0] == "BF16 with a master copy: repairs this problem; last loss 1."
-
-
-def test_a_remedy_whose_own_run_ends_early_is_not_said_to_repair() -> None:
-    lost, ends = (
-        RecipeProblem("bf16", "updates", "96% lost"),
-        RecipeProblem("bf16_kahan", "not-finite", "NaN in step 3"),
-    )
-    assert notes(lost, ends)[0][1] == "BF16 with Kahan sums: instead, NaN in step 3."
