@@ -27,10 +27,13 @@ FIXED = 2
 CHANGES = 1_000
 """Maximum number of changes that improve one choice: rounding errors in predictions could make changes cycle."""
 
+FAR = 1.05
+"""A random draw allows a predicted error of up to this many times the limit: predictions may be too large."""
+
 NEAR = 8
 """Number of measured choices, with errors nearest to the limit, from which the search starts."""
 
-DRAWS = 64
+DRAWS = 160
 """Number of random draws in a row without a new choice to run, after which the search ends."""
 
 KEPT = 16.0
@@ -145,7 +148,7 @@ class Search:
             start, joint = self._draw.choice([base, *near]) if idle > 1 else base, idle % 2 == 0
             fixed = [self._draw.randrange(len(self._options)) for _ in range(FIXED * (idle > 1))]
             scale = self.known[start].error / expected[start] if expected[start] else 1.0
-            scale = self._draw.uniform(scale, 1.0) if idle > 1 else scale
+            scale *= self._draw.uniform(1.0, FAR) if idle > 1 else 1.0
             choice = self._improve(start, scale * limit, joint, fixed)
             idle += 1
             if choice not in self.known and self.bits(choice) < self.bits(base):
