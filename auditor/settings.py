@@ -133,7 +133,7 @@ class Settings(BaseModel):
     """The keyword arguments of `auditor.audit()`, and values derived from them.
 
     found: the audit's device, once the model is loaded; limits: the parsed criteria; scoring: the imported scoring
-    function. schemes: the quantization schemes that the user gave in `formats`, which then lacks them.
+    function. schemes: the quantization schemes among the user's `formats`, moved from there.
     """
 
     model_config = ConfigDict(

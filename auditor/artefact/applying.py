@@ -36,8 +36,8 @@ FUSING = {
 
 
 def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """The `forward` of a wrapped module, bound by functools.partial: a partial can be pickled, deep-copied, exported
-    and compiled."""
+    """The `forward` of a wrapped module, bound by functools.partial: a partial can be pickled, copied, exported and
+    compiled."""
     if how["raises"]:
         args, kwargs = convert((args, kwargs), torch.float32)
     if how["keep"] or how["region"] is not None:
@@ -64,8 +64,7 @@ def call_modules(model: nn.Module) -> None:
 
 
 def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
-    """Patch `model` in place so that it follows `plan`: convert its weights and wrap its scopes, as the strategy
-    requires.
+    """Patch `model` in place so that it follows `plan`: convert weights and wrap scopes, as the strategy requires.
 
     Class, signature, state_dict keys, hooks and train/eval mode are unchanged. A later plan replaces an earlier one.
     If the audited model was stored in FP16 or BF16, `raised` in the plan says which of the tensors become FP32. Under
@@ -119,8 +118,7 @@ def refuse_fixed_forward(path: str, module: nn.Module) -> None:
 def refuse_lost_weights(model: nn.Module, stored: dict[int, str], audited: dict[str, int]) -> None:
     """Raise ValueError if the plan needs FP32 weights that the model already stores rounded.
 
-    audited: {dtype: number of parameters that the audited model stored in that dtype}; the model may have as many.
-    """
+    audited: {dtype: number of weights that the audited model stored in that dtype}; up to this many may be low."""
     result = dict.fromkeys(LOW, 0)
     for parameter in parameters_of(model):
         if parameter.dtype in LOW:

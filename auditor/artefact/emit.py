@@ -1,5 +1,4 @@
-"""Writes `patched_model.py`, which builds the user's model and patches it; it needs only torch and the user's
-source."""
+"""Writes `patched_model.py`, which builds and patches the user's model; it needs only torch and the user's source."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Library:
-    """A quantization library. kinds: the kinds of layers that it quantizes under a scheme; none without the scheme.
+    """A quantization library. kinds: function from a scheme to the kinds of layers that the library quantizes under it.
     render: code for layers {path: scheme}, and for linear layers kept in 16 bits. notes: {start of a scheme's name:
     what differs in the library}."""
 

@@ -147,7 +147,8 @@ class Runtime:
     def wrapper_of(
         module: nn.Module, paths: list[str], scopes: dict[str, Any], stored: dict[int, str]
     ) -> dict[str, Any] | None:
-        """The precision of a module's wrapper, and its results' dtype; None if the module's caller has this precision.
+        """Settings of a module's wrapper: precision, and dtype of its results. None if the caller has the same
+        precision.
 
         If a shared module's paths differ in precision, FP32 wins; if its callers differ, results get the inputs' dtype.
         """
@@ -168,7 +169,7 @@ class Runtime:
         """Functions that a scope keeps in FP32 or gives FP32 output, and the precision of an extra autocast region.
 
         In the extra region, autocast casts FP32 results of kept functions that meet low-precision weights. FP32 scopes
-        disable it.
+        switch this region off.
         """
         keep, low = dict[str, KeptFunctions](), DTYPES[precision]
         for key, dtype in (("keep", None), ("fp32_output", low)) if precision != "fp32" else ():

@@ -59,7 +59,7 @@ def locate(where: str, file: str, digest: str | None = None) -> Path:
     """Locate a file or folder of the user, relative to `file`.
 
     If the file has moved: the path without ".." in the nearest folder around `file`, or around the working directory.
-    digest: of the audited file, which is preferred; another file is used with a warning.
+    digest: SHA-256 of the audited file; a file with another digest is used with a warning.
     Raises: FileNotFoundError.
     """
     here = Path(file).resolve().parent

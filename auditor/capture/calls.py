@@ -98,9 +98,8 @@ def paths_of(model: nn.Module) -> dict[int, list[str]]:
 
 
 class Functions(TorchFunctionMode):
-    """Observes calls of torch functions such as `F.softmax`; a nested call counts as part of the outer call.
-    tell: called with every tensor whose values Python reads without the dispatcher. asked: whether Python read a
-    dtype."""
+    """Observes calls of torch functions such as `F.softmax`; a nested call counts as part of the outer call. tell:
+    called with each tensor that Python reads without the dispatcher. asked: whether Python read a dtype."""
 
     def __init__(self, calls: Calls, tell: Callable[[torch.Tensor], None]) -> None:
         super().__init__()

@@ -135,8 +135,8 @@ def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def as_on(device: str, most: int | None = None) -> Iterator[None]:
-    """In the `with` block, operations run as on CUDA: natively if `device` is a GPU, otherwise emulated, with at most
-    `most` operations."""
+    """In the `with` block, operations run as on CUDA: natively on a GPU, otherwise emulated, with at most `most`
+    operations."""
     with nullcontext() if is_native(device) else emulate("cuda", most=most):
         yield
 

@@ -62,7 +62,7 @@ def compare_literals(
         if stored is not None:
             literals[name] = _differences(recording, stored, row)
             ours, theirs = ([("", tuple(x.shape), (n, x)) for n, x in _constants(each)] for each in (recording, stored))
-            pairs = align(ours, theirs)  # by their order
+            pairs = align(ours, theirs)  # by their order in the graphs
             made_in[name] = {n: low.dtype for (n, x), (_, low) in pairs if low.dtype != x.dtype}
         regional = _low_run(recording, model, batch, dtype, seed, stored=False)
         if regional is not None:

@@ -109,8 +109,8 @@ class _Recorder(Handler):
         return result
 
     def note_returned(self, call: Call, result: Any) -> None:
-        """Note the tensors that a module call returned: a plan casts returned tensors, but not tensors in attributes of
-        the module."""
+        """Note the tensors that a module call returned: a plan casts returned tensors, but not attributes of the
+        module."""
         with torch._C.DisableTorchFunction():  # the calls below are not the model's
             for x in tensors_in(result):
                 while torch._C._functorch.is_functorch_wrapped_tensor(x):
@@ -280,7 +280,7 @@ class _Recorder(Handler):
                 self.values.update_storage(x)
             return
         node_args, node_kwargs = before
-        if row.view == "always":  # another shape in place
+        if row.view == "always":  # such as `unsqueeze_`
             target = twin_of(op) or _aten.as_strided.default
             node = self._emit(target, node_args, node_kwargs, written[0])
             self.values.bind_view(written[0], node, written[0], View(target, tuple(args[1:]), kwargs))

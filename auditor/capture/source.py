@@ -53,8 +53,8 @@ class SourceLine:
 
 
 def written_at(outermost: CodeType) -> SourceLine | None:
-    """The innermost line outside torch in the call stack, and a call that reached this line; None if the stack has
-    only torch's code.
+    """The innermost line outside torch in the call stack, and a call that reached this line; None if all code is
+    torch's.
 
     For a line of a library, the call is the user's line that called the library. For another line outside a `forward`,
     the call is a caller's line in a `forward`; without one, in the outermost function. Other source lines have no call.

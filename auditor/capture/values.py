@@ -29,8 +29,8 @@ class Memory:
 
 @dataclass(eq=False)
 class Entry:
-    """A tensor of the run. node: computes its entries after `version` writes to the last tensor of `chain`. source,
-    view: the tensor of which it is a view, and the View."""
+    """A tensor of the run. node: computes the tensor's entries after `version` writes to the root (the last of
+    `chain`). source, view: the tensor of which it is a view, and the View."""
 
     node: fx.Node
     geometry: Geometry

@@ -124,7 +124,7 @@ def strict(written: str) -> bool:
 
 
 def counts_flips(written: str) -> bool:
-    """Whether a criterion, as text, counts choices that flip: effects of operations are then expected numbers."""
+    """Whether a criterion, as text, counts decisions that flip; effects of operations are then expected values."""
     return re.search(r": (top1|topk|flips)\b", written) is not None
 
 

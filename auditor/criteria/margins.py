@@ -35,7 +35,7 @@ FAR, ROWS, ROUNDS = 6.0, 4096, 20
 `Margins.change` with `near`."""
 
 LEAST, GROUP, GROUPS = 256, 64, 8
-"""In `Margins.size_by_step`: minimum number of decisions, minimum of the sum of weights in a group, maximum number of
+"""In `Margins.size_by_step`: minimum number of decisions, minimum sum of weights in a group, maximum number of
 groups."""
 
 POINTS, WEIGHTS = map(torch.from_numpy, hermegauss(8))
@@ -44,8 +44,7 @@ POINTS, WEIGHTS = map(torch.from_numpy, hermegauss(8))
 
 @dataclass(frozen=True)
 class Margins:
-    """The decisions of one output: the k-th largest entry of a row against the next one, or an entry against a
-    threshold.
+    """The decisions of one output: the k-th largest entry of a row against the next, or any entry against a threshold.
 
     first, second: [decisions], indices of the candidates among the output's entries; second is None for a threshold.
     signs: 1 if the first is larger, else -1. size: the distance of the candidates, float64. lost: factor from the mean
@@ -73,7 +72,7 @@ class Margins:
     def allowed_change(self) -> float:
         """The largest change of the margins at which no more decisions flip than the limit allows.
 
-        The allowed change of only the nearest pair of each row is larger and cheap to compute: the search ends there.
+        The upper end of the search is the allowed change of only each row's nearest pair, which is cheap to compute.
         """
         pair = replace(self, inside=None, outside=None)
         most = math.log2(pair.allowed_change) if self.inside is not None else 64.0
@@ -119,12 +118,12 @@ class Margins:
         return float(result)
 
     def size_by_step(self, reference: torch.Tensor, candidate: torch.Tensor, steps: int) -> torch.Tensor:
-        """How much the margins change at each of the last `steps` tokens: the mean absolute change, divided by the mean
-        absolute value of normal errors with all decisions' root mean square. Tensors: [texts, tokens, vocabulary].
+        """How much the margins change at each of the last `steps` tokens: the mean absolute change, divided by sqrt(2 /
+        pi) times the root mean square change of all decisions. Tensors: [texts, tokens, vocabulary].
 
-        Errors that are independent of the margins flip as many decisions as normal errors of the same mean absolute
-        value. The root mean square of all decisions is larger if a few tokens with large changes dominate it. Tokens
-        are grouped, and share a mean, so that each group has enough decisions with small margins.
+        For normal errors of one size, the result is 1. Errors that are independent of the margins flip as many
+        decisions as normal errors of the same mean absolute value. A few tokens with large changes raise the root mean
+        square. Tokens are grouped, and share a mean, so that each group has enough decisions with small margins.
         """
         moved = self._moved(reference, candidate).abs()
         nearest = self.size.kthvalue(min(LEAST, len(self.size))).values

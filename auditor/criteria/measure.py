@@ -25,7 +25,8 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class CriterionResult:
-    """One criterion and its value. share: of the limit; value: None if the model did not return the output."""
+    """One criterion and its value. share: used part of the limit; value: None if the model did not return the
+    output."""
 
     criterion: Criterion
     value: float | None
@@ -142,10 +143,9 @@ def names_of(reference: Tensors, otherwise: tuple[str, ...] = ()) -> tuple[str, 
 def criteria_for(
     criteria: Sequence[Criterion], max_error: float, reference: NamedTensors, joint: Distance | None = None
 ) -> Criteria:
-    """Check criteria against the first batch's outputs; return the distance. joint: the user's measure, if any.
+    """Check criteria against the first batch's outputs, return all as one distance. joint: the user's measure, if any.
 
-    Raises: AuditorError(slug="bad-criterion") for a criterion that matches no output, or does not suit the output's
-    type.
+    Raises: AuditorError(slug="bad-criterion") for a criterion that matches no output, or not its type.
     """
     for criterion in criteria:
         meant = [i for i, name in enumerate(reference.names) if criterion.speaks_of(name)]

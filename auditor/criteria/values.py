@@ -19,9 +19,8 @@ Value = Callable[[torch.Tensor, torch.Tensor, Criterion], float]
 def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor) -> float:
     """The criterion's value for two tensors; NaN if a finite reference entry became non-finite in the candidate.
 
-    Entries where the reference is NaN are ignored; if the reference is infinite and the candidate not equal, the
-    value is NaN. Raises: MeasureError(slug="shape-mismatch"), CallbackError(slug="bad-criterion") if a user's function
-    raises.
+    Entries where the reference is NaN are ignored; if an infinite reference entry differs, the value is NaN. Raises:
+    MeasureError(slug="shape-mismatch"), CallbackError(slug="bad-criterion") if a user's function raises.
     """
     if criterion.function is not None:
         try:

@@ -20,8 +20,8 @@ BAND = 2.0
 
 @dataclass(frozen=True)
 class VerdictChange:
-    """An operation whose verdict in one format changed. before, after: the verdicts; None: that audit has no such
-    operation or verdict."""
+    """An operation whose verdict in one format changed. before, after: the verdicts; None: no such operation or
+    verdict."""
 
     node: Node
     format: str

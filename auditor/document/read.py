@@ -48,7 +48,7 @@ SHOULD_BE = {
 def load(directory: str | PathLike[str]) -> Audit:
     """Load an audit from its directory or its plan.json.
 
-    The model, its inputs and tensors are absent; numbers have the digits of the files. Without the matching
+    The audit lacks model, inputs and tensors; its numbers are rounded as in the files. Without the matching
     measurements.json the audit has no operations, and a warning says so. Raises: PlanError(slug="missing-plan" |
     "bad-plan").
     """
@@ -89,7 +89,7 @@ def read_json(path: Path) -> Any:
 
 
 def audit_of(document: Any, where: str) -> Audit:
-    """Build an Audit from plan.json's contents, if given with measurements.json's. where: the source, for messages.
+    """Build an Audit from the contents of plan.json, merged with measurements.json if available. where: for messages.
 
     Raises: PlanError(slug="bad-plan"), with the JSON path of the error.
     """

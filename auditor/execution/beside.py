@@ -56,7 +56,7 @@ def scopes_of(policy: Policy) -> dict[str, ScopeChoice]:
 
 
 def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> UnderPlan:
-    """Return each node's error and dtypes under a plan, on `batch`, or on each path's first batch if paths are several.
+    """Return each node's error and dtypes under a plan, on `batch`, or on each path's first batch if there are several.
 
     A node whose shape changes has no error. The result is empty without a plan, for exported programs, and if an
     operation raises, for example because it does not support the format.
@@ -103,7 +103,7 @@ def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
 
 def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: torch.dtype) -> Dtypes:
     """Return the dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
-    tensors. Scalars and discrete tensors count only without other tensors. kernel: the arguments after all casts."""
+    tensors. Scalars and discrete tensors count only if there are no other tensors. kernel: arguments after casts."""
     read, handed = tensors_in(policy.converted_arguments(n, (n.args, n.kwargs), value_of)), tensors_in(kernel)
     floating = [x for x in handed if x.is_floating_point() or x.is_complex()] or handed
     deciding = [x.dtype for x in floating if x.dim()] or [x.dtype for x in floating]
@@ -128,8 +128,8 @@ _Beginning = tuple[str, str]
 def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> NonFinite | None:
     """Find the first operation in a replay that returns Inf or NaN where FP32 is finite; None if no operation does.
 
-    If an output is Inf or NaN, only operations upstream of it count. If an operation raises, only results before it
-    are compared.
+    If an output is Inf or NaN, only operations upstream of it count. If an operation raises, only earlier results are
+    compared.
     """
     turning = _NonFiniteTrace(capture, policy)
     try:

@@ -110,8 +110,7 @@ class SomeLow(Semantics):
 
 
 def hold_decisions(n: fx.Node, decided: Any, value_of: ValueOf) -> Any:
-    """Return an operation's result with the decisions of another run: discrete and step-function results are from
-    `decided`.
+    """Return an operation's result with another run's decisions: discrete and step-function results are from `decided`.
 
     Values that indices select are read from the current inputs at the other run's indices; other values are computed.
     """
@@ -192,8 +191,7 @@ class Executor(fx.Interpreter):
 
 
 def beside(low: Executor, reference: Executor, inputs: Sequence[Any]) -> Iterator[tuple[fx.Node, Any, Any]]:
-    """Run two executors node by node on the same inputs, and yield each operation with both results. Results are freed
-    after their last use."""
+    """Run two executors node by node on the same inputs; yield each operation with both results, freed after use."""
     for (n, result), (_, expected) in zip(low.steps(*inputs), reference.steps(*inputs), strict=True):
         if n.op == "call_function":
             yield n, result, expected

@@ -64,7 +64,8 @@ class _Cast(NamedTuple):
 
 def forward_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
     """Casts to fewer bits in the forward that change values of the first batch: explicit casts, and casts by autocast
-    regions of the model that undo an upcast; none to the only dtype of the parameters. Casts on one line count once."""
+    regions of the model that undo an upcast. Not included: casts to the only dtype of the parameters. Casts on a line
+    count once."""
     capture = capture.first
     loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
     nodes = [n for n in capture.graph_module.graph.nodes if n.name in capture.nodes]

@@ -24,7 +24,7 @@ from ..records.paths import FP32_OUTPUT, enclosing_paths, function_in, nearest, 
 from .execute import Semantics, ValueOf, readers_of, with_literals
 
 KEPT = function_in("", "")
-"""Stands for a call of a torch function that is kept in FP32, in lists of module paths."""
+"""Stands, in lists of module paths, for a call of a torch function that is kept in FP32."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,7 @@ class Layout:
 
     @cached_property
     def owners(self) -> tuple[str, ...]:
-        """Paths of modules to which a plan gives a precision: the root, and modules with operations or stored tied
-        weights.
+        """Paths of modules with a precision in a plan: the root, and modules with operations or stored tied weights.
 
         A module with a tied weight may never be called; its precision still decides how the weight is stored.
         """
@@ -92,7 +91,7 @@ class Layout:
 
     @cached_property
     def callers(self) -> Mapping[str, tuple[str | None, ...]]:
-        """{path in `owners`: for each path of this module, the innermost of `owners` above it}, outer modules first."""
+        """{path in `owners`: for each path of this module, its nearest parent in `owners`}, outer modules first."""
         result = dict[str, tuple[str | None, ...]]()
         for owner in sorted(self.owners, key=lambda path: (path.count(".") + bool(path), path)):
             paths = (owner, *self.capture.aliases.get(owner, ()))
@@ -119,7 +118,8 @@ class Layout:
 
     @cached_property
     def stored(self) -> tuple[tuple[Placeholder, tuple[str, ...]], ...]:
-        """Placeholders that the strategy may store low, each with the modules that decide it; of an input, the root."""
+        """Placeholders that the strategy may store low, each with the modules whose precision decides (inputs: the
+        root)."""
         places = (p for p in self.capture.placeholders if p.kind in self.how.stores and p.name not in self.low)
         return tuple((p, ("",) if p.kind == "input" else self.deciding_owners.get(p.name, ())) for p in places)
 
@@ -201,8 +201,7 @@ class Casts(NamedTuple):
 class Policy(Semantics):
     """How a recorded graph runs under a strategy, given a precision for every module. wrapped: modules at which values
     are cast: the root, modules with another precision than their parent, and low-precision modules with exceptions.
-    stored: precision of every placeholder that the strategy stores. layout: the Layout of another policy, if already
-    computed."""
+    stored: precision of every placeholder that the strategy stores. layout: another policy's Layout, if computed."""
 
     def __init__(
         self,

@@ -178,8 +178,8 @@ class _Algebra(Semantics):
         return NodeType(result, kernel, tuple(cast), tuple(rounded), reads_low, conflict, factors)
 
     def _kernel(self, n: fx.Node, handed: Mapping[str, str], told: str) -> tuple[str, bool]:
-        """The format of the kernel's result, and whether its inputs have dtypes that it cannot promote: of operations
-        that CUDA runs only in FP32, such as linalg.solve, only pointwise ones promote."""
+        """The format of the kernel's result, and whether the kernel gets dtypes that it cannot promote. Products, and
+        non-pointwise operations without a low-precision CUDA kernel, such as linalg.solve, cannot promote."""
         own, kinds = self._kinds[n].format, self._kinds
         if told and own:
             return told, False

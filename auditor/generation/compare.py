@@ -36,8 +36,7 @@ NORMAL_95 = 0.98
 
 @dataclass(frozen=True)
 class ReferenceTokens:
-    """FP32's continuation of a batch of prompts. tokens: [prompts, steps]. best: [prompts, steps, k], the k largest
-    scores.
+    """FP32's continuation of prompts. tokens: [prompts, steps]. best: [prompts, steps, k], the k largest scores.
 
     counts: mask of tokens up to the first end token. logits: a file with FP32's logits, [steps, prompts, vocabulary].
     """
@@ -123,8 +122,8 @@ class Decoding:
 
 
 def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
-    """The floating-point tensors that one step passes to the next: keys and values of each layer, or a step function's
-    state."""
+    """The floating-point tensors that one step passes to the next: keys and values of each layer, or the state of
+    `step`."""
     if isinstance(state, torch.Tensor):
         shared = any(step == 0 and size > 1 for step, size in zip(state.stride(), state.shape, strict=True))
         yield from [state] * (state.is_floating_point() and not shared)  # entries that share memory cannot be written

@@ -44,8 +44,7 @@ from .decode import cannot_generate, prompts_of
 class GenerationReference:
     """FP32's tokens for the calibration inputs, and for held-out inputs if given. folder: for files with the logits.
 
-    caches: the result of `stored_caches`. limits: the criteria of the logits whose measure is kl or top1.
-    """
+    caches: comparisons of stored caches. limits: the criteria of the logits whose measure is kl or top1."""
 
     folder: tempfile.TemporaryDirectory[str]
     decoding: Decoding
@@ -111,8 +110,7 @@ def generate_reference(
     """Append FP32's generated tokens to the subject's prompts, and add the default criterion `top1` for the logits;
     nothing changes if no tokens are requested.
 
-    Raises: LoadError(slug="cannot-generate") if the model cannot generate from its inputs, or its first output is not
-    logits.
+    Raises: LoadError(slug="cannot-generate") if the model cannot generate from its inputs, or returns no logits.
     """
     if options.generate is None:
         return subject, options, None
@@ -204,7 +202,8 @@ def _of_product(node: fx.Node) -> list[fx.Node]:
 def shares(
     problem: Problem, plan: Plan, flips: Callable[[float], float | None] = lambda error: None
 ) -> tuple[float, tuple[PartShare, ...]]:
-    """A plan's first-order error, and each part's share of the squared error. flips(error): the expected flips."""
+    """A plan's first-order error, and each part's share of its square. flips(error): expected flips per 1,000
+    tokens."""
     resolution = problem.resolve(choice_from_scopes(plan.scopes))
     of, squares, counts = parts_of(problem.capture), defaultdict[str, float](float), defaultdict[str, int](int)
     for name, square in problem.squares(resolution, problem.figures(resolution)[0]).items():

@@ -99,7 +99,7 @@ def _set(module: nn.Module, flag: bool) -> None:
 def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
     """In the body, low-precision tensors of the model are FP32; then they are restored bit for bit, in the same memory.
 
-    which: a value of Subject.raised: which tensors become FP32.
+    which: the tensors to convert, a value of Subject.raised.
     """
     tensors = stored_low(model, attributes=which == "attributes") if which in ("weights", "attributes") else []
     with ExitStack() as stack:
@@ -164,7 +164,7 @@ class _Snapshot:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Functions that read an object's contents as a list and write them back. leads: whether items are visited too."""
+    """Functions that read an object's contents as a list and write them back. leads: to visit the items as well."""
 
     read: Callable[[Any], list[Any]]
     write: Callable[[Any, list[Any]], object] = lambda owner, held: None

@@ -48,8 +48,8 @@ def named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def named_in(model: nn.Module, store: str) -> list[tuple[str, torch.Tensor]]:
-    """(name, tensor) of all modules' parameters or buffers, under each of their names. store: the name of the dict,
-    such as "_buffers"."""
+    """(name, tensor) of all modules' parameters or buffers, under each of their names. store: the dict, such as
+    "_buffers"."""
     return [
         (f"{path}.{name}" if path else name, tensor)
         for path, module in named_modules(model)

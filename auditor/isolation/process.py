@@ -94,8 +94,8 @@ stack is large enough for this limit."""
 
 
 def flags() -> dict[str, Any]:
-    """{name: value} of the flags in FLAGS and of the environment variables in OVERRIDES; flags that torch refuses to
-    report are omitted."""
+    """{name: value} of the flags in FLAGS and of the environment variables in OVERRIDES; without flags that torch
+    refuses to report."""
     result = {name: value for name in FLAGS if (value := _flag(name)) is not None}
     return result | {name: os.environ[name] for name in OVERRIDES if name in os.environ}
 
@@ -140,7 +140,7 @@ def disable_compilers() -> Iterator[None]:
     On its first run under autocast, TorchScript would write casts to that dtype into its code, and keep them.
     """
     with ExitStack() as stack:
-        stack.callback(torch._C._jit_set_autocast_mode, torch._C._jit_set_autocast_mode(False))  # which returns the old
+        stack.callback(torch._C._jit_set_autocast_mode, torch._C._jit_set_autocast_mode(False))  # returns the old mode
         stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
         if "torch._dynamo" in sys.modules:  # without torch._dynamo nothing is compiled; its import takes a second
             stack.enter_context(torch.compiler.set_stance("force_eager"))

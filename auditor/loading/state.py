@@ -39,7 +39,7 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
     """Decide which low-precision tensors of the subject become FP32 for the audit; `check` runs the subject.
 
     First parameters, buffers and inputs become FP32; if the run fails, plain tensor attributes of modules too. If both
-    runs fail, the forward itself casts to a low dtype: all tensors keep their dtypes, also in the reference run.
+    runs fail, the forward presumably casts to a low dtype: all tensors keep their dtypes, also in the reference run.
     Raises: LoadError(slug="low-precision-model"), and the errors of `check`.
     """
     refused: LoadError | None = None

@@ -38,8 +38,8 @@ KEEP_LISTS = {
     "_keep_in_fp32_modules_strict": (torch.float16, torch.bfloat16),
     "_keep_in_fp32_modules": (torch.float16,),
 }
-"""{attribute of a transformers class that lists name parts of modules to keep in FP32: dtypes of the other modules for
-which the list applies}."""
+"""{attribute of a transformers class that lists name parts of modules to keep in FP32: dtypes of a model for which the
+list applies}."""
 PART = 1 << 20
 """Number of entries that are compared at a time."""
 

@@ -47,10 +47,10 @@ ENOUGH = 0.1
 class Estimates:
     """Results of the backward passes, by value, format and kind of error.
 
-    A value is a node's result, under the node's name, or a product's copy of the result, under the name of `reading`.
+    A value is a node's result, under the node's name, or the copy that one product reads, named by `reading`.
     outputs_norm: divisor of effects. at_once: number of passes processed together. passes: {value: numbers of the
-    passes that reach it}. returned: {id of an output: its random signs in this pass}, the part of the output's
-    gradient that comes from the probe instead of a reader.
+    passes that reach it}. returned: {id of an output: its random signs in this pass}, the part of the output's gradient
+    that comes from the probe instead of a reader.
     """
 
     measurement: Measurement
@@ -89,7 +89,7 @@ class Estimates:
 @dataclass(frozen=True)
 class Target:
     """The outputs that one criterion judges. forms: a Form per output, applied to a probe's signs. samples: whether
-    a batch's samples are separate.
+    samples are estimated separately.
 
     tied: operations whose rounding can make candidates of a decision equal.
     """
@@ -101,8 +101,7 @@ class Target:
 
 
 def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
-    """Estimate the effects of all errors on the outputs: one backward pass per random probe, with a hook on every
-    value.
+    """Estimate the effects of all errors on the outputs: one backward pass per random probe, with hooks on all values.
 
     target: probe only the target's outputs; the estimates use the target's forms and are not divided by the outputs'
     norm. keep: retain the autograd graph for another call.
@@ -225,7 +224,7 @@ class _Hook:
     def _products(
         self, value: torch.Tensor, gradients: torch.Tensor, returned: torch.Tensor | None = None
     ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
-        """Yield (format, kinds of error that are equal in it, inner products of the gradients with this error)."""
+        """Yield (format, kinds of error with equal values, inner products of the gradients with this error)."""
         measurement = self.estimates.measurement
         kinds = dict[str, tuple[str, ...]]()  # kinds of error that are only the rounding of the value
         for fmt in measurement.formats:
@@ -261,11 +260,11 @@ Contributions = dict[str, dict[str, Contribution]]
 
 @dataclass(frozen=True)
 class FirstOrder:
-    """{node or placeholder: {format: Contribution}}: relative L2 error of the outputs, or shares of criteria's limits.
+    """contributions: {node or placeholder: {format: Contribution}}, as relative L2 error or share of a limit.
 
     unseen: nodes whose effect is not, or only partly, differentiable. answers: whether contributions are in the error
     budget's unit. If a criterion has no quadratic form, or all outputs are discrete, contributions only rank the nodes.
-    quantized: of layers, by scheme; `own`: effect of the weight's error alone; `cast`: of the input's error alone.
+    quantized: contributions of layers, by scheme; `own`: by the error of the weight alone; `cast`: of the input alone.
     """
 
     contributions: Contributions
@@ -338,7 +337,7 @@ def forms_of(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.T
 
 
 def _most(found: Mapping[str, Contribution]) -> Contribution:
-    """The contribution with the largest isolated effect, with its criterion; own and cast: maxima over criteria."""
+    """The contribution with the largest isolated effect, and its criterion. `own` and `cast`: maxima over criteria."""
     criterion, most = max(found.items(), key=lambda pair: pair[1].isolated)
     own, cast = max(one.own for one in found.values()), max(one.cast for one in found.values())
     return replace(most, own=own, cast=cast, criterion=criterion)

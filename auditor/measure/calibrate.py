@@ -36,7 +36,7 @@ class Calibration:
 
     linearity: predictions compared with runs, by format. regions: effects of operations run in low precision together,
     on the first batch of each path. decisions: on these first batches; for each format, the Decisions with the largest
-    error. first: results of the first batch, if several batches were measured. quantized: by (layer, scheme).
+    error. first: results of the first batch, if several batches were measured. quantized: {(layer, scheme): result}.
     under_flags: {product: result of `flag_errors` on the first batch with this product}.
     """
 
@@ -61,12 +61,10 @@ def calibrate(
     whole: Subject | None = None,
     schemes: tuple[str, ...] = (),
 ) -> Calibration:
-    """Measure each node over all batches: worst error, largest isolated effect, root-mean-square contribution, pooled
-    magnitudes.
+    """Measure each node over all batches: worst error, largest isolated effect, RMS contribution, pooled magnitudes.
 
     whole: the Subject with all batches, if `subject` has only some. The graph is valid for the first batch's shapes,
-    and for its values if Python branched on values. `calibrate_paths` measures batches that take another path on a
-    separate graph.
+    and for its values if Python branched on values. `calibrate_paths` measures batches that take other paths.
     """
     batches = usable(capture, subject)
     spans = spans_of(subject.model, schemes, batches, seed)

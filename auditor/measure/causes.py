@@ -122,7 +122,7 @@ def _upstream(capture: Capture, names: set[str]) -> set[str]:
 def storage_notes(
     subject: Subject, capture: Capture, ranges: Mapping[str, Magnitudes], formats: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """A note per format on weights stored in low precision; () if all are FP32 or the forward casts to their dtype."""
+    """A note per format on weights stored in low precision; () if all weights are FP32, or stay low in the audit."""
     if not subject.stored_low or subject.raised == "kept":
         return ()
     total = size_of(subject.model)

@@ -1,4 +1,4 @@
-"""Decisions inside the model, such as a top-k: how many flip in low precision, and how much of the outputs' error they
+"""Decisions inside the model, such as a top-k: how many flip in low precision, and how much of the output error they
 cause."""
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
 
 
 class _LowRuns:
-    """Runs a model in low precision, some decisions fixed to the FP32 run's. nodes: the operations that decide."""
+    """Runs a model in low precision, with some of the FP32 run's decisions. nodes: the operations that decide."""
 
     def __init__(
         self, measurement: Measurement, format: str, yardstick: Yardstick, nodes: Mapping[str, fx.Node]
@@ -103,8 +103,8 @@ class _LowRuns:
     def run(
         self, held: Iterable[str], counted: Collection[str], wide: Collection[str] = ()
     ) -> tuple[float, dict[str, Decision], set[str]]:
-        """Return the outputs' error, a Decision per operation in `counted`, and the names whose results differ from
-        FP32's.
+        """Return the outputs' error, a Decision per operation in `counted`, and names of operations with changed
+        results.
 
         held: operations that take FP32's decisions. wide: operations that run in FP32. A failed run has the error inf.
         """
@@ -145,8 +145,8 @@ class _LowRuns:
         return Decision(*about, count, seen, flips if math.isfinite(change) else None, seen)
 
     def find_scorer(self, name: str) -> tuple[str, set[str]]:
-        """Return the module whose product computes a decision's scores (without one, the decision's module), and the
-        operations in this module and from there to the decision."""
+        """Return the module whose matrix product computes a decision's scores (without a product, the decision's
+        module), and the operations in this module and from there to the decision."""
         nodes, level, result = self.measurement.capture.nodes, [self.nodes[name]], {name}
         for _ in range(LEVELS):
             level = [source for n in level for source in n.all_input_nodes if source.name in nodes]

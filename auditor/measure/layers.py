@@ -67,7 +67,7 @@ def measure_layers(measurement: Measurement, first: FirstOrder, yardstick: Yards
 
 
 def _remedy(reruns: Reruns, name: str, scheme: str, effect: Contribution, limit: float) -> tuple[str, float]:
-    """The first scheme with finer scales that gives a better verdict in a run, and its effect; otherwise KEEP."""
+    """The first scheme with finer scales that gives a better verdict in a run, and its effect; otherwise KEEP and 0."""
     if effect.decided_by == "not-run" or effect.isolated <= SENSITIVE_SHARE * limit:
         return "", effect.isolated
     allowed = SENSITIVE_SHARE * limit if effect.isolated <= limit else limit
@@ -189,7 +189,7 @@ class QuantizedModel:
 
     @contextmanager
     def _in_torchao(self, schemes: Mapping[str, str]) -> Iterator[None]:
-        """In the body, the code for torchao has quantized the layers; `answer` restores the model."""
+        """In the body, the layers are quantized by generated torchao code; `answer` restores the model."""
         names = dict[str, Any]()
         with quietly():  # torchao logs which libraries for GPUs it does not find
             exec(torchao_code({key: scheme for key, scheme in schemes.items() if scheme}, []), names)

@@ -41,11 +41,10 @@ class Measurement:
     anchors: leaves of the autograd graph for results that depend on no float input. readings: {product: {value it
     reads: whether other nodes read the value too}}. values: detached FP32 result of every node and placeholder. live:
     weights, inputs and outputs inside the autograd graph. places: the values with a gradient, and their shapes.
-    listeners: receivers of the values' gradients. elements: number of all results' elements. discrete: nodes without a
-    floating-point result. errors, traces: {operation: {format: value}}. ranges: magnitudes of every value. blind: nodes with a path to the outputs
-    through a non-differentiable operation. pure: formats in which the whole model ran in low precision. under_flags: by
-    product, results of `flag_errors`. quantized: runs layers under quantization schemes.
-    """
+    listeners: receivers of the values' gradients. elements: number of all results' entries. discrete: nodes without a
+    floating-point result. errors, traces: {operation: {format: value}}. ranges: magnitudes of every value. blind: nodes
+    with a path to the outputs through a non-differentiable operation. pure: formats in which the whole model ran in low
+    precision. under_flags: by product, results of `flag_errors`. quantized: runs layers under quantization schemes."""
 
     capture: Capture
     formats: tuple[str, ...]
@@ -90,7 +89,7 @@ class Measurement:
             self.ranges[n.name] = profiles[n].range
 
     def listen(self, place: Place, leaf: torch.Tensor) -> None:
-        """Pass a value's gradients on to `listeners`; the hook lives as long as the autograd graph, without the value."""
+        """Pass a value's gradients on to `listeners`; the hook does not keep the value alive."""
         if format_of(leaf.dtype) is not None and leaf.requires_grad and is_plain(leaf):
             self.places[place], listeners = leaf.shape, self.listeners
             leaf.register_hook(lambda gradient: listeners[place](gradient) if place in listeners else None)  # type: ignore[no-untyped-call]

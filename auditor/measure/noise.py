@@ -92,7 +92,7 @@ def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise)
 
 
 def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, float], tuple[str, ...]]:
-    """Return how far operations' results differ between two runs of the graph, and the non-deterministic operations.
+    """Return {operation: difference of its results in two runs of the graph}, and the non-deterministic operations.
 
     Differences are relative L2 errors, or the share of discrete entries that differ.
     """

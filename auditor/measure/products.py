@@ -27,9 +27,9 @@ SAMPLE = 64
 
 
 class Flag(NamedTuple):
-    """A flag that changes a product's arithmetic. of: the operations that it affects. reads: format of the factors,
-    which are scaled to the range of an 8-bit format. sum: emulates the accumulator; None: the accumulator is FP32, and
-    only the rounding of the factors counts."""
+    """A flag that changes a product's arithmetic. of: the kind of operation. reads: format of the factors; for an 8-bit
+    format, these are first scaled to its range. sum: emulates the accumulator; None: the accumulator is FP32, and only
+    the rounding of the factors counts."""
 
     of: str
     reads: str
@@ -51,7 +51,7 @@ FLAGS: Mapping[str, Flag] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """Some rows and columns of a product. args: the FP32 arguments that yield them. exact: the result in FP64."""
+    """Some rows and columns of a product. args: FP32 arguments for only these. exact: the result in FP64."""
 
     target: Callable[..., Any]
     args: tuple[Any, ...]
@@ -87,7 +87,7 @@ class Sample:
         return {name: self._error_under(flag) for name, flag in FLAGS.items() if flag.of == of}
 
     def _error_under(self, flag: Flag) -> float:
-        """Relative L2 error with a flag on; if the flag changes the accumulator, on SAMPLE entries only."""
+        """Relative L2 error with a precision flag on; if the flag changes the accumulator, on SAMPLE entries only."""
         row, known = FORMATS[flag.reads], operation_of(self.target)
         factors = FACTORS.get(known.packet, (0, 1))
         if flag.sum is None:

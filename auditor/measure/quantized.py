@@ -39,7 +39,7 @@ _EASED = 0.5
 """Outliers count as the cause if the error of all other entries falls to this share when the outliers are removed."""
 
 _WORSE_SLICE = 3.0
-"""A slice counts as the cause if its relative error is this many times that of every other slice."""
+"""A slice of a fused weight (q, k or v) is the cause if its relative error is this many times that of any other."""
 
 _PIECES = ("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk")
 
@@ -64,7 +64,7 @@ class Roles(NamedTuple):
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with a weight. given: the input; None for an embedding. key: the name by `key_of`."""
+    """A layer with a weight. given: the input; None for an embedding. key: the layer's name, see `key_of`."""
 
     node: fx.Node
     given: fx.Node | None
@@ -74,7 +74,7 @@ class Layer:
 
     @property
     def kind(self) -> str:
-        """The kind in `Scheme.fits`."""
+        """The kind of layer, as in `Scheme.fits`: embedding | convolution | linear."""
         return "embedding" if self.given is None else "convolution" if self.roles.spatial else "linear"
 
 
@@ -111,7 +111,7 @@ def layers_of(capture: Capture) -> dict[str, Layer]:
 
 
 def key_layers(capture: Capture) -> set[str]:
-    """The last layers before attention's keys, of fused attention or of a matrix product of activations whose result a
+    """Names of the layers that compute attention's keys, in fused attention or for a matrix product whose result a
     softmax reads."""
     layers, result, seen = layers_of(capture), set[str](), set[fx.Node]()
     waiting = list[fx.Node]()

@@ -29,8 +29,8 @@ def run_with_gradients(
 ) -> tuple[Any, list[torch.Tensor]]:
     """Return the operation's result, and the tensor arguments for which the result has no derivative.
 
-    Examples: the class weights of a loss, a floor division, a user-defined operation without a derivative. careful:
-    test every operation's backward pass right after it ran; by default only operations outside torch.
+    Such arguments are the class weights of a loss, or the operands of a floor division. careful: also test the backward
+    passes of torch's own operations; by default only those of operations outside torch.
     """
     lost: list[torch.Tensor] = []
     tried, row = careful or not is_torchs_own(target), operation_of(target)
@@ -75,8 +75,8 @@ def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
 
 
 def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
-    """Run a batch norm, differentiable also in the running statistics if it uses them. The statistics are not updated.
-    An instance norm with running statistics is computed as such a batch norm.
+    """Run a batch norm, or an instance norm with running statistics. If the norm uses running statistics, its result is
+    differentiable in them too. The statistics are not updated.
 
     x: [N, C, *]. args: weight, bias, mean, variance (all [C]), and the operation's other arguments, including eps.
     """

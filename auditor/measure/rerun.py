@@ -151,7 +151,7 @@ def chooses_otherwise(n: fx.Node, result: Any, values: Mapping[str, Any]) -> boo
 def regions_of(
     measured: Measurement, found: Mapping[str, Mapping[str, Contribution]], yardstick: Yardstick
 ) -> Iterator[FlaggedRegion]:
-    """Run regions (connected operations that change the outputs noticeably) in low precision, others in FP32.
+    """Run each region (connected operations that change the outputs noticeably) in low precision, all else in FP32.
     Yields the joint effect and the root sum of squares of the single effects."""
     for fmt in measured.formats:
         known = {name: by_format[fmt] for name, by_format in found.items()}

@@ -17,7 +17,7 @@ IN_A_ROW = 2
 """Maximum number of operations in a row that run again to recompute a released result."""
 
 Listener = Callable[[torch.Tensor | None], None]
-"""Function that receives the gradient of one value in each backward pass; None if the pass misses the value."""
+"""Function that receives a value's gradient in each backward pass, or None if the pass does not reach the value."""
 
 
 class Place(NamedTuple):

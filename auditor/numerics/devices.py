@@ -22,7 +22,7 @@ NATIVE = ["cuda"]
 
 
 def kind_and_number(asked: object) -> tuple[str, str]:
-    """Split auto, cpu, cuda, cuda:1 or a torch.device into type and number, or "". Raises: ValueError for others."""
+    """Split auto, cpu, cuda, cuda:1 or a torch.device into (type, number or ""). Raises: ValueError for others."""
     kind, _, index = str(asked).partition(":")
     known = (kind == "auto" and not index) or (kind == CPU and index in ("", "0")) or kind in NATIVE
     if not known or not (index.isdigit() or str(asked) == kind):
@@ -32,7 +32,7 @@ def kind_and_number(asked: object) -> tuple[str, str]:
 
 def choose(asked: object) -> str:
     """The device, `cpu` or `cuda:0`, for a valid request. Raises: AuditorError(slug="no-cuda") if torch does not see
-    this device."""
+    it."""
     kind, index = kind_and_number(asked)
     if kind == "auto":
         kind = next((kind for kind in NATIVE if _module(kind).is_available()), CPU)

@@ -77,8 +77,7 @@ def runs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 
 
 def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
-    """Squared error and squared norm of the entries with a finite reference; the error is inf if an infinite entry
-    differs."""
+    """Squared error and squared norm of the entries with a finite reference; error inf if an infinite entry differs."""
     finite = torch.isfinite(r)
     infinite = torch.isinf(r)
     zero = torch.zeros_like(r)

@@ -75,8 +75,7 @@ def mutates(target: object) -> bool:
 
 
 def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy to another device in the same dtype: a separate graph operation, since torch's operation would look like a
-    cast."""
+    """Copy to another device in the same dtype: a separate graph operation, since torch's would look like a cast."""
     return x.to(device)
 
 

@@ -126,7 +126,7 @@ def _in_tiles(rows: Tensor, combine: _Combine, neutral: float) -> Tensor:
 
 
 def _by_cub(entries: Tensor, combine: _Combine, neutral: float) -> Tensor:
-    """cub's order: each thread scans its entries, then adds the totals before it. Shape: [length]."""
+    """Scan in cub's order: each thread scans its entries, then adds the totals before it. Shape: [length]."""
     tile = _CUB_THREADS * _CUB_ITEMS
     padded = torch.nn.functional.pad(entries, (0, -len(entries) % tile), value=neutral)
     blocks = padded.reshape(-1, _CUB_THREADS, _CUB_ITEMS)

@@ -59,7 +59,7 @@ class Quantizer:
 
 @dataclass(frozen=True)
 class Scheme:
-    """Quantizers of a layer's weight and input. activation: None: the input is not quantized. source: torchao's name
+    """Quantizers of a layer's weight and input. activation: None if the input is not quantized. source: torchao's name
     for the scheme, see `config`; finer: the scheme with the same element and finer scales, if there is one."""
 
     name: str

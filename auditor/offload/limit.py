@@ -51,7 +51,7 @@ class Limit:
         self.need(0)
 
     def need(self, size: int) -> None:
-        """Free memory for `size` bytes at once. Raises: AuditorError(slug="memory-too-small") if `size` exceeds the
+        """Free memory for `size` bytes at once. Raises: AuditorError(slug="memory-too-small") if that exceeds the
         limit."""
         self.let_go()
         if self.size < (least := resident() + ROOM + size):
@@ -117,8 +117,8 @@ def resident_limit(size: int | None) -> Iterator[Limit | None]:
 
 
 def _mmap_from(size: int) -> None:
-    """Make glibc return freed memory of at least `size` bytes to the system: by default it keeps blocks below 32 MiB in
-    a fragmented heap."""
+    """Make glibc return freed memory of at least `size` bytes to the system: by default it keeps blocks below 32
+    MiB."""
     getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(-3, size)
 
 
@@ -155,8 +155,8 @@ def came_to() -> str | None:
 
 
 def limit_for(weights: int) -> int | None:
-    """The limit for a model whose FP32 weights take this many bytes; None if the audit fits without one, or free memory
-    is unknown."""
+    """The limit for a model whose FP32 weights take this many bytes; None if the audit fits anyway, or free memory is
+    unknown."""
     left = free()
     return int(EACH * left) if left is not None and HELD * weights > left else None
 

@@ -15,17 +15,17 @@ from ..numerics.schemes import SCHEMES
 from ..records import Score
 from ..stages import tick
 
-RUNS = 48
-"""Maximum number of runs on all calibration inputs from which one plan's layers are chosen."""
+RUNS = 96
+"""Maximum number of model runs, each on all calibration inputs, in the search for one plan."""
 
 SINGLES = 256
 """Maximum number of runs with only one group quantized; the options with the largest predicted effects are run."""
 
 FIXED = 2
-"""Number of groups whose scheme is drawn at random, and stays while the choice of the others is improved."""
+"""Number of groups of layers with a random scheme, fixed while the schemes of the other groups are improved."""
 
 CHANGES = 1_000
-"""Maximum number of changes that improve one choice: rounding errors in predictions could make changes cycle."""
+"""Maximum number of changes while one choice is improved: inexact predictions could make the changes cycle."""
 
 FAR = 1.05
 """A random draw allows a predicted error of up to this many times the limit: predictions may be too large."""
@@ -40,7 +40,7 @@ KEPT = 16.0
 """Bits per weight of a layer that is not quantized."""
 
 FAILED = 1e30
-"""Squared effect that stands for a failed run of an option: above any limit, yet finite."""
+"""Squared output error assumed for an option whose run failed: above any limit, yet finite."""
 
 Choice = tuple[str, ...]
 """A choice: the quantization scheme of each group of layers, or "" for 16 bits."""
@@ -53,7 +53,8 @@ def bits_of(scheme: str) -> float:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that must have one scheme. squares: {scheme: squared effect on the outputs}."""
+    """Layers with one common scheme. keys: names; elements: number of weights. squares: {scheme: squared output
+    error}."""
 
     keys: tuple[str, ...]
     elements: int
@@ -61,17 +62,17 @@ class Group:
 
 
 class Run(NamedTuple):
-    """Result of a run of a choice of schemes. error: of the outputs, on the worst batch. change: of the outputs,
-    [criteria of all batches, entries], see `change_of`."""
+    """Result of running the model under a choice of schemes. error: largest output error of any batch. change: changes
+    of the outputs, [criteria of all batches, entries], see `change_of`."""
 
     error: float
     change: torch.Tensor
 
 
 class Verified(NamedTuple):
-    """A verified choice of schemes. by: what ran the model; measured, held_out: errors on the calibration and on the
-    held-out inputs; error: the larger one, above the limit if the score refuses the choice. score: None if an error
-    exceeds the limit, or if plans are not scored."""
+    """A verified choice of schemes. by: `torchao` or `emulation`, which computed the quantized layers; measured,
+    held_out: errors on the calibration and on the held-out inputs; error: the larger one, above the limit if the score
+    refuses the choice. score: None if an error exceeds the limit, or if plans are not scored."""
 
     by: str
     measured: float
@@ -84,7 +85,8 @@ class Verified(NamedTuple):
 class Search:
     """Searches the choice of schemes with the fewest bits whose errors are within a limit.
 
-    measure: runs a choice on the calibration inputs. known, verified: results, also of other searches.
+    measure: runs a choice on the calibration inputs. known, verified: results of runs and of verifications, shared by
+    all searches. left: number of runs still allowed.
     """
 
     groups: Sequence[Group]
@@ -96,7 +98,7 @@ class Search:
     spent: int = 0
 
     def __post_init__(self) -> None:
-        """Run each option alone: an option is (number of the group, scheme)."""
+        """Run options one by one, with all other groups in 16 bits; an option is (index of a group, scheme)."""
         self._draw, allowed = random.Random(0), ("", *self.schemes)
         self._options = [(i, s) for i, group in enumerate(self.groups) for s in ("", *group.squares) if s in allowed]
         squares = [self.groups[i].squares.get(s, 0.0) for i, s in self._options]
@@ -117,7 +119,7 @@ class Search:
         return sum(bits_of(scheme) * group.elements for group, scheme in zip(self.groups, choice, strict=True))
 
     def predicted(self, choice: Choice) -> float:
-        """Predicted error of a choice: that of the sum of the output changes that each quantized group alone causes."""
+        """Predicted error of a choice, if the output changes that each quantized group causes alone add up."""
         at = self._places(choice)
         return float(self._products[:, at][:, :, at].sum((1, 2)).amax().clamp(min=0).sqrt())
 
@@ -132,12 +134,12 @@ class Search:
         return tuple(scheme if i == group else "" for i in range(len(self.groups)))
 
     def best(self, limit: float) -> Choice:
-        """Run more choices; return the one to verify next: one with a measured error within the limit and fewer bits than
-        the accepted one. The one with the fewest bits comes first if its expected error is within the limit, else the one
-        with the smallest expected error. Returns the accepted one if no choice has fewer bits.
+        """Run more choices; return the choice to verify next. It has a measured error within `limit` and fewer bits
+        than the accepted choice. Of several, the one with the fewest bits is returned if its expected error is within
+        `limit`, else the one with the smallest expected error; without any, the accepted choice.
 
-        Each run tries a choice that is predicted to have the fewest bits. The search starts at the best choice measured so
-        far, then at other measured choices, with random schemes for some groups.
+        Each run tries a choice that is predicted to meet the limit with few bits. The search starts at the best choice
+        measured so far, then at other measured choices, with random schemes for some groups.
         """
         idle, accepted = 0, self.accepted(limit)
         runs = ((choice, run) for choice, run in self.known.items() if self._allows(choice))
@@ -160,29 +162,29 @@ class Search:
         return min(rank, key=rank.__getitem__, default=accepted)
 
     def accepted(self, limit: float) -> Choice:
-        """The verified choice with the fewest bits within the limit."""
+        """Of the verified choices with an error within the limit, the one with the fewest bits."""
         within = (choice for choice, one in self.verified.items() if one.error <= limit and self._allows(choice))
         return min(within, key=self.bits)
 
     def expected(self, choice: Choice) -> float:
-        """Expected error of a measured choice on all inputs: at least the measured one. The sum of the groups' squared
-        effects predicts it, and the verified choice in which the fewest groups differ corrects the prediction."""
+        """Expected error of a choice on calibration and held-out inputs: at least its measured error. It is the error
+        of the most similar verified choice, times the root of the ratio of both choices' summed squared effects."""
         verified = (one for one in self.verified if any(one) and self._allows(one))
         nearest = min(verified, key=lambda one: sum(map(ne, one, choice)), default=self._alone(0, ""))
         square, other = (float(self._squares[self._places(one)].sum()) for one in (choice, nearest))
         return max(self.known[choice].error, math.sqrt(square / other) * self.verified[nearest].error if other else 0.0)
 
     def _allows(self, choice: Choice) -> bool:
-        """Whether a choice has no other scheme."""
+        """Whether a choice uses only schemes of this search."""
         return {"", *self.schemes}.issuperset(choice)
 
     def _improve(self, choice: Choice, limit: float, joint: bool, fixed: Sequence[int]) -> Choice:
         """Apply the options `fixed`, then change one or two other groups at a time: first until the predicted error is
         within the limit, then to save bits.
 
-        The prediction is the error of the measured change under `choice` plus the changes by groups that differ from it.
-        joint: whether these may cancel or add up, as on the calibration inputs; else, their squared effects add up. Each
-        step changes the one or two groups that save most bits per added squared error. Returns `choice` if no predicted
+        Predicted: the error of the output change measured under `choice`, plus the effects of the groups changed since.
+        joint: whether these effects may cancel, as on the calibration inputs; otherwise their squares add up. Each step
+        changes the one or two groups that save most bits per added squared error. Returns `choice` if no predicted
         error is within the limit.
         """
         groups = torch.tensor([i for i, _ in self._options])

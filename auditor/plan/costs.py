@@ -31,7 +31,7 @@ def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolutio
     nodes, copies = list(capture.graph_module.graph.nodes), Counter[str]()
     size = dict.fromkeys((node.name for node in nodes), 0)
     for node in nodes:
-        known = FORMATS.get(resolution.dtypes.get(node.name, ""))  # format of its FP32 and low tensors under the plan
+        known = FORMATS.get(resolution.dtypes.get(node.name, ""))  # in which the plan stores its FP32 and low tensors
         for x in tensors_in(node.meta.get("val")):
             converted = known is not None and (x.dtype is torch.float32 or is_low(x.dtype))
             size[node.name] += x.numel() * (known.bytes if known and converted else x.itemsize)
@@ -52,8 +52,8 @@ def most_alive(
 ) -> int:
     """Peak bytes of inputs, results and copies that are alive at the same time while nodes run in order.
 
-    size: {node: bytes of its result}. free: views, which use the storage of their first argument. copies: {node: bytes
-    of the cast copies that it alone reads}.
+    size: {node: bytes of its result}. free: nodes that return views. inputs: nodes alive from the start. copies: {node:
+    bytes of casts that only this node reads}.
     """
     held = dict[str, str]()  # {node: the node whose storage contains its value}
     for node in nodes:
@@ -78,7 +78,8 @@ def elements_of(node: fx.Node) -> int:
 
 
 TIE = 1e-3
-"""Weight of predicted time in the other objectives, so that the faster of two otherwise equal plans wins."""
+"""Weight of predicted time in the objectives `memory` and `flops`, so that of otherwise equal plans the fastest
+wins."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def half_of(device: str) -> str:
 def quantized_seconds(cost: Cost, weights: int, scheme: Scheme, device: str) -> float:
     """Roofline seconds of a layer under a quantization scheme; activations take 16 bits. weights: number of weights.
 
-    The layer computes in 16 bits if the device lacks the scheme's products, or if the scheme only quantizes weights.
+    The layer computes in 16 bits if the scheme only quantizes weights, or if the device cannot multiply in its format.
     """
     peaks = table("plan/devices")[device]
     arithmetic = cost.flops / (peaks.get(scheme.products, peaks[half_of(device)]) * 1e12)

@@ -1,5 +1,5 @@
-"""The search space of plans over modules: proposes choices of precisions by minimum cuts, improves a choice by replays, and
-explains why it keeps modules and operations in FP32."""
+"""The search space of plans over modules: proposes choices of precisions by minimum cuts, improves a choice by replays,
+and explains why modules and operations stay in FP32."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Modules(Space):
         return ran if math.isfinite(ran) else point.predicted_error
 
     def after(self, before: Candidate, point: Candidate) -> float:
-        """Predicted error of `point`, which lowers more modules than `before`; assumes that squared errors add up."""
+        """Predicted error of `point`, which has more modules in low precision than `before`; squared errors add up."""
         return math.sqrt(max(self.before(before) ** 2 + point.predicted_error**2 - before.predicted_error**2, 0.0))
 
     def holds(self, before: Candidate, point: Candidate, limit: float) -> bool:
-        """Whether a replay of `point`, which has more in low precision than `before`, has an error within `limit`. No
-        replay runs, and the result is False, if none is left or 1 / MOST_OFF of the predicted increase is too much."""
+        """Whether a replay of `point`, with more in low precision than `before`, has an error within `limit`. False
+        without a replay if none is left, or if even 1 / MOST_OFF of the predicted increase is too much."""
         known = self.before(before)
         if not (point.feasible and known + (self.after(before, point) - known) / MOST_OFF <= limit):
             return False
@@ -67,7 +67,7 @@ class Modules(Space):
         return [self.low] if self.low.feasible and self.error(self.low) <= self.budget else []
 
     def reach(self) -> float | None:
-        """Smallest replayed error above 0; one replay lowers only the module with the smallest predicted error."""
+        """Smallest error above 0 of any replay, one of them with only the least harmful module in low precision."""
         energy = self.problem.energy
         alone = (self.problem.evaluate(self.nothing.high.difference(energy.together(one))) for one in energy.scopes)
         gaining = [point for point in alone if point.cost < self.nothing.cost]
@@ -88,8 +88,8 @@ GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 
 
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
-    """Move FP32 modules to low precision, one by one, entirely or except the outputs of their products. A change must
-    save enough, and its replayed error must be at most `limit`."""
+    """Move FP32 modules to low precision, one by one, with or without FP32 outputs of their matrix products. A change
+    is kept if it saves at least the share WORTH, and the error of its replay is at most `limit`."""
     problem = space.problem
     for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
         low = _lower(problem, chosen, [owner])
@@ -109,7 +109,7 @@ def as_candidate(problem: Problem, plan: Plan) -> Candidate:
 
 
 def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Plan:
-    """The plan with a reason for every module and operation in FP32, and with `least`: modules that must be FP32."""
+    """The plan with reasons for all modules and operations in FP32; its `least`: the modules that have to be FP32."""
     problem, chosen = space.problem, as_candidate(space.problem, plan)
     outputs = sorted(path for path in chosen.high if path.endswith(FP32_OUTPUT))
     alone = {owner: _lower(problem, chosen, [owner]) for owner in (*_fp32_owners(problem, chosen), *outputs)}
@@ -141,8 +141,8 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
 
 
 def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, most: float, harmless: bool) -> Reason:
-    """The reason why a module that could run in low precision does not, from replays if possible. most: the largest
-    saving of the modules that save too little; harmless: whether the budget holds with these in low precision."""
+    """The reason why a module that could run in low precision does not, from replays if possible. most: largest saving
+    of the modules that would save too little; harmless: whether the budget is met with all of them low."""
     before, budget, objective = space.before(chosen), space.budget, space.problem.objective
     idle = low.price >= chosen.price
     ran = not (idle and harmless) and low.high in space.log
@@ -163,12 +163,12 @@ def _fp32_owners(problem: Problem, point: Candidate) -> list[str]:
 
 
 def _has_floats(problem: Problem, owner: str) -> bool:
-    """Whether a plan can lower any operation directly in a module, or of one function in a module."""
+    """Whether any operation of `owner` (see `_operations`) can run in low precision."""
     return any(node.floating or problem.lowest.touches_low(node.name) for node in _operations(problem, owner))
 
 
 def _operations(problem: Problem, owner: str) -> list[Node]:
-    """Operations directly in a module, or of one function in a module."""
+    """Operations of `owner`: directly in this module or, if `owner` is a function in a module, of this function."""
     own, path = problem.operations_of.get(module_of(owner), ()), owner.removesuffix(FP32_OUTPUT)
     if path != owner:
         return [node for node in own if node.function and path == function_in(node.owner, node.function.path)]
@@ -176,16 +176,16 @@ def _operations(problem: Problem, owner: str) -> list[Node]:
 
 
 def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
-    """What changes to low precision with a module: itself, modules that share a weight, and functions that may be
-    FP32."""
+    """All owners that move to low precision together with `owner`: modules that share a weight, and kept functions in
+    these modules, except those that are FP32 to avoid a dtype conflict."""
     group = {*problem.energy.together(owner)}
     functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
     return tuple(sorted(group | (functions - problem.forced_fp32)))
 
 
 def _lower(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
-    """The choice with `owners`, and all that `lowered_with` adds, in low precision. Functions that are FP32 to avoid a
-    dtype conflict remain FP32 unless `owners` lists them."""
+    """`chosen`, but with `owners`, and everything that `lowered_with` returns for them, in low precision. Functions
+    that are FP32 to avoid a dtype conflict remain FP32 unless `owners` lists them."""
     kept = {path for path in problem.forced_fp32 if path != module_of(path)}
     return problem.evaluate((chosen.high | kept).difference(*(lowered_with(problem, owner) for owner in owners)))
 
@@ -227,7 +227,7 @@ def explain_gain(saves: float, objective: str) -> str:
 
 
 def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
-    """A text that low precision in a module, although it would save something, causes too large an error."""
+    """A text which says that low precision in a module causes too large an error, and how much it would save."""
     if not math.isfinite(after):
         return "with low precision there, a run of the model failed, or its outputs were not finite"
     return (
@@ -237,7 +237,7 @@ def explain_budget(before: float, after: float, budget: float, saves: float, obj
 
 
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
-    """A reason for each FP32 operation in a low-precision module, and each discrete operation on FP32 inputs."""
+    """A reason for each FP32 operation in a low-precision module, and for each operation on integers or booleans."""
     precision, nodes = choice_keeping(chosen.high, problem.format), problem.capture.nodes
     how, resolution = problem.policy_for(precision), problem.resolve(precision)
     result, known = list[Reason](), dict[str, Reason]()
@@ -263,7 +263,7 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
 
 
 def merge_alike(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
-    """Merge reasons that differ only in module, function or operation, with the largest of their numbers."""
+    """Merge reasons that differ only in module, function, operation and numbers; the largest numbers are kept."""
     alike: dict[Reason, list[Reason]] = {}
     for reason in reasons:
         said = Reason(reason.kind, reason.words, by=reason.by, rules=reason.rules)

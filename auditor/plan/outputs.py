@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def products_of(problem: Problem) -> Mapping[str, frozenset[str]]:
-    """{path of a function that can have FP32 output: its matrix products}. Left out: functions that submodules also
-    call, which would get FP32 output too; products in shared modules, in autocast regions, or that no plan lowers."""
+    """{path of a function that can have FP32 output: its matrix products}. Without functions that submodules also call;
+    without products that are in place, in shared modules, in autocast regions, or have a dtype fixed by the model."""
     able, unable = defaultdict[str, set[str]](set), set[str]()
     for name, node in problem.capture.nodes.items():
         if node.function is None or operation(node.op).packet not in FACTORS:
@@ -40,7 +40,7 @@ def products_of(problem: Problem) -> Mapping[str, frozenset[str]]:
 
 
 def outputs_in(problem: Problem, owner: str) -> set[str]:
-    """Paths of the functions in a module, or of one function, that may have FP32 output."""
+    """Paths of the functions that can have FP32 output in `owner`, a module or one function in a module."""
     return {path for path in problem.products if owner in (module_of(path), path.removesuffix(FP32_OUTPUT))}
 
 
@@ -50,7 +50,7 @@ def outputs_of(choice: PrecisionChoice) -> set[str]:
 
 
 def without_effect(high: Collection[str]) -> set[str]:
-    """Paths whose FP32 output has no effect: the module is FP32, or it or a module above keeps the function in FP32."""
+    """Paths whose FP32 output has no effect, as the module is FP32, or a plan keeps the whole function in FP32."""
     found = ((path, *path.removesuffix(FP32_OUTPUT).rpartition("..")) for path in high if path.endswith(FP32_OUTPUT))
     return {
         path
@@ -60,20 +60,20 @@ def without_effect(high: Collection[str]) -> set[str]:
 
 
 def cost_of(problem: Problem, name: str, resolution: Resolution) -> Cost:
-    """Cost of one node, in elements of its inputs' format; an FP32 output element counts as two or four."""
+    """Cost of one node; an FP32 output element counts as two or four elements of the inputs' format."""
     cost, factors = problem.costs[name], resolution.nodes[name].factors
     wider = FORMATS["fp32"].bytes // FORMATS[factors].bytes - 1 if factors else 0
     return replace(cost, elements=cost.elements + wider * problem.elements[name]) if wider else cost
 
 
 def fails_by_inputs(known: Contribution | None) -> bool:
-    """Whether a product is unsafe even with FP32 output: the product was not run, or rounded inputs give Inf or NaN."""
+    """Whether a product is unsafe even with FP32 output: not run, or Inf or NaN by the rounding of its inputs."""
     return known is None or math.isfinite(known.own) > math.isfinite(known.isolated)
 
 
 def with_fewest_outputs(problem: Problem, low: Candidate, limit: float) -> Iterator[Candidate]:
-    """Yield everything in low precision, with FP32 outputs of some products that are not safe: the fewest within the
-    predicted limit, by error per number. Yields nothing if FP32 outputs of all these products do not suffice."""
+    """Yield one choice, if any has a predicted error within `limit`: everything in low precision, except outputs of the
+    fewest possible sensitive or unsafe products, chosen by squared error per output element."""
 
     def worth(path: str) -> float:
         known = (problem.contribution(name, problem.format) for name in problem.products[path])

@@ -24,7 +24,7 @@ from .workbench import Workbench
 
 
 class Planner:
-    """Runs the baselines (everything in low precision, without a plan), and makes all requested plans; none runs twice."""
+    """Runs the baselines (all in low precision, without a plan), and makes all requested plans; no plan runs twice."""
 
     def __init__(self, bench: Workbench) -> None:
         self.bench, asked = bench, bench.options
@@ -35,8 +35,8 @@ class Planner:
         self._chosen: dict[str, Candidate] = {}
 
     def baselines(self) -> dict[str, Verification]:
-        """Run the model with everything in low precision, under plain autocast or a plain cast. The search reuses the
-        errors of these runs."""
+        """Run the model with everything in low precision, under plain autocast or a plain cast. The search reuses these
+        errors."""
         result = dict[str, Verification]()
         for name, plan in self._run({name: space.low for name, space in self.spaces.items()}).items():
             ran, space = plan.verification, self.spaces[name]
@@ -59,8 +59,8 @@ class Planner:
         return result
 
     def make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
-        """Return the cheapest choices found within `limits`. Candidates are the search's improved result, another
-        strategy's choice in the same format, and everything in low precision except some outputs of products."""
+        """{plan: the cheapest choice found within its limit}. Candidates are the search's improved result, another
+        strategy's choice in the same format, and everything in low precision except outputs of some matrix products."""
         quick = self.bench.options.quick
         for name, limit in limits.items():
             tick(name.replace("_", " "))

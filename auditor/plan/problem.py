@@ -79,11 +79,11 @@ def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
     """
     result = dict[str, frozenset[str]]()
     for owner, nodes in problem.operations_of.items():
-        products, functions = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)  # by verdict
+        products, functions = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)  # {verdict: functions}
         for node in nodes:
             known, path = problem.verdicts.get(node.name), node.function.path if node.function else ""
             lowered = node.name not in problem.kept_formats and problem.lowest.touches_low(node.name)
-            verdict = known.verdict if known is not None and lowered else "safe"  # otherwise no plan lowers it
+            verdict = known.verdict if known is not None and lowered else "safe"  # "safe": or no plan lowers it
             if problem.costs[node.name].flops and operation(node.op).product:
                 products[verdict].add(path)
             if path and not operation(node.op).cast:
@@ -225,7 +225,7 @@ class Problem:
     products = cached_property(products_of)
 
     def variable(self, name: str) -> str:
-        """Path of the module, or of a function in it (see paths.function_in), whose precision a node has."""
+        """Path of the module, or of the function in a module (see paths.function_in), that sets a node's precision."""
         node = self.capture.nodes[name]
         if node.function is None or node.function.path not in self.exceptions.get(node.owner, ()):
             return node.owner
@@ -243,8 +243,8 @@ class Problem:
     def evaluate(self, high: Collection[Any]) -> Candidate:
         """Predict error, price and time of the choice with `high` (modules and functions) in FP32; cached.
 
-        What `high` implies is added, and what has no effect is removed. If batches take several paths through the
-        model, the error is the largest of any path.
+        Owners that `high` forces to FP32 are added; FP32 outputs without effect are removed. If batches take several
+        paths through the model, the error is the largest of any path.
         """
         energy, costs = self.energy, self.costs
         settled = energy.settle(energy.scopes.keys() & high) | (self.products.keys() & high)
@@ -331,8 +331,9 @@ class Problem:
         return self.contributions.get(format, {}).get(name)
 
     def is_forbidden(self, resolution: Resolution, name: str) -> bool:
-        """Whether a plan gives an unsafe or untested node a low-precision result, or any node two dtypes. Errors of
-        low-precision values that a node reads in FP32 count where they are rounded, but for discrete results."""
+        """Whether any node gets two dtypes, or an unsafe or untested node has a low-precision result, or computes a
+        discrete result from low-precision values. For products with FP32 output, only failures on rounded inputs
+        count."""
         verdict, typed = self.verdicts.get(name), resolution.nodes[name]
         kind = "" if verdict is None or name in self.kept_formats else verdict.verdict
         if typed.conflict or kind not in ("unsafe", "untested"):

@@ -24,7 +24,7 @@ from .scores import InFp32
 from .workbench import Workbench, worst_of
 
 MORE_RUNS = 4
-"""Minimum number of further runs after each verification."""
+"""Minimum number of further runs that the search may make after each verification."""
 
 VERIFICATIONS = 20
 """Maximum number of choices that are verified for one plan; if all are refused, all layers keep 16 bits."""
@@ -37,8 +37,8 @@ _EXPERTS = re.compile(r"(.*?[^.]*expert[^.]*)\.\d+\.")
 
 
 class QuantizedPlans:
-    """Makes the plans of one audit. score: the FP32 model's score, if plans are scored. model: runs the user's model with
-    quantized layers; known, verified: what was run and verified for any plan."""
+    """Makes the plans of one audit. score: the FP32 model's score, if plans are scored. model: runs the user's model
+    with quantized layers; known, verified: results of the runs and verifications for all plans."""
 
     def __init__(self, bench: Workbench, score: InFp32 | None = None) -> None:
         model, options = bench.subject.model, bench.options
@@ -59,7 +59,7 @@ class QuantizedPlans:
         return (*result, *([self._plan(MIXED, schemes)] if len(schemes) > 1 else []))
 
     def _plan(self, name: str, schemes: tuple[str, ...]) -> QuantizedPlan:
-        """The accepted plan with the fewest bits."""
+        """Search a plan that uses only `schemes`: the verified choice within all limits with the fewest bits."""
         subject, limit, groups = self.bench.subject, self.bench.max_error, self.groups
         last = len(self.verified) + VERIFICATIONS
         search = Search(
@@ -104,7 +104,7 @@ class QuantizedPlans:
         return Verified(by, errors[0], errors[1], error, score)
 
     def run(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str = "emulation") -> Run:
-        """Run the model under {layer: scheme}; the error is inf if the model raises. by: what runs the model."""
+        """Run the model under {layer: scheme}; error inf if it raises. by: quantizes by `emulation` or `torchao`."""
         bench, errors, changes = self.bench, list[float](), list[torch.Tensor]()
         try:
             for batch in batches:
@@ -117,7 +117,7 @@ class QuantizedPlans:
         return Run(worst_of(errors), torch.cat(changes) if changes else torch.zeros(0))
 
     def _bytes(self, schemes: Mapping[str, str]) -> float:
-        """Bytes of all parameters and buffers under {layer: scheme}, with 16 bits for floats that are not quantized."""
+        """Bytes of all parameters and buffers under {layer: scheme}; other floating-point tensors take 16 bits."""
         result = 0.0
         named = {id(tensor): (key_of(name), tensor) for name, tensor in named_tensors(self.bench.subject.model)}
         for key, tensor in named.values():
@@ -127,7 +127,7 @@ class QuantizedPlans:
         return result
 
     def _seconds(self, schemes: Mapping[str, str]) -> float:
-        """Predicted time of a forward under {layer: scheme}."""
+        """Predicted seconds of one forward under {layer: scheme}."""
         device, result = self.bench.options.figures, 0.0
         for name, cost in self.bench.costs.items():
             if (layer := self.layers.get(name)) is not None and (scheme := schemes.get(layer.key)):
@@ -138,7 +138,7 @@ class QuantizedPlans:
 
 
 def groups_of(bench: Workbench, layers: Mapping[str, Layer]) -> list[Group]:
-    """The groups of layers that must have one scheme, with their options. layers: by operation.
+    """The groups of layers that must have one scheme, with their possible schemes. layers: {operation: its Layer}.
 
     A group has all layers that read one weight; the linear layers of one module that read the same value, such as q, k
     and v, or gate and up; and all linear layers of the experts in one list. Every other layer is a group by itself.

@@ -128,7 +128,7 @@ def _require_runs(plans: Plans) -> None:
 
 
 def kept_apart(plan: Plan) -> str:
-    """What a plan keeps in FP32: `3 modules and 2 functions`, `the output of 1 matrix product`; "" for nothing.
+    """Words for the FP32 part of a plan: `3 modules and 2 functions`, `the output of 1 matrix product`; "" for none.
 
     For an exported program, operations are counted instead of modules and functions.
     """

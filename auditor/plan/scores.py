@@ -77,6 +77,6 @@ def in_fp32(subject: Subject, options: Settings, scoring: ScoreFunction) -> InFp
 
 
 def _question(scoring: ScoreFunction, most: int | None, timeout: float | None) -> Question:
-    """A Question that calls the scoring function; another process can import it. most: number of scores expected."""
+    """A Question that calls the scoring function, if possible imported by name. most: number of scores expected."""
     found = scoring if scoring.place is None else scoring.place.text
     return partial(Runs.score, scoring=found, most=most, limit=timeout or TIMEOUT)

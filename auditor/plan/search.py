@@ -1,4 +1,4 @@
-"""The search for plans: minimum cuts propose a choice by predictions; a replay accepts or rejects it, and corrects the
+"""The search for plans: minimum cuts propose a choice by predictions; a replay accepts or rejects it, and corrects
 predictions."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ VISITS = 20_000
 """Maximum number of operations that one local search visits in total, which bounds the time for a large model."""
 
 ROUNDS = 4
-"""Maximum number of attempts, each with a smaller error, to make a plan whose artefact meets the budget."""
+"""Maximum number of attempts, each with a smaller error limit, to make a plan whose artefact meets the budget."""
 
 
 class Arc(NamedTuple):
@@ -70,8 +70,8 @@ FORBIDDEN = 1e6
 @dataclass(frozen=True)
 class Candidate:
     """A choice of precisions. high: modules, functions or operations in FP32. cost: value of the objective; for time,
-    including the price of stored weights. price: cost plus the price of each change of precision. seconds: roofline
-    time of one forward."""
+    with the price of stored weights. price: cost plus the price of each change of precision. seconds: roofline time of
+    one forward."""
 
     high: Choice
     predicted_error: float
@@ -94,7 +94,7 @@ class Cuts:
     """
 
     def __init__(self, arcs: Sequence[Arc], unit: float) -> None:
-        """unit: the price by which prices and errors are divided."""
+        """unit: the capacity of an arc, price + multiplier * squared error, is divided by `unit`."""
         self._arcs, self._unit = arcs, unit or 1.0
         self._nothing = frozenset(end for arc in arcs for end in arc[:2]) - {LOW}
 
@@ -120,8 +120,8 @@ class Cuts:
     def towards(self, holds: Callable[[Choice], bool]) -> list[Choice]:
         """Choices from everything in low precision to everything in FP32: cuts that approach the limit from both sides.
 
-        holds: whether a choice is within the limit; all FP32 always is. The next multiplier gives the two choices next
-        to the limit equal value, so that each new cut lies between them.
+        holds: whether a choice is within the limit; all FP32 always is. The next multiplier gives equal sums to the two
+        choices nearest to the limit, so that each new cut lies between them.
         """
         over, within = self.best(0.0), self._nothing
         result = [over, within, frozenset({HIGH})]
@@ -215,8 +215,8 @@ class Energy:
 
     @cached_property
     def groups(self) -> list[frozenset[str]]:
-        """Sets that change to low precision together: an owner, or an owner and all below it, plus tied owners. The
-        largest saving per squared error comes first."""
+        """Sets that change to low precision together: an owner, or an owner and all owners below, each with the owners
+        that share a weight. The largest saving per squared error comes first."""
 
         def worth(group: frozenset[str]) -> float:
             square = sum(self.scopes[owner][2] for owner in group)
@@ -234,7 +234,7 @@ class Energy:
         result: list[Arc] = []
         for owner, (low, high, error) in self.scopes.items():
             result += [Arc(owner, HIGH, low, error), Arc(LOW, owner, high)]
-        for (producer, consumer), (error, elapsed) in self.pairs.items():  # from FP32 to low: also rounds
+        for (producer, consumer), (error, elapsed) in self.pairs.items():  # only FP32 to low rounds
             result += [Arc(consumer, producer, elapsed, error), Arc(producer, consumer, elapsed)]
         for owner, above in self.tree.items():
             result += [Arc(owner, above, self.island), Arc(above, owner, self.island)]
@@ -311,7 +311,7 @@ def find_verified(
     none, the last plan tried.
 
     make: returns choices with errors within the limits. If a choice's plan misses the budget, a new choice is made with
-    a smaller limit: divided by the excess over the budget, and at least halved.
+    a smaller limit: multiplied by MARGIN * budget / error, at most 0.5, or by 0.25 if the run failed.
     """
     limits, plans = dict.fromkeys(spaces, MARGIN * max_error), dict[str, Plan]()
     for _ in range(ROUNDS):

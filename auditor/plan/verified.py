@@ -110,8 +110,8 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
 def _record_run(
     bench: Workbench, plan: Plan, pairs: Sequence[Pair] = (), graded: Sequence[Pair] = (), **said: Any
 ) -> Plan:
-    """The plan with the results of a run. Criteria get the worst values without gradients, and must also hold with
-    gradients enabled."""
+    """The plan with the results of a run. pairs, graded: outputs without and with gradients; criteria must hold for
+    both."""
     distance, inputs = bench.yardstick.distance, "held-out" if bench.subject.held_out else "audited"
     criteria = distance.values(pairs, graded, plan.predicted_error) if isinstance(distance, Criteria) else ()
     execution = "native" if bench.options.native else "emulated"
@@ -177,11 +177,9 @@ def today_of(bench: Workbench) -> Today | None:
 
 
 def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
-    """Yield for each format the error with everything in low precision, and of a replay with the FP32 run's choices.
-
-    The choices set shapes, such as the number of rows that an expert gets. The recorded graph fixes the choices, so
-    only runs of the model itself show the error of changed choices. Only the last requested strategy is run.
-    """
+    """Yield for each format the error with everything in low precision, and of a replay with the FP32 run's decisions.
+    These decisions set shapes, such as the number of rows of an expert, and are fixed in the recorded graph; so only
+    runs of the model itself show the error of flipped decisions. Only the last requested strategy is run."""
     subject, options, batch = bench.subject, bench.options, bench.subject.batches[0]
     path, reference = bench.capture.first, bench.reference(batch)
     constants = {p.name for p in path.placeholders if p.kind == "constant" and p.name.startswith("held")}

@@ -129,8 +129,8 @@ class Workbench:
         """Ask `question` about each plan's artefact; return {name of the plan: answer}.
 
         The emitted file answers in a fresh process. The model is patched in this process instead if it was passed as an
-        object or cannot be built elsewhere, or if `fresh` is False. files: contents of plans that are
-        programs, by file name. names: names to ask about, by default all plans. later: extra seconds.
+        object or cannot be built elsewhere, or if `fresh` is False. files: contents of plans that are programs, by file
+        name. names: names to ask about, by default all plans. later: seconds added to the timeout.
         """
         names = list(names or plans)
         load: Load = partial(in_hand, self.subject.model, plans)
@@ -166,7 +166,7 @@ class Workbench:
 
     @property
     def replayed(self) -> tuple[Batch, ...]:
-        """Batches on which replays stand for checks: the checks, or the calibration inputs if no check can be replayed."""
+        """Batches to replay in place of runs: `checks` or, if none can be replayed, the calibration inputs."""
         return self.checks if usable(self.capture, self.subject, self.checks) else self.subject.batches
 
     def problem(self, strategy: str, fmt: str) -> Problem:

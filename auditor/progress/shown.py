@@ -176,7 +176,8 @@ class Cell(Display):
 
 
 def reporter(quiet: bool = False, settings: object = None) -> Display:
-    """The display for this process: notebook cell, terminal line or log lines; none if `quiet`. settings: an audit's."""
+    """The display for this process: notebook cell, terminal line or log lines; none if `quiet`. settings: the audit's
+    settings."""
     if quiet:
         return Display()
     live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")

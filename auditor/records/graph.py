@@ -26,8 +26,8 @@ class Origin:
     """How `patched_model.py` builds the model. kind: factory | instance | class | spec.
 
     path: the model's file; None for an installed module or a hub model. module: `__module__` of its classes. folder: a
-    directory that is passed to the symbol before `init_args`. digest: SHA-256 of the file. words: as in Target.
-    """
+    directory that is passed to the symbol before `init_args`. digest: SHA-256 of the file. words: arguments for the
+    script."""
 
     path: str | None
     module: str | None
@@ -195,7 +195,7 @@ class Capture:
     operations: number of operations run, including operations that no output depends on. compared: whether the run was
     compared with low-precision runs, to detect constants that depend on a dtype. aliases: {first name of a shared
     module: its other names}. paths: every recorded path, if batches take several; `bind` and the shapes of shared nodes
-    are the first path's. twins: {operation or input of a later path: its equal in an earlier path}.
+    are the first path's. twins: {operation or input of a later path: the equal one of an earlier path}.
     """
 
     graph_module: torch.fx.GraphModule

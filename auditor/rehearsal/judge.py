@@ -17,11 +17,12 @@ from .result import Recipe, RecipeProblem, RecipeRun
 Runs = Mapping[str, RecipeRun]
 
 LOST, ALL = 0.2, 0.9
-"""Excess of the share of affected entries over FP32's share that is a problem: in all parameters together; in one."""
+"""Share of affected entries, beyond FP32's, from which there is a problem: in all parameters together, and in one."""
 SKIPS = 0.02
 """Allowed share of skipped steps in the second half of a run: GradScaler sometimes tries a larger scale."""
 BEHIND, LEAST = 0.05, 1e-3
-"""Shares of FP32's loss reduction, and of FP32's loss, by which a recipe may fall behind; it may do so by the scatter too."""
+"""A recipe's loss may exceed FP32's by these shares of FP32's loss reduction and of its loss, or by the losses'
+scatter."""
 OFF = 0.25
 """A relative gradient error of this size, late in a run, is a problem, unless the gradients of two batches differ by
 four times the error or more."""

@@ -95,7 +95,8 @@ class Session:
         self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
 
     def narrow(self) -> None:
-        """Keep the optimizers that the last step used. The root is the module with their parameters, or a container."""
+        """Keep the optimizers that the last step used. The root is the module with their parameters, or a list of
+        several."""
         self.optimizers = {number: one for number, one in self.optimizers.items() if number in self.used}
         left, roots = {*self.group_numbers}, dict[str, nn.Module]()
         for module in sorted(self._modules, key=lambda m: -sum(1 for _ in m.modules())):
@@ -205,7 +206,7 @@ class Session:
         self._convert(recipe)
         for name, optimizer in product(recipe.remedies, self.optimizers.values()):
             REMEDIES[name][1](optimizer)
-        updates: list[Iterator[None]] = []  # that are running
+        updates: list[Iterator[None]] = []  # that have begun
 
         def begin(*update: Any) -> None:
             updates.append(self._update(*update))
@@ -215,14 +216,14 @@ class Session:
         register_optimizer_step_post_hook(lambda *_: next(updates.pop(), None))
         called = nn.Module.__call__
         nn.Module.__call__ = lambda module, *a, **k: self._call(called, module, *a, **k)  # type: ignore[method-assign]
-        engine: Any = torch.autograd  # of whose `backward` and `grad` this is what runs the pass
+        engine: Any = torch.autograd  # its `backward` and `grad` both call this function
         engine._engine_run_backward = partial(self._run_backward, engine._engine_run_backward)
         # The user's scalers are disabled, since this session scales.
         torch.amp.grad_scaler.GradScaler._enabled = property(lambda self: False, lambda self, value: None)  # type: ignore
 
     def _convert(self, recipe: Recipe) -> None:
-        """Run the next steps of this process in a recipe: convert weights, buffers and optimizer state, and from now on
-        the inputs of outermost modules; apply the recipe's scopes, or none after those of another recipe."""
+        """Switch this process to a recipe: convert weights, buffers and optimizer state now, and inputs of outermost
+        modules in later steps; apply the recipe's scopes, or remove those of another recipe."""
         scopes = recipe.scopes or ({"": {"precision": "fp32"}} if self.recipe.scopes else {})
         self.recipe, self.result.scale = recipe, recipe.scale
         dtype = dtype_of(recipe.format) if recipe.stored else torch.float32
@@ -281,7 +282,7 @@ class Session:
 
     def _update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Iterator[None]:
         """Yield once, for one `step()` of an optimizer. If gradients are not finite, the optimizer gets none, as with a
-        GradScaler. In an FP32 shadow step, the last optimizer gets none either."""
+        GradScaler. In an FP32 step for comparison (`_run_shadow`), the last optimizer gets none either."""
         run, kind = self.result, type(optimizer).__name__
         if id(optimizer) not in self.optimizers:
             advice = "create model and optimizers before the rehearsal, and call every optimizer in the first step"
@@ -318,8 +319,8 @@ def measure_update(
     series: ParameterSeries, optimizer: Optimizer, group: Mapping[str, Any], p: nn.Parameter, in_fp32: bool
 ) -> Iterator[None]:
     """Compare a parameter before and after the `with` block, in which the optimizer updates it. in_fp32: whether a
-    remedy updates it in FP32, where the stored weight says nothing of single updates. How weight decay acts is unknown
-    for optimizers outside torch."""
+    remedy updates the parameter in FP32; the stored weight then does not show single updates. How weight decay acts is
+    unknown for optimizers outside torch."""
     grad, before, kind = dense(p.grad.detach()), p.detach().clone(), type(optimizer)  # type: ignore[union-attr]
     moved, moment, moving = grad != 0, _second_moment(optimizer, p), grad
     series.zero_gradient.append(1 - int(moved.count_nonzero()) / p.numel())
@@ -342,8 +343,8 @@ def measure_update(
 
 def measure_gradients(run: RecipeRun, step: int, gradients: dict[str, Any], fp32: dict[str, Any]) -> dict[str, Any]:
     """Record the relative L2 errors of a step's gradients: of all parameters together, and of each; None if FP32's are
-    unknown or zero. gradients: {parameter: its gradient in FP32, flat}. fp32: FP32's, also as arrays, of this step; in
-    an FP32 run, of the last sampled step. Returns the last known gradient of every parameter."""
+    unknown or zero. gradients: {parameter: its gradient in FP32, flat}. fp32: the same of an FP32 step with equal
+    weights; in an FP32 run, of the last sampled step. Returns the last known gradient of every parameter."""
     of_two = math.sqrt(2) if run.recipe.format == "fp32" else 1.0  # both batches' gradients scatter
 
     def error(names: list[str]) -> float | None:

@@ -150,7 +150,7 @@ def to_terminal(blocks: Iterable[Block], width: int | None = None, color: bool |
 
 
 def _parts(block: Block) -> Iterator[RenderableType]:
-    """Convert a block to objects that the library rich renders. A rich Text never wraps."""
+    """Convert a block to objects that the library rich renders. Parts of type Text are printed unwrapped."""
     match block:
         case Prose(label, texts, "title"):
             yield from (Padding(_text(label, "bold"), 0), *(Padding(_text(text, "muted"), 0) for text in texts))

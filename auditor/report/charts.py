@@ -91,7 +91,7 @@ def line_chart(
 ) -> Iterator[Chart]:
     """A chart with a logarithmic vertical axis; no chart without points. curves: (CSS class, words, points).
 
-    last: right end of the horizontal axis. least: minimum exponent of the upper end.
+    last: right end of the horizontal axis. least: the vertical axis reaches at least 10^least.
     """
     values = [value for _, _, points in curves for _, value in points]
     powers, x = decades(values, least), scale(0, last, LEFT + INSET, RIGHT - INSET)
@@ -137,8 +137,8 @@ def curve(points: Iterable[tuple[float, float] | None]) -> str:
 
 
 def gradient_chart(training: Training) -> Chart | None:
-    """A histogram of the low-precision gradients against FP16's range, with and without the loss scale; None if no such
-    gradient is nonzero."""
+    """A histogram of the low-precision gradients against FP16's range, with and without the loss scale; None without
+    nonzero ones."""
     spreads = [m.low for m in training.modules if m.low is not None]
     pool = merge_magnitudes([*spreads, *(significant(p.gradient) for p in training.parameters if p.low)])
     if not pool.nonzero:

@@ -95,7 +95,7 @@ class Cause:
 
     @property
     def cost(self) -> str:
-        """A sentence on the share of the FLOPs in FP32 if the modules of the cause stay so; "" if the plan keeps them."""
+        """A sentence on the FLOPs in FP32 with the cause's modules kept in FP32; "" if the plan keeps them in FP32."""
         nodes, owners = self._audit.nodes, self.owners
         total = sum(report.flops for report in nodes)
         if not total or "" in owners or all(finding.bearing == "kept" for finding in self.members):
@@ -109,7 +109,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Causes:
-    """All causes, ranked. wanting: errors and warnings; notes: other causes; about: the plan that severities assume."""
+    """All causes, ranked. wanting: errors and warnings; notes: others; about: the plan that severities refer to."""
 
     wanting: tuple[Cause, ...]
     notes: tuple[Cause, ...]

@@ -59,7 +59,7 @@ def quantized_title(plan: QuantizedPlan) -> str:
 
 
 def quantization_lines(audit: Audit) -> list[str]:
-    """Lines for a terminal: each plan; for each scheme, the number of safe layers, and the worst layer with cause and
+    """Lines for a terminal: each plan; for each scheme, the number of safe layers; the worst layer, its cause and
     remedy."""
     lines = [_plan_line(plan, audit) for plan in audit.quantized_plans]
     for scheme, layers in _by_scheme(audit).items():

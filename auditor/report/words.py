@@ -80,7 +80,7 @@ def fold(items: Iterable[T], path: Callable[[T], str], alike: Callable[[T], obje
 
 
 def fold_paths(paths: Sequence[str]) -> str:
-    """Merge paths that differ only in block numbers: `layers.{0-2,7}.mlp` if short and exact, else `a.*.b.* x6`."""
+    """Merge paths that differ only in block numbers: `layers.{0-2,7}.mlp` if short and accurate, else `a.*.b.* x6`."""
     if len(paths) == 1:
         return scope(paths[0])
     steps = [list(dict.fromkeys(step)) for step in zip(*(path.split(".") for path in paths), strict=True)]

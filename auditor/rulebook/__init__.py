@@ -1,2 +1,2 @@
-"""Rules, the facts that their conditions use, the verdicts of the measurement, and the comparison of rules with
+"""Rules, the facts that their conditions use, verdicts based on measurements, and the comparison of rules with
 verdicts."""

@@ -74,7 +74,7 @@ def findings_of(
     layers: Sequence[QuantizedLayer] = (),
 ) -> tuple[Finding, ...]:
     """Findings of the rules, compared with the measurement, each with its cause. formats, trains: as in `classify`;
-    exposed: {node: {format: strategies that run it on low-precision values}}; precision findings on other nodes are
+    exposed: {node: {format: strategies that run it on low-precision values}}; without any, precision findings are
     dropped. select, ignores: as in `apply_selection`; casts: unrequested casts; layers: quantized layers."""
     by_node: dict[str, dict[str, QuantizedLayer]] = {name: {} for name in graph.verdicts}
     for layer in layers:
@@ -96,8 +96,8 @@ def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[R
     """Add to each finding the line and operation where its problem begins; findings with the same origin share a cause.
 
     Repeated blocks share a line, and thus a cause. The operation that produces Inf or NaN is the cause for its readers.
-    An MSR finding gets the cause of the nearest confirmed finding of a precision rule, if sensitive or unsafe
-    operations connect the two. Other connected findings, or findings on one line, share a cause.
+    An MSR finding (of the measurement alone) gets the cause of the nearest confirmed finding of a precision rule, if
+    sensitive or unsafe operations connect the two. Other connected findings, or findings on one line, share a cause.
     """
     families = {rule.code: rule.family for rule in rules}
     begins = {fmt: _beginnings(graph, fmt) for fmt in dict.fromkeys(fmt for f in findings for fmt in f.formats)}
@@ -212,7 +212,7 @@ class _Uses:
     def of(cls, capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> _Uses:
         result = resolve(Policy(capture, strategy, precision_of, format))
         kernels = {name: result.computed_format(name) for name in capture.nodes}
-        # for discrete results, the inputs count
+        # An operation with a discrete result is in low precision if its inputs are.
         low = (n for n, to in kernels.items() if result.low(n) or is_low(to) or (not to and n in result.reads_low))
         reading = (name for name, node in capture.nodes.items() if any(result.low(source) for source in node.inputs))
         return cls(frozenset(low), frozenset(reading) | result.reads_low)

@@ -16,7 +16,7 @@ EACH, SCHEME = "each", "scheme"
 
 @dataclass(frozen=True)
 class Fact:
-    """type: text | flag | number | texts | numbers; unit: "1" for ratios and counts, "bits" for powers of two.
+    """type: text | flag | number | texts | numbers; unit: "1" for ratios and counts, "bits" for base-2 logarithms.
 
     by_format: whether each format has its own value, which a condition reads as `name.format`.
     """
@@ -121,7 +121,7 @@ FACTS: Mapping[str, Fact] = {f.name: _fact_about(str(f.type), **f.metadata) for 
 
 
 def fact_at(address: str) -> Fact:
-    """The fact at an address: a name, followed by a dot and a format if the fact depends on it."""
+    """The fact at an address: a name, followed by a dot and a format if the fact depends on the format."""
     return FACTS[address.partition(".")[0]]
 
 

@@ -51,8 +51,8 @@ def classify(
 
 
 def _most_specific(findings: Sequence[Finding], rules: Mapping[str, Rule]) -> list[Finding]:
-    """Findings not superseded on their node, in one of their formats; each gets the highest severity and confidence of
-    the findings it replaces."""
+    """Findings that none on the same node, in one of the same formats, supersedes; each gets the highest severity and
+    confidence of the findings that it supersedes."""
     by_node: dict[str, list[Finding]] = {}
     for finding in findings:
         by_node.setdefault(finding.node, []).append(finding)
@@ -113,8 +113,8 @@ def compare_with_verdicts(
 ) -> tuple[Finding, ...]:
     """Set `agrees` of each finding; if rule and measurement differ, the measurement decides.
 
-    A finding on an operation that was measured to be safe becomes info. An MSR finding is kept if, in one of its
-    formats, no rule's warning or error is about its node or module.
+    A finding on an operation that was measured to be safe becomes info. An MSR finding (of the measurement alone) is
+    kept if, in one of its formats, no rule's warning or error is about its node or module.
     """
     compared = [_confront(finding, verdicts.get(finding.node, {})) for finding in findings]
     causes = [one for one in compared if one.rule not in MEASURED and one.severity != "info" and one.measurable]

@@ -26,7 +26,7 @@ OF_NODE = (
     *(values.numel, reduction_length, sequence_length, values.reduce_op),
     *(values.whole_numbers, values.reads_whole_numbers, values.squares, values.centres, values.shifts_by_max),
 )
-"""Names of facts that the function of the same name computes."""
+"""Functions of a node, each of which computes the fact with the function's name."""
 
 
 def gather(
@@ -105,7 +105,7 @@ def _sizes(
 
 
 def _under_schemes(layers: Mapping[str, QuantizedLayer]) -> dict[str, Any]:
-    """Facts about a layer under schemes."""
+    """Facts about one layer under each quantization scheme. layers: {scheme: result of the layer}."""
     return {
         "weight_bits": {scheme: SCHEMES[scheme].weight.bits for scheme in layers},
         **{fact: {s: getattr(layer, fact) for s, layer in layers.items()} for fact in ("cause", "part", "place")},
@@ -131,7 +131,8 @@ def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> d
 
 
 def positions(capture: Capture) -> dict[str, set[str]]:
-    """Node names by position. First layers have no layer upstream, last layers no layer between them and an output.
+    """{fact, such as `is_first_layer`: nodes for which it holds}. First layers have no layer upstream, last layers no
+    layer between them and an output.
 
     A layer has an input computed only from parameters (a weight norm's product counts), and another input; norms and
     scales are not layers. A model with several branches has several first and last layers.
@@ -216,8 +217,8 @@ class Uses:
         return reads or (self._is_high(node) and (_is_made(node) or not self._under.low(node.name)))
 
     def _hands_on(self, node: fx.Node, reader: fx.Node) -> bool:
-        """Whether `reader` computes in FP32 because of the input `node`; a newly created value only takes part in type
-        promotion."""
+        """Whether `reader` computes in FP32 because of the input `node`. A newly created value beside low inputs counts
+        only in type promotion."""
         row = row_of(reader)
         beside_low = any(self._cast.low(item.name) for item in reader.all_input_nodes)
         made = _is_made(source(node, _casts)) and beside_low and not (row.promotes or row.transparent)

@@ -145,7 +145,7 @@ class Chain(_Table):
 
 @dataclass(frozen=True)
 class Match(_Table):
-    """The operations that a rule examines; all keys must match. chains: alternatives; one of them must match."""
+    """The operations that a rule examines; all given fields must match. chains: one of several must match."""
 
     ops: Texts = ("*",)
     nodes: Mapping[str, ChainNode] = field(default_factory=dict)

@@ -135,8 +135,7 @@ def numel(node: fx.Node) -> int | None:
 
 
 def beyond(literal: float, name: str) -> bool:
-    """Whether the format cannot represent the literal's magnitude: the literal becomes infinite, or the largest
-    number."""
+    """Whether the format cannot represent the literal's magnitude: it becomes infinite, or the largest number."""
     return math.isinf(round_literal(literal, name)) or (
         FORMATS[name].overflows_to == "largest" and abs(literal) > FORMATS[name].largest
     )
@@ -245,7 +244,7 @@ def reduce_op(node: fx.Node) -> str | None:
 
 @dataclass(frozen=True)
 class AdditionRun:
-    """Repeated additions to one value. lost: {format: sum of updates up to half the format's spacing}; absorbed: as in
+    """Repeated additions to one value. lost: {format: sum of the updates of at most half a spacing}; absorbed: as in
     NodeFacts."""
 
     length: int = 0

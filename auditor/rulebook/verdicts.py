@@ -229,8 +229,8 @@ def judge_layers(
 ) -> tuple[QuantizedLayer, ...]:
     """The layers under all schemes, with verdicts by the thresholds of `verdict_of`; per scheme, the worst first.
 
-    Layers that several recorded paths share appear once. measured: layers whose effects are relative L2 errors.
-    """
+    Layers that several recorded paths share appear once. Effects in `measured` are relative L2 errors; in the result,
+    they are in the yardstick's unit."""
     result = dict[tuple[str, str], QuantizedLayer]()
     for (name, scheme), layer in measured.quantized.items():
         effect, by_weight, by_input, remedied = (

@@ -221,8 +221,8 @@ def fp32_score(scoring: ScoreFunction, given: ScoreResult) -> Evaluation:
 
 
 def compare_scores(scoring: ScoreFunction, fp32: ScoreResult, plan: ScoreResult | str) -> Score:
-    """A plan's score compared with the FP32 model's, or why it is missing. plan: the function's numbers, or why they
-    are missing."""
+    """A plan's score compared with the FP32 model's, or why there is no score. plan: the score function's numbers, or
+    why they are missing."""
     try:
         if isinstance(plan, str):
             raise NoScore(plan)

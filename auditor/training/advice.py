@@ -29,7 +29,7 @@ ADAM_EPS, ADAM_BETA2 = 1e-8, 0.999
 
 
 def backward_fails(training: Training, captured: Capture, steps: Mapping[str, StepPrecision]) -> Iterable[Advice]:
-    """Advice to keep operations in FP32 if their backward pass fails in a format; says if autocast or its plan does so."""
+    """Advice to keep operations in FP32 if their backward pass fails; says if autocast or a plan already does so."""
     ways = {f: resolve(Policy(captured, "autocast", StepPrecision(f).precision, f)) for f in steps}
     plans = {f: resolve(Policy(captured, "autocast", step.precision, f)) for f, step in steps.items() if step.plan}
     for node in training.nodes:
@@ -196,7 +196,7 @@ ADVICE = (
 
 
 def advice_of(training: Training, captured: Capture, steps: Mapping[str, StepPrecision]) -> tuple[Advice, ...]:
-    """All advice that applies; advice without which training fails comes first. steps: by format, the measured step."""
+    """All advice that applies, on failing backward passes first. steps: {format: precision of the measured step}."""
     others = (advice for piece in ADVICE for advice in piece(training, captured))
     return (*backward_fails(training, captured, steps), *others)
 

@@ -26,7 +26,7 @@ from ..records.training import BackwardNode, GradientChange
 from .replay import LowStep, Step, broken_gradients, gradient_error, one_low
 
 RERUNS, FEWEST = 64, 16
-"""Maximum number of operations that get a separate training step in each format: usually; for the largest models."""
+"""Maximum number of operations with a separate training step in each format, usually and for the largest models."""
 
 ELEMENTS = 2_000_000_000
 """Number of result elements that the separate steps may compute in total; FEWEST steps always run."""
@@ -98,8 +98,8 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
 
 
 def _change(step: Step, low: LowStep, gaps: Mapping[Key, torch.Tensor]) -> GradientChange:
-    """How much the parameter gradients change with one operation in low precision, and with only its backward pass:
-    `gaps`, propagated linearly."""
+    """Relative change of the parameter gradients with one operation in low precision, and with only its backward pass
+    in low precision (from `gaps`, to first order)."""
     at = [step.live[name][index] for name, index in gaps]
     errors = [gap.to(x.dtype) for gap, x in zip(gaps.values(), at, strict=True)]
     moved = torch.autograd.grad(at, [*step.parameters.values()], errors, retain_graph=True, allow_unused=True)

@@ -21,7 +21,7 @@ from .replay import Step
 from .step import FP32, LOSS, StepPrecision, TrainingStep, own_step, owner_of
 
 NO_PASS = -1
-"""Torch's id of the backward pass while no pass runs. Operations of a pass are not recorded: hooks check gradients."""
+"""Torch's id of the backward pass if none runs. Operations inside a pass are skipped, as hooks check the gradients."""
 
 
 class Trail(Emulation):

@@ -1,5 +1,5 @@
-"""Recommends a training format (FP16 with a usable loss scale, BF16, or FP32), and estimates the updates that BF16
-weights lose."""
+"""Recommends a training format (FP16 with a usable loss scale, BF16, or FP32), and estimates updates that BF16 weights
+lose."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALLOWED = 0.01
 """Largest acceptable share of the non-zero low-precision gradients that underflow to zero."""
 
 HEADROOM = 16.0
-"""Factor from the initial to the largest usable loss scale, since gradients may grow; less in a narrower window."""
+"""Factor from the initial to the largest usable loss scale, since gradients may grow; less if few scales are usable."""
 
 _HIGHEST = 126
 FP16 = FORMATS["fp16"]

@@ -144,8 +144,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
-    """Relative L2 error of a low-precision step's gradients on the worst batch; None if a step raises. scale: loss
-    scale."""
+    """Relative L2 error of low-precision gradients at a loss scale, on the worst batch; None if a step raises."""
     worst = 0.0
     for step in _steps(prepared):
         result = own_step(step, low, scale)
@@ -210,8 +209,8 @@ def _with_batch(
 def _noise(step: Step) -> float | None:
     """Relative difference of FP32's gradients between batches, estimated from the two halves of this batch.
 
-    The mean of two halves' gradients is off by about half their distance. Returns None for a batch without halves.
-    """
+    The mean of two halves' gradients has an error of about half their distance. Returns None for a batch without
+    halves."""
     subject = step.subject
     total, *others = {x.shape[0] for x in tensors_in(subject.batches[0]) if x.dim()} or {0}
     if total < 2 or others:
@@ -227,7 +226,7 @@ def _noise(step: Step) -> float | None:
 
 
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
-    """Values with a low-precision gradient under autocast: in low precision, or cast to low precision by a reader."""
+    """Values with a low-precision gradient under autocast: in low precision, or cast by an operation that reads it."""
     result = resolve(Policy(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.lowered)
 

@@ -58,7 +58,7 @@ class TrainingStep(nn.Module):
             return own_loss(outputs) if self.loss_fn is None else self.loss_fn(outputs, *targets, **named)
 
     def loss_inputs(self, outputs: Any) -> Any:
-        """The model's outputs as the loss function gets them; a subclass converts them."""
+        """The outputs that the loss function gets: those of the model, unless a subclass converts them."""
         return outputs
 
 
@@ -137,8 +137,7 @@ def _node(node: Node) -> Node:
 
 
 def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:
-    """The module calls that enclose an operation, outermost first: the model, the loss if the operation is in it,
-    submodules.
+    """The module calls that enclose an operation, outermost first: the model, the loss if inside, submodules.
 
     The model encloses the loss too, since the model's precision determines the loss's dtype.
     """
@@ -219,8 +218,8 @@ def settle(step: Step) -> Step:
 
 
 class _Region(TrainingStep):
-    """A training step like the report's training loop: a patched model opens its own autocast regions, and the loss is
-    outside them."""
+    """A training step like the training loop that the report shows: a patched model opens its own autocast regions, and
+    the loss is outside them."""
 
     def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, low: StepPrecision) -> None:
         super().__init__(model, loss_fn)
@@ -228,7 +227,7 @@ class _Region(TrainingStep):
         self.returned = "tensor"
 
     def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
-        """Compute the loss of one batch, without a plan in an autocast region."""
+        """Compute the loss of one batch; if there is no plan, in an autocast region."""
         around: Any = nullcontext()
         if self.low.format != "fp32" and self.low.plan is None:
             around = torch.autocast(autocast_type(self.model, (args, kwargs)), dtype=dtype_of(self.low.format))
@@ -274,7 +273,7 @@ def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, 
 
 
 def _wide(outputs: Any) -> Any:
-    """Convert outputs to FP32 as the report's training loop does, also inside dataclasses, which torch leaves alone."""
+    """Convert outputs to FP32 as the report's training loop does, also in dataclasses, which pytree skips."""
 
     def wide(leaf: Any) -> Any:
         if not is_dataclass(leaf) or isinstance(leaf, type):

@@ -123,9 +123,9 @@ class Verifier:
         noise: float = 0.0,
     ) -> None:
         """batches: inputs on the devices to use. scratch: a folder that is deleted if this process is killed.
-        gradients, most: as in Runs. timeout: seconds for a plan, default TIMEOUT. expected: FP32 outputs for the first
-        batch, which the model built in the process must reproduce up to ALIKE or three times `noise`, the difference
-        between FP32 runs."""
+        gradients: whether to run with gradients too. most: maximum number of operations of a forward. timeout: seconds
+        for a plan, default TIMEOUT. expected: FP32 outputs for the first batch, which the model built in the process
+        must reproduce up to ALIKE or three times `noise`, the difference between FP32 runs."""
         self.scratch, self.timeout = scratch, timeout or TIMEOUT
         self._expected, self._limit = expected, max(ALIKE, 3 * noise)
         self._settings: dict[str, Any] = {

@@ -23,7 +23,7 @@ PROGRAM, ONNX = ".pt2", ".onnx"
 """File suffixes of a plan's exported program and ONNX model."""
 
 AS_IT_IS = ".rounded"
-"""Suffix of a plan's name for running its ONNX model without optimizations, as in the file."""
+"""Suffix of a plan's name: its ONNX model runs without graph optimizations, exactly as stored."""
 
 PROVIDER = "CPUExecutionProvider"
 
@@ -44,7 +44,7 @@ def patch_model(
 
 
 def in_hand(model: nn.Module, plans: Mapping[str, Plan], plan: str) -> AbstractContextManager[nn.Module]:
-    """Apply `patch_model` to Plan objects instead of the plans of a patched_model.py."""
+    """The context manager `patch_model` for Plan objects, without a patched_model.py."""
     return patch_model(model, plans, lambda model, name: apply_plan(model, plan_table(plans[name])), plan)
 
 
@@ -56,7 +56,7 @@ def load_program(folder: Path, device: str, plan: str) -> AbstractContextManager
 
 
 class ProgramModule(nn.Module):
-    """Calls an exported program. Outputs of a user-defined class become an object with the same names as attributes and
+    """Calls an exported program. Outputs of a user-defined class become an object with equal names as attributes and
     keys."""
 
     def __init__(self, program: nn.Module) -> None:

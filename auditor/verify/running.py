@@ -107,8 +107,8 @@ class Runs:
     def answers(self, plan: str) -> Answers | str:
         """The model's outputs on each batch without gradients and, on the first, with gradients enabled.
 
-        On a GPU the model must also run with PyTorch's fused transformer path, which its user would get; a CPU's fused
-        path differs from a GPU's.
+        On a GPU the model must also run with PyTorch's fused transformer path, which users of the model get; a CPU's
+        fused path differs from a GPU's.
         """
 
         def run(model: nn.Module) -> Answers | str:
@@ -130,9 +130,8 @@ class Runs:
     def score(
         self, plan: str, scoring: ScoreFunction | str, most: int | None = None, limit: float | None = None
     ) -> ScoreResult | str:
-        """The user's score of the model. most, limit: as in `call_scoring`.
-
-        `limit` cannot stop code that neither calls the model nor yields a number.
+        """The user's score of the model. most: maximum number of values to read. limit: seconds allowed; code that
+        neither calls the model nor yields a number is not stopped.
         """
         around = nullcontext if plan == FP32 else partial(as_on, self.device)
 
@@ -144,7 +143,7 @@ class Runs:
         return self._run_or_reason(plan, nullcontext(), run)
 
     def generate(self, plan: str, compare: Callable[..., Any]) -> dict[str, list[torch.Tensor]] | str:
-        """Return the results of `compare(model, around=...)`, which decodes prompts with the model."""
+        """The results of `compare(model, around=...)`, which decodes prompts; as text, why the run failed."""
         around = partial(as_on, self.device)
         return self._run_or_reason(plan, ieee(), lambda model: compare(model, around=around))
 
