@@ -53,8 +53,7 @@ def bits_of(scheme: str) -> float:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers with one common scheme. keys: names; elements: number of weights. squares: {scheme: squared output
-    error}."""
+    """Layers with one scheme. keys: names; elements: number of weights; squares: {scheme: squared output error}."""
 
     keys: tuple[str, ...]
     elements: int
@@ -83,11 +82,9 @@ class Verified(NamedTuple):
 
 @dataclass
 class Search:
-    """Searches the choice of schemes with the fewest bits whose errors are within a limit.
-
-    measure: runs a choice on the calibration inputs. known, verified: results of runs and of verifications, shared by
-    all searches. left: number of runs still allowed.
-    """
+    """Searches the choice of schemes with the fewest bits whose errors are within a limit. measure: runs a choice on the
+    calibration inputs; known, verified: results of runs and of verifications, shared by all searches; left: number of
+    runs still allowed."""
 
     groups: Sequence[Group]
     schemes: tuple[str, ...]
@@ -134,12 +131,12 @@ class Search:
         return tuple(scheme if i == group else "" for i in range(len(self.groups)))
 
     def best(self, limit: float) -> Choice:
-        """Run more choices; return the choice to verify next. It has a measured error within `limit` and fewer bits
-        than the accepted choice. Of several, the one with the fewest bits is returned if its expected error is within
-        `limit`, else the one with the smallest expected error; without any, the accepted choice.
+        """Run more choices; return the choice to verify next, which has a measured error within `limit` and fewer bits
+        than the accepted choice: the one with the fewest bits if its expected error is within `limit`, else the one with
+        the smallest expected error. Returns the accepted choice if no choice has fewer bits.
 
-        Each run tries a choice that is predicted to meet the limit with few bits. The search starts at the best choice
-        measured so far, then at other measured choices, with random schemes for some groups.
+        Each run tries a choice that is predicted to have few bits and an error near the limit. The search starts at the
+        best measured choice, then at other measured choices, with random schemes for some groups.
         """
         idle, accepted = 0, self.accepted(limit)
         runs = ((choice, run) for choice, run in self.known.items() if self._allows(choice))
@@ -212,11 +209,10 @@ class Search:
                 value, useful = saved / more.clamp(min=1e-6 * limit**2), (after <= limit**2) & (saved > 0)
             value = value.where(apart & useful, 0.0)
             if not value.amax() > 0:
-                improved = tuple(self._options[place][1] for place in at.tolist())
-                return improved if before.amax() <= limit**2 else choice
+                break
             moves = [one for one in divmod(int(value.argmax()), len(now)) if one != now[one]]
             at[groups[moves]] = torch.tensor(moves, dtype=torch.long)
-        return choice
+        return tuple(self._options[place][1] for place in at.tolist()) if before.amax() <= limit**2 else choice
 
     def _run(self, choice: Choice) -> None:
         if choice not in self.known:
