@@ -28,7 +28,7 @@ CHANGES = 1_000
 """Maximum number of changes while one choice is improved: inexact predictions could make the changes cycle."""
 
 FAR = 1.05
-"""A random draw allows a predicted error of up to this many times the limit: predictions may be too large."""
+"""Random draws aim at errors that differ from the limit by up to this factor, since predictions are not exact."""
 
 NEAR = 8
 """Number of measured choices, with errors nearest to the limit, from which the search starts."""
@@ -147,7 +147,7 @@ class Search:
             start, joint = self._draw.choice([base, *near]) if idle > 1 else base, idle % 2 == 0
             fixed = [self._draw.randrange(len(self._options)) for _ in range(FIXED * (idle > 1))]
             scale = self.known[start].error / expected[start] if expected[start] else 1.0
-            scale *= self._draw.uniform(1.0, FAR) if idle > 1 else 1.0
+            scale *= self._draw.uniform(1 / FAR, FAR) if idle > 1 else 1.0
             choice = self._improve(start, scale * limit, joint, fixed)
             idle += 1
             if choice not in self.known and self.bits(choice) < self.bits(base):
