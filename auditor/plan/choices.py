@@ -15,7 +15,7 @@ from ..numerics.schemes import SCHEMES
 from ..records import Score
 from ..stages import tick
 
-RUNS = 48
+RUNS = 96
 """Maximum number of model runs, each on all calibration inputs, in the search for one plan."""
 
 SINGLES = 256
@@ -27,10 +27,13 @@ FIXED = 2
 CHANGES = 1_000
 """Maximum number of changes while one choice is improved: inexact predictions could make the changes cycle."""
 
+FAR = 1.05
+"""Random draws aim at errors that differ from the limit by up to this factor, since predictions are not exact."""
+
 NEAR = 8
 """Number of measured choices, with errors nearest to the limit, from which the search starts."""
 
-DRAWS = 64
+DRAWS = 160
 """Number of random draws in a row without a new choice to run, after which the search ends."""
 
 KEPT = 16.0
@@ -50,8 +53,7 @@ def bits_of(scheme: str) -> float:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers with one common scheme. keys: names; elements: number of weights. squares: {scheme: squared output
-    error}."""
+    """Layers with one scheme. keys: names; elements: number of weights; squares: {scheme: squared output error}."""
 
     keys: tuple[str, ...]
     elements: int
@@ -80,11 +82,9 @@ class Verified(NamedTuple):
 
 @dataclass
 class Search:
-    """Searches the choice of schemes with the fewest bits whose errors are within a limit.
-
-    measure: runs a choice on the calibration inputs. known, verified: results of runs and of verifications, shared by
-    all searches. left: number of runs still allowed.
-    """
+    """Searches the choice of schemes with the fewest bits whose errors are within a limit. measure: runs a choice on the
+    calibration inputs; known, verified: results of runs and of verifications, shared by all searches; left: number of
+    runs still allowed."""
 
     groups: Sequence[Group]
     schemes: tuple[str, ...]
@@ -131,12 +131,12 @@ class Search:
         return tuple(scheme if i == group else "" for i in range(len(self.groups)))
 
     def best(self, limit: float) -> Choice:
-        """Run more choices; return the choice to verify next. It has a measured error within `limit` and fewer bits
-        than the accepted choice. Of several, the one with the fewest bits is returned if its expected error is within
-        `limit`, else the one with the smallest expected error; without any, the accepted choice.
+        """Run more choices; return the choice to verify next, which has a measured error within `limit` and fewer bits
+        than the accepted choice: the one with the fewest bits if its expected error is within `limit`, else the one with
+        the smallest expected error. Returns the accepted choice if no choice has fewer bits.
 
-        Each run tries a choice that is predicted to meet the limit with few bits. The search starts at the best choice
-        measured so far, then at other measured choices, with random schemes for some groups.
+        Each run tries a choice that is predicted to have few bits and an error near the limit. The search starts at the
+        best measured choice, then at other measured choices, with random schemes for some groups.
         """
         idle, accepted = 0, self.accepted(limit)
         runs = ((choice, run) for choice, run in self.known.items() if self._allows(choice))
@@ -147,7 +147,7 @@ class Search:
             start, joint = self._draw.choice([base, *near]) if idle > 1 else base, idle % 2 == 0
             fixed = [self._draw.randrange(len(self._options)) for _ in range(FIXED * (idle > 1))]
             scale = self.known[start].error / expected[start] if expected[start] else 1.0
-            scale = self._draw.uniform(scale, 1.0) if idle > 1 else scale
+            scale *= self._draw.uniform(1 / FAR, FAR) if idle > 1 else 1.0
             choice = self._improve(start, scale * limit, joint, fixed)
             idle += 1
             if choice not in self.known and self.bits(choice) < self.bits(base):
@@ -209,11 +209,10 @@ class Search:
                 value, useful = saved / more.clamp(min=1e-6 * limit**2), (after <= limit**2) & (saved > 0)
             value = value.where(apart & useful, 0.0)
             if not value.amax() > 0:
-                improved = tuple(self._options[place][1] for place in at.tolist())
-                return improved if before.amax() <= limit**2 else choice
+                break
             moves = [one for one in divmod(int(value.argmax()), len(now)) if one != now[one]]
             at[groups[moves]] = torch.tensor(moves, dtype=torch.long)
-        return choice
+        return tuple(self._options[place][1] for place in at.tolist()) if before.amax() <= limit**2 else choice
 
     def _run(self, choice: Choice) -> None:
         if choice not in self.known:

@@ -24,7 +24,7 @@ from .scores import InFp32
 from .workbench import Workbench, worst_of
 
 MORE_RUNS = 4
-"""Number of further runs that the search may make after each verification."""
+"""Minimum number of further runs that the search may make after each verification."""
 
 VERIFICATIONS = 20
 """Maximum number of choices that are verified for one plan; if all are refused, all layers keep 16 bits."""
@@ -66,7 +66,7 @@ class QuantizedPlans:
             groups, schemes, lambda choice: self.run(self._schemes(choice), subject.batches), self.known, self.verified
         )
         while len(self.verified) < last and (choice := search.best(limit)) not in self.verified:
-            self.verified[choice], search.left = self._verify(choice), MORE_RUNS
+            self.verified[choice], search.left = self._verify(choice), max(search.left, MORE_RUNS)
         choice = search.accepted(limit)
         layers, one = self._schemes(choice), self.verified[choice]
         return QuantizedPlan(
