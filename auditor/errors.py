@@ -7,9 +7,6 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
-
-E = TypeVar("E", bound=BaseException)
 
 _NO_MEMORY = re.compile(
     r"can('t|not) allocate memory|out of memory|not enough memory|failed to map segment|STATUS_ALLOC_FAILED",
@@ -100,7 +97,7 @@ def device_failed(error: BaseException) -> bool:
     return any(_is_called(one, "AcceleratorError") for one in _raised_from(error)) and not device_is_full(error)
 
 
-def caused_by(error: BaseException, kind: type[E]) -> E | None:
+def caused_by(error: BaseException, kind: type[BaseException]) -> BaseException | None:
     """The first error of type `kind` in the chain of causes, such as the TimeoutError of a time limit; else None."""
     return next((one for one in _raised_from(error) if isinstance(one, kind)), None)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +18,11 @@ from .capture.several import record_paths
 from .criteria.budget import budget_of
 from .criteria.criterion import FLOOR
 from .criteria.defaults import propose
-from .criteria.measure import Criteria, names_of
+from .criteria.measure import Criteria, names_of, words_of
 from .document.codec import under_several_names
-from .document.places import from_repository, portable
+from .document.places import portable, portable_path
 from .errors import device_is_full
-from .execution.beside import UnderPlan, policy_of, under_plan, under_policy
+from .execution.beside import policy_of, under_plan, under_policy
 from .execution.ledger import forward_casts, rows_of
 from .execution.policy import Policy
 from .generation.stage import GenerationReference, generate_reference
@@ -31,7 +30,7 @@ from .graphs.pipelines import run_pipelines
 from .graphs.stage import GraphPlans, graphs_of
 from .isolation import in_eval, isolate
 from .isolation.members import named_modules, named_parameters, size_of, structure_of
-from .isolation.process import flags, ieee
+from .isolation.process import Flags, flags, ieee
 from .loading.inputs import shapes_of
 from .loading.placement import devices_of, place_subject
 from .loading.state import upcast_model
@@ -48,7 +47,7 @@ from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
 from .plan.workbench import Workbench, in_unit
-from .records import Audit, Capture, Environment, Evaluation, Finding, Plan, Proposal, Subject, Weight
+from .records import Audit, Capture, Environment, Finding, Plan, Subject, Weight
 from .records.audit import Provenance
 from .records.ledger import LedgerRow, SilentCast
 from .records.paths import enclosing_paths
@@ -58,7 +57,7 @@ from .report.words import label, op, scope, shorten
 from .rulebook.causes import FlowGraph, about, findings_of
 from .rulebook.findings import silent_findings
 from .rulebook.load import spread
-from .rulebook.verdicts import judge, judge_layers, reports_of, with_backward
+from .rulebook.verdicts import Judgement, judge, judge_layers, reports_of, with_backward
 from .settings import Settings
 from .stages import Stages, explain
 from .training.recommend import recommend_plan
@@ -95,65 +94,81 @@ def run(subject: Subject, options: Settings) -> Audit:
 
 
 def _audit(subject: Subject, options: Settings) -> Audit:
-    stages, formats, seed, as_set = Stages(options.progress), options.formats, options.seed, subject.flags or flags()
-    with ieee(), isolate(seed=seed), torch.inference_mode(False), in_eval(subject.model), upcast_model(subject):
+    stages, as_set, score, training = Stages(options.progress), subject.flags or flags(), None, None
+    with ieee(), isolate(seed=options.seed), torch.inference_mode(False), in_eval(subject.model), upcast_model(subject):
         options = options.model_copy(update={"found": follow(options.device, devices_of(subject.model))})
-        subject, options, generating = generate_reference(place_subject(subject, options.where, seed), options, stages)
-        score = step = training = None
+        placed = place_subject(subject, options.where, options.seed)
+        subject, options, generating = generate_reference(placed, options, stages)
         if options.scoring is not None:
             with stages("FP32 score", options.scoring.name):
                 score = in_fp32(subject, options, options.scoring)
-        with stages("capture", subject.name):
-            first = (recordings := record_paths(subject, formats, seed)).first.capture
-            if (limit := offload.now()) is not None:
-                limit.need(max(working_set(one.capture) for one in recordings.each))
-        with stages("measure", "run each operation in low precision", recordings.operations):
-            yardstick = Yardstick(*budget_of(subject, first, options.max_error, options.metric, options.limits, seed))
-            captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick, options.schemes)
-            noise = noise_of(first, subject, yardstick, seed, native=options.native)
-        measured, budget = in_unit(relative, yardstick.unit), yardstick.budget
-        judged = judge(captured, measured, formats, budget, noise.found)
-        if options.training:
-            with stages("training", "run the training step in FP32"):
-                step = prepare(subject, formats, seed)
-            judged = with_backward(judged, captured, step.nodes, step.capture)
-        with stages("classify", f"{len(options.rulebook)} rules"):
-            graph = FlowGraph(captured.nodes, measured, judged.verdicts)
-            layers = judge_layers(captured, measured, yardstick, noise.found)
-            rules, casts = spread(options.rulebook, formats, options.schemes), _casts(subject, captured)
-            wanted = partial(findings_of, select=options.select, ignores=options.ignores, trains=options.training)
-            find = partial(wanted, captured, rules=rules, formats=formats, casts=casts, layers=layers)
-            findings = find(graph, judged.exposed)
-        bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
+        bench, step, find = _measure(subject, options, stages, as_set)
+        captured, judged, findings, budget = bench.capture, bench.judged, bench.findings, bench.yardstick.budget
         with bench.held:
             planned = _make_plans(bench, stages, score, generating, step)
         if (known := mark_unsafe(judged, planned.baselines)) is not judged:
-            judged, graph = known, replace(graph, verdicts=known.verdicts)
-            findings = find(graph, judged.exposed)
+            judged, findings = known, find(known)
         recommended, reason = recommend(planned.plans, budget, options.use)
         if step is not None:
-            with stages("low-precision steps", f"run the training step in {' and '.join(map(label, formats))}"):
+            with stages("low-precision steps", f"run the training step in {' and '.join(map(label, options.formats))}"):
                 training = conclude(step, planned.plans, recommended)
                 recommended, reason = recommend_plan(training, planned.plans, recommended, reason, budget, options.use)
+        plan = planned.plans.get(recommended or "")
         with stages("follow", f"record the dtypes under {recommended or 'FP32'}"):
+            graph = FlowGraph(captured.nodes, bench.measured, judged.verdicts)
             findings = about(findings, planned.plans, recommended, captured, graph)
-            followed = under_plan(captured, subject.model, subject.batches[0], planned.plans.get(recommended or ""))
+            followed = under_plan(captured, subject.model, subject.batches[0], plan)
     flops = {name: cost.flops for name, cost in bench.costs.items()}
-    return _assemble(
-        bench,
-        nodes=reports_of(captured, measured, judged, findings, flops, followed.dtypes),
-        findings=findings,
-        quantization=layers,
-        regions=of_verdicts(relative.regions, captured, judged.verdicts),
-        planned=planned,
-        evaluation=score.evaluation if score else None,
-        generation=generating.record(planned.plans.get(recommended or "")) if generating else None,
+    tried = [plan] if plan else [one for one in planned.plans.values() if one.is_verified]
+    runs = [(plan_title(one), one.verification) for one in tried if one.verification]
+    names, distance = names_of(bench.reference(subject.batches[0])), bench.yardstick.distance
+    return Audit(
+        **_described(bench, stages.seconds),
+        nodes=reports_of(captured, bench.measured, judged, findings, flops, followed.dtypes),
+        findings=tuple(replace(one, node=captured.twins.get(one.node, one.node)) for one in findings),
+        quantization=judged.layers,
+        regions=of_verdicts(bench.measured.regions, captured, judged.verdicts),
+        **{name: value for name, value in vars(planned).items() if name not in ("said", "held")},
+        decisions=(*bench.measured.decisions, *planned.held),
+        evaluation=replace(score.evaluation, function=portable(score.evaluation.function)) if score else None,
+        generation=generating.record(plan) if generating else None,
+        training=training,
         recommended=recommended,
         recommendation=reason,
-        followed=followed,
-        training=training,
-        seconds=stages.seconds,
+        proposals=tuple(propose(distance, options.limits, names, captured.first, runs, options.max_error)),
+        ledger=rows_of(subject, captured, plan, followed),
+        plan_errors={name: error for name, error in followed.errors.items() if name not in captured.twins},
+        warnings=(*subject.warnings, *captured.warnings, *planned.said, *_warnings(bench, training)),
     )
+
+
+def _measure(
+    subject: Subject, options: Settings, stages: Stages, as_set: Flags
+) -> tuple[Workbench, MeasuredStep | None, Callable[[Judgement], tuple[Finding, ...]]]:
+    """Record the model, measure and judge every operation. Returns the inputs of planning, the FP32 training step if
+    training is audited, and a function of a Judgement that returns the findings."""
+    formats, seed, step = options.formats, options.seed, None
+    with stages("capture", subject.name):
+        first = (recordings := record_paths(subject, formats, seed)).first.capture
+        if (limit := offload.now()) is not None:
+            limit.need(max(working_set(one.capture) for one in recordings.each))
+    with stages("measure", "run each operation in low precision", recordings.operations):
+        yardstick = Yardstick(*budget_of(subject, first, options.max_error, options.metric, options.limits, seed))
+        captured, measured = calibrate_paths(recordings, subject, formats, seed, yardstick, options.schemes)
+        noise = noise_of(first, subject, yardstick, seed, native=options.native)
+    measured = in_unit(measured, yardstick.unit)
+    layers = judge_layers(captured, measured, yardstick, noise.found)
+    judged = replace(judge(captured, measured, formats, yardstick.budget, noise.found), layers=layers)
+    if options.training:
+        with stages("training", "run the training step in FP32"):
+            step = prepare(subject, formats, seed)
+        judged = with_backward(judged, captured, step.nodes, step.capture)
+    with stages("classify", f"{len(options.rulebook)} rules"):
+        rules, casts = spread(options.rulebook, formats, options.schemes), _casts(subject, captured)
+        wanted = partial(findings_of, select=options.select, ignores=options.ignores, trains=options.training)
+        find = partial(wanted, captured, measured, rules=rules, formats=formats, casts=casts)
+        findings = find(judged)
+    return Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set), step, find
 
 
 def _make_plans(
@@ -164,38 +179,34 @@ def _make_plans(
     step: MeasuredStep | None,
 ) -> GraphPlans:
     """Run the whole model in low precision, and make the plans with their scores; exported programs too if requested."""
-    options = bench.options
+    options, graphs, timing = bench.options, GraphPlans(), None
+    schemes: tuple[QuantizedPlan, ...] = ()
     with stages("baseline", f"everything in low precision, by {' and by '.join(options.scope_strategies)}"):
         planner = Planner(bench)
         baselines = planner.baselines()
         today, held = today_of(bench), tuple(run_held_choices(bench))
     with stages("plan", "solve, patch, verify"):
         plans = planner.plans()
-    schemes: tuple[QuantizedPlan, ...] = ()
     if options.schemes:
         with stages("schemes", "find the fewest bits per weight within the error budget"):
             making = QuantizedPlans(bench, score)
             schemes = making.plans()
-        if generating is not None:
-            with stages("decode", "generate tokens under every quantization plan"):
-                schemes = tuple(generating.quantized(plan, making.model) for plan in schemes)
     pipelines = tuple(run_pipelines(bench, step.first.by_parameter if step else None, stages))
     if score is not None:
         with stages("scores", score.scoring.name):
             plans = score.under(plans, bench)
     if generating is not None:
         with stages("decode", "generate tokens under every verified plan"):
+            schemes = tuple(generating.quantized(plan, making.model) for plan in schemes)
             plans = generating.under(plans, bench)
-    planned = GraphPlans(plans, baselines)
     if {*GRAPHS} & {*options.strategies}:
         with stages("graph", "export, solve, verify"):
             graphs = graphs_of(bench, score)
-        planned = replace(graphs, plans={**plans, **graphs.plans}, baselines={**baselines, **graphs.baselines})
+    plans, baselines = {**plans, **graphs.plans}, {**baselines, **graphs.baselines}
     if options.times:
         with stages("times", "FP32 and every plan, repeatedly"):
-            timed, timing = timed_plans(bench, planned.plans)
-        planned = replace(planned, plans=timed, timing=timing)
-    return replace(planned, fp32_today=today, held=held, quantized_plans=schemes, pipelines=pipelines)
+            plans, timing = timed_plans(bench, plans)
+    return GraphPlans(plans, baselines, graphs.programs, graphs.said, today, held, timing, schemes, pipelines)
 
 
 def ledger(subject: Subject, options: Settings, plan: Plan | None) -> tuple[tuple[LedgerRow, ...], tuple[Finding, ...]]:
@@ -208,103 +219,60 @@ def ledger(subject: Subject, options: Settings, plan: Plan | None) -> tuple[tupl
         captured = record_path(subject, formats, options.seed).capture
         policy = policy_of(captured, plan) if plan else Policy.wide(captured)
         run = under_policy(captured, subject.model, subject.batches[0], policy)
-        casts = _casts(subject, captured)
-    rows = rows_of(subject, captured, plan, run)
-    return rows, silent_findings(casts, captured, options.rulebook, options.formats)
+        findings = silent_findings(_casts(subject, captured), captured, options.rulebook, options.formats)
+        return rows_of(subject, captured, plan, run), findings
 
 
 def _casts(subject: Subject, captured: Capture) -> tuple[SilentCast, ...]:
-    """Return the casts that nobody asked for, on loading and in the forward; files relative to their repository."""
-    casts = (*subject.casts, *forward_casts(captured, subject))
-    return tuple(replace(one, file=from_repository(Path(one.file))) if one.file else one for one in casts)
+    """Return the casts that nobody asked for: on loading, with files relative to their repository, and in the forward."""
+    loaded = (replace(one, file=one.file and portable_path(one.file)) for one in subject.casts)
+    return (*loaded, *forward_casts(captured, subject))
 
 
-def _assemble(
-    bench: Workbench,
-    *,
-    followed: UnderPlan,
-    evaluation: Evaluation | None,
-    seconds: Mapping[str, float],
-    planned: GraphPlans,
-    **found: Any,
-) -> Audit:
-    """Assemble the Audit. followed: the run under the recommended plan. planned: all plans. found: other fields."""
+def _described(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """The fields of Audit that no plan changes: model, inputs, options, environment and measurements. seconds: by stage."""
     subject, captured, options, measured = bench.subject, bench.capture, bench.options, bench.measured
-    plans, twins = planned.plans, captured.twins
+    distance = bench.yardstick.distance
     owners = {node.owner for node in captured.nodes.values()}
     around = {path for owner in owners for path in enclosing_paths(owner)} - owners  # modules that only contain others
-    found["findings"] = tuple(replace(f, node=twins.get(f.node, f.node)) for f in found["findings"])
-    return Audit(
-        subject=Provenance.of(subject),
-        live=subject.given or subject,  # not a copy on a GPU, which would occupy memory
-        parameters=size_of(subject.model),
-        structure=structure_of(subject.model),
-        inputs=shapes_of(subject.batches[0]),
-        graph_inputs=tuple(p.name for p in captured.placeholders if p.kind == "input" and p.name not in twins),
-        graph_outputs=captured.first.outputs,
-        classes={path: type(module).__name__ for path, module in named_modules(subject.model) if path in around},
-        tied_parameters=under_several_names(named_parameters(subject.model)),
-        shared_modules=under_several_names(named_modules(subject.model)),
-        environment=_environment(bench, seconds),
-        formats=options.formats,
-        max_error=bench.yardstick.budget,
-        flags=flag_costs(
-            captured, measured.errors, measured.contributions, measured.under_flags, bench.yardstick.budget
-        ),
-        use=options.use,
-        capture_method=captured.method,
-        plan_errors={name: error for name, error in followed.errors.items() if name not in twins},
-        warnings=(*subject.warnings, *captured.warnings, *planned.said, *_warnings(bench, found["training"])),
-        command=options.command,
-        noise=bench.noise.found,
-        evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
-        weights=tuple(
-            Weight(p.fqn or p.name, p.kind, measured.ranges[p.name])
-            for p in captured.placeholders
-            if p.kind in ("parameter", "buffer") and p.name in measured.ranges
-        ),
-        decisions=(*bench.measured.decisions, *planned.held),
-        ledger=rows_of(subject, captured, plans.get(found["recommended"] or ""), followed),
-        linearity=tuple(one for fmt in options.formats if (one := bench.measured.linearity.get(fmt))),
-        **{name: value for name, value in vars(planned).items() if name not in ("said", "held")},
-        **_held_to(bench, plans, found["recommended"]),
-        **found,
-    )
-
-
-def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | None) -> dict[str, Any]:
-    """The error measure, the criteria, and suggested criteria (no suggestions with the user's own metric)."""
-    options = bench.options
-    name = getattr(options.metric, "__name__", "custom metric") if options.metric else "relative L2 of the outputs"
-    criteria = bench.yardstick.distance if isinstance(bench.yardstick.distance, Criteria) else None
-    proposals: tuple[Proposal, ...] = ()
-    if options.metric is None:
-        tried = [plans[recommended]] if recommended else [plan for plan in plans.values() if plan.is_verified]
-        runs = [(plan_title(plan), plan.verification) for plan in tried if plan.verification]
-        names, graph = names_of(bench.reference(bench.subject.batches[0])), bench.capture.first
-        each = criteria.each if criteria else ()
-        proposals = tuple(propose(each, options.limits, names, graph, runs, options.max_error))
+    costs = flag_costs(captured, measured.errors, measured.contributions, measured.under_flags, bench.yardstick.budget)
+    given = (p for p in captured.placeholders if p.kind == "input" and p.name not in captured.twins)
+    stored = (p for p in captured.placeholders if p.kind in ("parameter", "buffer") and p.name in measured.ranges)
     return {
-        "metric": "largest value of a criterion, as a share of its limit" if criteria else name,
-        "criteria": tuple(map(str, criteria.all())) if criteria else (),
-        "proposals": proposals,
+        "subject": Provenance.of(subject),
+        "live": subject.given or subject,  # not a copy on a GPU, which would occupy memory
+        "parameters": size_of(subject.model),
+        "structure": structure_of(subject.model),
+        "inputs": shapes_of(subject.batches[0]),
+        "tied_parameters": under_several_names(named_parameters(subject.model)),
+        "shared_modules": under_several_names(named_modules(subject.model)),
+        "classes": {path: type(module).__name__ for path, module in named_modules(subject.model) if path in around},
+        "formats": options.formats,
+        "max_error": bench.yardstick.budget,
+        "metric": words_of(distance),
+        "criteria": tuple(map(str, distance.all())) if isinstance(distance, Criteria) else (),
+        "use": options.use,
+        "command": options.command,
+        "environment": Environment(
+            auditor=__version__,
+            torch=torch.__version__,
+            device=name_of(options.where),
+            execution="native" if options.native else "emulated",
+            seed=options.seed,
+            libraries=libraries(options.where),
+            flags=bench.flags,
+            seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
+            memory=offload.within(),
+            held=offload.came_to(),
+        ),
+        "capture_method": captured.method,
+        "graph_inputs": tuple(p.name for p in given),
+        "graph_outputs": captured.first.outputs,
+        "weights": tuple(Weight(p.fqn or p.name, p.kind, measured.ranges[p.name]) for p in stored),
+        "linearity": tuple(measured.linearity[fmt] for fmt in options.formats if fmt in measured.linearity),
+        "flags": costs,
+        "noise": bench.noise.found,
     }
-
-
-def _environment(bench: Workbench, seconds: Mapping[str, float]) -> Environment:
-    options = bench.options
-    return Environment(
-        auditor=__version__,
-        torch=torch.__version__,
-        device=name_of(options.where),
-        execution="native" if options.native else "emulated",
-        seed=options.seed,
-        libraries=libraries(options.where),
-        flags=bench.flags,
-        seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
-        memory=offload.within(),
-        held=offload.came_to(),
-    )
 
 
 def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:

@@ -102,8 +102,7 @@ def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Calla
         here.close()
         _run_child(run, there)
     there.close()
-    news: list[Any] = [""]  # stages, and at the end the result
-    code: int | None = None
+    stage, since, code = "", time.monotonic(), None
 
     def has_ended() -> bool:
         nonlocal code
@@ -112,30 +111,28 @@ def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Calla
             code = os.waitstatus_to_exitcode(status) if number else None
         return code is not None
 
-    def listen() -> int:
-        with suppress(EOFError, OSError):
-            while here.poll(LOOK):
-                if (said := here.recv()) != "":
-                    news.append(said)
-                    if isinstance(said, str):
-                        hear(said)
-        return len(news)
-
     try:
-        in_time = wait_until(lambda: has_ended() or not isinstance(news[-1], str), timeout, listen)
-        listen()
-        if not isinstance(news[-1], str):
-            wait_until(has_ended, GRACE)
-            if news[-1] == 130:
-                raise KeyboardInterrupt
-            return news[-1]
+        while timeout is None or time.monotonic() - since <= timeout:
+            over = wait_until(has_ended, LOOK)
+            with suppress(EOFError, OSError):
+                while here.poll():
+                    if not isinstance(said := here.recv(), str):
+                        wait_until(has_ended, GRACE)
+                        if said == 130:
+                            raise KeyboardInterrupt
+                        return said
+                    if said:
+                        stage, since = said, time.monotonic()
+                        hear(said)
+            if over:
+                break
     finally:
         if not has_ended():
             os.kill(child, signal.SIGTERM)
             if not wait_until(has_ended, GRACE):
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-    raise _without_a_word(code if in_time else None, f" (at: {news[-1]})" if news[-1] else "", timeout)
+    raise _without_a_word(code if over else None, f" (at: {stage})" if stage else "", timeout)
 
 
 def _run_child(run: Callable[..., Any], parent: Connection) -> NoReturn:

@@ -13,8 +13,9 @@ from ..isolation.outputs import NamedTensors
 from ..numerics.entries import is_number
 from ..numerics.metrics import output_error
 from ..numerics.nodes import arguments, dtype, readers, row_of, shape, source
-from ..records import Capture, Proposal, Verification
+from ..records import Capture, Distance, Proposal, Verification
 from .criterion import Criterion
+from .measure import Criteria
 
 NATS, KL, UNITS = 0.02, 0.001, 0.5
 """Suggested limits: 2 % change of any probability; 0.001 nats of KL divergence; half a unit, such as half a pixel."""
@@ -41,20 +42,23 @@ def may_flip(capture: Capture) -> bool:
 
 
 def propose(
-    criteria: Sequence[Criterion],
+    distance: Distance,
     given: Sequence[Criterion],
     names: Sequence[str],
     capture: Capture,
     runs: Iterable[tuple[str, Verification]],
     max_error: float,
 ) -> Iterator[Proposal]:
-    """The criteria that were added by default, and suggestions for outputs without a criterion.
+    """The criteria that were added by default, and suggestions for outputs without a criterion; nothing if `distance` is
+    the user's own metric.
 
-    criteria: all that apply; given: those of the user. names: of the outputs. Suggested are a limit for each output whose
-    error is far larger than the joint error of all outputs, in the first of `runs` (title of a plan, its run) with such
-    outputs; and limits for log-probabilities, probable logits and positions, by the operations that compute them.
-    max_error: the error budget.
+    given: the user's criteria. names: of the outputs. Suggested are a limit for each output whose error is far larger than
+    the joint error of all outputs, in the first of `runs` (title of a plan, its run) with such outputs; and limits for
+    log-probabilities, probable logits and positions, by the operations that compute them. max_error: the error budget.
     """
+    measure, criteria = (distance.joint, distance.each) if isinstance(distance, Criteria) else (distance, ())
+    if measure is not output_error:
+        return
     for one in sorted(set(criteria) - set(given), key=str):
         yield Proposal(one.output, str(one), "it is discrete, but computed from floating-point values", holds=True)
     for title, run in [(title, run) for title, run in runs if run.apart][:1]:

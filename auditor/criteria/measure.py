@@ -135,6 +135,13 @@ class Criteria:
         return CriterionResult(criterion, worst, criterion.share(worst))
 
 
+def words_of(distance: Distance) -> str:
+    """An error measure in words, for the report."""
+    if isinstance(distance, Criteria):
+        return "largest value of a criterion, as a share of its limit"
+    return "relative L2 of the outputs" if distance is output_error else name_of(distance)
+
+
 def names_of(reference: Tensors, otherwise: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The names of the outputs, or `otherwise` if the outputs have no names."""
     return reference.names if isinstance(reference, NamedTensors) else otherwise

@@ -25,6 +25,7 @@ from ..records.quantization import QuantizedLayer
 from .findings import FLAGGED, apply_selection, classify, compare_with_verdicts, silent_findings, with_batches
 from .gather import gather
 from .rule import SEVERITIES, Rule
+from .verdicts import Judgement
 
 Verdicts = Mapping[str, Mapping[str, Verdict]]
 APART = ("hardware", "collectives", "settings", "casts", "quantization")
@@ -62,8 +63,8 @@ class FlowGraph:
 
 def findings_of(
     capture: Capture,
-    graph: FlowGraph,
-    exposed: Mapping[str, Mapping[str, Sequence[str]]],
+    measured: Calibration,
+    judged: Judgement,
     *,
     rules: Sequence[Rule],
     formats: Collection[str],
@@ -71,23 +72,24 @@ def findings_of(
     select: Sequence[str],
     ignores: Sequence[Ignore],
     casts: Sequence[SilentCast] = (),
-    layers: Sequence[QuantizedLayer] = (),
 ) -> tuple[Finding, ...]:
-    """Findings of the rules, compared with the measurement, each with its cause. formats, trains: as in `classify`;
-    exposed: {node: {format: strategies that run it on low-precision values}}; without any, precision findings are
-    dropped. select, ignores: as in `apply_selection`; casts: unrequested casts; layers: quantized layers."""
+    """Findings of the rules, compared with the measurement, each with its cause; precision findings on nodes that no
+    strategy runs in low precision are dropped. formats, trains: as in `classify`; select, ignores: as in
+    `apply_selection`; casts: unrequested casts."""
+    graph = FlowGraph(capture.nodes, measured, judged.verdicts)
     by_node: dict[str, dict[str, QuantizedLayer]] = {name: {} for name in graph.verdicts}
-    for layer in layers:
+    for layer in judged.layers:
         by_node[layer.node][layer.scheme] = layer
     verdicts = {n: {**each, **{s: x.verdict for s, x in by_node[n].items()}} for n, each in graph.verdicts.items()}
-    fired = partial(classify, rules=rules, formats={*formats, *(layer.scheme for layer in layers)}, trains=trains)
-    made = fired(capture, gather(capture, graph.measured.ranges, verdicts, by_node))
-    reached = (any(exposed.get(one.node, {}).get(fmt, True) for fmt in one.formats) for one in made)
+    schemes = {layer.scheme for layer in judged.layers}
+    fired = partial(classify, rules=rules, formats={*formats, *schemes}, trains=trains)
+    made = fired(capture, gather(capture, measured.ranges, verdicts, by_node))
+    reached = (any(judged.exposed.get(one.node, {}).get(fmt, True) for fmt in one.formats) for one in made)
     found = tuple(one for one, reads_low in zip(made, reached, strict=True) if reads_low or not one.measurable)
     found = compare_with_verdicts(found, verdicts) + silent_findings(casts, capture, rules, formats)
     caused = with_causes(apply_selection(found, select, ignores, rules), graph, rules)
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
-    first = graph.measured.first if later else None  # the first batch's measurements, if later batches matter
+    first = measured.first if later else None  # the first batch's measurements, if later batches matter
     shown = fired(capture.first, gather(capture.first, first.ranges)) if first is not None else ()
     return with_batches(caused, capture, graph.verdicts, frozenset((one.rule, one.node) for one in shown))
 

@@ -177,17 +177,18 @@ def _limit(error: NodeError) -> str | None:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Verdicts of all nodes. verdicts: {node: {format: Verdict}}; exposed: {node: {format: strategies that would run
-    it in low precision}}."""
+    """Verdicts of all nodes and layers. verdicts: {node: {format: Verdict}}; exposed: {node: {format: strategies that
+    would run it in low precision}}; layers: see `judge_layers`."""
 
     verdicts: Mapping[str, Mapping[str, Verdict]]
     exposed: Mapping[str, Mapping[str, tuple[str, ...]]]
+    layers: tuple[QuantizedLayer, ...] = ()
 
     def with_unsafe(self, found: Mapping[tuple[str, str], Verdict]) -> Judgement:
         """This Judgement with the verdicts `found` for nodes that are not unsafe yet; self if all are unsafe."""
         new = {at: verdict for at, verdict in found.items() if self.verdicts[at[0]][at[1]].verdict != "unsafe"}
         changed = {n: {fmt: new.get((n, fmt), one) for fmt, one in each.items()} for n, each in self.verdicts.items()}
-        return Judgement(changed, self.exposed) if new else self
+        return replace(self, verdicts=changed) if new else self
 
 
 def judge(

@@ -84,7 +84,7 @@ BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
     "cli": (1320, "settings"),
-    "criteria": (910, "criteria"),
+    "criteria": (920, "criteria"),
     "document": (900, "document"),
     "dtypes": (900, "dtypes"),
     "execution": (1200, "execution"),
@@ -93,7 +93,7 @@ BUDGET = {
     "graphs": (1100, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1800, "loading"),
-    "loose files": (740, "flow"),
+    "loose files": (700, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
@@ -111,7 +111,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 29990, 216, 24
+LINES, FILES, ROOMS = 29970, 216, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

@@ -91,6 +91,12 @@ def test_findings_are_about_the_audited_formats_and_training_where_that_is_asked
     assert not [item.rule for item in found if item.rule.startswith("TRN")]
 
 
+def test_an_operation_that_only_breaks_with_everything_low_is_found() -> None:
+    model = Function(lambda x: ((x * 0.01 + 37.87) - 37.86).log())
+    audit = auditor.audit(model, normal(4, 16).abs(), formats="fp16", strategies="cast", quick=True)
+    assert "log" in {one.node for one in audit.findings if one.rule == "MSR001"}
+
+
 def test_signs_of_life_come_from_inside_of_every_stage_that_runs_something(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a terminal or a watching process hears while one stage takes minutes."""
     heard: Counter[str] = Counter()
@@ -130,12 +136,8 @@ def test_every_stage_and_step_is_told_and_no_step_goes_beyond_the_total() -> Non
 
 
 def test_what_torch_or_the_model_raises_in_a_stage_is_one_clear_line() -> None:
-    with (
-        refused(
-            AuditorError, "operation-raises", match="in the stage 'measure' an operation raised RuntimeError"
-        ) as raised,
-        Stages(None)("measure", ""),
-    ):
+    said = "in the stage 'measure' an operation raised RuntimeError"
+    with refused(AuditorError, "operation-raises", match=said) as raised, Stages(None)("measure", ""):
         torch.ones(2) @ torch.ones(3)
     assert isinstance(raised.value.__cause__, RuntimeError)
 
@@ -274,7 +276,6 @@ def test_a_prefix_of_a_name_is_no_scope() -> None:
 
 
 def test_a_place_is_the_line_and_the_operation_or_the_modules_that_repeat_it() -> None:
-    assert (
-        place_of(SimpleNamespace(source="model.py:3", owner="blocks.3.mlp", op="aten.mul.Tensor")) == "model.py:3 mul"
-    )
+    written = SimpleNamespace(source="model.py:3", owner="blocks.3.mlp", op="aten.mul.Tensor")
+    assert place_of(written) == "model.py:3 mul"
     assert place_of(SimpleNamespace(source=None, owner="blocks.3.mlp", op="getitem")) == "blocks.*.mlp getitem"

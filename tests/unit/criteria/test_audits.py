@@ -166,11 +166,12 @@ def test_a_mask_may_not_flip_by_default() -> None:
 def test_some_flips_are_allowed_by_a_criterion_or_a_metric_of_ones_own() -> None:
     allowed = found_by(near_ties, criteria="mask: flips <= 1")
     assert allowed.criteria == ("mask: flips <= 1", "the other outputs: rel_l2 <= 0.01")
+    assert allowed.metric.startswith("largest value of a criterion")
     assert allowed.plans["cast_bf16"].is_verified
     assert allowed.plans["cast_bf16"].kept_modules == ()
     assert not any(one.holds for one in allowed.proposals)
     own = found_by(near_ties, metric=lambda r, c: float((r[0] - c[0].float()).norm() / r[0].norm()))
-    assert (own.criteria, own.proposals) == ((), ())
+    assert (own.metric, own.criteria, own.proposals) == ("<lambda>", (), ())
 
 
 @pytest.mark.parametrize(

@@ -261,14 +261,12 @@ def judged(verdict: Verdict, exposed: tuple[str, ...]) -> Verdict:
     model, x = Scaled(1.0, torch.Tensor.exp), torch.ones(1)
     audited = capture_of(model, x)
     step = capture_step(subject_on(model, x, torch.ones(1)), ())
-    before = Judgement(
-        {name: {"fp16": verdict, "bf16": SAFE} for name in audited.nodes},
-        {name: {"fp16": exposed, "bf16": exposed} for name in audited.nodes},
-    )
+    each = {"fp16": verdict, "bf16": SAFE}, {"fp16": exposed, "bf16": exposed}
+    before = Judgement(*(dict.fromkeys(audited.nodes, one) for one in each), layers=("a layer",))
     (found,) = backward_reasons([node("exp", {"fp16": "w"}, fp16=BREAKS)])
     loss = node("sum_1", {"fp16": "w"}, fp16=BREAKS)  # of the loss: the audited graph has no such operation
     after = with_backward(before, audited, backward_reasons([found, loss]), step)
-    assert after.verdicts["exp"]["bf16"] == SAFE
+    assert (after.verdicts["exp"]["bf16"], after.layers) == (SAFE, before.layers)
     assert before.verdicts["exp"]["fp16"] == verdict  # the first judgement stays as it was
     return after.verdicts["exp"]["fp16"]
 
