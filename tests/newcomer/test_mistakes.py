@@ -183,7 +183,7 @@ def test_quick_and_onnx_go_together_where_programs_are_asked_for() -> None:
     """Beside the refusal: `--strategies graph` is what it advises."""
     assert command_of({"quick": True, "onnx": "fp32", "strategies": "graph"}, Command).strategies == ("graph",)
     assert command_of({"onnx": "fp32"}, Command).strategies == ("autocast", "cast", "graph")
-    with pytest.raises(AuditorError, match="or add --strategies graph"):
+    with pytest.raises(AuditorError, match="or pass --strategies graph"):
         command_of({"quick": True, "onnx": "fp32"}, Command)
 
 
