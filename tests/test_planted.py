@@ -117,6 +117,6 @@ def test_where_no_plan_holds_errors_say_so() -> None:
     audit = auditor.audit(masked, (torch.ones(2, 4),), formats=("fp16",), strategies=("cast",), max_error=1e-9)
     assert not any(p.is_verified and "fp16" in {c.precision for c in p.scopes.values()} for p in audit.plans.values())
     found = causes(audit)
-    assert found.about == "No plan within the budget uses low precision: severities are the rules' defaults."
+    assert found.about == "No plan uses low precision: severities are the rules' defaults."
     assert found.wanting[0].severity == "error"
-    assert found.wanting[0].plan_effect == "No plan within the budget uses low precision; this operation is one reason."
+    assert found.wanting[0].plan_effect == "No plan uses low precision; this operation is one reason."

@@ -192,7 +192,8 @@ class _Algebra(Semantics):
             return told, False
         read: list[fx.Node] = []
         fx.node.map_arg((n.args, n.kwargs), read.append)
-        floats = [(handed[source.name], kinds[source].scalar) for source in read if handed[source.name]]
+        formats = [(handed[source.name] or "fp32" * kinds[source].complex, kinds[source].scalar) for source in read]
+        floats = [(format, scalar) for format, scalar in formats if format]
         if kinds[n].complex:  # low if all inputs are in one low format and torch has complex numbers of it
             formats = {handed[source.name] for source in read if handed[source.name] or kinds[source].complex}
             low = formats.pop() if len(formats) == 1 else ""
@@ -206,7 +207,9 @@ class _Algebra(Semantics):
             promotes = not row.normalizes or row.packet == "rms_norm"
             return first, not promotes and first == "fp32" and any(map(is_low, others))
         shaped = {dtype for dtype, scalar in floats if not scalar} or {dtype for dtype, _ in floats}
-        strict = bool(row.refused_on_cuda) and torch.Tag.pointwise not in getattr(n.target, "tags", ())
+        strict = (
+            bool(row.refused_on_cuda) and not row.promotes and torch.Tag.pointwise not in getattr(n.target, "tags", ())
+        )
         return promoted_format(floats), len(shaped) > 1 and (row.autocast == "lower" or strict)
 
 

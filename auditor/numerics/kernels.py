@@ -86,9 +86,10 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Format | None, bool]:
-    """The low-precision format of the tensors (None for FP32 tensors), and whether they are on a CPU; Fourier
-    transforms may have complex tensors."""
-    for x in tensors:
+    """The low-precision format of the tensors (None for FP32 tensors, or if torch promotes to FP32), and whether they
+    are on a CPU; Fourier transforms may have complex tensors."""
+    promoted = known.promotes and any(x.dtype in (torch.float32, torch.complex64) and x.dim() for x in tensors)
+    for x in tensors if not promoted else ():
         dtype = x.dtype.to_real() if known.powers_of_two and x.is_complex() else x.dtype
         if is_low(dtype):
             return format_of(dtype), x.device.type == "cpu"

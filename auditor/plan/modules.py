@@ -118,6 +118,7 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
     idle = [owner for owner in may if alone[owner].price >= chosen.price]
     low = _lower(problem, chosen, idle)
     harmless = low == chosen or space.holds(chosen, low, space.budget)
+    low = low if harmless else next((alone[x] for x in idle if space.holds(chosen, alone[x], space.budget)), chosen)
     saves = {owner: max(1 - point.cost / chosen.cost, 0.0) if chosen.cost else 0.0 for owner, point in alone.items()}
     most = max((saves[owner] for owner in idle), default=0.0)
 
@@ -134,7 +135,7 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
             return replace(why, modules=(owner,))
         return replace(why, functions=(owner,), operations=tuple(n for n in own if n not in problem.capture.twins))
 
-    kept = _fp32_owners(problem, low if harmless else chosen)
+    kept = _fp32_owners(problem, low)
     least = dict.fromkeys(module_of(owner) for owner in kept if _has_floats(problem, owner))
     reasons = (*merge_alike(map(reason, alone)), *operation_reasons(problem, chosen))
     return replace(plan, reasons=reasons, least=tuple(least))

@@ -117,8 +117,7 @@ def _worth(plan: Plan) -> str:
 
 def _require_runs(plans: Plans) -> None:
     for plan in plans.values():
-        failure = plan.verification.failure if plan.verification else None
-        failure = failure or (plan.score.failure if plan.score else None)
+        failure = next((ran.failure for ran in (plan.verification, plan.score) if ran and ran.failure), None)
         if says_nothing(failure):
             raise PlanError(
                 f"the plan {plan.name} could not be run ({failure}). No other plan improves on FP32, so the audit can "

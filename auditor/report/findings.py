@@ -72,7 +72,7 @@ class Cause:
         plan = self._audit.plans.get(spoken[0].plan or "") if spoken else None
         if plan is None:
             stops = spoken and spoken[0].bearing == "stops"
-            return "No plan within the budget uses low precision; this operation is one reason." if stops else ""
+            return "No plan uses low precision; this operation is one reason." if stops else ""
         nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
         every = {finding.node for finding in spoken}
         scopes = [plan.scopes.get(self._reports[name].node.owner) for name in nodes["kept"]]
@@ -145,7 +145,7 @@ def causes(audit: Audit) -> Causes:
     if plan is not None:
         about = f"Severities assume {_plan_words(audit, plan)}: a problem that this plan avoids is at most a warning."
     elif any(finding.bearing == "stops" for finding in audit.findings):
-        about = "No plan within the budget uses low precision: severities are the rules' defaults."
+        about = "No plan uses low precision: severities are the rules' defaults."
     return Causes(wanting, notes, about)
 
 

@@ -288,3 +288,14 @@ def test_gradients_that_cuda_sums_in_fp32_are_summed_so(kind: str) -> None:
     assert out.dtype is torch.bfloat16
     out.backward(torch.ones_like(out))
     assert weight.grad[0, 0] == 4096
+
+
+@pytest.mark.parametrize("low", [torch.float16, torch.bfloat16])
+def test_an_fp32_window_makes_a_transform_compute_in_fp32(low: torch.dtype) -> None:
+    x, window = (
+        torch.linspace(-1, 1, 40).to(low),
+        torch.hann_window(6),
+    )  # a window under autocast, or made in the forward
+    spectrum = run_op(aten.stft.center, (x, 6, None, None, window, True, "constant", False, None, True), {})
+    assert torch.equal(spectrum, torch.stft(x.float(), 6, window=window, pad_mode="constant", return_complex=True))
+    assert run_op(aten.istft.default, (spectrum, 6, None, None, window.to(low)), {}).dtype is torch.float32
