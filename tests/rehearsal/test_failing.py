@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import auditor
+from auditor.cli import main
 from auditor.errors import AuditorError
 from auditor.report.blocks import Grid
 from auditor.report.rehearsal import overview
@@ -148,8 +149,6 @@ def fails(x):
 
 
 def test_the_command_writes_its_files_and_refuses_in_one_line(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    from auditor.cli import main
-
     (tmp_path / "train.py").write_text(TRAIN)
     monkeypatch.chdir(tmp_path)
     assert main(["rehearse", "train.py:step", "--steps", "5", "--quiet"]) == 0
