@@ -62,7 +62,7 @@ class Command(Settings):
             if self.quick:
                 raise bad(
                     f"--onnx needs strategy {GRAPHS[0]}, and --quick audits only {self.strategies[0]}: leave "
-                    f"--quick out, or add --strategies {GRAPHS[0]}"
+                    f"--quick out, or pass --strategies {GRAPHS[0]}"
                 )
             self.__dict__.update(strategies=(*self.strategies, *GRAPHS))
         return self

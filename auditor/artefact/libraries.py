@@ -113,7 +113,7 @@ def _left_out(library: Library, left: Mapping[str, str], shown: int = 6) -> str:
         return ""
     listed = [f"{path} ({why})" for path, why in left.items()]
     more = [f"and {len(listed) - shown} more"] if len(listed) > shown else []
-    return f"{library.title} cannot quantize, so these stay in 16 bits: {', '.join([*listed[:shown], *more])}."
+    return f"{library.title} cannot quantize these layers, which therefore stay in 16 bits: {', '.join([*listed[:shown], *more])}."
 
 
 def _torchao_kinds(scheme: Scheme) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def read(file: Path) -> tuple[FleetTarget, ...]:
     for target in targets:
         other = seen.setdefault(target.name.casefold(), target.name)
         if other is not target.name:
-            raise _bad(file, f"two targets are called {target.name!r}: each name becomes a folder, so rename one")
+            raise _bad(file, f"the targets {other!r} and {target.name!r} would have one folder: rename one")
     return tuple(targets)
 
 

@@ -169,7 +169,7 @@ def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _result(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Format | None:
-    """The format of the floating-point results; None if a dtype argument decides, or no tensor is floating-point."""
+    """The format of the floating-point results; None if a torch.dtype argument decides, or no tensor is floating."""
     asked = next((value for value in (*args, *kwargs.values()) if isinstance(value, (Format, torch.dtype))), None)
     if asked is not None:
         return asked if isinstance(asked, Format) else None

@@ -135,8 +135,8 @@ class Search:
         than the accepted choice: the one with the fewest bits if its expected error is within `limit`, else the one with
         the smallest expected error. Returns the accepted choice if no choice has fewer bits.
 
-        Each run tries a choice that is predicted to have few bits and an error near the limit. The search starts at the
-        best measured choice, then at other measured choices, with random schemes for some groups.
+        Each run tries a choice predicted to have few bits and an error near the limit. The search changes the best
+        measured choice; then one drawn from this and those nearest to the limit, with random schemes for some groups.
         """
         idle, accepted = 0, self.accepted(limit)
         runs = ((choice, run) for choice, run in self.known.items() if self._allows(choice))

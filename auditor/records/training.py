@@ -27,7 +27,7 @@ class ModuleGradients:
 class ParameterGradients:
     """One parameter: its values, its gradient g, and the size of an update relative to the spacing of BF16.
 
-    An update lr * |g| is lost to rounding if lr * 2 ** key < 1, for the gradient's key in `ratios`.
+    Rounding loses the update lr * |g| of an entry with key `k` in `ratios` if lr * 2 ** (k + 1) < 1.
     """
 
     name: Annotated[str, FileField("name of the parameter in the state dict")]

@@ -76,11 +76,11 @@ def _plan_line(plan: QuantizedPlan, audit: Audit) -> str:
             f"{quantized_title(plan)}: no layer is quantized, since no tested choice of layers is within the {budget}."
         )
     faster = f", and {percent(plan.time_share)} of the predicted time" if plan.time_share is not None else ""
-    left = f"Still in 16 bits: {list_paths(kept, LAYERS_SHOWN, 'layer')}" if kept else "All layers are quantized"
+    left = f" Still in 16 bits: {list_paths(kept, LAYERS_SHOWN, 'layer')}." if kept else ""
     score = f" The score is {or_blank(plan.score.value)}." if plan.score is not None and not plan.score.failure else ""
     return (
-        f"{quantized_title(plan)}: on average {plan.effective_bits:.2f} bits per weight in {count(len(plan.layers), 'layer')}. Compared with 16 bits, the model "
-        f"needs {percent(plan.weights_share)} of the weight memory{faster}. The error is {ratio(error)}, within the {budget}.{score} {left}."
+        f"{quantized_title(plan)}: {len(plan.layers) - len(kept)} of {count(len(plan.layers), 'layer')} quantized, with {plan.effective_bits:.2f} bits per weight "
+        f"on average over all. Compared with 16 bits, the model needs {percent(plan.weights_share)} of the weight memory{faster}. The error is {ratio(error)}, within the {budget}.{score}{left}"
     )
 
 

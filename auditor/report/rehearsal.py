@@ -33,7 +33,7 @@ def overview(result: Rehearsal) -> list[Block]:
     fp32 = result.runs["fp32"]
     zero = [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}]
     zeros = f"Gradients that were zero in every sampled step: {', '.join(shorten(zero, 4, 'rehearsal.json'))}."
-    noise = "FP32's gradient error is the difference between the FP32 gradients of two batches; errors far below this value matter less."
+    noise = f"FP32 gradients of two batches differ by {or_blank(fp32.share('error'), ratio)}; gradient errors far below this value matter less."
     emulated = f"The steps ran on a CPU that emulates a GPU. Problems that appear after more than {count(result.steps, 'step')} are not detected."
     return [
         Prose(f"Rehearsal of {result.target}", (about,), "title"),
@@ -42,7 +42,7 @@ def overview(result: Rehearsal) -> list[Block]:
         Prose("Problems", (several if entries else "No recipe has a problem.",)),
         *entries,
         Prose("Gradients", (zeros,) if zero else ()),
-        Prose("Noise", (noise,)),
+        Prose("Noise", (noise,) if fp32.share("error") is not None else ()),
         Prose("Caution", (emulated,), "warning"),
     ]
 
@@ -63,7 +63,8 @@ def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
     state = count(broken, "problem") if broken else "no problem" * (name != "fp32")
     state = "recommended" if name == result.recommended else f"failed in step {len(run.losses)}" if fails else state
     loss, skipped = f"{run.last_loss():.4g}" if run.losses else "", "" if fails else f"{len(run.skipped)}"
-    return run.recipe.title, loss, skipped, *_measures(run), state
+    error, *shares = _measures(run)
+    return run.recipe.title, loss, skipped, "" if name == "fp32" else error, *shares, state
 
 
 def _measures(run: RecipeRun, name: str = "") -> tuple[str, ...]:

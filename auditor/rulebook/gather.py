@@ -217,8 +217,8 @@ class Uses:
         return reads or (self._is_high(node) and (_is_made(node) or not self._under.low(node.name)))
 
     def _hands_on(self, node: fx.Node, reader: fx.Node) -> bool:
-        """Whether `reader` computes in FP32 because of the input `node`. A newly created value beside low inputs counts
-        only in type promotion."""
+        """Whether `reader` computes in FP32 because of its input `node`. If `reader` has low-precision inputs too, a
+        newly created `node` is a reason only if `reader` promotes types, or only reshapes, selects or casts."""
         row = row_of(reader)
         beside_low = any(self._cast.low(item.name) for item in reader.all_input_nodes)
         made = _is_made(source(node, _casts)) and beside_low and not (row.promotes or row.transparent)

@@ -273,7 +273,7 @@ def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, 
 
 
 def _wide(outputs: Any) -> Any:
-    """Convert outputs to FP32 as the report's training loop does, also in dataclasses, which pytree skips."""
+    """Convert outputs to FP32 as the report's training code advises, also in dataclasses, which pytree skips."""
 
     def wide(leaf: Any) -> Any:
         if not is_dataclass(leaf) or isinstance(leaf, type):

@@ -156,7 +156,7 @@ MADE_OF_A_NUMBER = NUMBER.replace(
         (HELPERS, ["mine.py:zzz"], "has no 'zzz': it defines TinyLlama, "),
         (NUMBER, ["mine.py"], "mine returns no tensor, so there is no output to compare"),
         (MADE_OF_A_NUMBER, ["mine.py"], "no floating-point operation leads to the tensors that mine returns"),
-        (NUMBER, ["mine.py", "--quick", "--onnx"], "--quick audits only autocast: leave --quick out, or add --strategies graph"),
+        (NUMBER, ["mine.py", "--quick", "--onnx"], "--quick audits only autocast: leave --quick out, or pass --strategies graph"),
         ("", ["expain", "SFT001"], "no verb, file or module is called 'expain': did you mean explain?"),
         ("", ["explain-layr", "out", "head"], "did you mean explain-layer?"),
     ],

@@ -91,7 +91,7 @@ def test_the_examples_of_measured_rules_are_found_unsafe_and_foreseen_by_no_othe
         ("ACT005", "the result of linear reaches 2e+04 on the calibration inputs: after 1.7 more doublings FP16 overflows"),
         ("BND003", "with cast weights (not under autocast)"),
         ("RNN003", "one of 20 calls of this cell: under autocast and with cast weights"),
-        ("POS001", "angles up to 905 are computed in low precision, where adjacent numbers differ by 0.5 in FP16 and 4 in BF16"),
+        ("POS001", "angles up to 905, as of rotary embeddings, are computed in low precision before sin and cos. Adjacent numbers of this size differ by 0.5 in FP16 and 4 in BF16"),
         ("RED008", "this is the last of 32 additions to one value"),
         ("RED009", "cancel to a result of at most 1: 10.0 significant bits are lost. FP16 has 11 bits. BF16 has 8 bits"),
         ("CON003", "a constant that differs from 1 by 1e-06 acts as exactly 1 in FP16 and BF16"),

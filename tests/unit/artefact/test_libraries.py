@@ -184,8 +184,8 @@ def test_what_a_library_cannot_express_is_left_in_16_bits_and_said() -> None:
     audit = planned({"q": "int8", "k": "fp8_e5m2_row", "embed": "int8", "conv": "int8"})
     said = {key: " ".join(text.replace("\n# ", " ").split()) for key, text in snippets(audit, "mixed").items()}
     assert list(said) == list(LIBRARIES)
-    left = "so these stay in 16 bits: conv (convolution, int8), k (linear, fp8_e5m2_row)."
-    assert f"torchao cannot quantize, {left}" in said["torchao"]
+    left = "which therefore stay in 16 bits: conv (convolution, int8), k (linear, fp8_e5m2_row)."
+    assert f"torchao cannot quantize these layers, {left}" in said["torchao"]
     assert "embed (embedding, int8)" in said["compressed-tensors"]
     for key in LIBRARIES:
         assert "2 of 9 layers" in said[key] if key == "torchao" else "1 of 9 layers" in said[key]

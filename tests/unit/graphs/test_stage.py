@@ -136,8 +136,8 @@ def test_what_takes_plans_knows_programs(audit: Audit, tmp_path: Path) -> None:
     again = auditor.load(tmp_path)
     assert again.plans["graph_fp16"].program == audit.plans["graph_fp16"].program
     said = explain_layer(audit, "pow_1")
-    assert re.search(r"graph_fp16: FP32: unsafe: \S+ overflows", said)
-    assert "pow_1 FP32: unsafe" in explain_layer(audit, "")
+    assert re.search(r"graph_fp16: FP32; unsafe, since \S+ overflows", said)
+    assert "pow_1: FP32; unsafe" in explain_layer(audit, "")
 
 
 # Exporting: the graph answers as the model does, for batches of any size where the model allows it.

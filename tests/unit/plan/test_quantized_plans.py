@@ -449,7 +449,7 @@ def test_a_scheme_without_a_layer_is_an_error(model: nn.Module, x: Tensor, schem
 def test_reports_and_files_show_the_plans(decoder: tuple[nn.Module, Audit], tmp_path: Path) -> None:
     _, found = decoder
     one, shown = plan(found, "fp8"), text(found, width=200, color=False)
-    assert f"FP8 plan: {one.effective_bits:.2f} bits per weight" in shown
+    assert f"layers quantized, with {one.effective_bits:.2f} bits per weight" in shown
     assert shown.count("\n") <= 40
     page = html(found)
     assert "mixed plan" in page and "Sum of single" in page
