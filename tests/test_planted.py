@@ -103,13 +103,10 @@ def test_how_many_operations_the_plan_keeps_is_what_ran_in_fp32(bad: Audit) -> N
     (sharp,) = (cause for cause in causes(bad).wanting if cause.worst.source == line("sharp"))
     said = re.search(r"keeps (?:all |these )?(\d+) (?:of these )?operations in FP32", sharp.plan_effect)
     strategy = bad.plans[bad.recommended or ""].strategy
-    exposed = [r for r in reports(bad, sharp) if strategy in r.exposed["bf16"] and _spoken(bad, r.node.name)]
+    found = {finding.node for finding in bad.findings if "bf16" in finding.formats}
+    exposed = [r for r in reports(bad, sharp) if strategy in r.exposed["bf16"] and r.node.name in found]
     ran = [r.planned for r in exposed]
     assert int(said[1]) == sum(d is not None and "bfloat16" not in (*d.inputs, d.output) for d in ran)
-
-
-def _spoken(audit: Audit, node: str) -> bool:
-    return any(finding.node == node and "bf16" in finding.formats for finding in audit.findings)
 
 
 def test_where_no_plan_holds_errors_say_so() -> None:

@@ -37,20 +37,8 @@ def _refused(name: str, citation: str, function: Callable[..., Tensor], operatio
     )
 
 
-def _singular_values(x: Tensor) -> Tensor:
-    return torch.linalg.svd(x)[1]
-
-
-def _spectrum(x: Tensor) -> Tensor:
-    return torch.fft.rfft(x, dim=-1).abs()
-
-
 def _spectrogram(x: Tensor) -> Tensor:
     return torch.stft(x, 80, window=None, return_complex=True).abs()
-
-
-def _resized(x: Tensor) -> Tensor:
-    return F.interpolate(x, size=(5, 5), mode="bilinear", antialias=True)
 
 
 POSITIVE_DEFINITE = coarse(torch.eye(4) * 4 + normal(4, 4) @ normal(4, 4).t())
@@ -70,7 +58,7 @@ CASES = (
     _refused(
         "linalg_svd",
         "NVIDIA/apex#887; pytorch/pytorch#98308; bytedance/LatentSync#241",
-        _singular_values,
+        lambda x: torch.linalg.svd(x)[1],
         "linalg_svd",
         POSITIVE_DEFINITE,
     ),
@@ -78,7 +66,7 @@ CASES = (
     _refused(
         "fft_rfft",
         "thuml/Time-Series-Library#761; ChenyangSi/FreeU PR#11; pytorch/pytorch PR#74857, #117844",
-        _spectrum,
+        lambda x: torch.fft.rfft(x, dim=-1).abs(),
         "fft_rfft",
         normal(2, 192),  # CUDA has FP16 for powers of two alone, and no BF16
     ),
@@ -94,7 +82,7 @@ CASES = (
     _refused(
         "antialias_resize",
         "huggingface/transformers modeling_siglip2.py",
-        _resized,
+        lambda x: F.interpolate(x, size=(5, 5), mode="bilinear", antialias=True),
         "_upsample_bilinear2d_aa",
         normal(1, 2, 8, 8),
     ),

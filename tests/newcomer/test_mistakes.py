@@ -156,7 +156,7 @@ MADE_OF_A_NUMBER = NUMBER.replace(
         (HELPERS, ["mine.py:zzz"], "has no 'zzz': it defines TinyLlama, "),
         (NUMBER, ["mine.py"], "mine returns no tensor, so there is no output to compare"),
         (MADE_OF_A_NUMBER, ["mine.py"], "no floating-point operation leads to the tensors that mine returns"),
-        (NUMBER, ["mine.py", "--quick", "--onnx"], "--onnx needs strategy graph, and --quick audits only autocast"),
+        (NUMBER, ["mine.py", "--quick", "--onnx"], "--quick audits only autocast: leave --quick out, or pass --strategies graph"),
         ("", ["expain", "SFT001"], "no verb, file or module is called 'expain': did you mean explain?"),
         ("", ["explain-layr", "out", "head"], "did you mean explain-layer?"),
     ],
@@ -183,8 +183,6 @@ def test_quick_and_onnx_go_together_where_programs_are_asked_for() -> None:
     """Beside the refusal: `--strategies graph` is what it advises."""
     assert command_of({"quick": True, "onnx": "fp32", "strategies": "graph"}, Command).strategies == ("graph",)
     assert command_of({"onnx": "fp32"}, Command).strategies == ("autocast", "cast", "graph")
-    with pytest.raises(AuditorError, match="or pass --strategies graph"):
-        command_of({"quick": True, "onnx": "fp32"}, Command)
 
 
 # Arguments of a wrong type, and functions that raise or return what they must not, each end in one clear AuditorError.

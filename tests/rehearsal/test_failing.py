@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import auditor
+from auditor.cli import main
 from auditor.errors import AuditorError
 from auditor.report.blocks import Grid
 from auditor.report.rehearsal import overview
@@ -58,11 +59,6 @@ def _explodes() -> Made:
     return plain(model, torch.optim.SGD(model.parameters(), lr=0.1), loss_fn), classes(1)
 
 
-def _ends() -> Made:
-    step, _ = _no_optimizer()
-    return step, []
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -70,7 +66,7 @@ def _ends() -> Made:
         (_makes_its_own, "creates its own SGD"),
         (_raises, "the step raised ValueError: no such thing"),
         (_closure, "LBFGS.step gets a closure"),
-        (_ends, "batches is empty"),
+        (lambda: (_no_optimizer()[0], []), "batches is empty"),
         (_explodes, r"gradients or weights turn Inf or NaN in step 0 \(batch 0\)"),
     ],
 )
@@ -148,8 +144,6 @@ def fails(x):
 
 
 def test_the_command_writes_its_files_and_refuses_in_one_line(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    from auditor.cli import main
-
     (tmp_path / "train.py").write_text(TRAIN)
     monkeypatch.chdir(tmp_path)
     assert main(["rehearse", "train.py:step", "--steps", "5", "--quiet"]) == 0

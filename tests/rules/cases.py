@@ -232,15 +232,13 @@ def nearest(x: Tensor, codes: Tensor) -> Tensor:
     return (x[:, None] - codes[None]).pow(2).sum(-1).argmin(-1) + x[:, 0]
 
 
-def mask_to_count(x: Tensor) -> Tensor:
-    return x * (x > 0).to(torch.long).sum(-1, keepdim=True).to(x.dtype)
-
-
 ROUTING = (
     case("sorted", lambda x: x.sort(-1)[0], ramp(3, 4), RTE001="sort", silent="RTE002 RTE004"),
     case("nearest", nearest, ramp(3, 4), ramp(5, 4, scale=2), RTE002="argmin", silent="RTE003"),
     case("bucketize", lambda x: torch.bucketize(x, torch.tensor([-0.5, 0.0, 0.5])) + x, ramp(3, 4), RTE004="bucketize"),
-    case("a count", mask_to_count, ramp(3, 4), silent="RTE004"),
+    case(
+        "a count", lambda x: x * (x > 0).to(torch.long).sum(-1, keepdim=True).to(x.dtype), ramp(3, 4), silent="RTE004"
+    ),
 )
 
 

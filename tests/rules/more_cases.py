@@ -9,6 +9,7 @@ import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.corpus.traps import gelu_by_hand
 from tests.rules.cases import case, module, raised, ramp
 
 
@@ -85,10 +86,6 @@ def weighted(layer: nn.Module, weight: float) -> Callable[[], nn.Module]:
     return lambda: layer
 
 
-def tanh_gelu(x: Tensor) -> Tensor:
-    return 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x * x * x)))
-
-
 ONES = torch.ones(2, 4)
 
 ACTIVATIONS = (
@@ -100,7 +97,7 @@ ACTIVATIONS = (
     # 300 * 301 = 90300 > 65504, and a gated product by its form
     case("large product", lambda x, y: x * y, ONES * 300, ONES * 301, ACT002="mul", silent="ACT003"),
     case("gate, large", lambda x, y: F.silu(x) * y, ONES * 300, ONES * 301, ACT003="mul", silent="ACT002"),
-    case("tanh GELU", tanh_gelu, ramp(2, 4), ACT004="mul_3"),
+    case("tanh GELU", gelu_by_hand, ramp(2, 4), ACT004="mul_3"),
     # 4 * 5000 = 20000 and 30000: 1.7 and 1.1 doublings left
     module("near layer", weighted(nn.Linear(4, 4, False), 5000.0), ONES, ACT005="linear", silent="ACT002"),
     module("near convolution", weighted(nn.Conv1d(1, 1, 1, bias=False), 30000.0), torch.ones(1, 1, 4), ACT005="conv1d"),

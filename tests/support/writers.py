@@ -144,10 +144,6 @@ def write_flags(m: Any, x: torch.Tensor) -> None:
     m.linear.bias.grad = torch.ones(3)
 
 
-def some_gradients(m: Any) -> None:
-    m.linear.weight.grad = torch.ones(3, 3)
-
-
 def write_gradients(m: Any, x: torch.Tensor) -> None:
     m.linear(x).sum().backward()
     m.linear.weight.grad = None
@@ -257,14 +253,6 @@ def write_slots(m: Any, x: torch.Tensor) -> None:
     m.slots.unset = 1
 
 
-def some_generators(m: Any) -> None:
-    m.noise = torch.Generator().manual_seed(1)
-
-
-def draw(m: Any, x: torch.Tensor) -> None:
-    m.drawn = torch.rand(3, generator=m.noise)
-
-
 def write_sizes(m: Any, x: torch.Tensor) -> None:
     m.seen.resize_(7).fill_(3)
     m.plain.set_(torch.ones(5))
@@ -293,10 +281,6 @@ def own_step(m: Any, x: torch.Tensor) -> None:
     m.optimizer.param_groups[0]["lr"] = 5
 
 
-def through_numpy(m: Any, x: torch.Tensor) -> None:
-    torch.from_numpy(m.seen.numpy()[1:]).add_(1)
-
-
 Build, Write = Callable[[Any], object], Callable[[Any, torch.Tensor], object]
 _WRITERS: dict[str, tuple[Build, Write]] = {
     "parameter data": (nothing, lambda m, x: m.linear.weight.data.mul_(2)),
@@ -304,7 +288,7 @@ _WRITERS: dict[str, tuple[Build, Write]] = {
     "item": (nothing, lambda m, x: m.seen.__setitem__(0, 3.0)),
     "out": (nothing, lambda m, x: torch.add(x[0], 1, out=m.seen)),
     "foreach": (nothing, lambda m, x: torch._foreach_add_([m.seen, m.linear.weight.data], 1.0)),
-    "through numpy": (nothing, through_numpy),
+    "through numpy": (nothing, lambda m, x: torch.from_numpy(m.seen.numpy()[1:]).add_(1)),
     "swap": (nothing, lambda m, x: torch.utils.swap_tensors(m.linear.weight, nn.Parameter(torch.zeros(2)))),
     "buffers": (some_buffers, write_buffers),
     "one storage": (one_storage, write_storage),
@@ -319,7 +303,7 @@ _WRITERS: dict[str, tuple[Build, Write]] = {
     "observer": (attributes(norm=lambda: torch.ao.quantization.FusedMovingAvgObsFakeQuantize()), normalize),
     "lazy": (attributes(norm=lambda: nn.LazyLinear(2)), normalize),
     "flags": (nothing, write_flags),
-    "gradients": (some_gradients, write_gradients),
+    "gradients": (lambda m: setattr(m.linear.weight, "grad", torch.ones(3, 3)), write_gradients),
     "recurrent": (attributes(rnn=lambda: nn.GRU(3, 3)), write_recurrent),
     "hidden state": (hidden_state, write_hidden),
     "hooks": (nothing, write_hooks),
@@ -329,7 +313,10 @@ _WRITERS: dict[str, tuple[Build, Write]] = {
     "aliases": (two_aliases, write_aliases),
     "parent": (parent_link, lambda m, x: setattr(m.linear.parent, "calls", 1)),
     "slots": (attributes(slots=Slots), write_slots),
-    "generators": (some_generators, draw),
+    "generators": (
+        attributes(noise=lambda: torch.Generator().manual_seed(1)),
+        lambda m, x: setattr(m, "drawn", torch.rand(3, generator=m.noise)),
+    ),
     "refusing": (attributes(norm=lambda: Refusing(3, 3)), normalize),
     "adam foreach": (nothing, optimize),
     "own optimizer": (own_optimizer, own_step),

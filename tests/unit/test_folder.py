@@ -74,11 +74,6 @@ def test_a_failure_leaves_the_old_files_and_nothing_else(tmp_path: Path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
-def test_nothing_is_made_by_looking(tmp_path: Path) -> None:
-    check_directory(tmp_path / "free" / "deeper")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_file_in_the_way_is_found_beforehand(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     assert "taken" in refusal(lambda: check_directory(tmp_path / "taken" / "inside"))

@@ -167,10 +167,6 @@ def last(capture: Capture) -> str:
     return capture.outputs[0]
 
 
-def scattered(y: Tensor, x: Tensor) -> Tensor:
-    return torch.zeros(4, 4).scatter_add(0, INDEX[:, None].expand(-1, 4), y)
-
-
 def scattered_in_place(y: Tensor, x: Tensor) -> Tensor:
     sums = torch.zeros(4, 4)
     return sums.scatter_add_(0, INDEX[:, None].expand(-1, 4), y)
@@ -193,7 +189,8 @@ def assigned(y: Tensor, x: Tensor) -> Tensor:
         (lambda y, x: y.add_(x), torch.float16),
         (lambda y, x: x.clone().add_(y), torch.float32),
         (lambda y, x: y.relu_().mul_(x), torch.float16),
-        (scattered, torch.float32),  # on the list of what autocast promotes
+        # on the list of what autocast promotes
+        (lambda y, x: torch.zeros(4, 4).scatter_add(0, INDEX[:, None].expand(-1, 4), y), torch.float32),
     ],
 )
 def test_the_dtype_of_a_result(function: Binary, expected: torch.dtype) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,20 +56,15 @@ def t5() -> nn.Module:
     return seeded(lambda: transformers.T5ForConditionalGeneration(config))
 
 
-def bart() -> nn.Module:
+def encoder_decoder(kind: str, **own: int | None) -> nn.Module:
     sizes = {f"{part}_{size}": n for part in ("encoder", "decoder") for size, n in SIZES.items()}
-    ends = {"forced_eos_token_id": None, "eos_token_id": None, "pad_token_id": None, "decoder_start_token_id": 0}
-    config = transformers.BartConfig(vocab_size=WORDS, d_model=64, init_std=0.3, **sizes, **ends)
-    return seeded(lambda: transformers.BartForConditionalGeneration(config))
+    ends = {"eos_token_id": None, "pad_token_id": None, "decoder_start_token_id": 0}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=WORDS, d_model=64, init_std=0.3, **sizes, **ends, **own)
+    return seeded(lambda: getattr(transformers, f"{kind}ForConditionalGeneration")(config))
 
 
-def whisper() -> nn.Module:
-    sizes = {f"{part}_{size}": n for part in ("encoder", "decoder") for size, n in SIZES.items()}
-    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "decoder_start_token_id": 0}
-    config = transformers.WhisperConfig(
-        vocab_size=WORDS, d_model=64, init_std=0.3, num_mel_bins=16, max_source_positions=32, **sizes, **ends
-    )
-    return seeded(lambda: transformers.WhisperForConditionalGeneration(config))
+bart = partial(encoder_decoder, "Bart", forced_eos_token_id=None)
+whisper = partial(encoder_decoder, "Whisper", bos_token_id=None, num_mel_bins=16, max_source_positions=32)
 
 
 class Steps(nn.Module):

@@ -20,7 +20,7 @@ from auditor.isolation import isolate, tensors
 from tests.support.capturing import Seen
 from tests.support.portrait import portrait
 from tests.support.refusing import refused
-from tests.support.writers import NAMES, Writer, X, nothing, writer
+from tests.support.writers import NAMES, Writer, X, attributes, nothing, writer
 
 
 @pytest.fixture(autouse=True, params=["at once", "before a write"])
@@ -99,16 +99,14 @@ def test_views_stay_views() -> None:
     assert model.base.requires_grad
 
 
-def build_services(m: Any) -> None:
-    m.lock, m.log, m.function = threading.Lock(), logging.getLogger("writer"), nothing
-
-
 def test_the_standard_library_s_objects_are_left_alone() -> None:
     def use(m: Any, x: torch.Tensor) -> None:
         m.lock.acquire()
         m.log.setLevel(7)
 
-    model = Writer(build_services, use)
+    model = Writer(
+        attributes(lock=threading.Lock, log=lambda: logging.getLogger("writer"), function=lambda: nothing), use
+    )
     with isolate(model):
         run(model)
     assert model.lock.locked()

@@ -85,15 +85,6 @@ def test_an_artefact_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(made) == len(set(made))
 
 
-def test_quick_is_one_format_one_strategy_and_no_search(replays: list[Policy]) -> None:
-    audit = auditor.audit(mlp(), normal(4, 16), quick=True)
-    assert (audit.formats, set(audit.plans)) == (("fp16",), {"autocast_fp16"})
-    assert audit.plans["autocast_fp16"].is_verified
-    audit = auditor.audit(mlp(), normal(4, 16), quick=True, formats=("bf16", "fp16"), strategies=("cast", "autocast"))
-    assert set(audit.plans) == {"cast_bf16"}
-    assert replays == []
-
-
 def test_what_another_strategy_chose_is_taken_where_it_is_better_and_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_of(seeded(Deep), normal(64, 256), formats=("bf16",), max_error=0.5)
     planner = Planner(bench)

@@ -207,13 +207,11 @@ def test_errors_are_those_of_the_model_quantized_by_hand(decoder: tuple[nn.Modul
 
 
 def test_the_mixed_plan_has_the_fewest_bits(decoder: tuple[nn.Module, Audit]) -> None:
-    _, found = decoder
+    model, found = decoder
     bits = {one.name: one.effective_bits for one in found.quantized_plans}
     assert bits["mixed"] == min(bits.values()) < 8.0
-    numbers = dict.fromkeys(plan(found, "mixed").layers, WIDTH * WIDTH)
-    model = seeded(Decoder)
-    sizes = {key: model.get_submodule(key).weight.numel() for key in numbers if key != "head"}  # tied: counted once
     mixed = plan(found, "mixed").layers
+    sizes = {key: model.get_submodule(key).weight.numel() for key in mixed if key != "head"}  # tied: counted once
     each = {"": 16.0, "fp8": 8.0, "int8_weights": 8.0, "nvfp4": 4.5}
     total = sum(each[mixed[key]] * size for key, size in sizes.items()) / sum(sizes.values())
     assert bits["mixed"] == pytest.approx(total)
@@ -266,18 +264,13 @@ def test_the_users_score_refuses_plans() -> None:
     def closeness(model: nn.Module) -> float:
         return -float((model(x) - reference).norm() / reference.norm())
 
-    loose, strict = (audited_with_score(model, closeness, max_drop=drop).quantized_plans[0] for drop in (1.0, 0.02))
+    asked = {"formats": "nvfp4", "strategies": "cast", "quick": True, "evaluate": closeness, "max_error": 0.5}
+    loose, strict = (audit(model, ids(0), **asked, max_drop=drop).quantized_plans[0] for drop in (1.0, 0.02))
     for one in (loose, strict):
         assert one.score.passed
         assert closeness(by_hand(model, one.layers)) == pytest.approx(one.score.value, rel=0.02)
     assert loose.score.value < -0.02 <= strict.score.value < 0
     assert strict.effective_bits > loose.effective_bits
-
-
-def audited_with_score(model: nn.Module, score: object, max_drop: float) -> Audit:
-    return audit(
-        model, ids(0), formats="nvfp4", evaluate=score, max_drop=max_drop, max_error=0.5, strategies="cast", quick=True
-    )
 
 
 def test_generated_tokens_are_compared_under_the_plan() -> None:

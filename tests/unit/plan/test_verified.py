@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.cli import main
 from auditor.criteria.budget import unit_of
 from auditor.isolation.process import flags, ieee
 from auditor.measure.noise import FP32Runs
@@ -153,8 +154,6 @@ def get_inputs():
 def test_the_emitted_file_is_timed_in_a_process_of_its_own_under_flags_that_its_source_sets(tmp_path: Path) -> None:
     file, out = tmp_path / "net.py", tmp_path / "out"
     file.write_text(MODEL, encoding="utf-8")
-    from auditor.cli import main
-
     words = ["--measure-time", "--device", "cpu", "--formats", "bf16", "-q", "--out", str(out)]
     assert main([str(file), *words]) in (0, 1)
     audit = auditor.load(out)

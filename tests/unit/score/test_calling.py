@@ -74,9 +74,6 @@ def test_what_the_function_raises_is_one_line_with_its_place() -> None:
     def broken(model: nn.Module) -> float:
         raise KeyError("labels\nand more")
 
-    def leaving(model: nn.Module) -> float:
-        raise SystemExit(3)
-
     def late(model: nn.Module) -> Iterator[float]:
         yield 1.0
         raise ValueError("no more")
@@ -84,7 +81,7 @@ def test_what_the_function_raises_is_one_line_with_its_place() -> None:
     with pytest.raises(NoScore, match=r"^the function raised KeyError: .*\(test_calling.py:\d+\)$"):
         scored(broken)
     with pytest.raises(NoScore, match=r"^the function raised SystemExit: 3"):
-        scored(leaving)
+        scored(lambda model: sys.exit(3))
     with pytest.raises(NoScore, match=r"^the function raised ValueError: no more"):
         scored(late)
 

@@ -127,13 +127,11 @@ def skeleton(text: str) -> str:
             node.value = ""
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Dict):
             parts = node.value.elts if isinstance(node.value, ast.List) else [*node.value.keys, *node.value.values]
-            assert all(part is not None and not list(filter(is_call, ast.walk(part))) for part in parts)
+            assert None not in parts
+            inside = [each for part in parts for each in ast.walk(part)]
+            assert not any(isinstance(each, ast.Call | ast.Lambda | ast.NamedExpr) for each in inside)
             node.value = ast.Constant("")
     return ast.dump(tree)
-
-
-def is_call(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call | ast.Lambda | ast.NamedExpr)
 
 
 @settings(max_examples=40, deadline=None)
@@ -219,17 +217,13 @@ class Deep(Net):
         return super().forward(self.act(x) * 4, scale)
 
 
-SCOPES = {"": "low", "act": "fp32", "norm": "fp32", "head": "fp32", "head.0": "low"}
-
-
-def scopes_in(fmt: str) -> dict[str, dict[str, str]]:
-    return {path: scope("fp32" if kept == "fp32" else fmt) for path, kept in SCOPES.items()}
+SCOPES = {"act": "fp32", "norm": "fp32", "head": "fp32", "head.0": "low"}
 
 
 @pytest.mark.parametrize("fmt", DTYPES)
 @pytest.mark.parametrize("root", ["low", "fp32"])
 def test_a_cast_plan_shards_into_its_scopes(fmt: str, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scopes = {**scopes_in(fmt), "": scope(fmt if root == "low" else "fp32")}
+    scopes = {path: scope("fp32" if kept == "fp32" else fmt) for path, kept in {"": root, **SCOPES}.items()}
     if root == "fp32":
         scopes |= {"first": scope(fmt)}
     name, x = f"cast_{fmt}", normal(6, 4)

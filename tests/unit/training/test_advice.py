@@ -310,13 +310,9 @@ def test_a_layer_far_above_the_others_is_said_with_its_factor() -> None:
     )
 
 
-def empty_window() -> object:
-    far = torch.cat((torch.full((100,), 2.0**3), torch.full((100,), 2.0**-40)))
-    return loss_scale({"up": magnitudes_of(far)})
-
-
 def test_an_empty_window_is_said(trained: Trained) -> None:
-    audit = with_training(trained, fp16=empty_window(), format="bf16")
+    far = torch.cat((torch.full((100,), 2.0**3), torch.full((100,), 2.0**-40)))
+    audit = with_training(trained, fp16=loss_scale({"up": magnitudes_of(far)}), format="bf16")
     section = html(audit).partition('<section id="training">')[2].partition("</section>")[0]
     assert "No loss scale is usable" in section
 

@@ -150,8 +150,6 @@ def test_code_scanning_gets_the_helpers_line_and_a_link_to_the_call(found: tuple
 
 def test_a_finding_in_an_installed_package_lies_where_that_is_called(found: tuple[Audit, Finding, str]) -> None:
     """What is installed is in no repository; the call is."""
-    from dataclasses import replace
-
     audit, finding, beside = found
     inside = "/env/lib/python3/site-packages/unit_helpers.py"
     nodes = tuple(replace(r, node=replace(r.node, source_path=inside)) for r in audit.nodes)
