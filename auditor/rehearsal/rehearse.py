@@ -149,7 +149,7 @@ def problems_of(name: str, runs: Runs) -> Iterator[RecipeProblem]:
         yield problem("not-finite", f"gradients or weights turn Inf or NaN {at}{blamed}", module)
         return
     late = sum(each.step >= len(run.losses) // 2 for each in run.skipped)
-    if run.scale is not None and (late > max(SKIPS * len(run.losses) / 2, 1) or run.scale < 1):
+    if run.scale is not None and (late > max(SKIPS * len(run.losses) / 2, 1) or (run.skipped and run.scale < 1)):
         batches = len({each.batch for each in run.skipped})
         said = f"{len(run.skipped)} of {len(run.losses)} steps are skipped, on {batches} of the batches, and the loss scale falls to {run.scale:.3g}"
         yield problem("steps-skipped", said + blamed, module)

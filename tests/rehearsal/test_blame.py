@@ -10,7 +10,7 @@ from torch import nn
 import auditor
 from auditor.records import ScopeChoice
 from auditor.rehearsal.rehearse import problems_of
-from auditor.rehearsal.result import FP32, Recipe, RecipeRun
+from auditor.rehearsal.result import FP32, NonFiniteStep, Recipe, RecipeRun
 from tests.rehearsal.cases import CASES, classes, mlp, plain, rehearsed
 from tests.support.replaying import Model
 
@@ -49,6 +49,13 @@ def test_a_loss_that_fluctuates_around_that_of_fp32_is_not_behind(later: float, 
     low = [2.3906, 2.3906, 2.3438, 2.3750, 2.3750, 2.3594, 2.3594, 2.3906, 2.4062, 2.4375, 2.3906, 2.3281]
     runs = {"fp32": RecipeRun(FP32, fp32), "bf16": RecipeRun(Recipe("bf16", "BF16"), [x + later for x in low])}
     assert [each.kind for each in problems_of("bf16", runs)] == ["loss-behind"] * behind
+
+
+def test_a_loss_scale_below_1_is_a_problem_only_where_steps_are_skipped() -> None:
+    runs = {"fp32": RecipeRun(FP32, [1.0]), "fp16": RecipeRun(Recipe("fp16", "FP16", "fp16"), [1.0], scale=0.125)}
+    assert list(problems_of("fp16", runs)) == []
+    runs["fp16"].skipped.append(NonFiniteStep(0, 0, 0.25))
+    assert [each.kind for each in problems_of("fp16", runs)] == ["steps-skipped"]
 
 
 def test_an_operation_that_fp32_makes_infinite_too_is_not_blamed_where_a_plan_adds_casts() -> None:
