@@ -215,8 +215,8 @@ class Settings(BaseModel):
     seed: Annotated[Whole, Field(ge=0, lt=SEEDS), Option(f"a whole number from 0 to {SEEDS - 1}", "N")] = 0
     """seed of every random choice"""
     timeout: Seconds = None
-    """stop a command that makes no progress for this many seconds; by default, commands are never stopped. The running or
-    scoring of one plan is also stopped after this time; by default, after half an hour"""
+    """seconds without progress after which the command is stopped (by default, never); also the seconds in which one plan
+    must run or be scored (by default, 1800)"""
     progress: Annotated[StrictBool | Function, Option("True, False or a function of four arguments", flag="")] = None
     """a function, called as `progress(stage, detail, done, total)`; `total` is 0 if unknown. If the function raises,
     the audit ends with [an error](errors.md#bad-callback), whose `__cause__` is that exception. `True` shows a progress

@@ -192,8 +192,8 @@ class _Algebra(Semantics):
             return told, False
         read: list[fx.Node] = []
         fx.node.map_arg((n.args, n.kwargs), read.append)
-        formats = [(handed[source.name] or "fp32" * kinds[source].complex, kinds[source].scalar) for source in read]
-        floats = [(format, scalar) for format, scalar in formats if format]
+        given = [(handed[source.name] or "fp32" * kinds[source].complex, kinds[source].scalar) for source in read]
+        floats = [(format, scalar) for format, scalar in given if format]
         if kinds[n].complex:  # low if all inputs are in one low format and torch has complex numbers of it
             formats = {handed[source.name] for source in read if handed[source.name] or kinds[source].complex}
             low = formats.pop() if len(formats) == 1 else ""

@@ -141,8 +141,8 @@ def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
 class CacheRounding:
     """Rounds all tensors of a cache after each step, in place.
 
-    In one-byte formats, each tensor's scale is fitted to its largest entry after the prompt; larger entries of later
-    tokens saturate. sizes: entries per text after each step.
+    In one-byte formats, each tensor's scale is fixed once the cache holds the prompt, by the largest entry then; larger
+    entries of later tokens saturate. sizes: number of cached entries per text, after each step.
     """
 
     def __init__(self, stored: str, texts: int) -> None:

@@ -66,7 +66,7 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
     plans = {name: plan for name, plan in audit.plans.items() if plan.program and plan.program.file in audit.programs}
     if not plans or audit.live is None:
         raise AuditorError(
-            "ONNX export needs plans of strategy graph and the model itself, which an audit read from files does not have: audit the model again, with strategy graph.",
+            "ONNX export needs a plan of the strategy `graph`, and the model, which an audit read from files lacks: audit the model again with strategies=('graph',).",
             slug="no-program",
         )
     require()

@@ -181,7 +181,7 @@ def _merge(a: Mapping[K, T], b: Mapping[K, T], merge: Callable[[T, T], T]) -> di
 
 
 def worse(a: NodeError, b: NodeError) -> NodeError:
-    """The more severe of two NodeErrors, with the larger of both values of every count and share."""
+    """The more severe of two NodeErrors, with the larger of both values of every count, share and further error."""
 
     def severity(error: NodeError) -> tuple[bool, int, float, float]:
         broken = error.overflow + error.nan
@@ -191,6 +191,7 @@ def worse(a: NodeError, b: NodeError) -> NodeError:
     return replace(
         first,
         propagated_error=_larger(a.propagated_error, b.propagated_error),
+        disagreement=_larger(a.disagreement, b.disagreement),
         overflow=max(a.overflow, b.overflow),
         nan=max(a.nan, b.nan),
         underflow=max(a.underflow, b.underflow),

@@ -164,8 +164,8 @@ class Search:
         return min(within, key=self.bits)
 
     def expected(self, choice: Choice) -> float:
-        """Expected error of a choice on calibration and held-out inputs: at least its measured error. It is the error
-        of the most similar verified choice, times the root of the ratio of both choices' summed squared effects."""
+        """Expected error of a choice once verified: its error on the calibration inputs or, if larger, the error of the
+        most similar verified choice, times the root of the ratio of both choices' summed squared effects."""
         verified = (one for one in self.verified if any(one) and self._allows(one))
         nearest = min(verified, key=lambda one: sum(map(ne, one, choice)), default=self._alone(0, ""))
         square, other = (float(self._squares[self._places(one)].sum()) for one in (choice, nearest))

@@ -28,12 +28,12 @@ REPLAYS = 4
 
 
 class Modules(Space):
-    """All choices of module precisions for one problem. replayed: returns the error of the recorded graph under a
-    policy; left: number of replays still allowed for improving and explaining a choice."""
+    """All choices of module precisions for one problem. run: returns the error of the recorded graph under a
+    policy; left: number of replays still allowed for improving and explaining a choice; what: words for the error."""
 
-    def __init__(self, problem: Problem, replayed: Callable[[Policy], float], budget: float) -> None:
+    def __init__(self, problem: Problem, run: Callable[[Policy], float], budget: float, what: str = "error") -> None:
         super().__init__()
-        self.problem, self.budget, self._replayed = problem, budget, replayed
+        self.problem, self.budget, self.what, self._replayed = problem, budget, what, run
         self.nothing, self.low = problem.evaluate(problem.energy.scopes), problem.evaluate(())
         self.left = REPLAYS
 
@@ -153,7 +153,8 @@ def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, mo
         gain = f"low precision {'' if harmless else 'only '}there {explain_gain(most if saves else 0.0, objective)}"
         short = ", too little for one more change of precision" if saves else ""
         return Reason("no-gain", f"{gain}{short}", adds=adds, left=left)
-    words = explain_budget(before, after, budget, saves, objective, ran)
+    raises = f"{'raises' if ran else 'is predicted to raise'} the {space.what}"
+    words = explain_budget(before, after, budget, saves, objective, raises)
     return Reason("margin" if after <= budget else "budget", words, adds=adds, left=left, ran=ran)
 
 
@@ -227,14 +228,12 @@ def explain_gain(saves: float, objective: str) -> str:
     return f"saves {f'at most {max(saves, 0.001):.1%} of the' if saves > 0 else 'no'} {GAINS[objective]}"
 
 
-def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
+def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, raises: str) -> str:
     """A text which says that low precision in a module causes too large an error, and how much it would save."""
     if not math.isfinite(after):
         return "with low precision there, a run of the model failed, or the outputs contained Inf or NaN"
-    return (
-        f"low precision there {'raises' if ran else 'is predicted to raise'} the error from {before:.3g} to {after:.3g} "
-        f"(plans may use {MARGIN:.0%} of the budget of {budget:.3g}), and {explain_gain(saves, objective)}"
-    )
+    gain = explain_gain(saves, objective)
+    return f"low precision there {raises} from {before:.3g} to {after:.3g} (plans may use {MARGIN * budget:.3g}), and {gain}"
 
 
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
@@ -267,8 +266,7 @@ def merge_alike(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     """Merge reasons that differ only in module, function, operation and numbers; the largest numbers are kept."""
     alike: dict[Reason, list[Reason]] = {}
     for reason in reasons:
-        said = Reason(reason.kind, reason.words, by=reason.by, rules=reason.rules)
-        alike.setdefault(said, []).append(reason)
+        alike.setdefault(Reason(reason.kind, reason.words, by=reason.by, rules=reason.rules), []).append(reason)
     return tuple(
         replace(
             several[0],

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
+from ..criteria.measure import Criteria
 from ..execution.beside import policy_of, scopes_of
 from ..execution.policy import choice_keeping, plain
 from ..numerics.formats import FORMATS, runs
@@ -30,7 +31,8 @@ class Planner:
         self.bench, asked = bench, bench.options
         replayed = partial(bench.replay, bench.subject.batches)
         problems = [bench.problem(strategy, fmt) for strategy in asked.scope_strategies for fmt in asked.formats]
-        self.spaces = {problem.name: Modules(problem, replayed, bench.max_error) for problem in problems}
+        what = "largest share of a limit" if isinstance(bench.yardstick.distance, Criteria) else "error"
+        self.spaces = {problem.name: Modules(problem, replayed, bench.max_error, what) for problem in problems}
         self._ran: dict[tuple[str, Choice], Plan] = {}
         self._chosen: dict[str, Candidate] = {}
 

@@ -77,7 +77,7 @@ def rehearse(
     fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
     """
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise bad_step("rehearse needs a function that runs one step, and a whole number of steps")
+        raise bad_step("rehearse needs a function that runs one step, and a number of steps from 1 on")
     if not hasattr(os, "fork"):
         raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
     tell = guard_progress(progress or (lambda *_: None))

@@ -82,7 +82,7 @@ def _sources(audit: Audit, fmt: str) -> Grid:
     for report, moved in sorted(own, key=lambda pair: -pair[1].own)[:SHOWN]:
         predicted = "" if moved.decided_by == "re-run" else ", predicted"
         rows.append((where(report.node), f"{ratio(moved.own)}{predicted}", percent(moved.own**2 / total)))
-    caption = f"Operations that add the most rounding error in {label(fmt)}. Own rounding: {'share of a limit used' if audit.criteria else 'change of the output'} if only this operation rounds, on FP32 inputs. Share: the square of this {'share' if audit.criteria else 'change'}, as a part of the sum of the squares over all operations"
+    caption = f"Operations that add the most rounding error in {label(fmt)}. Own rounding: {'used part of a limit' if audit.criteria else 'change of the output'} if only this operation rounds, on FP32 inputs. Share: the square of Own rounding, divided by the sum of these squares over all operations"
     return Grid(("Operation", "Own rounding", "Share"), tuple(rows), caption=caption)
 
 

@@ -70,7 +70,7 @@ def _plan_line(plan: QuantizedPlan, audit: Audit) -> str:
     """A line with a plan's bits, memory, time and errors, and the layers that stay in 16 bits."""
     kept = _layers_of(plan, "")
     error = max(plan.calibration_error, plan.held_out_error or 0.0)
-    budget = "limit of 1" if audit.criteria else f"error budget of {ratio(audit.max_error)}"
+    budget = "limits of all criteria" if audit.criteria else f"error budget of {ratio(audit.max_error)}"
     if len(kept) == len(plan.layers):
         return (
             f"{quantized_title(plan)}: no layer is quantized, since no tested choice of layers is within the {budget}."

@@ -17,9 +17,9 @@ POINTS, WORST = 120, 12
 SHARES = {"updates_lost": "Updates lost", "decay_lost": "Decay lost", "second_moment_stuck": "2nd moment stuck"}
 MEASURES = {"error": "Gradient error", **SHARES}
 CAPTION = (
-    "Recipes. Last loss: mean over the last steps. Skipped: number of steps without an update. The other columns are means over the last third of the sampled "
-    "steps. Gradient error: relative L2 difference from FP32 gradients at the same weights. Updates lost, Decay lost: shares of the weights that their update, "
-    "or weight decay, should change but does not. 2nd moment stuck: share of Adam's second moments that should change but do not"
+    "Last loss: mean over the last steps. Skipped: number of steps without an update. The other columns are means over the last third of the sampled steps, "
+    "and empty where they do not apply. Gradient error: relative L2 difference from FP32 gradients at the same weights. Updates lost, Decay lost: shares of the weights that their update, "
+    "or weight decay, should change but does not. 2nd moment stuck: share of Adam's second moments that should change but do not."
 )
 
 
@@ -38,7 +38,8 @@ def overview(result: Rehearsal) -> list[Block]:
     return [
         Prose(f"Rehearsal of {result.target}", (about,), "title"),
         Prose("Verdict", (result.recommendation,), "good" if result.recommended != "fp32" else "error"),
-        Grid(heads, rows, list(result.runs).index(result.recommended), caption=CAPTION),
+        Grid(heads, rows, list(result.runs).index(result.recommended), caption="Recipes"),
+        Prose("", (CAPTION,), "muted"),
         Prose("Problems", (several if entries else "No recipe has a problem.",)),
         *entries,
         Prose("Gradients", (zeros,) if zero else ()),

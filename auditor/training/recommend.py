@@ -200,7 +200,7 @@ def lost_by_sgd(parameters: Iterable[ParameterGradients], rate: float) -> float:
 def lost_by_adam(parameters: Iterable[ParameterGradients], rate: float) -> float:
     """Share of Adam's first updates that rounding to BF16 discards; such an update equals the learning rate.
 
-    The share refers to all weights: weights without a gradient are assumed to have the same distribution.
+    All weights count, as if those that get a gradient had magnitudes like those of all weights.
     """
     weights, edge = [parameter.weight for parameter in parameters], math.log2(rate) + _HALF_SPACING
     lost = sum(n for weight in weights for e, n in weight.exponents.items() if e > edge)

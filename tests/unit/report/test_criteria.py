@@ -203,10 +203,7 @@ def test_the_plan_that_severities_are_for_is_named():
         audit, recommended=None, findings=tuple(replace(f, plan=None, bearing="stops") for f in audit.findings)
     )
     assert causes(none).about == "No plan uses low precision: severities are the rules' defaults."
-    assert (
-        cause(none, "RNG001").plan_effect
-        == "No plan uses low precision; this operation is one reason."
-    )
+    assert cause(none, "RNG001").plan_effect == "No plan uses low precision; this operation is one reason."
     assert (causes(make_audit(60)).about, cause(make_audit(60), "RNG001").plan_effect) == ("", "")
 
 
