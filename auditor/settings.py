@@ -173,7 +173,7 @@ class Settings(BaseModel):
     use: Annotated[str, Option(choices=lambda: MODES)] = ""
     """purpose of the recommended plan; by default the same as `mode`"""
     objective: Annotated[str, Option(choices=lambda: OBJECTIVES)] = "time"
-    """what to minimize within the error budget"""
+    """what to minimize within the error budget: predicted time, memory, or FLOPs in FP32"""
     quick: Flag = False
     """audit only the first format and the first strategy, and do not search for the best plan: verify the first plan
     that is predicted to meet the error budget"""

@@ -1,7 +1,7 @@
 """Margins of decisions such as an argmax: the gap between the two best candidates, and how many decisions flip under
 errors of a given size. The quadratic form of a criterion gives its value for an error of any direction and size.
 
-To second order, an output error d uses a share of the criterion's limit, whose square is d' A A' d. The matrix A
+To second order, d' A A' d is the square of the share of the criterion's limit that an output error d uses. The matrix A
 multiplies random signs e, since E<A e, d>^2 = d' A A' d.
 """
 

@@ -207,7 +207,7 @@ class InFormat:
             return Ran(unsupported=f"{operation_of(target).name}: {first_line(error)[:160]}")
 
     def errors(self, n: fx.Node, trace: Trace, index: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield ("isolated" or "own", error of the result's tensor `index`) for each error whose source is "run"."""
+        """Yield the errors of the result's tensor `index` that only a run gives, as pairs (name of an Error, values)."""
         if "run" not in (trace.own, trace.isolated):
             return
         ran = self._kept.get(n.name)

@@ -126,7 +126,7 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
         own = [node.name for node in _operations(problem, owner)]
         why = forbidden[owner] or _explain(space, chosen, alone[owner], saves[owner], most, harmless)
         judged = [n for n in own if problem.verdicts[n].verdict != "safe"] if why.kind != "no-gain" else []
-        fired = {one.rule for one in findings if one.node in judged and problem.format in one.formats}
+        fired = {x.rule for x in findings if x.node in judged and problem.format in x.formats and x.severity != "info"}
         words, wide = why.words, "a low-precision output"
         if owner in outputs:
             words = words.replace("in low precision", f"with {wide}").replace("low precision", wide)

@@ -103,7 +103,7 @@ class Lines(Display):
 class Bar(Display):
     """A terminal line with the stage, the completed share and the time; the line is erased at the end.
 
-    The bar replaces `sys.stderr`, so that other output appears above the line.
+    The bar replaces `sys.stderr`, so that other output to stderr appears above the line.
     """
 
     every = 0.5

@@ -48,7 +48,7 @@ class Cause:
         self.report = reports.get(self.worst.node)
         self.severity = min((finding.severity for finding in members), key=SEVERITIES.index)
         self.formats = tuple(dict.fromkeys(fmt for finding in members for fmt in finding.formats))
-        self.owners = list(dict.fromkeys(finding.owner for finding in members))
+        self.owners = list(dict.fromkeys(finding.owner for finding in (self.worst, *members)))
         self.where = list_paths(self.owners, MODULES_NAMED)
         self.shapes = tuple(dict.fromkeys(scope(pattern(owner)) for owner in self.owners))
         nodes = dict.fromkeys(finding.node for finding in members)

@@ -123,7 +123,7 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     same = not chosen.islands and chosen.before == ratio(plan.measured_error)
     if same or chosen.before == "non-finite":  # which `nonfinite_runs` says
         return said, proof
-    before = f"the error is {chosen.before}{' times its limit' if audit.criteria else ''}"
+    before = f"the {'largest share of a limit' if audit.criteria else 'error'} is {chosen.before}"
     before = "the model fails to run" if chosen.before == "fails to run" else before
     return said, f"{proof} Without the plan, in {chosen.title}, {before}."
 

@@ -114,9 +114,9 @@ def _share_of_budget(contribution: Contribution, max_error: float) -> str:
     if not criterion:
         return f"it {verb} {contribution.isolated / max_error:.0%} of the error budget {alone}"
     if not strict(criterion):
-        return f"it {verb} {_part(contribution.isolated)} the limit '{criterion}' {alone}"
+        return f"it {verb} {_part(contribution.isolated)} what '{criterion}' allows {alone}"
     does = ("is predicted to violate", "violates") if contribution.isolated > 1 else ("is predicted to meet", "meets")
-    return f"it {does[not predicted]} the limit '{criterion}' {alone}"
+    return f"it {does[not predicted]} '{criterion}' {alone}"
 
 
 def _part(share: float) -> str:
@@ -132,8 +132,8 @@ def _part(share: float) -> str:
 def _company(contribution: Contribution) -> str:
     """A clause that says whether the operation ran in low precision alone or together with others."""
     if contribution.decided_by != "group":
-        return "as the only operation in low precision"
-    return f"in low precision with {contribution.together - 1:,} other{'s' * (contribution.together > 2)}"
+        return "if it alone runs in low precision"
+    return f"if it and {contribution.together - 1:,} other{'s' * (contribution.together > 2)} run in low precision"
 
 
 def _unsafe_reason(

@@ -252,8 +252,8 @@ def test_reasons_name_the_cause_and_the_limit(error: NodeError, isolated: float,
     assert found.limited_by == limit
 
 
-ALONE = "as the only operation in low precision"
-TOGETHER = "in low precision with 3 others"
+ALONE = "if it alone runs in low precision"
+TOGETHER = "if it and 3 others run in low precision"
 OVER = "above the budget of 0.01 (cause: rounding)"
 BUDGETS = NodeError(local_error=0.1, cause="rounding")
 
@@ -267,7 +267,7 @@ BUDGETS = NodeError(local_error=0.1, cause="rounding")
         (
             Contribution(0.005, 0, 0, "group", 2),
             "sensitive",
-            "it uses 50% of the error budget in low precision with 1 other",
+            "it uses 50% of the error budget if it and 1 other run in low precision",
         ),
         (Contribution(0.02, 0, 0), "unsafe", f"it is predicted to change the outputs by 0.02 {ALONE}, {OVER}"),
         (Contribution(0.01004, 0, 0, "re-run"), "unsafe", f"it changes the outputs by 0.01004 {ALONE}, {OVER}"),
@@ -307,14 +307,14 @@ def test_exposure_under_the_two_strategies() -> None:
 @pytest.mark.parametrize(
     ("isolated", "criterion", "decided_by", "together", "words"),
     [
-        (0.34, "boxes: max_abs <= 0.5", "first-order", 1, f"it is predicted to use 34% of the limit 'boxes: max_abs <= 0.5' {ALONE}"),
-        (3.4, "boxes: iou >= 0.9", "re-run", 1, f"it uses 340% of the limit 'boxes: iou >= 0.9' {ALONE}"),
-        (1.001, "boxes: iou >= 0.9", "re-run", 1, f"it uses just over 100% of the limit 'boxes: iou >= 0.9' {ALONE}"),
-        (512.3, "boxes: iou >= 0.9", "re-run", 1, f"it uses 512 times the limit 'boxes: iou >= 0.9' {ALONE}"),
-        (0.2, "boxes: iou >= 0.9", "group", 4, f"it uses 20% of the limit 'boxes: iou >= 0.9' {TOGETHER}"),
-        (2.25, "mask: flips <= 0", "re-run", 1, f"it violates the limit 'mask: flips <= 0' {ALONE}"),
-        (2.25, "y: top1 >= 1", "first-order", 1, f"it is predicted to violate the limit 'y: top1 >= 1' {ALONE}"),
-        (0.0, "mask: flips <= 0", "re-run", 1, f"it meets the limit 'mask: flips <= 0' {ALONE}"),
+        (0.34, "boxes: max_abs <= 0.5", "first-order", 1, f"it is predicted to use 34% of what 'boxes: max_abs <= 0.5' allows {ALONE}"),
+        (3.4, "boxes: iou >= 0.9", "re-run", 1, f"it uses 340% of what 'boxes: iou >= 0.9' allows {ALONE}"),
+        (1.001, "boxes: iou >= 0.9", "re-run", 1, f"it uses just over 100% of what 'boxes: iou >= 0.9' allows {ALONE}"),
+        (512.3, "boxes: iou >= 0.9", "re-run", 1, f"it uses 512 times what 'boxes: iou >= 0.9' allows {ALONE}"),
+        (0.2, "boxes: iou >= 0.9", "group", 4, f"it uses 20% of what 'boxes: iou >= 0.9' allows {TOGETHER}"),
+        (2.25, "mask: flips <= 0", "re-run", 1, f"it violates 'mask: flips <= 0' {ALONE}"),
+        (2.25, "y: top1 >= 1", "first-order", 1, f"it is predicted to violate 'y: top1 >= 1' {ALONE}"),
+        (0.0, "mask: flips <= 0", "re-run", 1, f"it meets 'mask: flips <= 0' {ALONE}"),
         (math.inf, "boxes: iou >= 0.9", "re-run", 1, "the outputs turn Inf or NaN"),
     ],
 )  # fmt: skip
