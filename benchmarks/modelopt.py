@@ -230,7 +230,7 @@ def plan_for(judge: Judge, limit: float) -> Planned:
     with ieee(), isolate(seed=seed), in_eval(subject.model):
         subject = place_subject(replace(subject, held_out=((case.others, {}),)), options.where, seed)
         recordings = record_paths(subject, options.formats, seed)
-        limits = options.max_error, options.metric, options.limits
+        limits = options.max_error, options.metric, options.criteria
         yardstick = Yardstick(*budget_of(subject, recordings.first.capture, *limits, options.seed))
         captured, relative = calibrate_paths(recordings, subject, options.formats, seed, yardstick, options.schemes)
         noise = noise_of(recordings.first.capture, subject, yardstick, seed, native=False)
