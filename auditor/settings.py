@@ -241,8 +241,8 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _together(self) -> Self:
         trainable = [name for name in auditable() if runs(name)]
-        if self.training and not set(self.formats) - {*SCHEMES} <= {*trainable}:
-            raise bad(f"mode='training' supports only {either(trainable)}, and `formats` is {', '.join(self.formats)}")
+        if self.training and (other := [x for x in self.formats if x not in (*trainable, *SCHEMES)]):
+            raise bad(f"mode='training' supports {either(trainable)}, not {', '.join(other)}: change `formats`")
         if self.evaluate is None and self.scoring is None and (self.max_drop, self.better) != (None, None):
             raise bad("`max_drop` and `better` need `evaluate`: give `evaluate` as well, or leave both out")
         if self.generate is None and self.temperature:

@@ -92,7 +92,7 @@ def read_tensors(path: Path) -> Any:
             return load_file(path)
         except Exception as error:
             reason = str(error).partition("\n")[0]
-            raise ValueError(f"{path.name} is not a safetensors file: {reason}") from error
+            raise ValueError(f"{path.name} cannot be read as a safetensors file: {reason}") from error
     try:
         with torch.serialization.safe_globals(harmless()):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))

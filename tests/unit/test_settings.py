@@ -28,7 +28,7 @@ def options(**asked: Any) -> Settings:
         ({"strategies": ("prune",)}, "strategies takes autocast, cast or graph, not prune"),
         (
             {"mode": "training", "formats": "fp8_e4m3"},
-            "mode='training' supports only fp16 or bf16, and `formats` is fp8_e4m3",
+            "mode='training' supports fp16 or bf16, not fp8_e4m3: change `formats`",
         ),
         ({"max_error": 0.0}, "positive"),
         ({"max_error": math.nan}, "positive"),
