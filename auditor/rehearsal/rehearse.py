@@ -49,8 +49,8 @@ RAISE = 256
 HARM = {
     "updates_lost": "of the updates with a non-zero gradient change no weight, since they are below half the spacing of {} numbers",
     "decay_lost": "of the weights are not changed by weight decay, since its change is below half the spacing of {} numbers",
-    "second_moment_stuck": "of Adam's second moments should change, but stay constant",
-    "second_moment_zero": "of Adam's second moments are zero although the gradient is not",
+    "second_moment_stuck": "of Adam's second moments that should change stay constant",
+    "second_moment_zero": "of Adam's second moments with a non-zero gradient are zero",
 }
 """{share in ParameterSeries, which names the kind of problem: sentence about it}."""
 

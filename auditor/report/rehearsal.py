@@ -18,8 +18,8 @@ SHARES = {"updates_lost": "Updates lost", "decay_lost": "Decay lost", "second_mo
 MEASURES = {"error": "Gradient error", **SHARES}
 CAPTION = (
     "Last loss: mean over the last steps. Skipped: number of steps without an update. The other columns are means over the last third of the sampled steps, "
-    "and empty where they do not apply. Gradient error: relative L2 difference from FP32 gradients at the same weights. Updates lost, Decay lost: shares of the weights that their update, "
-    "or weight decay, should change but does not. 2nd moment stuck: share of Adam's second moments that should change but do not."
+    "and empty where they do not apply. Gradient error: relative L2 difference from FP32 gradients at the same weights. Updates lost, Decay lost: of the weights that their update, "
+    "or weight decay, should change, the share that stays the same. 2nd moment stuck: of Adam's second moments that should change, the share that stays the same."
 )
 
 

@@ -88,7 +88,7 @@ def _read(path: Path, shared: Mapping[str, ChainNode]) -> Rule:
             if name.rstrip("?") not in rule.match.nodes:
                 _refuse(path, ("match", "chain", "paths"), f"{name!r} is not defined under nodes")
         if chain.report not in drawn:
-            _refuse(path, ("match", "chain", "report"), f"{chain.report!r} must be on a path, and not optional")
+            _refuse(path, ("match", "chain", "report"), f"{chain.report!r} must be a step of the paths, without '?'")
     return rule if rule.upcast else replace(rule, when=replace(rule.when, parts=(_AS_GIVEN, *rule.when.parts)))
 
 

@@ -137,9 +137,8 @@ def _node(node: Node) -> Node:
 
 
 def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:
-    """The module calls that enclose an operation, outermost first: the model, the loss if inside, submodules.
-
-    The model encloses the loss too, since the model's precision determines the loss's dtype.
+    """The module calls that enclose an operation, outermost first: the model, the loss for an operation in the
+    loss, then submodules. The model encloses the loss too, since the model's precision determines the loss's dtype.
     """
     if _in_model(calls):
         return (_ROOT, *(replace(call, path=owner_of(call.path), depth=call.depth - 1) for call in calls[2:]))
