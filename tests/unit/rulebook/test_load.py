@@ -141,7 +141,7 @@ FACT = '"reduction_length", above'
         ('formats = ["fp16"]', 'formats = ["fp16"]\nsupersedes = ["XYZ001"]', 4, "no rule is called", "rule-bad-value"),
         ("[match]", '[example]\ncod = "x"\n\n[match]', 11, "example.cod: unknown key", "rule-unknown-key"),
         ("[match]", '[example]\nfixed = "x"\n\n[match]', 10, "example.code: is missing", "rule-missing-key"),
-        ('report = "a"', 'report = "z"', 0, "report: 'z' must be on a path", "rule-bad-value"),
+        ('report = "a"', 'report = "z"', 0, "report: 'z' must be a step of the paths", "rule-bad-value"),
         ('report = "a"', 'report = "b"', 0, "must be a step of the paths, without '?'", "rule-bad-value"),
         ("a > b? > c", "a > d", 0, "'d' is not defined under nodes", "rule-bad-value"),
     ],
