@@ -123,7 +123,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
     runs = [(plan_title(one), one.verification) for one in tried if one.verification]
     names, distance = names_of(bench.reference(subject.batches[0])), bench.yardstick.distance
     return Audit(
-        **_described(bench, stages.seconds),
+        **_description(bench, stages.seconds),
         nodes=reports_of(captured, bench.measured, judged, findings, flops, followed.dtypes),
         findings=tuple(replace(one, node=captured.twins.get(one.node, one.node)) for one in findings),
         quantization=judged.layers,
@@ -197,7 +197,7 @@ def _make_plans(
             plans = score.under(plans, bench)
     if generating is not None:
         with stages("decode", "generate tokens under every verified plan"):
-            schemes = tuple(generating.quantized(plan, making.model) for plan in schemes)
+            schemes = tuple(generating.under_scheme(plan, making.model) for plan in schemes)
             plans = generating.under(plans, bench)
     if {*GRAPHS} & {*options.strategies}:
         with stages("graph", "export, solve, verify"):
@@ -229,7 +229,7 @@ def _casts(subject: Subject, captured: Capture) -> tuple[SilentCast, ...]:
     return (*loaded, *forward_casts(captured, subject))
 
 
-def _described(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, Any]:
+def _description(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, Any]:
     """The fields of Audit that no plan changes: model, inputs, options, environment and measurements. seconds: by stage."""
     subject, captured, options, measured = bench.subject, bench.capture, bench.options, bench.measured
     distance = bench.yardstick.distance

@@ -153,8 +153,8 @@ def compressed_config(layers: Mapping[str, str], kept: list[str]) -> dict[str, A
     groups = {
         f"group_{i}": {
             "targets": [path for path, scheme in layers.items() if scheme == name],
-            "weights": _compressed(SCHEMES[name].weight, is_weight=True),
-            "input_activations": by and _compressed(by, is_weight=False),
+            "weights": _compressed_args(SCHEMES[name].weight, is_weight=True),
+            "input_activations": by and _compressed_args(by, is_weight=False),
             "format": _format(SCHEMES[name]),
         }
         for i, name in enumerate(schemes)
@@ -177,7 +177,7 @@ def _format(scheme: Scheme) -> str:
     return f"{blocks.get(family, kind)}quantized"
 
 
-def _compressed(by: Quantizer, *, is_weight: bool) -> dict[str, Any]:
+def _compressed_args(by: Quantizer, *, is_weight: bool) -> dict[str, Any]:
     """The QuantizationArgs of compressed-tensors for a tensor, without defaults."""
     whole = {(0, 0): "tensor", (1, 0): "channel" if is_weight else "token", (128, 128): "block"}
     nested = by.rule.startswith("e4m3")

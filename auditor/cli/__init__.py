@@ -72,7 +72,9 @@ def run(verb: Verb, alone: bool) -> int | None:
             if verb.out:
                 folder.check_directory(verb.out)  # before anything slow
             shown(verb.stage, verb.target, 0, 0)
-            command: Any = getattr(importlib.import_module(".user_code", __name__), verb.called())  # imports torch
+            command: Any = getattr(
+                importlib.import_module(".user_code", __name__), verb.command_name()
+            )  # imports torch
             return command(verb, shown)
 
     if not (alone and hasattr(os, "fork")):

@@ -44,7 +44,7 @@ class Verb(Command):
     takes: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def called(cls) -> str:
+    def command_name(cls) -> str:
         """The verb on the command line: `explain-layer` for ExplainLayer."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
 
@@ -273,6 +273,7 @@ def severe(findings: Iterable[Finding], level: str) -> int:
 
 
 VERBS: dict[str, type[Verb]] = {
-    one.called(): one for one in (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Ledger, Diff, Fleet, Rehearse)
+    one.command_name(): one
+    for one in (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Ledger, Diff, Fleet, Rehearse)
 }
 """{name on the command line: its verb}, in the order of the help."""

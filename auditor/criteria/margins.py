@@ -101,7 +101,7 @@ class Margins:
         of two roundings by h^2 / 6, which is added. A grid also moves a threshold by d, to the middle between two
         numbers. As many decisions flip as under an error of variance pi d^2 / 2, which replaces rounding's h^2 / 12.
         """
-        theirs, moved = self._candidates(candidate), self._moved(reference, candidate)
+        theirs, moved = self._candidates(candidate), self._movement(reference, candidate)
         square = moved.square()
         grids = sorted((row for row in FORMATS.values() if row.low and row.native), key=lambda row: -row.epsilon)
         row = next((row for row in grids if torch.equal(theirs.to(dtype_of(row.name)).to(theirs.dtype), theirs)), None)
@@ -125,7 +125,7 @@ class Margins:
         decisions as normal errors of the same mean absolute value. A few tokens with large changes raise the root mean
         square. Tokens are grouped, and share a mean, so that each group has enough decisions with small margins.
         """
-        moved = self._moved(reference, candidate).abs()
+        moved = self._movement(reference, candidate).abs()
         nearest = self.size.kthvalue(min(LEAST, len(self.size))).values
         weights = (-(self.size / nearest.clamp_min(self.allowed_change)).square() / 2).exp()
         usual = ((weights * moved.square()).sum() / weights.sum()).sqrt() * math.sqrt(2 / math.pi)
@@ -138,7 +138,7 @@ class Margins:
         weight, total = each.new_zeros(2, groups).index_add_(1, group, each)
         return (total / weight / usual)[group] if usual > 0 else torch.ones_like(before)
 
-    def _moved(self, reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+    def _movement(self, reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
         """How much the distance between the two candidates of each decision changes."""
         ours, theirs = (self._candidates(x) for x in (reference, candidate))
         return theirs[0] - theirs[1] - ours[0] + ours[1]

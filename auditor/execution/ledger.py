@@ -38,14 +38,14 @@ def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPla
         node, planned, computed = capture.nodes[n.name], None, run.dtypes.get(n.name)
         if plan is not None and node.floating:
             planned = FORMATS[choice(node.owner) if choice else "fp32" if n.name in kept else plan.format].storage
-        dtypes = (node.dtype, None, _asked(n, node.region), planned, computed.computed if computed else None)
+        dtypes = (node.dtype, None, _requested_dtype(n, node.region), planned, computed.computed if computed else None)
         return LedgerRow(n.name, "operation", *dtypes, module=node.owner, op=node.op, source=node.source)
 
     nodes = (n for n in capture.graph_module.graph.nodes if n.name in capture.nodes and n.name not in capture.twins)
     return (*map(weight, subject.stored), *map(operation_row, nodes))
 
 
-def _asked(n: fx.Node, region: AutocastRegion | None) -> str | None:
+def _requested_dtype(n: fx.Node, region: AutocastRegion | None) -> str | None:
     """The dtype that the model's code asks for at an operation, by a cast or by an autocast region around it."""
     if row_of(n).cast and (own := dtype(n)) is not None:
         return dtype_name(own)
@@ -70,7 +70,7 @@ def forward_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
     loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
     nodes = [n for n in capture.graph_module.graph.nodes if n.name in capture.nodes]
     found = {n: cast for n in nodes for cast in _casts(capture, n) if loaded != {dtype_name(cast.to)}}
-    return tuple(_measured(capture, subject, found)) if found else ()
+    return tuple(_measured_casts(capture, subject, found)) if found else ()
 
 
 def _casts(capture: Capture, n: fx.Node) -> Iterator[_Cast]:
@@ -117,7 +117,7 @@ def _scale_of(n: fx.Node) -> fx.Node | None:
     return n.all_input_nodes[1] if scaled else None
 
 
-def _measured(capture: Capture, subject: Subject, casts: Mapping[fx.Node, _Cast]) -> Iterator[SilentCast]:
+def _measured_casts(capture: Capture, subject: Subject, casts: Mapping[fx.Node, _Cast]) -> Iterator[SilentCast]:
     """The casts that change values, measured in one replay. Casts on one source line are merged into the first."""
     policy, found = Policy.wide(capture), dict[Any, SilentCast]()
     executor = Executor(capture.graph_module, policy)

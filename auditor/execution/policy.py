@@ -117,7 +117,7 @@ class Layout:
         return {name: tuple(dict.fromkeys((*owners, *held.get(name, ())))) for name, owners in readers}
 
     @cached_property
-    def stored(self) -> tuple[tuple[Placeholder, tuple[str, ...]], ...]:
+    def stored_placeholders(self) -> tuple[tuple[Placeholder, tuple[str, ...]], ...]:
         """Placeholders that the strategy may store low, each with the modules whose precision decides (inputs: the
         root)."""
         places = (p for p in self.capture.placeholders if p.kind in self.how.stores and p.name not in self.low)
@@ -226,7 +226,7 @@ class Policy(Semantics):
         low = {owner for owner, precision in self._assigned.items() if precision != "fp32"}
         self.stored = {
             place.name: format if deciding and low.issuperset(deciding) else "fp32"
-            for place, deciding in self.layout.stored
+            for place, deciding in self.layout.stored_placeholders
             if place.kind != "constant" or format in place.made_in
         }
         self._enclosing: dict[str, tuple[Call, ...]] = {}

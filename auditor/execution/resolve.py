@@ -58,7 +58,7 @@ class Resolution:
         return {name: typed.dtype for name, typed in self.nodes.items()}
 
     @cached_property
-    def lowered(self) -> Mapping[str, frozenset[str]]:
+    def readers_of_rounded(self) -> Mapping[str, frozenset[str]]:
         """{FP32 value that is cast to low precision: its readers in low precision}. Each value is rounded once."""
         result: dict[str, list[str]] = {}
         for name, typed in self.nodes.items():

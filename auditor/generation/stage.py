@@ -73,7 +73,7 @@ class GenerationReference:
             given = bench.ask(wanted, question) if wanted else {}
         return {name: self._with(bench, plan, given[name]) if name in given else plan for name, plan in plans.items()}
 
-    def quantized(self, plan: QuantizedPlan, model: QuantizedModel) -> QuantizedPlan:
+    def under_scheme(self, plan: QuantizedPlan, model: QuantizedModel) -> QuantizedPlan:
         """A plan of quantization schemes, with its decoding results."""
         found: dict[str, Any] | str
         try:

@@ -210,7 +210,7 @@ def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tu
     weights, rows, groups = _Weights(model, watch), list[LedgerRow](), dict[Any, list[tuple[str, Event]]]()
     for key, x in weights.tensors.items():
         name, kind = weights.names[key][0], "parameter" if isinstance(x, nn.Parameter) else "buffer"
-        dtypes = (watch.checkpoint.get(x, (None,))[0], weights.asked(key))
+        dtypes = (watch.checkpoint.get(x, (None,))[0], weights.requested_dtype(key))
         known, asked = (None if dtype is None else dtype_name(dtype) for dtype in dtypes)
         rows.append(LedgerRow(name, kind, dtype_name(x.dtype), known, asked, module=name.rpartition(".")[0]))
         for how, event in weights.silent_casts(key):
@@ -246,7 +246,7 @@ class _Weights:
         self.uniform = dtypes.pop() if len(dtypes) == 1 else None
         self.sources = {watch.checkpoint[x][0] for x in parameters.values() if x in watch.checkpoint}
 
-    def asked(self, key: int) -> torch.dtype | None:
+    def requested_dtype(self, key: int) -> torch.dtype | None:
         """The dtype that the author asks for: by the list of FP32 modules, a conversion, or at creation."""
         x = self.tensors[key]
         events = (self.watch.converted.get(x), self.watch.created.get(x))

@@ -137,13 +137,13 @@ def change_of(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
             rows = []
             break
         pairs = zip(forms, (d for i in places if (d := moved[i]) is not None), strict=False)
-        rows.append(torch.cat([_transposed(form, d).flatten() for form, d in pairs]))
+        rows.append(torch.cat([_transpose(form, d).flatten() for form, d in pairs]))
     made = torch.stack([_fold(row) for row in rows or [torch.cat([d.flatten() for d in moved if d is not None])]])
     error, largest = by(reference, outputs)[0] * by.unit, float(made.norm(dim=1).max())
     return made * (error / largest if largest and error < math.inf else 0.0)
 
 
-def _transposed(form: Form, d: torch.Tensor) -> torch.Tensor:
+def _transpose(form: Form, d: torch.Tensor) -> torch.Tensor:
     """Compute A'd from the function that multiplies by A."""
     at = torch.zeros_like(d, requires_grad=True)
     with torch.enable_grad():

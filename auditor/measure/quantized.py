@@ -224,9 +224,9 @@ class QuantizedLayers:
             return "range", "a block of zeros has scale 0"
         within = self._worst_slice(name, error) if is_weight else ""
         if channels := _outliers(part):
-            return "outlier channel", ", ".join(filter(None, (f"input {_listed('channel', channels)}", within)))
+            return "outlier channel", ", ".join(filter(None, (f"input {_list_numbers('channel', channels)}", within)))
         if rows := _outliers(part, axis=0):
-            return "outlier row", _listed("output channel" if is_weight else "row", rows)
+            return "outlier row", _list_numbers("output channel" if is_weight else "row", rows)
         if within:
             return "slice", within
         squared = (made.values - part.x).square()
@@ -283,5 +283,5 @@ def _slices(n: fx.Node) -> list[tuple[int, int]]:
     return sorted(bounds) if len(bounds) > 1 else []
 
 
-def _listed(noun: str, numbers: list[int]) -> str:
+def _list_numbers(noun: str, numbers: list[int]) -> str:
     return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

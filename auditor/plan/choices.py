@@ -115,12 +115,12 @@ class Search:
         """Total bits of the weights of all groups under a choice of schemes."""
         return sum(bits_of(scheme) * group.elements for group, scheme in zip(self.groups, choice, strict=True))
 
-    def predicted(self, choice: Choice) -> float:
+    def predicted_error(self, choice: Choice) -> float:
         """Predicted error of a choice, if the output changes that each quantized group causes alone add up."""
         at = self._places(choice)
         return float(self._products[:, at][:, :, at].sum((1, 2)).amax().clamp(min=0).sqrt())
 
-    def summed(self, choice: Choice) -> float:
+    def sum_of_singles(self, choice: Choice) -> float:
         """Sum, over the groups of a choice, of the output error with only this group quantized."""
         return float(self._products.diagonal(dim1=1, dim2=2)[:, self._places(choice)].amax(0).sqrt().sum())
 
@@ -138,9 +138,9 @@ class Search:
         Each run tries a choice predicted to have few bits and an error near the limit. The search changes the best
         measured choice; then one drawn from this and those nearest to the limit, with random schemes for some groups.
         """
-        idle, accepted = 0, self.accepted(limit)
+        idle, accepted = 0, self.smallest_accepted(limit)
         runs = ((choice, run) for choice, run in self.known.items() if self._allows(choice))
-        expected = {choice: self.expected(choice) for choice, run in runs if run.error < math.inf}
+        expected = {choice: self.expected_error(choice) for choice, run in runs if run.error < math.inf}
         while self.left > 0 and idle < DRAWS and limit > 0:
             base = min((choice for choice, error in expected.items() if error <= limit), key=self.bits)
             near = sorted(expected, key=lambda choice: abs(expected[choice] - limit))[:NEAR]
@@ -152,18 +152,18 @@ class Search:
             idle += 1
             if choice not in self.known and self.bits(choice) < self.bits(base):
                 self._run(choice)
-                self.left, idle, expected[choice] = self.left - 1, 0, self.expected(choice)
+                self.left, idle, expected[choice] = self.left - 1, 0, self.expected_error(choice)
         within = [choice for choice in expected if self.known[choice].error <= limit and choice not in self.verified]
         fewer = [choice for choice in within if self.bits(choice) < self.bits(accepted)]
         rank = {choice: (max(limit, expected[choice]), self.bits(choice), expected[choice]) for choice in fewer}
         return min(rank, key=rank.__getitem__, default=accepted)
 
-    def accepted(self, limit: float) -> Choice:
+    def smallest_accepted(self, limit: float) -> Choice:
         """Of the verified choices with an error within the limit, the one with the fewest bits."""
         within = (choice for choice, one in self.verified.items() if one.error <= limit and self._allows(choice))
         return min(within, key=self.bits)
 
-    def expected(self, choice: Choice) -> float:
+    def expected_error(self, choice: Choice) -> float:
         """Expected error of a choice once verified: its error on the calibration inputs or, if larger, the error of the
         most similar verified choice, times the root of the ratio of both choices' summed squared effects."""
         verified = (one for one in self.verified if any(one) and self._allows(one))

@@ -35,7 +35,7 @@ def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolutio
         for x in tensors_in(node.meta.get("val")):
             converted = known is not None and (x.dtype is torch.float32 or is_low(x.dtype))
             size[node.name] += x.numel() * (known.bytes if known and converted else x.itemsize)
-        for reader in resolution.lowered.get(node.name, ()):
+        for reader in resolution.readers_of_rounded.get(node.name, ()):
             copies[reader] += FORMATS[format].bytes * elements_of(node)
     inputs = {placeholder.name for placeholder in capture.placeholders if placeholder.kind == "input"}
     weights = sum(size[p.name] for p in capture.placeholders if p.name not in inputs)

@@ -123,7 +123,7 @@ def energy_of(problem: Problem) -> Energy:
 
     readers, low = readers_of(problem.capture), problem.figures(resolution).tolist()
     high = problem.figures(problem.resolve(plain("fp32"))).tolist()
-    for name, square, narrow, wide in zip(problem.figured, low[0], low[1], high[1], strict=True):
+    for name, square, narrow, wide in zip(problem.node_types, low[0], low[1], high[1], strict=True):
         charge([decides[name]] if name in decides else readers.get(name, ()), narrow, wide, square)
         if name in decides and resolution.low(name):
             for consumer in {decides[user] for user in users.get(name, ())} - {decides[name]}:
@@ -132,7 +132,7 @@ def energy_of(problem: Problem) -> Energy:
         charge([owner], 0.0, 0.0, FORBIDDEN)
     entering = problem.layout.inputs if "input" in problem.how.stores else ()
     for name, square in problem.cast_squares(resolution).items():
-        casting = resolution.lowered.get(name) or users.get(name, [])
+        casting = resolution.readers_of_rounded.get(name) or users.get(name, [])
         maker = decides.get(name, "")  # the graph's output is in no scope: the value's producer casts it
         casters = {decides.get(user, maker) for user in casting}
         charge([""] if name in entering else casters, 0.0, 0.0, square)
@@ -140,7 +140,7 @@ def energy_of(problem: Problem) -> Energy:
             exchange("", owner, name)
     tree = {owner: above for owner in scopes if (above := nearest_above(owner, scopes)) is not None}
     deciding = problem.layout.deciding_owners  # a stored tensor can have only one precision
-    tied = {pair for place in problem.stored for pair in pairwise(deciding.get(place.name, ()))}
+    tied = {pair for place in problem.stored_tensors for pair in pairwise(deciding.get(place.name, ()))}
     shielded, several = set(functions), nodes.values()
     if problem.how.regional:  # modules that the model's code always calls with autocast switched off
         free = {n.owner for n in several if n.region is None or n.region.enabled or len(n.calls) <= n.region.depth}
@@ -194,7 +194,7 @@ class Problem:
         return result
 
     @property
-    def stored(self) -> list[Placeholder]:
+    def stored_tensors(self) -> list[Placeholder]:
         """Weights, buffers and constants that the strategy stores in their scope's precision."""
         return [place for place in self.capture.placeholders if place.kind in self.how.stores - {"input"}]
 
@@ -205,13 +205,13 @@ class Problem:
         return [frozenset((*one.nodes, *(place.name for place in one.placeholders))) for one in captures]
 
     @cached_property
-    def figured(self) -> dict[str, NodeType | None]:
+    def node_types(self) -> dict[str, NodeType | None]:
         """{node or stored tensor: its dtypes in the last call of `figures`}."""
-        return dict.fromkeys((*self.costs, *(place.name for place in self.stored)))
+        return dict.fromkeys((*self.costs, *(place.name for place in self.stored_tensors)))
 
     @cached_property
     def _figures(self) -> NDArray[np.float64]:
-        return np.zeros((4, len(self.figured)))
+        return np.zeros((4, len(self.node_types)))
 
     energy = cached_property(energy_of)
     forced_fp32 = cached_property(find_forced_fp32)
@@ -276,9 +276,9 @@ class Problem:
 
         The array is reused: only columns whose dtypes differ from the last choice of precisions are computed again.
         """
-        for i, (name, known) in enumerate(self.figured.items()):
+        for i, (name, known) in enumerate(self.node_types.items()):
             if (typed := resolution.nodes[name]) is not known:
-                self.figured[name], self._figures[:, i] = typed, self._figures_of(resolution, name)
+                self.node_types[name], self._figures[:, i] = typed, self._figures_of(resolution, name)
         return self._figures
 
     def _figures_of(self, resolution: Resolution, name: str) -> tuple[float, float, float, float]:
@@ -295,14 +295,14 @@ class Problem:
         """{node or placeholder: squared error that it adds to the outputs}, including the rounding of its result; nodes
         that add no error may be missing. own: squared errors from `figures`."""
         result = self.cast_squares(resolution)
-        return result | {n: result.get(n, 0.0) + x for n, x in zip(self.figured, own.tolist(), strict=True) if x}
+        return result | {n: result.get(n, 0.0) + x for n, x in zip(self.node_types, own.tolist(), strict=True) if x}
 
     def cast_squares(self, resolution: Resolution) -> dict[str, float]:
         """{value that is rounded once: squared error of its rounding}: FP32 values cast for an operation, weights and
         inputs stored in low precision."""
         stored = [p.name for p in self.capture.placeholders if resolution.low(p.name)]
-        names = (name for name in (*resolution.lowered, *stored) if self.contribution(name, self.format))
-        return {name: self.cast_square(resolution, name, resolution.lowered.get(name, ())) for name in names}
+        names = (name for name in (*resolution.readers_of_rounded, *stored) if self.contribution(name, self.format))
+        return {name: self.cast_square(resolution, name, resolution.readers_of_rounded.get(name, ())) for name in names}
 
     def memory(self, resolution: Resolution) -> MemoryUse:
         """Predicted memory of one forward, see costs.memory_of."""

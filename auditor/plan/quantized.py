@@ -67,7 +67,7 @@ class QuantizedPlans:
         )
         while len(self.verified) < last and (choice := search.best(limit)) not in self.verified:
             self.verified[choice], search.left = self._verify(choice), max(search.left, MORE_RUNS)
-        choice = search.accepted(limit)
+        choice = search.smallest_accepted(limit)
         layers, one = self._schemes(choice), self.verified[choice]
         return QuantizedPlan(
             name=name,
@@ -75,8 +75,8 @@ class QuantizedPlans:
             layers=layers,
             groups=tuple(group.keys for group in groups if len(group.keys) > 1),
             effective_bits=search.bits(choice) / sum(group.elements for group in groups),
-            predicted_error=search.predicted(choice),
-            single_errors=search.summed(choice),
+            predicted_error=search.predicted_error(choice),
+            single_errors=search.sum_of_singles(choice),
             calibration_error=one.measured,
             held_out_error=one.held_out if subject.held_out else None,
             verified_by=one.by,

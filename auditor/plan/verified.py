@@ -57,7 +57,7 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, byte
 def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
     """The unverified plan in a format that torch lacks; its failure text states the error of a replay."""
     try:
-        error = f"gives an error of {bench.replay(bench.replayed, policy_of(bench.capture, plan)):.2g}"
+        error = f"gives an error of {bench.replay(bench.replay_batches, policy_of(bench.capture, plan)):.2g}"
     except Exception as refused:
         let_through(refused)
         error = f"ends with: {first_line(refused)}"
@@ -131,7 +131,7 @@ def judge_replay(bench: Workbench, error: float, policy: Policy) -> Verification
 def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
     """Find the operation at which the recorded graph turns non-finite under a policy, on the first batch where it does.
     The result names the rules with findings at this operation or at the cause."""
-    batches, twins = bench.replayed, bench.capture.twins
+    batches, twins = bench.replay_batches, bench.capture.twins
     for number, batch in enumerate(batches, start=1):
         path = path_of(bench.capture, bench.subject, batch)
         first = first_non_finite(path, bench.subject.model, batch, policy) if path is not None else None

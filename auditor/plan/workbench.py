@@ -165,7 +165,7 @@ class Workbench:
         return worst_of(errors)
 
     @property
-    def replayed(self) -> tuple[Batch, ...]:
+    def replay_batches(self) -> tuple[Batch, ...]:
         """Batches to replay in place of runs: `checks` or, if none can be replayed, the calibration inputs."""
         return self.checks if usable(self.capture, self.subject, self.checks) else self.subject.batches
 

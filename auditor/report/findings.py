@@ -87,7 +87,7 @@ class Cause:
         return f"{_plan_words(self._audit, plan)}, {'; '.join(said)}."
 
     @property
-    def solved(self) -> str:
+    def solution(self) -> str:
         """A sentence that the plan avoids the problem, if this holds for every operation of the cause; otherwise ""."""
         bearings = {finding.bearing for finding in self.members}
         how = " by keeping values in FP32" if "kept" in bearings else ""

@@ -57,7 +57,7 @@ def _blocks(rows: Sequence[LedgerRow], findings: Sequence[Finding], flags: Mappi
     for caption, operations in (("Parameters and buffers", False), ("Operations", True)):
         own = [row for row in rows if (row.kind == "operation") is operations]
         merged = fold(own, lambda r: r.module if r.op else r.name, lambda r: (*_dtypes(r), r.kind, r.op, r.source))
-        cells = [(_named(same), *map(_dtype, _dtypes(same[0]))) for same in merged]
+        cells = [(_names(same), *map(_dtype, _dtypes(same[0]))) for same in merged]
         page.append(Grid(HEADS, tuple(cells[:most]), caption=caption))
         if len(cells) > most:
             page.append(Prose("", (f"and {count(len(cells) - most, 'more line')}, in measurements.json",)))
@@ -68,7 +68,7 @@ def _dtypes(row: LedgerRow) -> tuple[str | None, ...]:
     return row.checkpoint, row.loaded, row.author, row.planned, row.executed
 
 
-def _named(same: Sequence[LedgerRow]) -> str:
+def _names(same: Sequence[LedgerRow]) -> str:
     first = same[0]
     if first.kind != "operation":
         return fold_paths([row.name for row in same])

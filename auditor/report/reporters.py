@@ -91,7 +91,7 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
         worst = cause.worst
         called = f", {line(worst.source, worst.called_from)}" if worst.called_from else ""
         where = re.sub(r"^(.{75}).{20,}(.{75})$", r"\1...\2", cause.where)  # both ends of a long list or path
-        note = f"{cause.severity.capitalize()} in {where}{called}. {cause.solved or remedy(worst.advice)}"
+        note = f"{cause.severity.capitalize()} in {where}{called}. {cause.solution or remedy(worst.advice)}"
         head = f"{place_of(audit, cause)} {worst.rule} {sentence(worst.message)}"
         yield Item(head, (note,), cause.severity)
     more = [f"{count(left, 'more problem')} in the report"] if (left := len(todo.wanting) - most) > 0 else []

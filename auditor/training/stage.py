@@ -228,7 +228,7 @@ def _noise(step: Step) -> float | None:
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
     """Values with a low-precision gradient under autocast: in low precision, or cast by an operation that reads it."""
     result = resolve(Policy(captured, "autocast", precision_of, fmt))
-    return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.lowered)
+    return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.readers_of_rounded)
 
 
 def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:

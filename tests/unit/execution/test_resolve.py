@@ -120,7 +120,7 @@ def test_values_that_autocast_lowers_are_listed_with_their_readers() -> None:
     found = resolve(Policy(capture, "autocast", plain("fp16"), "fp16"))
     # exp is raised to FP32 by autocast, and lowered again on its way into the second product
     assert found.dtypes[only(capture, "exp").name] == "fp32"
-    assert found.lowered == {x: {first}, w: {first, second}, only(capture, "exp").name: {second}}
+    assert found.readers_of_rounded == {x: {first}, w: {first, second}, only(capture, "exp").name: {second}}
     assert found.low(first)
     assert not found.low(w)
 
@@ -165,9 +165,9 @@ def test_a_dtype_that_the_author_asks_for_is_what_its_arguments_are_lowered_to()
     # of the dtypes it is given autocast takes none back: softmax without one is raised to FP32, so that nothing is lowered
     capture = capture_of(Function(lambda x: x.softmax(-1, dtype=torch.float16)), normal(4, 4))
     found, name = resolve(Policy(capture, "autocast", plain("bf16"), "bf16")), only(capture, "softmax").name
-    assert (found.dtypes[name], found.lowered) == ("fp16", {capture.placeholders[0].name: {name}})
+    assert (found.dtypes[name], found.readers_of_rounded) == ("fp16", {capture.placeholders[0].name: {name}})
     plainly = capture_of(Function(lambda x: x.softmax(-1)), normal(4, 4))
-    assert resolve(Policy(plainly, "autocast", plain("bf16"), "bf16")).lowered == {}
+    assert resolve(Policy(plainly, "autocast", plain("bf16"), "bf16")).readers_of_rounded == {}
 
 
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])

@@ -141,7 +141,7 @@ def bench() -> Any:
     ]
     subject = SimpleNamespace(model=model, batches=batches)
     return SimpleNamespace(
-        capture=capture, subject=subject, checks=batches, replayed=batches, findings=findings, max_error=0.2
+        capture=capture, subject=subject, checks=batches, replay_batches=batches, findings=findings, max_error=0.2
     )
 
 

@@ -361,7 +361,7 @@ def test_the_next_choice_is_the_one_whose_error_needs_no_cancellation() -> None:
     search.left = 0
     search.known |= {one: measure(one) for one in (cancel, apart)}
     assert search.known[cancel].error < search.known[apart].error <= 0.3
-    assert search.predicted(cancel) < search.predicted(apart)
+    assert search.predicted_error(cancel) < search.predicted_error(apart)
     assert search.best(0.3) == cancel
     search.verified[("fp8",) * 4] = Verified("emulation", 0.4, 0.6, 0.6)
     assert search.best(0.3) == apart
@@ -382,9 +382,9 @@ def test_changes_that_cancel_are_predicted_to_cancel(singles: int, monkeypatch: 
     search = searching(groups, ("fp8",), measure)
     assert search.best(0.05) == ("fp8", "fp8", "")
     assert (("", "", "fp8") in search.known) == (singles > 2)  # else its squared effect, 0.01, counts as independent
-    assert search.predicted(("fp8", "fp8", "")) == 0.0
-    assert search.predicted(("fp8",) * 3) == pytest.approx(0.1)
-    assert search.predicted(("fp8", "", "fp8")) == pytest.approx(0.1 * math.sqrt(2))
+    assert search.predicted_error(("fp8", "fp8", "")) == 0.0
+    assert search.predicted_error(("fp8",) * 3) == pytest.approx(0.1)
+    assert search.predicted_error(("fp8", "", "fp8")) == pytest.approx(0.1 * math.sqrt(2))
 
 
 @pytest.mark.parametrize("error", [math.inf, math.nan])
@@ -396,7 +396,7 @@ def test_a_scheme_whose_run_fails_is_not_chosen(error: float) -> None:
     groups = [Group((str(i),), 10, {"fp8": 0.01}) for i in range(2)]
     search = searching(groups, ("fp8",), measure)
     assert search.best(0.2) == ("fp8", "")
-    assert search.predicted(("fp8", "fp8")) > 1e9
+    assert search.predicted_error(("fp8", "fp8")) > 1e9
 
 
 @pytest.mark.parametrize("criterion", ["", "output: kl <= 0.01", "output: rel_l2 <= 0.1", "output: max_abs <= 0.5"])

@@ -271,7 +271,7 @@ def test_what_the_author_runs_low_himself_no_plan_forbids() -> None:
     assert [found.node_square(each, first) for each in (low, wide)] == pytest.approx([0.02**2, 0.02**2])
     assert [found.node_square(each, second) for each in (low, wide)] == [FORBIDDEN, 0.0]
     (x,) = (place.name for place in capture.placeholders if place.kind == "input")
-    assert found.cast_square(low, x, low.lowered.get(x, ())) == pytest.approx(0.2**2)
+    assert found.cast_square(low, x, low.readers_of_rounded.get(x, ())) == pytest.approx(0.2**2)
     # no time is saved by running it in low precision
     assert found.energy.scopes["first"][0] == found.energy.scopes["first"][1]
     assert found.energy.scopes["second"][0] < found.energy.scopes["second"][1]

@@ -165,7 +165,7 @@ def test_a_plan_solves_a_problem_only_if_it_does_at_every_operation():
             for f in audit.findings
         )
         found = causes(replace(audit, findings=findings)).all
-        assert next(cause for cause in found if len(cause.members) == len(several.members)).solved == said
+        assert next(cause for cause in found if len(cause.members) == len(several.members)).solution == said
 
 
 @pytest.mark.parametrize(
