@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -71,7 +71,6 @@ class Option:
     help: str = ""
 
 
-@cache
 def options_of(kind: type[BaseModel]) -> dict[str, Option]:
     """{field: its Option} for the fields that users can set, which are the fields with a docstring."""
     result = {}

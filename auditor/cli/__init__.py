@@ -165,8 +165,9 @@ def parse(words: Sequence[str]) -> Verb:
 
 def _add_options(made: Parser, verb: type[Verb], names: Sequence[str]) -> None:
     """Add a verb's arguments to its parser. Options that the user omits are absent from the parsed result."""
+    options = options_of(verb)
     for name in dict.fromkeys((*names, "debug")):
-        option, field = options_of(verb)[name], verb.model_fields[name]
+        option, field = options[name], verb.model_fields[name]
         default = None if field.is_required() else field.default
         help = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", with_flags(option.help)).replace("`", "").replace("%", "%%")
         given = ",".join(default) if isinstance(default, tuple) else default
