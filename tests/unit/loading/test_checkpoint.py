@@ -140,7 +140,7 @@ def as_torch_file(folder: Path, content: bytes) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "a shard is missing": (lose_a_shard, "missing-weights", ".safetensors does not exist: complete the checkpoint"),
     "the index is none": (spoil_the_index, "bad-weights", "no weight_map"),
-    "a file is cut": (cut, "bad-weights", "not a safetensors file"),
+    "a file is cut": (cut, "bad-weights", "cannot be read as a safetensors file"),
     "a torch file is none": (lambda f: as_torch_file(f, b"x" * 99), "bad-weights", "without running code"),
     "shapes are another config's": (
         lambda f: with_config(f, vocab_size=65),
