@@ -277,8 +277,8 @@ class Session:
         return over_tensors(lambda x: x / scale, result)
 
     def _begin_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Runs before each `step()` of an optimizer. If gradients are not finite, the optimizer gets none, as with a
-        GradScaler. In an FP32 step for comparison (`_run_shadow`), the last optimizer gets none either."""
+        """Runs before each `step()` of an optimizer. If gradients are not finite, the optimizer gets no parameters, as
+        a GradScaler skips it. In an FP32 step for comparison (`_run_shadow`), the last optimizer gets none either."""
         kind = type(optimizer).__name__
         if id(optimizer) not in self.optimizers:
             advice = "create model and optimizers before the rehearsal, and call every optimizer in the first step"
@@ -298,9 +298,9 @@ class Session:
                 if p in self._parameters and p not in self._updates:  # else measured in an earlier update
                     gradient = dense(p.grad.detach()).clone()
                     self._updates[p] = gradient, optimizer, {**group}, *_state(optimizer, p)
-            for _, p in own if not finite or is_last_of_shadow else ():
-                stack.callback(setattr, p, "grad", p.grad)
-                p.grad = None
+            for group in optimizer.param_groups if not finite or is_last_of_shadow else ():
+                stack.callback(group.__setitem__, "params", group["params"])
+                group["params"] = []
         if not finite:
             self._broken = self._broken or ""
         if not self.recipe.stored:  # an update in FP32 needs no emulation, which takes longer

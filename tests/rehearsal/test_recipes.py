@@ -232,3 +232,23 @@ def test_a_recipe_costs_at_most_three_times_its_steps(monkeypatch: Any) -> None:
     alone, recipes = costs(20)
     assert len(recipes) == 4
     assert max(recipes.values()) <= 3 * alone
+
+
+def test_an_optimizer_that_expects_every_gradient_is_compared_and_skipped() -> None:
+    class Signs(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self) -> None:  # type: ignore[override]
+            for p in (p for group in self.param_groups for p in group["params"]):
+                p.sub_(p.grad.sign(), alpha=1e-3)
+
+    model = mlp(8, 8)
+    optimizer = Signs(model.parameters(), {})
+
+    def step(batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        (model(batch).square().mean() * 1e4).backward()  # at FP16's first loss scale, gradients overflow
+        optimizer.step()
+
+    runs = auditor.rehearse(step, [torch.randn(8, 8)] * 3, 6, remedies=False).runs
+    assert runs["fp16_autocast"].skipped and runs["fp16_autocast"].failure is None
+    assert all(runs[name].share("error") is not None for name in ("bf16_autocast", "bf16"))

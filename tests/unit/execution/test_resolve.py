@@ -113,6 +113,11 @@ def test_a_cast_to_the_dtype_of_another_value_follows_it_under_autocast() -> Non
     assert {name: found[name] for name in ("to", "mul")} == {"to": "fp16", "mul": "fp16"}
 
 
+def test_a_low_window_of_an_fp32_spectrum_gives_fp32() -> None:
+    capture = capture_of(Function(lambda x, w: torch.istft(x + 0j, 4, window=w)), normal(2, 3, 5), torch.ones(4))
+    assert resolve(Policy(capture, "cast", plain("bf16"), "bf16")).dtypes[only(capture, "istft").name] == "fp32"
+
+
 def test_values_that_autocast_lowers_are_listed_with_their_readers() -> None:
     capture = capture_of(Function(lambda x, w: (x @ w).exp() @ w), normal(4, 4), normal(4, 4))
     first, second = (node.name for node in nodes_by_op(capture, "matmul"))
@@ -121,8 +126,7 @@ def test_values_that_autocast_lowers_are_listed_with_their_readers() -> None:
     # exp is raised to FP32 by autocast, and lowered again on its way into the second product
     assert found.dtypes[only(capture, "exp").name] == "fp32"
     assert found.readers_of_rounded == {x: {first}, w: {first, second}, only(capture, "exp").name: {second}}
-    assert found.low(first)
-    assert not found.low(w)
+    assert found.low(first) and not found.low(w)
 
 
 def test_a_solver_of_two_dtypes_is_a_conflict_and_a_pointwise_function_promotes() -> None:

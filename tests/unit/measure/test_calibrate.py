@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.capture.capture import capture
-from auditor.measure.calibrate import Calibration, calibrate
+from auditor.measure.calibrate import Calibration, calibrate, worse
 from auditor.measure.measure import measure
 from auditor.measure.noise import FP32Runs, noise_of, without_noise
 from auditor.measure.reference import batch_norm
 from auditor.measure.rerun import PLAIN
-from auditor.records import Contribution, Noise, Subject
+from auditor.records import Contribution, NodeError, Noise, Subject
 from tests.support.capturing import Function
 from tests.support.replaying import Model
 from tests.support.small_models import moody
@@ -301,3 +301,8 @@ def test_what_is_within_the_noise_is_no_error_and_said_to_be() -> None:
 def quietly() -> nn.Module:
     parts = {"a": nn.Linear(32, 64), "mix": Function(lambda x: torch.ops.loud.pool(x)), "b": nn.Linear(64, 8)}
     return Model(lambda m, x: m.b(m.mix(m.a(x).relu())), **parts)
+
+
+def test_of_two_batches_the_larger_share_of_changed_results_counts() -> None:
+    broken = NodeError(overflow=1, disagreement=0.1)
+    assert worse(broken, NodeError(disagreement=0.5)) == replace(broken, disagreement=0.5)

@@ -313,3 +313,12 @@ def test_modules_that_gain_nothing_share_one_reason_with_the_largest_numbers() -
         assert one.ran == all_ran
     over = [replace(reason, kind="budget", words=f"to {reason.adds}") for reason in idle]
     assert merge_alike(over) == tuple(over)  # whose figures are in the words
+
+
+def test_low_precision_that_only_single_modules_allow_and_that_saves_nothing_is_said_so() -> None:
+    def spectrum(m: Any, x: Tensor) -> Tensor:  # raises with both in BF16, which has no complex numbers
+        return m.head(torch.stft(m.pre(x)[:, 0], 128, window=m.window, return_complex=True).abs().mT)
+
+    parts = {"pre": nn.Conv1d(1, 1, 9, padding=4), "head": nn.Linear(65, 8), "window": torch.hann_window(128)}
+    audit = auditor.audit(Model(spectrum, **parts), torch.randn(2, 1, 2000), formats="bf16", strategies="cast")
+    assert "low precision within the error budget of 0.01 saves no time" in audit.recommendation

@@ -268,7 +268,7 @@ def test_of_findings_that_weigh_the_same_the_one_at_which_the_cause_begins_heads
     ):
         members = tuple(replace(f, cause=begins) for f in (*softmax[:-1], least))
         (card,) = causes(replace(audit, findings=members)).all
-        assert card.worst.node == heads.node
+        assert (card.worst.node, card.owners[0]) == (heads.node, heads.owner)
 
 
 # The line that says what to do next: for every outcome one, and doing it does what it says.
