@@ -30,12 +30,17 @@ NO_THREAD = 127
 INTERRUPTIONS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
+def ignore_signals() -> None:
+    """Ignore SIGINT, SIGTERM and SIGHUP: nothing may stop a cleanup, or change the exit code of a finished command."""
+    for number in INTERRUPTIONS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def unwind_on_signals() -> None:
     """Make the first SIGINT, SIGTERM or SIGHUP raise KeyboardInterrupt, so that the process can clean up."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for one in INTERRUPTIONS:
-            signal.signal(one, signal.SIG_IGN)  # a second signal must not stop the cleanup
+        ignore_signals()
         sys.unraisablehook = lambda unraised: None  # for a signal that arrives while Python runs a callback
         raise KeyboardInterrupt
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..asked import command_of, validate
 from ..errors import AuditorError, caused_by, describe, first_line, out_of_memory, printable, suggest
-from ..processes import supervise, unwind_on_signals
+from ..processes import ignore_signals, supervise, unwind_on_signals
 from ..progress.shown import refresh_display, reporter
 from ..records import folder
 from ..settings import bad, options_of, with_flags
@@ -50,7 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run(verb, alone=argv is None)
 
     try:
-        return exit_code_of(command, "--debug" in words)
+        code = exit_code_of(command, "--debug" in words)
+        if argv is None:
+            ignore_signals()
+        return code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -140,6 +140,13 @@ def test_a_stdout_that_is_closed_full_or_no_longer_read(tmp_path: Path, root: Pa
         assert done.stderr.startswith("error: standard output cannot be written to (No space left on device)")
 
 
+def test_a_signal_after_the_end_changes_no_exit_code(root: Path) -> None:
+    class_ = "class Late:\n    def __del__(self): os.kill(os.getpid(), signal.SIGINT)"
+    code = f"import os, signal\nfrom auditor.cli import main\n{class_}\nlate = Late()\nraise SystemExit(main())"
+    words = [sys.executable, "-c", code, "explain", "bad-option"]
+    assert subprocess.run(words, cwd=root, capture_output=True).returncode == 0
+
+
 def mine(folder: Path) -> list[int]:
     """Processes that have a folder for their temporary one."""
     found = []
