@@ -155,7 +155,7 @@ def _measure(
     with stages("measure", "run each operation in low precision", recordings.operations):
         yardstick = Yardstick(*budget_of(subject, first, options.max_error, options.metric, options.criteria, seed))
         captured, measured = calibrate_paths(recordings, subject, formats, seed, yardstick, options.schemes)
-        noise = noise_of(first, subject, yardstick, seed, native=options.native)
+        noise = noise_of(recordings.first, subject, yardstick, seed, native=options.native)
     measured = in_unit(measured, yardstick.unit)
     layers = judge_layers(captured, measured, yardstick, noise.found)
     judged = replace(judge(captured, measured, formats, yardstick.budget, noise.found), layers=layers)

@@ -233,7 +233,7 @@ def plan_for(judge: Judge, limit: float) -> Planned:
         limits = options.max_error, options.metric, options.criteria
         yardstick = Yardstick(*budget_of(subject, recordings.first.capture, *limits, options.seed))
         captured, relative = calibrate_paths(recordings, subject, options.formats, seed, yardstick, options.schemes)
-        noise = noise_of(recordings.first.capture, subject, yardstick, seed, native=False)
+        noise = noise_of(recordings.first, subject, yardstick, seed, native=False)
         measured = in_unit(relative, yardstick.unit)
         judged = judge_verdicts(captured, measured, options.formats, yardstick.budget, noise.found)
         bench = Workbench(subject, captured, measured, judged, (), options, yardstick, noise)

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from ..errors import AuditorError, CaptureError, MeasureError, describe, let_through
 from ..isolation import isolate
-from ..isolation.answer import copy_batch, from_the_start
+from ..isolation.answer import answer, copy_batch, from_the_start
 from ..isolation.members import modules_of
 from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..isolation.process import disable_compilers, disable_fused_path
@@ -65,13 +65,13 @@ def record_path(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) 
     """
     batch: Batch = subject.batches[0]
 
-    def run() -> tuple[Recording, NamedTensors, str | None]:
+    def run() -> tuple[Recording, NamedTensors, bool, str | None]:
         with isolate(batch):  # changes to the inputs are not state of the model
-            recording, answer = record(subject.model, batch)
-        return recording, answer, history_matters(subject.model, batch, answer, seed)
+            recording, outputs = record(subject.model, batch)
+        return recording, outputs, *history_matters(subject.model, batch, outputs, seed)
 
     try:
-        recording, answer, history = from_the_start(subject.model, batch, run, seed)
+        recording, outputs, repeats, history = from_the_start(subject.model, batch, run, seed)
     except Exception as error:
         let_through(error)
         if isinstance(error, AuditorError) and not isinstance(error, MeasureError):
@@ -82,21 +82,21 @@ def record_path(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) 
             slug="capture-failed",
         ) from error
     result = assemble(recording, subject.model, batch)
-    _check_floating(result, subject.name, answer)
-    _check_repeats(result, subject, batch, answer)
+    _check_floating(result, subject.name, outputs)
+    _check_repeats(result, subject, batch, outputs)
     result = compare_literals(result, recording, subject.model, batch, formats, seed)
     result = replace(
         result,
         same_path=on_the_path(recording, subject, seed) if recording.reads else frozenset(),
         warnings=(*result.warnings, *([history] if history else [])),
     )
-    return ModelPath(result, tuple(usable(result, subject)), answer.names)
+    return ModelPath(result, tuple(usable(result, subject)), outputs.names, outputs if repeats else None)
 
 
-def _check_floating(found: Capture, name: str, answer: NamedTensors) -> None:
+def _check_floating(found: Capture, name: str, outputs: NamedTensors) -> None:
     """Raises CaptureError(slug="nothing-to-audit") if no recorded operation could run in another precision."""
     floating = [node.dtype for node in found.nodes.values() if node.floating]
-    if not answer:
+    if not outputs:
         said = (
             f"{name} returns no tensor, so there is no output to compare. Return tensors from its forward: the operations "
             "behind a number (.item()), an array or a text cannot be determined."
@@ -117,7 +117,7 @@ def _check_floating(found: Capture, name: str, answer: NamedTensors) -> None:
     raise CaptureError(said, slug="nothing-to-audit")
 
 
-def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Sequence[torch.Tensor]) -> None:
+def _check_repeats(found: Capture, subject: Subject, batch: Batch, outputs: Sequence[torch.Tensor]) -> None:
     """Replay the graph. Raises CaptureError(slug="capture-failed") if this fails, or differs from the recorded run much
     more than two replays differ: the noise of non-deterministic operations is not an error of the recording."""
 
@@ -134,8 +134,8 @@ def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Seque
             "uses an operation that works only inside a context manager, or a resource that is freed after the run.",
             slug="capture-failed",
         ) from error
-    answer = _unnest(answer)
-    apart = output_error(answer, again) if len(again) == len(answer) else math.inf
+    outputs = _unnest(outputs)
+    apart = output_error(outputs, again) if len(again) == len(outputs) else math.inf
     if not apart <= REPEATS and not (math.isfinite(apart) and apart <= NOISE * output_error(again, replay_outputs())):
         raise CaptureError(
             f"{subject.name} returns other outputs than a replay of its recorded operations. Check whether the model keeps "
@@ -148,10 +148,13 @@ def _unnest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [part for x in tensors for part in (x.unbind() if x.is_nested else [x])]
 
 
-def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tensor], seed: int) -> str | None:
-    """A warning if the model keeps state between calls that changes the outputs of a later call; None otherwise.
+def history_matters(
+    model: nn.Module, batch: Batch, outputs: Sequence[torch.Tensor], seed: int
+) -> tuple[bool, str | None]:
+    """Whether a later call, with gradients enabled, has the same outputs; if not, a warning if the cause is state that
+    the model keeps between calls.
 
-    The caller has just run the model, and restores the model's state later. answer: outputs of that run. The model
+    The caller has just run the model, and restores the model's state later. outputs: those of that run. The model
     is first called on changed inputs, since some state affects only a call that follows other inputs. A cache that is
     filled once changes no output; growing caches, counters and statistics do.
     """
@@ -171,16 +174,21 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
     except Exception as problem:  # the model may not accept these values
         let_through(problem)
     try:
-        error = output_error(answer, call_model(batch))
+        if output_error(outputs, answer(model, batch, seed=seed, gradients=True)) == 0:
+            return True, None
+    except Exception as problem:  # the model may not run with gradients
+        let_through(problem)
+    try:
+        error = output_error(outputs, call_model(batch))
         if error <= AGREEMENT:
-            return None
+            return False, None
         what = f"differs by {error:.2g} (relative L2; for integers the share that changed, if larger)"
     except MeasureError:
         what = "returns other shapes"
     except Exception as problem:
         let_through(problem)
         what = f"fails ({describe(problem)})"
-    return f"The model keeps state between calls: a later call on the same inputs {what}; {_HANDLING}"
+    return False, f"The model keeps state between calls: a later call on the same inputs {what}; {_HANDLING}"
 
 
 def assemble(recording: Recording, model: nn.Module, batch: Batch) -> Capture:

@@ -17,7 +17,7 @@ from ..isolation.outputs import NamedTensors
 from ..numerics.entries import is_plain
 from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_in
-from ..records import Capture, Contribution, Noise, Subject
+from ..records import Capture, Contribution, ModelPath, Noise, Subject
 from .rerun import Yardstick
 
 REPEATED = (37, 211)
@@ -36,12 +36,15 @@ class FP32Runs:
     graded: list[torch.Tensor] | str | None = None
 
 
-def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int, *, native: bool = False) -> FP32Runs:
+def noise_of(path: ModelPath, subject: Subject, yardstick: Yardstick, seed: int, *, native: bool = False) -> FP32Runs:
     """Compare repeated FP32 runs with the first; returns the differences and the first run's outputs.
 
-    On a CPU, one more run, with gradients enabled and other memory addresses, suffices if it is bit for bit identical.
-    On a GPU, or if repeated runs differ, the recorded graph also runs twice, and every operation is compared.
+    On a CPU, one more run, with gradients enabled and other memory addresses, suffices if it is bit for bit identical;
+    the recording may have found that. On a GPU, or if repeated runs differ, the recorded graph also runs twice, and
+    every operation is compared.
     """
+    if path.repeated is not None and not native:
+        return FP32Runs(Noise(runs=2), {id(subject.batches[0]): path.repeated})
     batch = (subject.held_out or subject.batches)[0]
     first, moved, runs = answer(subject.model, batch, seed=seed), [torch.empty(REPEATED[-1])], 1
     graded: NamedTensors | str
@@ -65,7 +68,7 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
         runs += 1
         for name, was, now in zip(first.names, first, again, strict=True):
             outputs[name] = max(outputs.get(name, 0.0), output_error([was], [now]))
-    nodes, sources = _twice(capture, subject, seed) if apart or native else ({}, ())
+    nodes, sources = _twice(path.capture, subject, seed) if apart or native else ({}, ())
     result = Noise(
         runs=runs,
         error=apart,

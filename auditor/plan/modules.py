@@ -78,9 +78,14 @@ class Modules(Space):
     def propose(self, allowed: float) -> Candidate:
         """The cheapest choice with a predicted error of at most `allowed`; or everything in low precision, if that
         meets the budget and exceeds the choice's time and cost by at most SHORTER."""
-        low, point = self.low, self.problem.cheapest(allowed)
-        near = low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
-        return low if near and self.within_budget() else point
+
+        def is_near(seconds: float, cost: float) -> bool:
+            return self.low.seconds <= (1 + SHORTER) * seconds and self.low.cost <= (1 + SHORTER) * cost
+
+        if is_near(*self.problem.least) and self.within_budget():
+            return self.low  # as for any choice that a search finds
+        point = self.problem.cheapest(allowed)
+        return self.low if is_near(point.seconds, point.cost) and self.within_budget() else point
 
 
 GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}

@@ -291,6 +291,14 @@ class Problem:
         low_flops = cost.flops if FORMATS[fmt].low else 0
         return self.node_square(resolution, name), own, seconds(cost, fmt, self.device), low_flops
 
+    @cached_property
+    def least(self) -> tuple[float, float]:
+        """Lower bounds of the time and cost of all choices: each node in the cheaper precision, without casts. The cost
+        of memory, which is no sum over nodes, has the bound 0."""
+        wide = self.figures(self.resolve(plain("fp32"))).copy()
+        _, cost, elapsed, _ = np.minimum(wide, self.figures(self.lowest)).sum(axis=1).tolist()
+        return elapsed, 0.0 if self.objective == "memory" else cost
+
     def squares(self, resolution: Resolution, own: NDArray[np.float64]) -> dict[str, float]:
         """{node or placeholder: squared error that it adds to the outputs}, including the rounding of its result; nodes
         that add no error may be missing. own: squared errors from `figures`."""

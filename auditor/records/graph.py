@@ -221,8 +221,10 @@ class Capture:
 @dataclass(frozen=True)
 class ModelPath:
     """One path through a model. capture: the path's graph, with the joined graph's node names; batches: the batches
-    that take it, the recorded one first; outputs: names of the returned tensors in the model's return value."""
+    that take it, the recorded one first; outputs: names of the returned tensors in the model's return value; repeated:
+    these tensors, if another run of the model, with gradients enabled, returned equal ones."""
 
     capture: Capture
     batches: tuple[Batch, ...]
     outputs: tuple[str, ...] = ()
+    repeated: list[torch.Tensor] | None = field(default=None, repr=False, compare=False)
