@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -132,12 +133,12 @@ class _Snapshot:
 
         Gradients are restored after tensors, since torch checks them against their tensor.
         """
-        steps: list[Callable[[], None]] = [state.restore for state in self._tensors]
-        steps += [partial(_put_back, *content) for content in self._contents]
-        steps += [state.restore_gradient for state in self._tensors]
+        tensors = (state.restore for state in self._tensors)
+        contents = (partial(_put_back, *content) for content in self._contents)
+        gradients = (state.restore_gradient for state in self._tensors)
         problems = []
         with plain_torch():
-            for step in steps:
+            for step in chain(tensors, contents, gradients):
                 try:
                     step()
                 except Exception as error:  # one failure must not prevent the others

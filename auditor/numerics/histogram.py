@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from ..records import Magnitudes
 from .casting import in_format
@@ -28,16 +29,15 @@ def histogram_of(x: torch.Tensor) -> Magnitudes:
     zeros, largest, smallest, square = 0, 0.0, math.inf, 0.0
     for (run,) in runs(x.detach().float()):
         sizes = run.abs().reshape(-1)
-        if sizes.numel() and not float(sizes.max()) < math.inf:
+        if sizes.numel() and not float(sizes.amax()) < math.inf:
             sizes = sizes[sizes < math.inf]
         exponents.update(exponent_counts(sizes))
         square += sum_of_squares(sizes)
         if sizes.numel():
             low, high = map(float, torch.aminmax(sizes))
             if not low:
-                nothing = sizes == 0
-                zeros += int(torch.count_nonzero(nothing))
-                low = float(sizes.masked_fill_(nothing, math.inf).min())
+                zeros += sizes.numel() - int(torch.count_nonzero(sizes.bool()))
+                low = float(nn.functional.threshold(sizes, 0.0, math.inf).amin())
             largest, smallest = max(largest, high), min(smallest, low)
     nonfinite = x.numel() - exponents.total()
     exponents[-_BIAS] -= zeros
@@ -198,14 +198,14 @@ class Profile:
 
     def _damage(self, reference: torch.Tensor, size: torch.Tensor, fmt: Format) -> Counter[str]:
         """Counts of finite entries that overflowed or underflowed. size: absolute values of the candidate."""
-        counts, regular = Counter[str](), reference != 0
+        counts, regular = Counter[str](), reference.bool()
         if self.range.nonfinite:
             regular &= reference.isfinite()
         small = (size < fmt.smallest_normal).logical_and_(regular)
         if many := int(torch.count_nonzero(small)):
-            counts["underflow"] = int(torch.count_nonzero(small & (size == 0)))
+            counts["underflow"] = many - int(torch.count_nonzero(small.logical_and_(size)))
             counts["subnormal"] = many - counts["underflow"]
-        if not float(size.max()) < math.inf:
+        if not float(size.amax()) < math.inf:
             finite = reference.isfinite()
             counts["overflow"] = int(torch.count_nonzero(finite & (size == math.inf)))
             counts["nan"] = int(torch.count_nonzero(finite & size.isnan()))
