@@ -293,11 +293,12 @@ class Problem:
 
     @cached_property
     def least(self) -> tuple[float, float]:
-        """Lower bounds of the time and cost of all choices: each node in the cheaper precision, without casts. The cost
-        of memory, which is no sum over nodes, has the bound 0."""
-        wide = self.figures(self.resolve(plain("fp32"))).copy()
-        _, cost, elapsed, _ = np.minimum(wide, self.figures(self.lowest)).sum(axis=1).tolist()
-        return elapsed, 0.0 if self.objective == "memory" else cost
+        """Lower bounds of the time and cost of all choices: each node in its cheapest format, without casts and stored
+        tensors. The cost of memory, which is no sum over nodes, has the bound 0."""
+        formats, costs = {"fp32", self.format, *self.kept_formats.values()}, self.costs.items()
+        elapsed = sum(min(seconds(cost, fmt, self.device) for fmt in formats) for _, cost in costs)
+        own = (min(price(self.objective, x, self.elements[n], fmt, self.device) for fmt in formats) for n, x in costs)
+        return elapsed, 0.0 if self.objective == "memory" else sum(own)
 
     def squares(self, resolution: Resolution, own: NDArray[np.float64]) -> dict[str, float]:
         """{node or placeholder: squared error that it adds to the outputs}, including the rounding of its result; nodes

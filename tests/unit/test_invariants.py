@@ -79,7 +79,7 @@ def test_every_run_of_every_stage_starts_from_the_same_state(monkeypatch: pytest
         STAGE[0] = stage
 
     # The one place where a model is called again within a run, to see whether that makes a difference.
-    monkeypatch.setattr(import_module("auditor.capture.capture"), "history_matters", lambda *rest: None)
+    monkeypatch.setattr(import_module("auditor.capture.capture"), "history_matters", lambda *rest: (False, None))
     FOUND.clear()
     batch, loss = (normal(16, 8), normal(16, 4, seed=1)), nn.functional.mse_loss
     tight = 1e-4  # plans are searched, run and made again

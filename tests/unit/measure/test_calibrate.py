@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.capture import capture
+from auditor.capture.capture import capture, record_path
 from auditor.measure.calibrate import Calibration, calibrate, worse
 from auditor.measure.measure import measure
 from auditor.measure.noise import FP32Runs, noise_of, without_noise
@@ -218,8 +218,7 @@ def draws() -> nn.Module:
 
 def all_heard(model: nn.Module, **how: Any) -> FP32Runs:
     subject = subject_of(model.eval(), INPUT)
-    captured = capture(subject, ("fp16",))
-    found = noise_of(captured, subject, PLAIN, 0, **how)
+    found = noise_of(record_path(subject, ("fp16",)), subject, PLAIN, 0, **how)
     assert list(found.known) == [id(subject.batches[0])]
     return found
 
@@ -242,6 +241,16 @@ def test_plans_are_run_with_gradients_where_that_is_another_model() -> None:
     alike = all_heard(seeded(draws))
     assert (alike.graded, alike.found) == (None, Noise(runs=2))
     assert isinstance(all_heard(seeded(draws), native=True).graded, list)
+
+
+def test_a_recording_that_gradients_and_an_earlier_call_leave_equal_is_not_run_again() -> None:
+    model, subject = (made := seeded(draws)).eval(), subject_of(made, INPUT)
+    path = record_path(subject, ("fp16",))
+    model.forward = None  # any further run would raise
+    found = noise_of(path, subject, PLAIN, 0)
+    assert found.found == Noise(runs=2) and found.known[id(subject.batches[0])] is path.repeated is not None
+    for kind in (lambda: moody(nn.Linear(32, 8), False), lambda: seeded(drifts)):
+        assert record_path(subject_of(kind().eval(), INPUT)).repeated is None
 
 
 def test_noise_is_found_where_it_begins_and_where_it_goes() -> None:
