@@ -48,8 +48,8 @@ def compare_literals(
     leaves = tree_leaves([(node.args, node.kwargs) for node in recording.graph.nodes])
     numbers = {abs(x) for x in leaves if isinstance(x, float)}  # some may depend on a dtype, such as a limit of float32
     telling = any(0 < x < _LEAST_ORDINARY or x > _MOST_ORDINARY or x == _JUST_BELOW_ONE for x in numbers)
-    follows = recording.asked and (telling or any(x.is_floating_point() for _, x in _constants(recording)))
-    if not follows and not any(isinstance(x, torch.dtype) for x in leaves):
+    follows = (recording.asked and telling) or any(isinstance(x, torch.dtype) for x in leaves)
+    if not follows and not (recording.asked and any(x.is_floating_point() for _, x in _constants(recording))):
         return captured
     literals: dict[str, ByNode] = {}
     under_autocast: dict[str, ByNode] = {}
@@ -64,7 +64,7 @@ def compare_literals(
             ours, theirs = ([("", tuple(x.shape), (n, x)) for n, x in _constants(each)] for each in (recording, stored))
             pairs = align(ours, theirs)  # by their order in the graphs
             made_in[name] = {n: low.dtype for (n, x), (_, low) in pairs if low.dtype != x.dtype}
-        regional = _low_run(recording, model, batch, dtype, seed, stored=False)
+        regional = _low_run(recording, model, batch, dtype, seed, stored=False) if follows else None
         if regional is not None:
             under_autocast[name] = _differences(recording, regional, row)
     return replace(

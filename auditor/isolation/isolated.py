@@ -134,7 +134,7 @@ class _Snapshot:
         Gradients are restored after tensors, since torch checks them against their tensor.
         """
         tensors = (state.restore for state in self._tensors)
-        contents = (partial(_put_back, *content) for content in self._contents)
+        contents: Iterator[Callable[[], None]] = (partial(_put_back, *content) for content in self._contents)
         gradients = (state.restore_gradient for state in self._tensors)
         problems = []
         with plain_torch():

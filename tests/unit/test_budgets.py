@@ -97,10 +97,10 @@ BUDGET = {
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2000, "plan"),
+    "plan": (2020, "plan"),
     "progress": (300, "telling"),
     "quantization": (2200, "quantization"),
-    "records": (1500, "records"),
+    "records": (1510, "records"),
     "rehearsal": (950, "rehearsal"),
     "report": (2800, "report"),
     "rulebook": (2400, "rules"),
@@ -111,7 +111,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 29910, 215, 24
+LINES, FILES, ROOMS = 29940, 215, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
