@@ -27,6 +27,7 @@ from .tensors import StorageCopies, TensorState, plain_torch
 _Slot = types.MemberDescriptorType
 _OPEN_STDLIB = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
 _OPEN_TORCH = ("torch.nn", "torch.optim", "torch.distributions", "torch.amp")
+_EMPTY: list[Any] = []  # the contents of every empty container: most are empty, and lists cost garbage collections
 # Immutable and frequent: not visited.
 _ATOMS = frozenset(
     {int, float, bool, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size}
@@ -158,7 +159,7 @@ class _Snapshot:
             yield from (member for store in stores for _, member in store.items())  # TorchScript's tensors are in C++
             self.memory.save([buffer for _, buffer in value._buffers.items() if buffer is not None])
         for kind in _kinds_of(type(value)):  # type: ignore[arg-type]
-            held = kind.read(value)
+            held = kind.read(value) or _EMPTY
             self._contents.append((value, kind, held))
             yield from held if kind.leads else ()
 
