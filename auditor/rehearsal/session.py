@@ -66,13 +66,13 @@ def call_forked(work: Callable[[Callable[[str], None]], Any], hear: Callable[[st
             os.dup2(null, stream)
         torch.set_num_threads(1)  # threads do not survive a fork
         try:
-            tell((call(work, "the recipe", "bad-step", tell),))
+            tell(call(work, "the recipe", "bad-step", tell))
         except LoadError as error:
-            tell((error,))
+            tell(error)
         finally:
             os._exit(0)
 
-    (done,) = supervise(answer, hear=hear)
+    done = supervise(answer, hear=hear)
     if isinstance(done, LoadError):
         raise done
     return done
@@ -90,15 +90,11 @@ class Session:
         every = [one for one in gc.get_objects() if issubclass(type(one), nn.Module | Optimizer)]
         self.optimizers = {id(one): one for one in every if "param_groups" in vars(one)}
         self.root, self.own_regions = nn.Module(), False
-        self._names, self._parameters = dict[int, str](), dict[nn.Parameter, str]()  # of modules by id; of parameters
         self._step, self._batches, self._seed = step, batches, seed
-        self._calls: list[str] = []  # names of the modules that are being called, innermost last
-        self._casts_inputs, self._losses, self.recipe = False, list[float](), FP32
-        self._used = set[int]()  # ids of the optimizers that the last step called
-        # Whether a step is measured; if so, {parameter: gradient, optimizer, group, weight, second moment} at its update.
-        self._sampled, self._updates = False, dict[nn.Parameter, tuple[Any, Optimizer, dict[str, Any], Any, Any]]()
-        self._running: list[ExitStack] = []  # what ends with each running `step()` of an optimizer, innermost last
-        self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
+        self._parameters = dict[nn.Parameter, str]()  # names of the trained parameters
+        self._calls: list[nn.Module] = []  # the modules that are being called, innermost last
+        self._running: list[Iterator[None]] = []  # `_update` of each optimizer that is being called, innermost last
+        self._casts_inputs, self.recipe = False, FP32
         first, used, self.own_regions = call_forked(partial(self.run, FP32, 1))
         if not first.losses:
             raise bad_step("batches is empty: give at least one batch")
@@ -115,7 +111,6 @@ class Session:
         if bare := [p for p in trained if p in left and isinstance(p, nn.Parameter)]:
             roots[f"ParameterList{len(roots)}"] = nn.ParameterList(bare)
         self.root = nn.ModuleDict(roots) if len(roots) > 1 else next(iter(roots.values()), nn.Module())
-        self._names = {id(module): without_wrappers(path) for path, module in self.root.named_modules()}
         named = ((p, path) for path, p in self.root.named_parameters() if p in trained and p.numel())
         self._parameters = {p: without_wrappers(path) for p, path in named}
         if any(p.device.type in NATIVE for p in trained):
@@ -139,7 +134,8 @@ class Session:
             if number < 0:
                 break
             result.batches = max(result.batches, number + 1)
-            self._sampled, self._updates = step in samples, {}
+            # Whether the step is measured; {parameter: gradient, optimizer, group, weight, second moment} at its update.
+            self._sampled, self._updates = step in samples, dict[nn.Parameter, tuple[Any, ...]]()
             if self._sampled and recipe != FP32:
                 fp32 = {}
                 with suppress(AuditorError):
@@ -157,11 +153,11 @@ class Session:
                         blamed = call_forked(partial(self._search, batch, restart))
                 result.skipped.append(NonFiniteStep(step, number, result.scale, *blamed))
             tell(f"step {step}, loss {result.losses[-1]}")
-            if result.scale is None and result.skipped:
-                break
             if result.scale is not None:
                 torch._amp_update_scale_(scale, finite, torch.tensor(float(self._broken is not None)), *SCALING)
                 result.scale = float(scale)
+            elif result.skipped:
+                break
         return result, self._used, self.own_regions
 
     def _call_step(self, batch: Any, handler: Trail | None = None) -> float:
@@ -169,7 +165,8 @@ class Session:
         emulated CUDA; the step's autocast regions get the recipe's dtype. Returns the step's loss; if it returns none,
         the sum of the losses on which it called `backward`."""
         recipe, dtype, names = self.recipe, dtype_of(self.recipe.format), required_arguments(self._step)
-        self._losses, self._broken, self._used = [], None, set()
+        self._losses, self._used = list[float](), set[int]()  # of `backward`; ids of the optimizers that the step calls
+        self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
         regional = recipe.format != "fp32" and not recipe.stored and LOSS not in recipe.scopes
         emulated = written_as_meant() if recipe.format == "fp32" else emulate("cuda")
         with ieee(), disable_compilers(), emulated if handler is None else intercept(handler):
@@ -198,6 +195,7 @@ class Session:
 
     def _search(self, batch: Any, restart: Callable[[], None], tell: object) -> tuple[str, str | None]:
         """The operation that makes a step non-finite, and its module, see `blame`."""
+        names = {module: without_wrappers(path) for path, module in self.root.named_modules()}
 
         def run(trail: Trail, is_low: bool) -> None:
             restart()
@@ -205,7 +203,7 @@ class Session:
                 self._convert(FP32)
             self._call_step(batch, trail)
 
-        return blame(run, lambda: (self._calls or [LOSS])[-1], Session._call_step.__code__)
+        return blame(run, lambda: next((names[one] for one in reversed(self._calls) if one in names), LOSS))
 
     def _prepare(self, recipe: Recipe) -> None:
         """Convert the model and the optimizers as the recipe requires, and replace functions of torch."""
@@ -215,8 +213,10 @@ class Session:
         self._convert(recipe)
         for name, optimizer in product(recipe.remedies, self.optimizers.values()):
             REMEDIES[name][1](optimizer)
-        register_optimizer_step_pre_hook(self._begin_update)
-        register_optimizer_step_post_hook(self._end_update)
+        register_optimizer_step_pre_hook(
+            lambda *call: self._running.append(self._update(*call)) or next(self._running[-1])
+        )
+        register_optimizer_step_post_hook(lambda *call: next(self._running.pop(), None))
         called = nn.Module.__call__
         nn.Module.__call__ = lambda module, *a, **k: self._call(called, module, *a, **k)  # type: ignore[method-assign]
         engine: Any = torch.autograd  # its `backward` and `grad` both call this function
@@ -250,7 +250,7 @@ class Session:
         if outermost and self._casts_inputs:
             wanted = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
             args, kwargs = lowered_batch((args, kwargs), wanted) if wanted else (args, kwargs)
-        self._calls.append(self._names.get(id(module), LOSS if outermost else self._calls[-1]))
+        self._calls.append(module)
         try:
             result = original(module, *args, **kwargs)
         finally:
@@ -276,9 +276,10 @@ class Session:
             clear_weight_casts()
         return over_tensors(lambda x: x / scale, result)
 
-    def _begin_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Runs before each `step()` of an optimizer. If gradients are not finite, the optimizer gets no parameters, as
-        a GradScaler skips it. In an FP32 step for comparison (`_run_shadow`), the last optimizer gets none either."""
+    def _update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Iterator[None]:
+        """Runs around each `step()` of an optimizer, up to `yield` before it. If gradients are not finite, the optimizer
+        gets no parameters, as a GradScaler skips it. In an FP32 step for comparison (`_run_shadow`), the last optimizer
+        gets none either. After the update, the weights are checked."""
         kind = type(optimizer).__name__
         if id(optimizer) not in self.optimizers:
             advice = "create model and optimizers before the rehearsal, and call every optimizer in the first step"
@@ -287,31 +288,24 @@ class Session:
             advice = "which may run the model repeatedly: rehearse another optimizer"
             raise bad_step(f"{kind}.step gets a closure, {advice}")
         self._used.add(id(optimizer))
-        is_last_of_shadow = self.recipe is not self.result.recipe and self._used == {*self.optimizers}
         own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        stack = ExitStack()
-        self._running.append(stack)
-        stack.enter_context(torch.autocast("cuda", enabled=False))
-        with plain_torch():
-            finite = all(all_finite(p.grad) for _, p in own)
-            for group, p in own if finite and self._sampled else ():
-                if p in self._parameters and p not in self._updates:  # else measured in an earlier update
-                    gradient = dense(p.grad.detach()).clone()
-                    self._updates[p] = gradient, optimizer, {**group}, *_state(optimizer, p)
-            for group in optimizer.param_groups if not finite or is_last_of_shadow else ():
-                stack.callback(group.__setitem__, "params", group["params"])
-                group["params"] = []
-        if not finite:
-            self._broken = self._broken or ""
-        if not self.recipe.stored:  # an update in FP32 needs no emulation, which takes longer
-            stack.enter_context(plain_torch())
-
-    def _end_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Runs after each `step()` of an optimizer, and checks the weights."""
-        self._running.pop().close()
+        with torch.autocast("cuda", enabled=False), ExitStack() as stack:
+            with plain_torch():
+                if not (is_finite := all(all_finite(p.grad) for _, p in own)):
+                    self._broken = self._broken or ""
+                for group, p in own if is_finite and self._sampled else ():
+                    if p in self._parameters and p not in self._updates:  # else measured in an earlier update
+                        gradient = dense(p.grad.detach()).clone()
+                        self._updates[p] = gradient, optimizer, {**group}, *_state(optimizer, p)
+            if not is_finite or (self.recipe is not self.result.recipe and self._used == {*self.optimizers}):
+                emptied = [{**group, "params": []} for group in optimizer.param_groups]
+                stack.enter_context(swap_attribute(optimizer, "param_groups", emptied))
+            if not self.recipe.stored:  # an update in FP32 needs no emulation, which takes longer
+                stack.enter_context(plain_torch())
+            yield
         with plain_torch():
             if self._broken is None and not all(map(all_finite, self._parameters)):
-                self._broken = f"the update of {type(optimizer).__name__}, from finite gradients"
+                self._broken = f"the update of {kind}, from finite gradients"
 
     def _measure(self, step: int, fp32: dict[str, Any]) -> dict[str, Any]:
         """Record the gradient errors of a sampled step, of all parameters together and of each, and its updates, see
