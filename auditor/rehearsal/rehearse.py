@@ -91,13 +91,12 @@ def rehearse(
             tell("rehearse", recipe.title, steps * recipes.index(recipe) + len(losses), steps * (len(recipes) + 1))
 
         try:
-            result: RecipeRun = call_forked(partial(session.run, recipe, steps), hear)[0]
+            return call_forked(partial(session.run, recipe, steps), hear)[0]
         except AuditorError as error:
             let_through(error)
             if recipe == FP32:
                 raise bad_step(f"the step fails in FP32: {error}") from error
             return RecipeRun(recipe, losses, failure=str(error))
-        return result
 
     recipes = [FP32, *_recipes(session, plan)]
     runs = {recipe.name: run(recipe) for recipe in recipes}
@@ -206,11 +205,11 @@ def recommend(runs: Runs, problems: Sequence[RecipeProblem]) -> tuple[str, str]:
     holding = [run for name, run in runs.items() if name not in broken]
     if not holding:
         return "fp32", f"Train in FP32: every other recipe has a problem. The final loss is {fp32.last_loss():.4g}."
-    holding.sort(key=lambda run: (run.recipe.stored, run.recipe.repairs != ""))
-    run, done = holding[0], "" if holding[0].recipe.repairs else ", without further changes"
+    run, *others = sorted(holding, key=lambda run: (run.recipe.stored, run.recipe.repairs != ""))
+    done = "" if run.recipe.repairs else ", without further changes"
     text = f"Train in {run.recipe.title}{done}. The final loss is {run.last_loss():.4g}, in FP32 {fp32.last_loss():.4g}"
     if skipped := len(run.skipped):
         text += f". {skipped} of {len(run.losses)} steps are skipped until the loss scale settles at {run.scale:g}"
-    lean = [one.recipe for one in holding[1:] if one.recipe.stored and "fp32_master_weights" not in one.recipe.remedies]
+    lean = [one.recipe for one in others if one.recipe.stored and "fp32_master_weights" not in one.recipe.remedies]
     saves = f" {lean[0].title} has no problem either, and needs less memory." if lean else ""
     return run.recipe.name, f"{text}.{saves}"

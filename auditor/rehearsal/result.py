@@ -95,13 +95,14 @@ class RecipeRun:
     failure: str | None = None
 
     def share(self, what: str, name: str = "") -> float | None:
-        """Mean of a series of ParameterSeries late in the run, for one parameter or for all parameters' entries; the
-        error of all is that of their common gradient. None if not measured."""
-        if (what, name) == ("error", ""):
-            return _late(self.errors)
-        rows = [self.parameters[name]] if name else self.parameters.values()
-        known = [(p.entries, x) for p in rows if (x := _late(getattr(p, what))) is not None]
-        return sum(n * x for n, x in known) / sum(n for n, _ in known) if known else None
+        """Mean of a series of ParameterSeries over the last third of the sampled steps, for one parameter or for all
+        parameters' entries; the error of all is that of their common gradient. None if not measured."""
+        rows = [(p.entries, getattr(p, what)) for key, p in self.parameters.items() if name in ("", key)]
+        means = list[tuple[int, float]]()
+        for entries, series in [(1, self.errors)] if (what, name) == ("error", "") else rows:
+            known = [x for x in series[-max(len(series) // 3, 1) :] if x is not None]
+            means += [(entries, sum(known) / len(known))] if known else []
+        return sum(n * x for n, x in means) / sum(n for n, _ in means) if means else None
 
     @property
     def final(self) -> list[float]:
@@ -112,12 +113,6 @@ class RecipeRun:
     def last_loss(self) -> float:
         """The mean of the final losses."""
         return sum(self.final) / len(self.final) if self.final else math.nan
-
-
-def _late(series: Series) -> float | None:
-    """The mean over the last third of a series; None if no value is defined in the last third."""
-    known = [x for x in series[-max(len(series) // 3, 1) :] if x is not None]
-    return sum(known) / len(known) if known else None
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from __future__ import annotations
 import gc
 import math
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import product
 from typing import Any
@@ -93,11 +94,8 @@ class Session:
         self._step, self._batches, self._seed = step, batches, seed
         self._parameters = dict[nn.Parameter, str]()  # names of the trained parameters
         self._calls: list[nn.Module] = []  # the modules that are being called, innermost last
-        self._running: list[Iterator[None]] = []  # `_update` of each optimizer that is being called, innermost last
         self._casts_inputs, self.recipe = False, FP32
-        first, used, self.own_regions = call_forked(partial(self.run, FP32, 1))
-        if not first.losses:
-            raise bad_step("batches is empty: give at least one batch")
+        _, used, self.own_regions = call_forked(partial(self.run, FP32, 1))
         if not used:
             raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
         self.optimizers = {number: one for number, one in self.optimizers.items() if number in used}
@@ -158,6 +156,8 @@ class Session:
                 result.scale = float(scale)
             elif result.skipped:
                 break
+        if not result.losses:
+            raise bad_step("batches is empty: give at least one batch")
         return result, self._used, self.own_regions
 
     def _call_step(self, batch: Any, handler: Trail | None = None) -> float:
@@ -176,8 +176,7 @@ class Session:
                 outside = not self._calls and torch._C._current_graph_task_id() == NO_PASS
                 if outside and getattr(region, "_meant", region._enabled):
                     self.own_regions = True
-                    region._enabled = region._meant = regional
-                    region.fast_dtype = dtype if regional else region.fast_dtype
+                    region._enabled, region._meant, region.fast_dtype = regional, regional, dtype
                 return enter(region)
 
             around = torch.autocast("cuda", dtype=dtype) if regional and not self.own_regions else nullcontext()
@@ -213,10 +212,9 @@ class Session:
         self._convert(recipe)
         for name, optimizer in product(recipe.remedies, self.optimizers.values()):
             REMEDIES[name][1](optimizer)
-        register_optimizer_step_pre_hook(
-            lambda *call: self._running.append(self._update(*call)) or next(self._running[-1])
-        )
-        register_optimizer_step_post_hook(lambda *call: next(self._running.pop(), None))
+        updates = defaultdict[int, ExitStack](ExitStack)  # {id of an optimizer: its `_update`}
+        register_optimizer_step_pre_hook(lambda one, *given: updates[id(one)].enter_context(self._update(one, *given)))
+        register_optimizer_step_post_hook(lambda one, *given: updates[id(one)].close())
         called = nn.Module.__call__
         nn.Module.__call__ = lambda module, *a, **k: self._call(called, module, *a, **k)  # type: ignore[method-assign]
         engine: Any = torch.autograd  # its `backward` and `grad` both call this function
@@ -276,10 +274,11 @@ class Session:
             clear_weight_casts()
         return over_tensors(lambda x: x / scale, result)
 
+    @contextmanager
     def _update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Iterator[None]:
-        """Runs around each `step()` of an optimizer, up to `yield` before it. If gradients are not finite, the optimizer
-        gets no parameters, as a GradScaler skips it. In an FP32 step for comparison (`_run_shadow`), the last optimizer
-        gets none either. After the update, the weights are checked."""
+        """Surrounds each `step()` of an optimizer. If gradients are not finite, the optimizer gets no parameters, as a
+        GradScaler skips it. In an FP32 step for comparison (`_run_shadow`), the last optimizer gets none either. After
+        the update, the weights are checked."""
         kind = type(optimizer).__name__
         if id(optimizer) not in self.optimizers:
             advice = "create model and optimizers before the rehearsal, and call every optimizer in the first step"
