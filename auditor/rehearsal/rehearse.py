@@ -19,8 +19,7 @@ from ..records import Plan, Progress
 from ..records.audit import Audit
 from ..training.recommend import HEADROOM
 from ..training.step import LOSS
-from .remedies import REMEDIES, ROUNDINGS
-from .result import FP32, NonFiniteStep, Recipe, RecipeProblem, RecipeRun, Rehearsal
+from .result import FP32, REMEDIES, ROUNDINGS, NonFiniteStep, Recipe, RecipeProblem, RecipeRun, Rehearsal
 from .session import Session, bad_step, call_forked
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]] | None

@@ -6,9 +6,8 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from itertools import product
 from typing import Any
@@ -31,12 +30,11 @@ from ..numerics.casting import widen
 from ..numerics.devices import NATIVE
 from ..numerics.entries import all_finite, dense, over_tensors, tensors_in
 from ..numerics.formats import dtype_of
-from ..numerics.metrics import output_error
 from ..processes import supervise
 from ..training.blame import NO_PASS, Trail, blame
+from ..training.replay import gradient_error
 from ..training.step import LOSS
-from .remedies import REMEDIES, ROUNDINGS
-from .result import FP32, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
+from .result import FP32, REMEDIES, ROUNDINGS, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
 
 LOOKS = 24
 """Maximum number of sampled steps, in which gradients are compared with FP32's and updates are measured."""
@@ -94,6 +92,7 @@ class Session:
         self._step, self._batches, self._seed = step, batches, seed
         self._parameters = dict[nn.Parameter, str]()  # names of the trained parameters
         self._calls: list[nn.Module] = []  # the modules that are being called, innermost last
+        self._running: list[ExitStack] = []  # what ends with each running `step()` of an optimizer, innermost last
         self._casts_inputs, self.recipe = False, FP32
         _, used, self.own_regions = call_forked(partial(self.run, FP32, 1))
         if not used:
@@ -212,9 +211,8 @@ class Session:
         self._convert(recipe)
         for name, optimizer in product(recipe.remedies, self.optimizers.values()):
             REMEDIES[name][1](optimizer)
-        updates = defaultdict[int, ExitStack](ExitStack)  # {id of an optimizer: its `_update`}
-        register_optimizer_step_pre_hook(lambda one, *given: updates[id(one)].enter_context(self._update(one, *given)))
-        register_optimizer_step_post_hook(lambda one, *given: updates[id(one)].close())
+        register_optimizer_step_pre_hook(self._begin_update)
+        register_optimizer_step_post_hook(self._end_update)
         called = nn.Module.__call__
         nn.Module.__call__ = lambda module, *a, **k: self._call(called, module, *a, **k)  # type: ignore[method-assign]
         engine: Any = torch.autograd  # its `backward` and `grad` both call this function
@@ -274,11 +272,9 @@ class Session:
             clear_weight_casts()
         return over_tensors(lambda x: x / scale, result)
 
-    @contextmanager
-    def _update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Iterator[None]:
-        """Surrounds each `step()` of an optimizer. If gradients are not finite, the optimizer gets no parameters, as a
-        GradScaler skips it. In an FP32 step for comparison (`_run_shadow`), the last optimizer gets none either. After
-        the update, the weights are checked."""
+    def _begin_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Runs before each `step()` of an optimizer. If gradients are not finite, the optimizer gets no parameters, as
+        a GradScaler skips it. In an FP32 step for comparison (`_run_shadow`), the last optimizer gets none either."""
         kind = type(optimizer).__name__
         if id(optimizer) not in self.optimizers:
             advice = "create model and optimizers before the rehearsal, and call every optimizer in the first step"
@@ -287,24 +283,28 @@ class Session:
             advice = "which may run the model repeatedly: rehearse another optimizer"
             raise bad_step(f"{kind}.step gets a closure, {advice}")
         self._used.add(id(optimizer))
+        self._running.append(stack := ExitStack())
+        stack.enter_context(torch.autocast("cuda", enabled=False))
         own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        with torch.autocast("cuda", enabled=False), ExitStack() as stack:
-            with plain_torch():
-                if not (is_finite := all(all_finite(p.grad) for _, p in own)):
-                    self._broken = self._broken or ""
-                for group, p in own if is_finite and self._sampled else ():
-                    if p in self._parameters and p not in self._updates:  # else measured in an earlier update
-                        gradient = dense(p.grad.detach()).clone()
-                        self._updates[p] = gradient, optimizer, {**group}, *_state(optimizer, p)
-            if not is_finite or (self.recipe is not self.result.recipe and self._used == {*self.optimizers}):
-                emptied = [{**group, "params": []} for group in optimizer.param_groups]
-                stack.enter_context(swap_attribute(optimizer, "param_groups", emptied))
-            if not self.recipe.stored:  # an update in FP32 needs no emulation, which takes longer
-                stack.enter_context(plain_torch())
-            yield
+        with plain_torch():
+            if not (is_finite := all(all_finite(p.grad) for _, p in own)):
+                self._broken = self._broken or ""
+            for group, p in own if is_finite and self._sampled else ():
+                if p in self._parameters and p not in self._updates:  # else measured in an earlier update
+                    gradient = dense(p.grad.detach()).clone()
+                    self._updates[p] = gradient, optimizer, {**group}, *_state(optimizer, p)
+        if not is_finite or (self.recipe is not self.result.recipe and self._used == {*self.optimizers}):
+            emptied = [{**group, "params": []} for group in optimizer.param_groups]
+            stack.enter_context(swap_attribute(optimizer, "param_groups", emptied))
+        if not self.recipe.stored:  # an update in FP32 needs no emulation, which takes longer
+            stack.enter_context(plain_torch())
+
+    def _end_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Runs after each `step()` of an optimizer, and checks the weights."""
+        self._running.pop().close()
         with plain_torch():
             if self._broken is None and not all(map(all_finite, self._parameters)):
-                self._broken = f"the update of {kind}, from finite gradients"
+                self._broken = f"the update of {type(optimizer).__name__}, from finite gradients"
 
     def _measure(self, step: int, fp32: dict[str, Any]) -> dict[str, Any]:
         """Record the gradient errors of a sampled step, of all parameters together and of each, and its updates, see
@@ -318,17 +318,14 @@ class Session:
         run, of_two = self.result, math.sqrt(2) if self.recipe == FP32 else 1.0  # both batches' gradients scatter
         gradients = {self._parameters[p]: gradient for p, (gradient, *_) in self._updates.items()}
         in_fp32 = not {*run.recipe.remedies}.isdisjoint(ROUNDINGS)
-
-        def error(names: list[str]) -> float | None:
-            known = {name: torch.as_tensor(fp32[name]) for name in names if name in fp32}
-            exact = output_error([*known.values()], [gradients[name] for name in known]) / of_two
-            return exact if any(bool(x.any()) for x in known.values()) else None
-
+        exact = {name: torch.as_tensor(fp32[name]) for name in gradients if name in fp32}
         run.steps.append(step)
-        run.errors.append(error([*gradients]))
+        for name in ("", *gradients):  # all parameters together, and each
+            known = {name: exact[name]} if name in exact else {} if name else exact
+            error = gradient_error(known, gradients) / of_two if any(bool(x.any()) for x in known.values()) else None
+            (run.parameters[name].error if name else run.errors).append(error)
         for p, (grad, optimizer, group, weight, moment) in self._updates.items():
             series, moved, (_, now) = run.parameters[self._parameters[p]], grad != 0, _state(optimizer, p)
-            series.error.append(error([self._parameters[p]]))
             series.zero_gradient.append(1 - int(moved.count_nonzero()) / p.numel())
             series.updates_lost.append(None if in_fp32 else _share(p == weight, moved))
             moving = None if moment is None else (grad.float() ** 2 - moment).abs_() > STUCK * moment.float()

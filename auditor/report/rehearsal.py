@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from statistics import fmean
 
-from ..rehearsal.remedies import REMEDIES, code_of
-from ..rehearsal.result import RecipeRun, Rehearsal
+from ..rehearsal.result import REMEDIES, RecipeRun, Rehearsal, code_of
 from .blocks import Block, Chart, Code, Fold, Grid, Item, Prose, environment
 from .charts import line_chart, round_steps
 from .words import count, or_blank, percent, ratio, shorten
