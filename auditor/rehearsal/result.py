@@ -223,6 +223,5 @@ class Rehearsal:
         """Write rehearsal.json and rehearsal.html. Raises: AuditorError(slug="bad-output")."""
         from ..report.rehearsal import render
 
-        place = folder.path_of(directory, "directory")
         texts = {"rehearsal.json": json.dumps(self.to_dict(), indent=1) + "\n", "rehearsal.html": render(self)}
-        return folder.write(place, texts)
+        return folder.write(folder.path_of(directory, "directory"), texts)

@@ -40,9 +40,6 @@ LOOKS = 24
 """Maximum number of sampled steps, in which gradients are compared with FP32's and updates are measured."""
 BLAMED = 4
 """Maximum number of non-finite steps that are run again to find the operation that causes Inf or NaN."""
-SCALING = (2.0, 0.5, 2000)
-"""GradScaler's defaults: growth factor, backoff factor, and number of finite steps until the scale grows."""
-SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 DECOUPLED = ("Adafactor", "Muon")
 """Optimizers of torch whose weight decay multiplies the weights, although their parameter groups lack the flag
 `decoupled_weight_decay`."""
@@ -79,8 +76,8 @@ def call_forked(work: Callable[[Callable[[str], None]], Any], hear: Callable[[st
 
 class Session:
     """The user's step, and its runs, each in a separate process. optimizers: {id: optimizer}, those that the first step
-    calls. root: the module with their parameters, or a container. own_regions: whether the step opens autocast regions.
-    Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed.
+    calls. trained: {parameter: number of its group}. root: the module with these parameters, or a container. own_regions:
+    whether the step opens autocast regions. Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed.
 
     batches: returns an iterator over (number of the batch, batch). seed: of the generators at the start of each run.
     """
@@ -88,36 +85,30 @@ class Session:
     def __init__(self, step: Callable[..., Any], batches: Callable[[], Iterator[tuple[int, Any]]], seed: int) -> None:
         every = [one for one in gc.get_objects() if issubclass(type(one), nn.Module | Optimizer)]
         self.optimizers = {id(one): one for one in every if "param_groups" in vars(one)}
-        self.root, self.own_regions = nn.Module(), False
         self._step, self._batches, self._seed = step, batches, seed
         self._parameters = dict[nn.Parameter, str]()  # names of the trained parameters
         self._calls: list[nn.Module] = []  # the modules that are being called, innermost last
         self._running: list[ExitStack] = []  # what ends with each running `step()` of an optimizer, innermost last
-        self._casts_inputs, self.recipe = False, FP32
+        self._casts_inputs, self.own_regions, self.recipe = False, False, FP32
         _, used, self.own_regions = call_forked(partial(self.run, FP32, 1))
         if not used:
             raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
         self.optimizers = {number: one for number, one in self.optimizers.items() if number in used}
-        trained, roots = self.group_numbers, dict[str, nn.Module]()
-        left = {*trained}
+        groups = ((n, group) for one in self.optimizers.values() for n, group in enumerate(one.param_groups))
+        self.trained, roots = {p: n for n, group in groups for p in group["params"]}, dict[str, nn.Module]()
+        left = {*self.trained}
         modules = [one for one in every if isinstance(one, nn.Module) and "_modules" in vars(one)]
         for module in sorted(modules, key=lambda m: -sum(1 for _ in m.modules())):
             if own := left.intersection(module.parameters()):
                 roots[f"{type(module).__name__}{len(roots)}"] = module
                 left -= own
-        if bare := [p for p in trained if p in left and isinstance(p, nn.Parameter)]:
+        if bare := [p for p in self.trained if p in left and isinstance(p, nn.Parameter)]:
             roots[f"ParameterList{len(roots)}"] = nn.ParameterList(bare)
         self.root = nn.ModuleDict(roots) if len(roots) > 1 else next(iter(roots.values()), nn.Module())
-        named = ((p, path) for path, p in self.root.named_parameters() if p in trained and p.numel())
+        named = ((p, path) for path, p in self.root.named_parameters() if p in self.trained and p.numel())
         self._parameters = {p: without_wrappers(path) for p, path in named}
-        if any(p.device.type in NATIVE for p in trained):
+        if any(p.device.type in NATIVE for p in self.trained):
             raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
-
-    @property
-    def group_numbers(self) -> dict[nn.Parameter, int]:
-        """The optimizers' parameters, each with the number of its group."""
-        groups = ((n, group) for one in self.optimizers.values() for n, group in enumerate(one.param_groups))
-        return {p: n for n, group in groups for p in group["params"]}
 
     def run(self, recipe: Recipe, steps: int, tell: Callable[[str], None]) -> tuple[RecipeRun, set[int], bool]:
         """Run up to `steps` steps: the run ends with the batches, and without a loss scale with the first non-finite
@@ -151,7 +142,8 @@ class Session:
                 result.skipped.append(NonFiniteStep(step, number, result.scale, *blamed))
             tell(f"step {step}, loss {result.losses[-1]}")
             if result.scale is not None:
-                torch._amp_update_scale_(scale, finite, torch.tensor(float(self._broken is not None)), *SCALING)
+                # GradScaler's defaults: growth factor, backoff factor, and number of finite steps until the scale grows.
+                torch._amp_update_scale_(scale, finite, torch.tensor(float(self._broken is not None)), 2.0, 0.5, 2000)
                 result.scale = float(scale)
             elif result.skipped:
                 break
@@ -205,8 +197,7 @@ class Session:
 
     def _prepare(self, recipe: Recipe) -> None:
         """Convert the model and the optimizers as the recipe requires, and replace functions of torch."""
-        numbers = self.group_numbers
-        series = {name: ParameterSeries(p.numel(), numbers[p]) for p, name in self._parameters.items()}
+        series = {name: ParameterSeries(p.numel(), self.trained[p]) for p, name in self._parameters.items()}
         self.result = RecipeRun(recipe, parameters=series)
         self._convert(recipe)
         for name, optimizer in product(recipe.remedies, self.optimizers.values()):
@@ -223,23 +214,21 @@ class Session:
     def _convert(self, recipe: Recipe) -> None:
         """Switch this process to a recipe: convert weights, buffers and optimizer state now, and inputs of outermost
         modules in later steps; apply the recipe's scopes, or remove those of another recipe."""
-        scopes = recipe.scopes or ({"": {"precision": "fp32"}} if self.recipe.scopes else {})
-        self.recipe, self.result.scale = recipe, recipe.scale
         dtype = dtype_of(recipe.format) if recipe.stored else torch.float32
         if recipe.name != "as_written" and any(p.dtype is not dtype for p in self._parameters):
             self._casts_inputs = True
             # `root.to` would make complex tensors real.
             self.root._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
             for optimizer in self.optimizers.values():
-                groups = optimizer.param_groups
-                optimizer.load_state_dict(optimizer.state_dict())  # which casts the state to the dtypes of the weights
-                optimizer.param_groups = groups  # to which the step may refer
-        if scopes:
+                with swap_attribute(optimizer, "param_groups", optimizer.param_groups):  # to which the step may refer
+                    optimizer.load_state_dict(optimizer.state_dict())  # which casts the state to the weights' dtypes
+        if recipe.scopes or self.recipe.scopes:
             # Each module in a container, which is itself not called, gets the scope of the root.
-            parts = self.root if isinstance(self.root, nn.ModuleDict) and "" in scopes else ()
-            scopes = {**dict.fromkeys(parts, scopes.get("")), **scopes}
+            parts = self.root if isinstance(self.root, nn.ModuleDict) else ()
+            scopes = {**dict.fromkeys(("", *parts), recipe.scopes.get("", {"precision": "fp32"})), **recipe.scopes}
             scopes.pop(LOSS, None)
             apply_plan(self.root, {"strategy": "autocast", "format": recipe.format, "scopes": scopes})
+        self.recipe, self.result.scale = recipe, recipe.scale
 
     def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         outermost = not self._calls
@@ -265,7 +254,8 @@ class Session:
             if kwargs["accumulate_grad"]:
                 self.result.backward_passes += not self.result.losses
                 self._losses += [float(x.detach()) for x in tensors_in(roots) if x.numel() == 1]
-                for p in (p for p in self.group_numbers if p.requires_grad and scale != 1):
+                groups = (group for one in self.optimizers.values() for group in one.param_groups)  # maybe new ones
+                for p in {p for group in groups for p in group["params"] if p.requires_grad and scale != 1}:
                     hooks.callback(p.register_hook(lambda x: x / scale).remove)  # type: ignore[no-untyped-call]
             result = original(roots, over_tensors(lambda x: x * scale, gradients), *args, **kwargs)
         if not self.own_regions:  # a user would leave the region around the forward pass
@@ -292,7 +282,7 @@ class Session:
             for group, p in own if is_finite and self._sampled else ():
                 if p in self._parameters and p not in self._updates:  # else measured in an earlier update
                     gradient = dense(p.grad.detach()).clone()
-                    self._updates[p] = gradient, optimizer, {**group}, *_state(optimizer, p)
+                    self._updates[p] = gradient, optimizer, {**group}, p.detach().clone(), _second_moment(optimizer, p)
         if not is_finite or (self.recipe is not self.result.recipe and self._used == {*self.optimizers}):
             emptied = [{**group, "params": []} for group in optimizer.param_groups]
             stack.enter_context(swap_attribute(optimizer, "param_groups", emptied))
@@ -325,7 +315,7 @@ class Session:
             error = gradient_error(known, gradients) / of_two if any(bool(x.any()) for x in known.values()) else None
             (run.parameters[name].error if name else run.errors).append(error)
         for p, (grad, optimizer, group, weight, moment) in self._updates.items():
-            series, moved, (_, now) = run.parameters[self._parameters[p]], grad != 0, _state(optimizer, p)
+            series, moved, now = run.parameters[self._parameters[p]], grad != 0, _second_moment(optimizer, p)
             series.zero_gradient.append(1 - int(moved.count_nonzero()) / p.numel())
             series.updates_lost.append(None if in_fp32 else _share(p == weight, moved))
             moving = None if moment is None else (grad.float() ** 2 - moment).abs_() > STUCK * moment.float()
@@ -341,10 +331,10 @@ class Session:
         return fp32 | gradients
 
 
-def _state(optimizer: Optimizer, p: nn.Parameter) -> tuple[torch.Tensor, Any]:
-    """Copies of a parameter and of its second moment in the optimizer, which is None if there is none."""
-    moments = (value for key, value in optimizer.state.get(p, {}).items() if key in SECOND_MOMENTS)
-    return p.detach().clone(), next((moment.clone() for moment in moments), None)
+def _second_moment(optimizer: Optimizer, p: nn.Parameter) -> Any:
+    """A copy of a parameter's second moment in the optimizer; None if there is none."""
+    state = optimizer.state.get(p, {})
+    return next((state[name].clone() for name in ("exp_avg_sq", "square_avg") if name in state), None)
 
 
 def _share(flags: torch.Tensor, among: torch.Tensor) -> float | None:
