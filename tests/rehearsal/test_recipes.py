@@ -152,6 +152,14 @@ def test_sparse_gradients_and_a_gradient_penalty_are_unscaled_once() -> None:
     assert all(error is not None and error < 5e-3 for error in run.errors)
 
 
+def test_gradients_of_parameters_that_two_optimizers_share_are_unscaled_once() -> None:
+    model = mlp(16, 4)
+    optimizer = Nested(torch.optim.SGD(model.parameters(), lr=0.1), model.parameters())
+    run = auditor.rehearse(plain(model, optimizer), classes(4), 3, remedies=False).runs["fp16_autocast"]
+    assert (run.failure, run.skipped, len(run.errors)) == (None, [], 3)
+    assert all(error is not None and error < 5e-3 for error in run.errors)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoints_are_computed_again_in_the_recipe_of_the_step(reentrant: bool) -> None:
     def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
