@@ -87,25 +87,26 @@ def by_option(table: Any, place: str, slug: str, hidden: Collection[str] = ()) -
     return {known[key.replace("_", "-")]: value for key, value in table.items()}
 
 
-def configuration(start: Path) -> tuple[str, dict[str, Any]]:
-    """The location and options of the nearest [tool.auditor] table. Relative paths in it start at the file's folder.
+def command_of(given: Mapping[str, Any], kind: type[S]) -> S:
+    """The options of a command, with defaults from the nearest [tool.auditor] table. Relative paths in the table start at
+    its file's folder.
 
-    Raises: AuditorError(slug="bad-config").
+    Raises: AuditorError(slug="bad-option" | "bad-config").
     """
-    for file in (folder / "pyproject.toml" for folder in (start, *start.parents)):
+    for file in (folder / "pyproject.toml" for folder in (Path.cwd(), *Path.cwd().parents)):
         if file.is_file() and (table := tables(file, "bad-config").get("tool", {}).get("auditor")) is not None:
             break
     else:
-        return "", {}
+        return validate(kind, given)
     place = f"{file}: [tool.auditor]"
-    given = by_option(table, place, "bad-config")
-    for name, value in given.items():
+    defaults = by_option(table, place, "bad-config")
+    for name, value in defaults.items():
         path = OPTIONS[name].path if isinstance(value, str) else ""
         if path == "path" or (path and (file.parent / value.partition(":")[0]).is_file()):
-            given[name] = str(file.parent / value)
+            defaults[name] = str(file.parent / value)
         elif name in ("ignore", "per_module_ignores") and isinstance(value, list):
-            given[name] = [_with_line(one, file) for one in value]
-    return place, given
+            defaults[name] = [_with_line(one, file) for one in value]
+    return validate(kind, {**defaults, **given}, place, "bad-config", defaults.keys() - given.keys())
 
 
 def _with_line(entry: Any, file: Path) -> Any:
@@ -116,15 +117,6 @@ def _with_line(entry: Any, file: Path) -> Any:
     value = re.compile(f"[\"']{re.escape(str(entry.get('module', entry.get('code'))))}[\"']")
     lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
     return {**entry, "source": f"{file.name}:{next((number for number, line in lines if value.search(line)), 1)}"}
-
-
-def command_of(given: Mapping[str, Any], kind: type[S]) -> S:
-    """The options of a command, with defaults from [tool.auditor].
-
-    Raises: AuditorError(slug="bad-option" | "bad-config").
-    """
-    place, defaults = configuration(Path.cwd())
-    return validate(kind, {**defaults, **given}, place, "bad-config", defaults.keys() - given.keys())
 
 
 def validate(

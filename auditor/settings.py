@@ -47,9 +47,6 @@ MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
 
 TAKEN = "fp16, bf16, fp8_e4m3, fp8_e5m2, or a quantization scheme such as fp8, int8, mxfp4 or nvfp4"
 
-SEEDS = 2**32
-"""Upper limit of seeds: every random generator accepts seeds below this number."""
-
 
 @dataclass(frozen=True)
 class Option:
@@ -211,7 +208,8 @@ class Settings(BaseModel):
     ] = None
     """memory limit of each process, e.g. `4GB` or `512MiB`. Large tensors, weights included, are stored on disk, so
     [the model may exceed memory](memory.md); the results are the same. Linux only"""
-    seed: Annotated[Whole, Field(ge=0, lt=SEEDS), Option(f"a whole number from 0 to {SEEDS - 1}", "N")] = 0
+    # every random generator accepts seeds below 2**32
+    seed: Annotated[Whole, Field(ge=0, lt=2**32), Option(f"a whole number from 0 to {2**32 - 1}", "N")] = 0
     """seed of every random choice"""
     timeout: Seconds = None
     """seconds without progress after which the command is stopped (by default, never); also the seconds in which one plan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import sys
@@ -220,7 +219,7 @@ class Fleet(Verb):
         threads = max(running.PROCESSORS // jobs, 1)
         how: dict[str, Any] = {"limit": self.timeout, "retries": self.retries, "threads": threads}
         tasks = [replace(one, directory=self.out / one.name, **how) for one in wanted if one.name not in outcomes]
-        tell = partial(print, file=io.StringIO() if self.quiet else sys.stderr, flush=True)
+        tell = str if self.quiet else partial(print, file=sys.stderr, flush=True)
 
         def write() -> list[index.Row]:
             rows = index.rows_of(wanted, outcomes, self.out, self.baseline)
