@@ -60,10 +60,8 @@ class Command(Settings):
             raise bad("--loss needs --mode training: add --mode training, or leave --loss out")
         if self.onnx and not {*GRAPHS} & {*self.strategies}:
             if self.quick:
-                raise bad(
-                    f"--onnx needs strategy {GRAPHS[0]}, and --quick audits only {self.strategies[0]}: leave "
-                    f"--quick out, or pass --strategies {GRAPHS[0]}"
-                )
+                hint = f"leave --quick out, or pass --strategies {GRAPHS[0]}"
+                raise bad(f"--onnx needs strategy {GRAPHS[0]}, and --quick audits only {self.strategies[0]}: {hint}")
             self.__dict__.update(strategies=(*self.strategies, *GRAPHS))
         return self
 

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 else:  # else pydantic would import torch for this type
     ScoreFunction = Any
 
-DEFAULT_GPU = "A100"
 MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
 
 TAKEN = "fp16, bf16, fp8_e4m3, fp8_e5m2, or a quantization scheme such as fp8, int8, mxfp4 or nvfp4"
@@ -75,9 +74,8 @@ def options_of(kind: type[BaseModel]) -> dict[str, Option]:
         if field.description is not None:
             kebab = name.replace("_", "-")
             about = {"flag": "" if field.is_required() else f"--{kebab}", "help": " ".join(field.description.split())}
-            for part in field.metadata:
-                if isinstance(part, Option):
-                    about |= {key: value for key, value in vars(part).items() if value != Option.__dict__[key]}
+            given = [vars(part) for part in field.metadata if isinstance(part, Option)]
+            about |= {key: value for part in given for key, value in part.items() if value != Option.__dict__[key]}
             about["key"] = about["flag"].removeprefix("--") or kebab
             result[name] = Option(**about)  # type: ignore[arg-type]
     return result
@@ -85,10 +83,8 @@ def options_of(kind: type[BaseModel]) -> dict[str, Option]:
 
 def with_flags(text: str) -> str:
     """Rewrite arguments of `auditor.audit()` in a description as command-line options: `max_drop` -> `--max-drop`."""
-    options = options_of(Settings)
-    return re.sub(
-        r"`(\w+)`", lambda name: f"`{options[name[1]].flag or name[1]}`" if name[1] in options else name[0], text
-    )
+    flags = {f"`{name}`": f"`{option.flag}`" for name, option in options_of(Settings).items() if option.flag}
+    return re.sub(r"`\w+`", lambda name: flags.get(name[0], name[0]), text)
 
 
 def split_names(given: Any) -> Any:
@@ -248,12 +244,11 @@ class Settings(BaseModel):
             raise bad("`generate` works in mode='inference' only: leave `generate` or mode='training' out")
         if self.loss_fn is not None and not self.training:
             raise bad("`loss_fn` is for mode='training': pass both, or neither")
-        self.__dict__.update(use=self.use or self.mode)
-        if schemes := tuple(name for name in self.formats if name in SCHEMES):
-            formats = tuple(name for name in self.formats if name not in SCHEMES) or ("bf16",)  # of all other layers
-            self.__dict__.update(formats=formats, schemes=schemes)
-        if self.quick:
-            self.__dict__.update(formats=self.formats[:1], strategies=self.strategies[:1])
+        schemes = tuple(name for name in self.formats if name in SCHEMES)
+        formats = tuple(name for name in self.formats if name not in SCHEMES) or ("bf16",)  # of all other layers
+        most = 1 if self.quick else None
+        self.__dict__.update(use=self.use or self.mode, schemes=schemes, formats=formats[:most])
+        self.__dict__.update(strategies=self.strategies[:most])
         return self
 
     @cached_property
@@ -276,7 +271,7 @@ class Settings(BaseModel):
     @property
     def figures(self) -> str:
         """The row of plan/devices.toml for predicted times: the requested GPU; by default the audit's, if listed, else A100."""
-        return self.gpu or row_of(name_of(self.where)) or DEFAULT_GPU
+        return self.gpu or row_of(name_of(self.where)) or "A100"
 
     @property
     def native(self) -> bool:

@@ -111,7 +111,6 @@ class Apply(WithTarget):
     plan_file: PlanFile
     plan: PlanName = None
     """name of the plan; by default the recommended plan"""
-    quiet: bool = True
 
 
 class Snippet(Verb):
@@ -140,7 +139,6 @@ class Ledger(WithTarget):
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
     """the plan.json or directory of an audit of this model; by default the model runs without a plan"""
     format: TextOrJson = "text"
-    quiet: bool = True
 
 
 class ExplainLayer(Verb):
@@ -176,7 +174,6 @@ class Diff(Verb):
         changes = compare.compare(read.load(self.before), read.load(self.after))
         files = str(self.before), str(self.after)
         if self.html:
-            folder.check_directory(self.html.parent)
             folder.write(self.html.parent, {self.html.name: diff_page.render(changes, files)})
         if self.format == "json":
             audits = zip(files, (changes.before, changes.after), strict=True)
@@ -213,7 +210,6 @@ class Fleet(Verb):
 
     def run(self) -> int:
         wanted = targets.read(self.targets)
-        folder.check_directory(self.out)
         outcomes = {} if self.force else running.earlier_outcomes(self.out, wanted)
         jobs = self.jobs or max(running.PROCESSORS // 2, 1)
         threads = max(running.PROCESSORS // jobs, 1)
@@ -232,8 +228,8 @@ class Fleet(Verb):
             how = "audited" if outcome.has_audit else f"failed: {outcome.said}"
             tell(f"  {len(outcomes)} of {len(wanted)}, {task.name}, {outcome.seconds:.0f} s, {how}")
 
-        tell(f"fleet: {count(len(wanted), 'model')}, {len(outcomes)} audited before")
         write()
+        tell(f"fleet: {count(len(wanted), 'model')}, {len(outcomes)} audited before")
         try:
             if self.address is None:
                 running.run_all(tasks, jobs, note)
