@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import ValidationError, model_validator
+from pydantic import ValidationError
 
 from .artefact.strategies import GRAPHS
 from .errors import AuditorError, suggest
@@ -54,8 +54,9 @@ class Command(Settings):
     debug: Flag = False
     """show tracebacks of errors, and warnings that the model's code issues"""
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Command:
+    def model_post_init(self, context: Any, /) -> None:
+        """Check and complete the options of the command line too. Raises: AuditorError(slug="bad-option")."""
+        super().model_post_init(context)
         if self.loss and not self.training:
             raise bad("--loss needs --mode training: add --mode training, or leave --loss out")
         if self.onnx and not {*GRAPHS} & {*self.strategies}:
@@ -63,7 +64,6 @@ class Command(Settings):
                 hint = f"leave --quick out, or pass --strategies {GRAPHS[0]}"
                 raise bad(f"--onnx needs strategy {GRAPHS[0]}, and --quick audits only {self.strategies[0]}: {hint}")
             self.__dict__.update(strategies=(*self.strategies, *GRAPHS))
-        return self
 
 
 OPTIONS = options_of(Command)

@@ -11,20 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ByteSize,
-    ConfigDict,
-    Field,
-    StrictBool,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, StrictBool
+from pydantic_core import CoreSchema, core_schema
 
 from .artefact.strategies import GRAPHS, SHIPPED, all_strategies
 from .criteria import criteria_of
@@ -65,6 +55,18 @@ class Option:
     path: str = ""
     typed: str = ""
     help: str = ""
+
+    def __get_pydantic_core_schema__(self, kind: Any, build: Callable[[Any], CoreSchema]) -> CoreSchema:
+        """The schema of the annotated type, and then a check of the choices."""
+        return core_schema.no_info_after_validator_function(self._check, build(kind))
+
+    def _check(self, value: Any) -> Any:
+        if self.choices is not None and value is not None:
+            choices = self.choices()
+            wrong = [one for one in (value if isinstance(value, tuple) else (value,)) if one not in choices]
+            if wrong or value == ():
+                raise ValueError(", ".join(wrong) or "none")
+        return value
 
 
 def options_of(kind: type[BaseModel]) -> dict[str, Option]:
@@ -220,19 +222,8 @@ class Settings(BaseModel):
     scoring: ScoreFunction | None = None
     schemes: tuple[str, ...] = ()
 
-    @field_validator("*", mode="after")
-    @classmethod
-    def _check_choices(cls, value: Any, info: ValidationInfo) -> Any:
-        option = options_of(cls).get(str(info.field_name))
-        if option is not None and option.choices is not None and value is not None:
-            choices = option.choices()
-            wrong = [one for one in (value if isinstance(value, tuple) else (value,)) if one not in choices]
-            if wrong or value == ():
-                raise ValueError(", ".join(wrong) or "none")
-        return value
-
-    @model_validator(mode="after")
-    def _together(self) -> Self:
+    def model_post_init(self, context: Any, /) -> None:
+        """Check options that depend on one another, and complete them. Raises: AuditorError(slug="bad-option")."""
         trainable = [name for name in auditable() if runs(name)]
         if self.training and (other := [x for x in self.formats if x not in (*trainable, *SCHEMES)]):
             raise bad(f"mode='training' supports {either(trainable)}, not {', '.join(other)}: change `formats`")
@@ -249,7 +240,6 @@ class Settings(BaseModel):
         most = 1 if self.quick else None
         self.__dict__.update(use=self.use or self.mode, schemes=schemes, formats=formats[:most])
         self.__dict__.update(strategies=self.strategies[:most])
-        return self
 
     @cached_property
     def rulebook(self) -> tuple[Rule, ...]:
