@@ -76,7 +76,7 @@ def run(verb: Verb, alone: bool) -> int | None:
                 folder.check_directory(verb.out)  # before anything slow
             shown(verb.stage, verb.target, 0, 0)
             user_code = importlib.import_module(".user_code", __name__)  # imports torch
-            code: int | None = getattr(user_code, verb.command_name())(verb, shown)
+            code: int | None = getattr(user_code, type(verb).__name__.lower())(verb, shown)
             return code
 
     if not (alone and hasattr(os, "fork")):

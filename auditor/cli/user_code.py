@@ -39,7 +39,6 @@ from ..verify import artefact
 from . import verbs
 from .output import say
 
-PATCHED = "patched_model.py"
 BATCHES = ("batches", "get_batches", "train_loader", "loader")
 
 
@@ -158,7 +157,7 @@ def apply(settings: verbs.Apply, progress: Display) -> None:
     text = live.patched_source(subject, audit, plans, chosen, directory)
     live.check_artefact(subject, audit, plans, chosen, settings.seed)
     quantized = {} if chosen in plans else files_of(audit, quantized_plan(audit, chosen))
-    file, *_ = folder.write(directory, {PATCHED: text, **quantized})
+    file, *_ = folder.write(directory, {"patched_model.py": text, **quantized})
     kept = f"{kept_apart(plans[chosen]) or 'no module'} in FP32" if chosen in plans else "quantized by torchao"
     note = "not verified on this model: to verify the plan, audit the model"
     say(f"Plan     {chosen}, {kept}; {note}\nPatched  {file}\n")

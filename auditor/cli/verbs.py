@@ -42,11 +42,6 @@ class Verb(Command):
 
     takes: ClassVar[tuple[str, ...]] = ()
 
-    @classmethod
-    def command_name(cls) -> str:
-        """The verb on the command line: `explain-layer` for ExplainLayer."""
-        return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
-
     def run(self) -> int | None:
         """Run the command and return its exit code; None: 0. Raises: AuditorError."""
         raise NotImplementedError
@@ -268,7 +263,7 @@ def severe(findings: Iterable[Finding], level: str) -> int:
 
 
 VERBS: dict[str, type[Verb]] = {
-    one.command_name(): one
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "-", one.__name__).lower(): one
     for one in (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Ledger, Diff, Fleet, Rehearse)
 }
-"""{name on the command line: its verb}, in the order of the help."""
+"""{name on the command line, such as `explain-layer`: its verb}, in the order of the help."""
