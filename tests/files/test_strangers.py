@@ -26,6 +26,7 @@ from auditor import cli
 from auditor.document.codec import digest
 from auditor.errors import AuditorError
 from auditor.report.reporters import REPORTERS
+from tests.support.documents import at, places
 from tests.unit.report.factory import make_audit
 
 MODEL = """
@@ -102,36 +103,25 @@ def folder(here: Path, hook: None) -> Iterator[Path]:
     assert not (here / "canary").exists()
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    if at:
-        yield at
-    if len(at) < 40:
-        for key, inner in (
-            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        ):
-            yield from places(inner, (*at, key))
-
-
 def tampered(document: dict[str, Any], draw: random.Random) -> dict[str, Any]:
     """A file with one to five things in it changed, taken out, renamed, doubled or nested."""
     found = copy.deepcopy(document)
     for _ in range(draw.choice((1, 1, 2, 5))):
-        *way, last = draw.choice([at for at in places(found) if at[0] != "nodes" or draw.random() < 0.3])
-        at: Any = found
-        for key in way:
-            at = at[key]
+        near = (to for to in places(found) if len(to) <= 40)
+        *way, last = draw.choice([to for to in near if to[0] != "nodes" or draw.random() < 0.3])
+        inside = at(found, way)
         how = draw.choice(("value", "value", "out", "name", "name", "double", "nest"))
-        if how == "value" or (isinstance(at, list) and how != "nest"):
-            at[last] = draw.choice(VALUES)
+        if how == "value" or (isinstance(inside, list) and how != "nest"):
+            inside[last] = draw.choice(VALUES)
         elif how == "nest":
             for _ in range(draw.choice((3, 60))):
-                at[last] = [at[last]]
+                inside[last] = [inside[last]]
         elif how == "double":
-            at[draw.choice(EVIL)] = copy.deepcopy(at[last])
+            inside[draw.choice(EVIL)] = copy.deepcopy(inside[last])
         else:
-            value = at.pop(last)
+            value = inside.pop(last)
             if how == "name":
-                at[draw.choice(EVIL)] = value
+                inside[draw.choice(EVIL)] = value
     return found
 
 
