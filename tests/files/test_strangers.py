@@ -27,6 +27,7 @@ from auditor.document.codec import digest
 from auditor.errors import AuditorError
 from auditor.report.reporters import REPORTERS
 from tests.support.documents import at, places
+from tests.support.template import STANDS_IN
 from tests.unit.report.factory import make_audit
 
 MODEL = """
@@ -79,14 +80,15 @@ def measured() -> dict[str, Any]:
 STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn")
 RUN: list[str] = []
 """Programs that were started, except OURS."""
-OURS = ("auditor.verify.worker", "tests.support.template")
-"""The process in which `apply` builds the model from the file it emitted, and the one from which tests fork it."""
+OURS = ("auditor.verify.worker", "tests.support.template", STANDS_IN)
+"""The process in which `apply` builds the model from the file it emitted, and those from which tests fork it."""
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
     started = event in STARTS
     canary = event in ("open", "exec", "compile") and ("canary" in str(args[0]) or "canary" in str(args[-1]))
-    if (started and not any(name in str(args[1:2]) for name in OURS)) or canary:
+    words = " ".join(map(str, args[1])) if event == "subprocess.Popen" else ""
+    if (started and not any(name in words for name in OURS)) or canary:
         RUN.append(f"{event} {args}")
 
 
