@@ -125,7 +125,7 @@ def describe(subject: Subject, directory: Path, options: verbs.Audit) -> str:
     """For `--dry-run`: lines that name the model, inputs, weights, plans, device and files that an audit would use."""
     numbers = sum(parameter.numel() for parameter in subject.model.parameters())
     made = f", from {subject.origin.symbol}" if subject.origin else ""
-    plans = ", ".join(f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats)
+    plans = [f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats]
     apart = f", except for {'; '.join(map(str, options.criteria))}" if options.criteria else ""
     rows = {
         "Target": subject.target,
@@ -133,7 +133,7 @@ def describe(subject: Subject, directory: Path, options: verbs.Audit) -> str:
         "Inputs": f"{_inputs(subject.batches)}, from {subject.inputs_source}",
         "Held out": _inputs(subject.held_out) or "none: plans are verified on the calibration inputs",
         "Weights": subject.weights_source,
-        "Plans": f"{plans}; error budget {options.max_error:g}{apart}",
+        "Plans": f"{', '.join((*plans, *options.schemes))}; error budget {options.max_error:g}{apart}",
     }
     if (scoring := options.scoring) is not None:
         judged = "any loss is allowed" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse than FP32"
