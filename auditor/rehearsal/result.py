@@ -22,10 +22,10 @@ Series = list[float | None]
 class Recipe:
     """One way to run a training step.
 
-    format: of autocast regions; or of weights, gradients and optimizer state if `stored`. remedies: names in
-    REMEDIES. scale: initial loss scale of a GradScaler; None for no scaler. scopes: the scopes of a plan, or
-    modules kept in FP32; with LOSS among them, autocast covers only the model, whose outputs are cast to FP32. repairs:
-    the name of the recipe that this variant repairs.
+    format: of autocast regions; or of weights, gradients and optimizer state if `stored`. remedies: names in REMEDIES.
+    scale: initial loss scale of a GradScaler; None for no scaler. scopes: the scopes of a plan, or modules kept in FP32;
+    with LOSS among them, autocast covers only the model, whose outputs are cast to FP32. repairs: the name of the recipe
+    that this variant repairs.
     """
 
     name: str

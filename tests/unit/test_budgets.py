@@ -83,7 +83,7 @@ PARTS = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1260, "settings"),
+    "cli": (1220, "settings"),
     "criteria": (920, "criteria"),
     "document": (900, "document"),
     "dtypes": (900, "dtypes"),
@@ -111,7 +111,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 29910, 214, 24
+LINES, FILES, ROOMS = 29870, 214, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
