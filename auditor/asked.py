@@ -92,7 +92,8 @@ def command_of(given: Mapping[str, Any], kind: type[S]) -> S:
     Raises: AuditorError(slug="bad-option" | "bad-config").
     """
     for file in (folder / "pyproject.toml" for folder in (Path.cwd(), *Path.cwd().parents)):
-        if file.is_file() and (table := tables(file, "bad-config").get("tool", {}).get("auditor")) is not None:
+        tool = tables(file, "bad-config").get("tool") if file.is_file() else None
+        if isinstance(tool, dict) and (table := tool.get("auditor")) is not None:
             break
     else:
         return validate(kind, given)

@@ -117,7 +117,7 @@ def test_nearest_table_counts(tmp_path, selection):
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text('[tool.auditor]\nmax-error = 0.5\nformats = ["bf16"]\n')
-    (tmp_path / "a" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    (tmp_path / "a" / "pyproject.toml").write_text("tool = 3\n[project]\nname = 'x'\n")
     assert (selection(inner).max_error, selection(inner).formats, selection(inner).out) == (0.5, ("bf16",), None)
     (tmp_path / "a" / "pyproject.toml").write_text("[tool.auditor]\nout = 'reports'\n")
     assert (selection(inner).max_error, selection(inner).out) == (0.01, tmp_path / "a" / "reports")
