@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import ValidationError, model_validator
+from pydantic import ValidationError
 
 from .artefact.strategies import GRAPHS
 from .errors import AuditorError, suggest
@@ -54,18 +54,16 @@ class Command(Settings):
     debug: Flag = False
     """show tracebacks of errors, and warnings that the model's code issues"""
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Command:
+    def model_post_init(self, context: Any, /) -> None:
+        """Check and complete the options of the command line too. Raises: AuditorError(slug="bad-option")."""
+        super().model_post_init(context)
         if self.loss and not self.training:
             raise bad("--loss needs --mode training: add --mode training, or leave --loss out")
         if self.onnx and not {*GRAPHS} & {*self.strategies}:
             if self.quick:
-                raise bad(
-                    f"--onnx needs strategy {GRAPHS[0]}, and --quick audits only {self.strategies[0]}: leave "
-                    f"--quick out, or pass --strategies {GRAPHS[0]}"
-                )
+                hint = f"leave --quick out, or pass --strategies {GRAPHS[0]}"
+                raise bad(f"--onnx needs strategy {GRAPHS[0]}, and --quick audits only {self.strategies[0]}: {hint}")
             self.__dict__.update(strategies=(*self.strategies, *GRAPHS))
-        return self
 
 
 OPTIONS = options_of(Command)
@@ -87,25 +85,27 @@ def by_option(table: Any, place: str, slug: str, hidden: Collection[str] = ()) -
     return {known[key.replace("_", "-")]: value for key, value in table.items()}
 
 
-def configuration(start: Path) -> tuple[str, dict[str, Any]]:
-    """The location and options of the nearest [tool.auditor] table. Relative paths in it start at the file's folder.
+def command_of(given: Mapping[str, Any], kind: type[S]) -> S:
+    """The options of a command, with defaults from the nearest [tool.auditor] table. Relative paths in the table start at
+    its file's folder.
 
-    Raises: AuditorError(slug="bad-config").
+    Raises: AuditorError(slug="bad-option" | "bad-config").
     """
-    for file in (folder / "pyproject.toml" for folder in (start, *start.parents)):
-        if file.is_file() and (table := tables(file, "bad-config").get("tool", {}).get("auditor")) is not None:
+    for file in (folder / "pyproject.toml" for folder in (Path.cwd(), *Path.cwd().parents)):
+        tool = tables(file, "bad-config").get("tool") if file.is_file() else None
+        if isinstance(tool, dict) and (table := tool.get("auditor")) is not None:
             break
     else:
-        return "", {}
+        return validate(kind, given)
     place = f"{file}: [tool.auditor]"
-    given = by_option(table, place, "bad-config")
-    for name, value in given.items():
+    defaults = by_option(table, place, "bad-config")
+    for name, value in defaults.items():
         path = OPTIONS[name].path if isinstance(value, str) else ""
         if path == "path" or (path and (file.parent / value.partition(":")[0]).is_file()):
-            given[name] = str(file.parent / value)
+            defaults[name] = str(file.parent / value)
         elif name in ("ignore", "per_module_ignores") and isinstance(value, list):
-            given[name] = [_with_line(one, file) for one in value]
-    return place, given
+            defaults[name] = [_with_line(one, file) for one in value]
+    return validate(kind, {**defaults, **given}, place, "bad-config", defaults.keys() - given.keys())
 
 
 def _with_line(entry: Any, file: Path) -> Any:
@@ -116,15 +116,6 @@ def _with_line(entry: Any, file: Path) -> Any:
     value = re.compile(f"[\"']{re.escape(str(entry.get('module', entry.get('code'))))}[\"']")
     lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
     return {**entry, "source": f"{file.name}:{next((number for number, line in lines if value.search(line)), 1)}"}
-
-
-def command_of(given: Mapping[str, Any], kind: type[S]) -> S:
-    """The options of a command, with defaults from [tool.auditor].
-
-    Raises: AuditorError(slug="bad-option" | "bad-config").
-    """
-    place, defaults = configuration(Path.cwd())
-    return validate(kind, {**defaults, **given}, place, "bad-config", defaults.keys() - given.keys())
 
 
 def validate(

@@ -11,20 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ByteSize,
-    ConfigDict,
-    Field,
-    StrictBool,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, StrictBool
+from pydantic_core import CoreSchema, core_schema
 
 from .artefact.strategies import GRAPHS, SHIPPED, all_strategies
 from .criteria import criteria_of
@@ -42,13 +32,9 @@ if TYPE_CHECKING:
 else:  # else pydantic would import torch for this type
     ScoreFunction = Any
 
-DEFAULT_GPU = "A100"
 MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
 
 TAKEN = "fp16, bf16, fp8_e4m3, fp8_e5m2, or a quantization scheme such as fp8, int8, mxfp4 or nvfp4"
-
-SEEDS = 2**32
-"""Upper limit of seeds: every random generator accepts seeds below this number."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +56,18 @@ class Option:
     typed: str = ""
     help: str = ""
 
+    def __get_pydantic_core_schema__(self, kind: Any, build: Callable[[Any], CoreSchema]) -> CoreSchema:
+        """The schema of the annotated type, and then a check of the choices."""
+        return core_schema.no_info_after_validator_function(self._check, build(kind))
+
+    def _check(self, value: Any) -> Any:
+        if self.choices is not None and value is not None:
+            choices = self.choices()
+            wrong = [one for one in (value if isinstance(value, tuple) else (value,)) if one not in choices]
+            if wrong or value == ():
+                raise ValueError(", ".join(wrong) or "none")
+        return value
+
 
 def options_of(kind: type[BaseModel]) -> dict[str, Option]:
     """{field: its Option} for the fields that users can set, which are the fields with a docstring."""
@@ -78,9 +76,8 @@ def options_of(kind: type[BaseModel]) -> dict[str, Option]:
         if field.description is not None:
             kebab = name.replace("_", "-")
             about = {"flag": "" if field.is_required() else f"--{kebab}", "help": " ".join(field.description.split())}
-            for part in field.metadata:
-                if isinstance(part, Option):
-                    about |= {key: value for key, value in vars(part).items() if value != Option.__dict__[key]}
+            given = [vars(part) for part in field.metadata if isinstance(part, Option)]
+            about |= {key: value for part in given for key, value in part.items() if value != Option.__dict__[key]}
             about["key"] = about["flag"].removeprefix("--") or kebab
             result[name] = Option(**about)  # type: ignore[arg-type]
     return result
@@ -88,10 +85,8 @@ def options_of(kind: type[BaseModel]) -> dict[str, Option]:
 
 def with_flags(text: str) -> str:
     """Rewrite arguments of `auditor.audit()` in a description as command-line options: `max_drop` -> `--max-drop`."""
-    options = options_of(Settings)
-    return re.sub(
-        r"`(\w+)`", lambda name: f"`{options[name[1]].flag or name[1]}`" if name[1] in options else name[0], text
-    )
+    flags = {f"`{name}`": f"`{option.flag}`" for name, option in options_of(Settings).items() if option.flag}
+    return re.sub(r"`\w+`", lambda name: flags.get(name[0], name[0]), text)
 
 
 def split_names(given: Any) -> Any:
@@ -211,7 +206,8 @@ class Settings(BaseModel):
     ] = None
     """memory limit of each process, e.g. `4GB` or `512MiB`. Large tensors, weights included, are stored on disk, so
     [the model may exceed memory](memory.md); the results are the same. Linux only"""
-    seed: Annotated[Whole, Field(ge=0, lt=SEEDS), Option(f"a whole number from 0 to {SEEDS - 1}", "N")] = 0
+    # every random generator accepts seeds below 2**32
+    seed: Annotated[Whole, Field(ge=0, lt=2**32), Option(f"a whole number from 0 to {2**32 - 1}", "N")] = 0
     """seed of every random choice"""
     timeout: Seconds = None
     """seconds without progress after which the command is stopped (by default, never); also the seconds in which one plan
@@ -226,19 +222,8 @@ class Settings(BaseModel):
     scoring: ScoreFunction | None = None
     schemes: tuple[str, ...] = ()
 
-    @field_validator("*", mode="after")
-    @classmethod
-    def _check_choices(cls, value: Any, info: ValidationInfo) -> Any:
-        option = options_of(cls).get(str(info.field_name))
-        if option is not None and option.choices is not None and value is not None:
-            choices = option.choices()
-            wrong = [one for one in (value if isinstance(value, tuple) else (value,)) if one not in choices]
-            if wrong or value == ():
-                raise ValueError(", ".join(wrong) or "none")
-        return value
-
-    @model_validator(mode="after")
-    def _together(self) -> Self:
+    def model_post_init(self, context: Any, /) -> None:
+        """Check options that depend on one another, and complete them. Raises: AuditorError(slug="bad-option")."""
         trainable = [name for name in auditable() if runs(name)]
         if self.training and (other := [x for x in self.formats if x not in (*trainable, *SCHEMES)]):
             raise bad(f"mode='training' supports {either(trainable)}, not {', '.join(other)}: change `formats`")
@@ -250,13 +235,11 @@ class Settings(BaseModel):
             raise bad("`generate` works in mode='inference' only: leave `generate` or mode='training' out")
         if self.loss_fn is not None and not self.training:
             raise bad("`loss_fn` is for mode='training': pass both, or neither")
-        self.__dict__.update(use=self.use or self.mode)
-        if schemes := tuple(name for name in self.formats if name in SCHEMES):
-            formats = tuple(name for name in self.formats if name not in SCHEMES) or ("bf16",)  # of all other layers
-            self.__dict__.update(formats=formats, schemes=schemes)
-        if self.quick:
-            self.__dict__.update(formats=self.formats[:1], strategies=self.strategies[:1])
-        return self
+        schemes = tuple(name for name in self.formats if name in SCHEMES)
+        formats = tuple(name for name in self.formats if name not in SCHEMES) or ("bf16",)  # of all other layers
+        most = 1 if self.quick else None
+        self.__dict__.update(use=self.use or self.mode, schemes=schemes, formats=formats[:most])
+        self.__dict__.update(strategies=self.strategies[:most])
 
     @cached_property
     def rulebook(self) -> tuple[Rule, ...]:
@@ -278,7 +261,7 @@ class Settings(BaseModel):
     @property
     def figures(self) -> str:
         """The row of plan/devices.toml for predicted times: the requested GPU; by default the audit's, if listed, else A100."""
-        return self.gpu or row_of(name_of(self.where)) or DEFAULT_GPU
+        return self.gpu or row_of(name_of(self.where)) or "A100"
 
     @property
     def native(self) -> bool:

@@ -48,7 +48,7 @@ were measured, and the measurement agreed on three. *Own example* is the worst v
 of its file. In a report a warning or an error that is not borne out becomes info.
 
 Rules about gradients (training), ranks (collectives) and speed (hardware) say nothing that a forward pass in one process
-could bear out, and have no entry. Severity follows from what happens where the prediction is right: an `error` is unsafe in
+could bear out, and rules about quantization schemes say nothing of the formats measured here: they have no entry. Severity follows from what happens where the prediction is right: an `error` is unsafe in
 its own example, a `warning` that claims more than low confidence is unsafe or sensitive there. Confidence follows from how
 often it is right: with at least five operations measured, `high` asks for 60 %, `medium` for 20 %.
 """
@@ -120,8 +120,8 @@ def _warns(finding: Finding, severe: set[str]) -> bool:
 
 
 def own_verdict(rule: Rule, rules: tuple[Rule, ...]) -> str:
-    """The worst verdict on what a rule names in its own example, in the formats it speaks of."""
-    if not rule.measurable:
+    """The worst verdict on what a rule names in its own example, in the formats it speaks of; "" if it is not measured."""
+    if not rule.measurable or not {*rule.formats} & {*FORMATS}:
         return ""
     findings, verdicts = measured(Specimen(rule.code, lambda: from_object(*example(rule)), failing=True), rules)
     named = [verdicts[finding.node] for finding in findings if finding.rule == rule.code]

@@ -27,8 +27,7 @@ from torch import nn
 
 import auditor
 from auditor.numerics.formats import dtype_of
-from auditor.rehearsal.remedies import code_of
-from auditor.rehearsal.result import Recipe
+from auditor.rehearsal.result import Recipe, code_of
 from auditor.training.step import LOSS
 from benchmarks.learning import fresh, next_character, task
 from tests.rehearsal.cases import CASES, Case, Way, plain

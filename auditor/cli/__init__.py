@@ -67,7 +67,7 @@ def run(verb: Verb, alone: bool) -> int | None:
     """
     if not isinstance(verb, WithTarget):
         return verb.run()
-    shown = reporter(verb.quiet or verb.dry_run, verb)
+    shown = reporter(verb.quiet or verb.dry_run or "quiet" not in verb.takes, verb)
 
     def run_command(tell: Callable[[str], object]) -> int | None:
         shown.tell = tell
@@ -75,10 +75,9 @@ def run(verb: Verb, alone: bool) -> int | None:
             if verb.out:
                 folder.check_directory(verb.out)  # before anything slow
             shown(verb.stage, verb.target, 0, 0)
-            command: Any = getattr(
-                importlib.import_module(".user_code", __name__), verb.command_name()
-            )  # imports torch
-            return command(verb, shown)
+            user_code = importlib.import_module(".user_code", __name__)  # imports torch
+            code: int | None = getattr(user_code, type(verb).__name__.lower())(verb, shown)
+            return code
 
     if not (alone and hasattr(os, "fork")):
         return run_command(shown.tell)

@@ -39,7 +39,6 @@ from ..verify import artefact
 from . import verbs
 from .output import say
 
-PATCHED = "patched_model.py"
 BATCHES = ("batches", "get_batches", "train_loader", "loader")
 
 
@@ -126,7 +125,7 @@ def describe(subject: Subject, directory: Path, options: verbs.Audit) -> str:
     """For `--dry-run`: lines that name the model, inputs, weights, plans, device and files that an audit would use."""
     numbers = sum(parameter.numel() for parameter in subject.model.parameters())
     made = f", from {subject.origin.symbol}" if subject.origin else ""
-    plans = ", ".join(f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats)
+    plans = [f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats]
     apart = f", except for {'; '.join(map(str, options.criteria))}" if options.criteria else ""
     rows = {
         "Target": subject.target,
@@ -134,7 +133,7 @@ def describe(subject: Subject, directory: Path, options: verbs.Audit) -> str:
         "Inputs": f"{_inputs(subject.batches)}, from {subject.inputs_source}",
         "Held out": _inputs(subject.held_out) or "none: plans are verified on the calibration inputs",
         "Weights": subject.weights_source,
-        "Plans": f"{plans}; error budget {options.max_error:g}{apart}",
+        "Plans": f"{', '.join((*plans, *options.schemes))}; error budget {options.max_error:g}{apart}",
     }
     if (scoring := options.scoring) is not None:
         judged = "any loss is allowed" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse than FP32"
@@ -158,7 +157,7 @@ def apply(settings: verbs.Apply, progress: Display) -> None:
     text = live.patched_source(subject, audit, plans, chosen, directory)
     live.check_artefact(subject, audit, plans, chosen, settings.seed)
     quantized = {} if chosen in plans else files_of(audit, quantized_plan(audit, chosen))
-    file, *_ = folder.write(directory, {PATCHED: text, **quantized})
+    file, *_ = folder.write(directory, {"patched_model.py": text, **quantized})
     kept = f"{kept_apart(plans[chosen]) or 'no module'} in FP32" if chosen in plans else "quantized by torchao"
     note = "not verified on this model: to verify the plan, audit the model"
     say(f"Plan     {chosen}, {kept}; {note}\nPatched  {file}\n")

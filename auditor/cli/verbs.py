@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import sys
@@ -42,11 +41,6 @@ class Verb(Command):
     `audit`."""
 
     takes: ClassVar[tuple[str, ...]] = ()
-
-    @classmethod
-    def command_name(cls) -> str:
-        """The verb on the command line: `explain-layer` for ExplainLayer."""
-        return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
 
     def run(self) -> int | None:
         """Run the command and return its exit code; None: 0. Raises: AuditorError."""
@@ -112,7 +106,6 @@ class Apply(WithTarget):
     plan_file: PlanFile
     plan: PlanName = None
     """name of the plan; by default the recommended plan"""
-    quiet: bool = True
 
 
 class Snippet(Verb):
@@ -141,7 +134,6 @@ class Ledger(WithTarget):
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
     """the plan.json or directory of an audit of this model; by default the model runs without a plan"""
     format: TextOrJson = "text"
-    quiet: bool = True
 
 
 class ExplainLayer(Verb):
@@ -177,7 +169,6 @@ class Diff(Verb):
         changes = compare.compare(read.load(self.before), read.load(self.after))
         files = str(self.before), str(self.after)
         if self.html:
-            folder.check_directory(self.html.parent)
             folder.write(self.html.parent, {self.html.name: diff_page.render(changes, files)})
         if self.format == "json":
             audits = zip(files, (changes.before, changes.after), strict=True)
@@ -214,13 +205,12 @@ class Fleet(Verb):
 
     def run(self) -> int:
         wanted = targets.read(self.targets)
-        folder.check_directory(self.out)
         outcomes = {} if self.force else running.earlier_outcomes(self.out, wanted)
         jobs = self.jobs or max(running.PROCESSORS // 2, 1)
         threads = max(running.PROCESSORS // jobs, 1)
         how: dict[str, Any] = {"limit": self.timeout, "retries": self.retries, "threads": threads}
         tasks = [replace(one, directory=self.out / one.name, **how) for one in wanted if one.name not in outcomes]
-        tell = partial(print, file=io.StringIO() if self.quiet else sys.stderr, flush=True)
+        tell = str if self.quiet else partial(print, file=sys.stderr, flush=True)
 
         def write() -> list[index.Row]:
             rows = index.rows_of(wanted, outcomes, self.out, self.baseline)
@@ -233,8 +223,8 @@ class Fleet(Verb):
             how = "audited" if outcome.has_audit else f"failed: {outcome.said}"
             tell(f"  {len(outcomes)} of {len(wanted)}, {task.name}, {outcome.seconds:.0f} s, {how}")
 
-        tell(f"fleet: {count(len(wanted), 'model')}, {len(outcomes)} audited before")
         write()
+        tell(f"fleet: {count(len(wanted), 'model')}, {len(outcomes)} audited before")
         try:
             if self.address is None:
                 running.run_all(tasks, jobs, note)
@@ -273,7 +263,7 @@ def severe(findings: Iterable[Finding], level: str) -> int:
 
 
 VERBS: dict[str, type[Verb]] = {
-    one.command_name(): one
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "-", one.__name__).lower(): one
     for one in (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Ledger, Diff, Fleet, Rehearse)
 }
-"""{name on the command line: its verb}, in the order of the help."""
+"""{name on the command line, such as `explain-layer`: its verb}, in the order of the help."""

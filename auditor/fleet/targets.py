@@ -48,9 +48,9 @@ def read(file: Path) -> tuple[FleetTarget, ...]:
     targets = [_target(file, number, entry, shared) for number, entry in enumerate(entries, 1)]
     seen: dict[str, str] = {}
     for target in targets:
-        other = seen.setdefault(target.name.casefold(), target.name)
-        if other is not target.name:
+        if (other := seen.get(target.name.casefold())) is not None:
             raise _bad(file, f"the targets {other!r} and {target.name!r} would have one folder: rename one")
+        seen[target.name.casefold()] = target.name
     return tuple(targets)
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from ..capture.regions import written_as_meant
 from ..capture.source import Place, kind_of, line_of
-from ..errors import CallbackError, LoadError, describe, let_through, origin_of
+from ..errors import CallbackError, LoadError, describe, first_line, let_through, origin_of
 from ..isolation import isolate
 from ..isolation.process import ieee, swap_attribute
 from ..records import Progress
@@ -257,11 +257,12 @@ def required_arguments(function: Callable[..., Any]) -> list[str]:
 def blame(error: BaseException) -> str:
     """The error as text, with the innermost line of user code: `TypeError: message (model.py:12)`.
 
-    If the error was raised from another error, such as a library's failed import, the other error follows.
+    If the error was raised from another error, such as a library's failed import, the other error follows, unless the
+    message quotes it.
     """
     first = origin_of(error)
     text = describe(error, None)
-    if first is not error:
+    if first_line(first)[:80] not in text:
         text = f"{text.rstrip('.')}, from {describe(first, None)}"
     frames = [*traceback.extract_tb(error.__traceback__), *traceback.extract_tb(first.__traceback__)]
     places = [line_of(Place(f.filename, f.lineno or 0)) for f in frames if kind_of(f.filename) == "own"]

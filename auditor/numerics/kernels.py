@@ -48,8 +48,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     tensors = tensors_in((args, kwargs))
     asked = any(isinstance(value, Format) for value in (*args, *kwargs.values()))
     if asked or any(carried_in(x) is not None for x in tensors):
-        if is_tensor_core(target):
-            _refuse_mixed(operation_of(target).name, args, kwargs)
+        if is_tensor_core(target) and (mixed := _different_dtypes((args, kwargs))):
+            raise UnsupportedInFormat(f"{operation_of(target).name} has {mixed}")
         return rounding(target, args, kwargs)
     known = operation_of(target)
     row, on_cpu = _low_format(tensors, known)
@@ -66,7 +66,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return result
     kinds = ((is_tensor_core(target), product), (is_fused_cell(target), run_cell), (known.recurrent, run_layer))
     for run in (run for applies, run in kinds if on_cpu and applies):
-        _refuse_mixed(name, args, kwargs)
+        if mixed := _different_dtypes((args, kwargs)):
+            raise UnsupportedInFormat(f"{name} has {mixed}")
         return run(target, args, kwargs, row)
     if on_cpu and is_scan(target):
         return run_scan(target, args, kwargs, row)
@@ -82,7 +83,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         lacking = not known.half_on_cpu and _NO_KERNEL.search(why)
         if on_cpu and (lacking or (known.wide_literals and _TOO_WIDE in why)):
             return in_float32(target, args, kwargs, row)
-        raise UnsupportedInFormat(_reason(name, row, error), literal=_TOO_WIDE in why) from error
+        raise UnsupportedInFormat(_reason(name, row, error, (args, kwargs)), literal=_TOO_WIDE in why) from error
 
 
 def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Format | None, bool]:
@@ -106,23 +107,22 @@ def _run_discrete(target: Callable[..., Any], name: str, args: tuple[Any, ...], 
             raise
         row = format_of(asked)
         assert row is not None
-        raise UnsupportedInFormat(_reason(name, row, error), literal=True) from error
+        raise UnsupportedInFormat(_reason(name, row, error, ()), literal=True) from error
 
 
-def _refuse_mixed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    floats = [x for x in tensors_in((args, kwargs)) if x.is_floating_point()]
+def _different_dtypes(given: Any) -> str:
+    """The formats of the floating-point tensors in `given`, in words; "" if all have the same."""
+    floats = [x for x in tensors_in(given) if x.is_floating_point()]
     names = {row.name if (row := carried_in(x)) is not None else dtype_name(x.dtype) for x in floats}
-    if len(names) > 1:
-        together = " and ".join(sorted(names))
-        raise UnsupportedInFormat(f"{name} has inputs of different dtypes, {together}")
+    return f"inputs of different dtypes, {' and '.join(sorted(names))}" if len(names) > 1 else ""
 
 
-def _reason(name: str, row: Format, error: BaseException) -> str:
+def _reason(name: str, row: Format, error: BaseException, given: Any) -> str:
     text = first_line(error)
     if _TOO_WIDE in text:
         return f"{name} has a constant outside the range of {row.storage}"
     if _NO_KERNEL.search(text):
-        return f"{name} has no {row.storage} kernel here ({text[:120]})"
+        return f"{name} has {_different_dtypes(given) or f'no {row.storage} kernel here'} ({text[:120]})"
     return f"{name}: {text[:160]}"
 
 

@@ -19,18 +19,11 @@ from ..records import Plan, Progress
 from ..records.audit import Audit
 from ..training.recommend import HEADROOM
 from ..training.step import LOSS
-from .remedies import REMEDIES, ROUNDINGS
-from .result import FP32, NonFiniteStep, Recipe, RecipeProblem, RecipeRun, Rehearsal
+from .result import FP32, REMEDIES, ROUNDINGS, NonFiniteStep, Recipe, RecipeProblem, RecipeRun, Rehearsal
 from .session import Session, bad_step, call_forked
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]] | None
-Runs = Mapping[str, RecipeRun]
 FIRST_SCALE = 65536.0  # GradScaler's default
-RECIPES = (
-    Recipe("bf16_autocast", "BF16 under autocast", "bf16"),
-    Recipe("fp16_autocast", "FP16 under autocast, GradScaler", "fp16", scale=FIRST_SCALE),
-    Recipe("bf16", "BF16 throughout", "bf16", stored=True),
-)
 LOST, ALL = 0.2, 0.9
 """Share of affected entries, beyond FP32's, from which there is a problem: in all parameters together, and in one."""
 SKIPS = 0.02
@@ -91,13 +84,12 @@ def rehearse(
             tell("rehearse", recipe.title, steps * recipes.index(recipe) + len(losses), steps * (len(recipes) + 1))
 
         try:
-            result: RecipeRun = call_forked(partial(session.run, recipe, steps), hear)[0]
+            return call_forked(partial(session.run, recipe, steps), hear)[0]
         except AuditorError as error:
             let_through(error)
             if recipe == FP32:
                 raise bad_step(f"the step fails in FP32: {error}") from error
             return RecipeRun(recipe, losses, failure=str(error))
-        return result
 
     recipes = [FP32, *_recipes(session, plan)]
     runs = {recipe.name: run(recipe) for recipe in recipes}
@@ -110,8 +102,10 @@ def rehearse(
 
 def _recipes(session: Session, plan: Audit | Plan | None) -> Iterator[Recipe]:
     """The standard recipes, the unchanged model if it is stored in low precision, and the recipe of a plan."""
-    yield from RECIPES
-    dtypes = {p.dtype for p in session.group_numbers}
+    yield Recipe("bf16_autocast", "BF16 under autocast", "bf16")
+    yield Recipe("fp16_autocast", "FP16 under autocast, GradScaler", "fp16", scale=FIRST_SCALE)
+    yield Recipe("bf16", "BF16 throughout", "bf16", stored=True)
+    dtypes = {p.dtype for p in session.trained}
     if (low := next((fmt for fmt in ("fp16", "bf16") if dtype_of(fmt) in dtypes), None)) is not None:
         yield Recipe("as_written", f"unchanged, in {low.upper()}", low, stored=True)
     if isinstance(plan, Audit):
@@ -126,17 +120,15 @@ def _recipes(session: Session, plan: Audit | Plan | None) -> Iterator[Recipe]:
 
 
 def _number_batches(batches: Batches) -> Iterator[tuple[int, Any]]:
-    """Yield (number, batch), and repeat the batches endlessly; an iterator ends after one pass, an empty iterable at
-    once."""
-    while True:
+    """Yield (number, batch), and repeat the batches until a pass has none: an iterator has one pass with batches."""
+    number = 0
+    while number >= 0:
         number, made = -1, [None] if batches is None else batches() if callable(batches) else batches
         for number, batch in enumerate(made):
             yield number, batch
-        if number < 0 or (made is batches and iter(made) is made):
-            return
 
 
-def problems_of(name: str, runs: Runs) -> Iterator[RecipeProblem]:
+def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProblem]:
     """All problems of a recipe, which is not FP32."""
     run, fp32, problem = runs[name], runs["fp32"], partial(RecipeProblem, name)
     if run.failure is not None:
@@ -177,7 +169,7 @@ def problems_of(name: str, runs: Runs) -> Iterator[RecipeProblem]:
         yield problem("gradients-off", said, worst.rpartition(".")[0])
 
 
-def remedies_for(runs: Runs) -> Iterator[Recipe]:
+def remedies_for(runs: Mapping[str, RecipeRun]) -> Iterator[Recipe]:
     """Repaired variants of recipes with a problem; for stored low-precision weights with many backward passes a step,
     also a variant that sums gradients in FP32. A recipe that fails has no variants."""
     for name, run in [item for item in runs.items() if item[1].failure is None and item[0] != "fp32"]:
@@ -193,24 +185,23 @@ def remedies_for(runs: Runs) -> Iterator[Recipe]:
         if run.scale is not None and run.scale >= 1 and (skips or "gradients-off" in problems):
             scale = run.scale / HEADROOM if skips else RAISE * run.scale
             yield vary(name=f"{name}_scale", title=f"{own.title} with init_scale={scale:g}", scale=scale)
-        places = [p.module for kind, p in problems.items() if kind in ("steps-skipped", "not-finite", "gradients-off")]
-        if islands := {place: {"precision": "fp32"} for place in places if place}:
+        if islands := {problem.module: {"precision": "fp32"} for problem in problems.values() if problem.module}:
             scopes = {"": {"precision": own.format}, **own.scopes, **islands}
             title = f"{own.title}, {' and '.join('the loss' if place == LOSS else place for place in islands)} in FP32"
             yield vary(name=f"{name}_islands", title=title, scopes=scopes)
 
 
-def recommend(runs: Runs, problems: Sequence[RecipeProblem]) -> tuple[str, str]:
+def recommend(runs: Mapping[str, RecipeRun], problems: Sequence[RecipeProblem]) -> tuple[str, str]:
     """The name of the recommended recipe, with the reason in a sentence or two."""
     broken, fp32 = {"fp32", *(problem.recipe for problem in problems)}, runs["fp32"]
     holding = [run for name, run in runs.items() if name not in broken]
     if not holding:
         return "fp32", f"Train in FP32: every other recipe has a problem. The final loss is {fp32.last_loss():.4g}."
-    holding.sort(key=lambda run: (run.recipe.stored, run.recipe.repairs != ""))
-    run, done = holding[0], "" if holding[0].recipe.repairs else ", without further changes"
+    run, *others = sorted(holding, key=lambda run: (run.recipe.stored, run.recipe.repairs != ""))
+    done = "" if run.recipe.repairs else ", without further changes"
     text = f"Train in {run.recipe.title}{done}. The final loss is {run.last_loss():.4g}, in FP32 {fp32.last_loss():.4g}"
     if skipped := len(run.skipped):
         text += f". {skipped} of {len(run.losses)} steps are skipped until the loss scale settles at {run.scale:g}"
-    lean = [one.recipe for one in holding[1:] if one.recipe.stored and "fp32_master_weights" not in one.recipe.remedies]
+    lean = [one.recipe for one in others if one.recipe.stored and "fp32_master_weights" not in one.recipe.remedies]
     saves = f" {lean[0].title} has no problem either, and needs less memory." if lean else ""
     return run.recipe.name, f"{text}.{saves}"

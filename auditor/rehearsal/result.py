@@ -1,11 +1,14 @@
-"""The recipes of a rehearsal, and its results."""
+"""The recipes of a rehearsal, remedies for weights in BF16 or FP16, and results."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,10 @@ Series = list[float | None]
 class Recipe:
     """One way to run a training step.
 
-    format: of autocast regions; or of weights, gradients and optimizer state if `stored`. remedies: names in
-    `remedies.REMEDIES`. scale: initial loss scale of a GradScaler; None for no scaler. scopes: the scopes of a plan, or
-    modules kept in FP32; with LOSS among them, autocast covers only the model, whose outputs are cast to FP32. repairs:
-    the name of the recipe that this variant repairs.
+    format: of autocast regions; or of weights, gradients and optimizer state if `stored`. remedies: names in REMEDIES.
+    scale: initial loss scale of a GradScaler; None for no scaler. scopes: the scopes of a plan, or modules kept in FP32;
+    with LOSS among them, autocast covers only the model, whose outputs are cast to FP32. repairs: the name of the recipe
+    that this variant repairs.
     """
 
     name: str
@@ -36,6 +39,76 @@ class Recipe:
 
 
 FP32 = Recipe("fp32", "FP32")
+
+
+def fp32_updates(optimizer: Any, rounding: str) -> None:
+    """Make the optimizer update weights in FP32, with its state in FP32. rounding: how to treat the part of an update
+    that the stored weight cannot represent: "master" keeps the part in FP32, "kahan" in BF16; "stochastic" rounds up
+    with the probability that makes the mean exact."""
+    import torch
+
+    rest: dict[Any, Any] = {}
+    updated: list[Any] = []
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        for p in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            updated.append((p, p.dtype))
+            grad, p.grad = p.grad.float(), None
+            p.data = p.data.float() + rest.get(p, 0.0)
+            p.grad = grad
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        for p, stored in updated:
+            exact, p.grad = p.data, None
+            if rounding == "stochastic":
+                bits = exact.contiguous().view(torch.int32)
+                p.data = ((bits + torch.randint_like(bits, 1 << 16)) & -(1 << 16)).view(torch.float32).to(stored)
+            else:
+                p.data = exact.to(stored)
+                rest[p] = (exact - p.data).to(torch.float32 if rounding == "master" else torch.bfloat16)
+        updated.clear()
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+
+
+def fp32_accumulation(optimizer: Any) -> None:
+    """Sum the gradients of several backward passes in FP32. `zero_grad` must set gradients to None, its default."""
+    sums: dict[Any, Any] = {}
+
+    def add(p: Any, grad: Any) -> Any:
+        sums[p] = grad.float() if p.grad is None else sums[p] + grad.float()
+        p.grad = None  # torch would add the sum to it
+        return sums[p].to(p.dtype)
+
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        p.register_hook(lambda grad, p=p: add(p, grad))
+
+
+def set_eps(optimizer: Any, eps: float) -> None:
+    """Set the optimizer's eps. FP16 rounds 1e-8, Adam's default, to zero."""
+    for group in optimizer.param_groups:
+        group["eps"] = eps
+
+
+ROUNDINGS = ("fp32_master_weights", "stochastic_rounding", "kahan_sums")
+"""Remedies that update the weights in FP32."""
+REMEDIES: dict[str, tuple[str, partial[None]]] = {
+    "fp32_master_weights": ("FP32 master weights", partial(fp32_updates, rounding="master")),
+    "stochastic_rounding": ("stochastic rounding", partial(fp32_updates, rounding="stochastic")),
+    "kahan_sums": ("Kahan sums", partial(fp32_updates, rounding="kahan")),
+    "fp32_accumulation": ("FP32 accumulation", partial(fp32_accumulation)),
+    "eps": ("eps = 1e-4", partial(set_eps, eps=1e-4)),
+}
+"""{name: (title, function of an optimizer)}. A rehearsal applies the function; reports print its code for the user."""
+
+
+def code_of(name: str) -> str:
+    """Code that the user can paste: the remedy's function, and the call that applies the function."""
+    function, given = REMEDIES[name][1].func, REMEDIES[name][1].keywords
+    text = re.sub(r": (Any|str|float|dict\[Any, Any\]|list\[Any\])|( -> [^:]+)(?=:\n)", "", inspect.getsource(function))
+    call = ", ".join(["optimizer", *(f"{key}={value!r}" for key, value in given.items())])
+    return f"{text}\n\n{function.__name__}({call})  # once, after creating the optimizer\n"
 
 
 @dataclass(frozen=True)
@@ -95,13 +168,14 @@ class RecipeRun:
     failure: str | None = None
 
     def share(self, what: str, name: str = "") -> float | None:
-        """Mean of a series of ParameterSeries late in the run, for one parameter or for all parameters' entries; the
-        error of all is that of their common gradient. None if not measured."""
-        if (what, name) == ("error", ""):
-            return _late(self.errors)
-        rows = [self.parameters[name]] if name else self.parameters.values()
-        known = [(p.entries, x) for p in rows if (x := _late(getattr(p, what))) is not None]
-        return sum(n * x for n, x in known) / sum(n for n, _ in known) if known else None
+        """Mean of a series of ParameterSeries over the last third of the sampled steps, for one parameter or for all
+        parameters' entries; the error of all is that of their common gradient. None if not measured."""
+        rows = [(p.entries, getattr(p, what)) for key, p in self.parameters.items() if name in ("", key)]
+        means = list[tuple[int, float]]()
+        for entries, series in [(1, self.errors)] if (what, name) == ("error", "") else rows:
+            known = [x for x in series[-max(len(series) // 3, 1) :] if x is not None]
+            means += [(entries, sum(known) / len(known))] if known else []
+        return sum(n * x for n, x in means) / sum(n for n, _ in means) if means else None
 
     @property
     def final(self) -> list[float]:
@@ -112,12 +186,6 @@ class RecipeRun:
     def last_loss(self) -> float:
         """The mean of the final losses."""
         return sum(self.final) / len(self.final) if self.final else math.nan
-
-
-def _late(series: Series) -> float | None:
-    """The mean over the last third of a series; None if no value is defined in the last third."""
-    known = [x for x in series[-max(len(series) // 3, 1) :] if x is not None]
-    return sum(known) / len(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -155,6 +223,5 @@ class Rehearsal:
         """Write rehearsal.json and rehearsal.html. Raises: AuditorError(slug="bad-output")."""
         from ..report.rehearsal import render
 
-        place = folder.path_of(directory, "directory")
         texts = {"rehearsal.json": json.dumps(self.to_dict(), indent=1) + "\n", "rehearsal.html": render(self)}
-        return folder.write(place, texts)
+        return folder.write(folder.path_of(directory, "directory"), texts)

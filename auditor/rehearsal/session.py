@@ -30,20 +30,16 @@ from ..numerics.casting import widen
 from ..numerics.devices import NATIVE
 from ..numerics.entries import all_finite, dense, over_tensors, tensors_in
 from ..numerics.formats import dtype_of
-from ..numerics.metrics import output_error
 from ..processes import supervise
 from ..training.blame import NO_PASS, Trail, blame
+from ..training.replay import gradient_error
 from ..training.step import LOSS
-from .remedies import REMEDIES, ROUNDINGS
-from .result import FP32, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
+from .result import FP32, REMEDIES, ROUNDINGS, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
 
 LOOKS = 24
 """Maximum number of sampled steps, in which gradients are compared with FP32's and updates are measured."""
 BLAMED = 4
 """Maximum number of non-finite steps that are run again to find the operation that causes Inf or NaN."""
-SCALING = (2.0, 0.5, 2000)
-"""GradScaler's defaults: growth factor, backoff factor, and number of finite steps until the scale grows."""
-SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 DECOUPLED = ("Adafactor", "Muon")
 """Optimizers of torch whose weight decay multiplies the weights, although their parameter groups lack the flag
 `decoupled_weight_decay`."""
@@ -66,13 +62,13 @@ def call_forked(work: Callable[[Callable[[str], None]], Any], hear: Callable[[st
             os.dup2(null, stream)
         torch.set_num_threads(1)  # threads do not survive a fork
         try:
-            tell((call(work, "the recipe", "bad-step", tell),))
+            tell(call(work, "the recipe", "bad-step", tell))
         except LoadError as error:
-            tell((error,))
+            tell(error)
         finally:
             os._exit(0)
 
-    (done,) = supervise(answer, hear=hear)
+    done = supervise(answer, hear=hear)
     if isinstance(done, LoadError):
         raise done
     return done
@@ -80,8 +76,8 @@ def call_forked(work: Callable[[Callable[[str], None]], Any], hear: Callable[[st
 
 class Session:
     """The user's step, and its runs, each in a separate process. optimizers: {id: optimizer}, those that the first step
-    calls. root: the module with their parameters, or a container. own_regions: whether the step opens autocast regions.
-    Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed.
+    calls. trained: {parameter: number of its group}. root: the module with these parameters, or a container. own_regions:
+    whether the step opens autocast regions. Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed.
 
     batches: returns an iterator over (number of the batch, batch). seed: of the generators at the start of each run.
     """
@@ -89,43 +85,30 @@ class Session:
     def __init__(self, step: Callable[..., Any], batches: Callable[[], Iterator[tuple[int, Any]]], seed: int) -> None:
         every = [one for one in gc.get_objects() if issubclass(type(one), nn.Module | Optimizer)]
         self.optimizers = {id(one): one for one in every if "param_groups" in vars(one)}
-        self.root, self.own_regions = nn.Module(), False
-        self._names, self._parameters = dict[int, str](), dict[nn.Parameter, str]()  # of modules by id; of parameters
         self._step, self._batches, self._seed = step, batches, seed
-        self._calls: list[str] = []  # names of the modules that are being called, innermost last
-        self._casts_inputs, self._losses, self.recipe = False, list[float](), FP32
-        self._used = set[int]()  # ids of the optimizers that the last step called
-        # Whether a step is measured; if so, {parameter: gradient, optimizer, group, weight, second moment} at its update.
-        self._sampled, self._updates = False, dict[nn.Parameter, tuple[Any, Optimizer, dict[str, Any], Any, Any]]()
+        self._parameters = dict[nn.Parameter, str]()  # names of the trained parameters
+        self._calls: list[nn.Module] = []  # the modules that are being called, innermost last
         self._running: list[ExitStack] = []  # what ends with each running `step()` of an optimizer, innermost last
-        self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
-        first, used, self.own_regions = call_forked(partial(self.run, FP32, 1))
-        if not first.losses:
-            raise bad_step("batches is empty: give at least one batch")
+        self._casts_inputs, self.own_regions, self.recipe = False, False, FP32
+        _, used, self.own_regions = call_forked(partial(self.run, FP32, 1))
         if not used:
             raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
         self.optimizers = {number: one for number, one in self.optimizers.items() if number in used}
-        trained, roots = self.group_numbers, dict[str, nn.Module]()
-        left = {*trained}
+        groups = ((n, group) for one in self.optimizers.values() for n, group in enumerate(one.param_groups))
+        self.trained, roots = {p: n for n, group in groups for p in group["params"]}, dict[str, nn.Module]()
+        left = {*self.trained}
         modules = [one for one in every if isinstance(one, nn.Module) and "_modules" in vars(one)]
         for module in sorted(modules, key=lambda m: -sum(1 for _ in m.modules())):
             if own := left.intersection(module.parameters()):
                 roots[f"{type(module).__name__}{len(roots)}"] = module
                 left -= own
-        if bare := [p for p in trained if p in left and isinstance(p, nn.Parameter)]:
+        if bare := [p for p in self.trained if p in left and isinstance(p, nn.Parameter)]:
             roots[f"ParameterList{len(roots)}"] = nn.ParameterList(bare)
         self.root = nn.ModuleDict(roots) if len(roots) > 1 else next(iter(roots.values()), nn.Module())
-        self._names = {id(module): without_wrappers(path) for path, module in self.root.named_modules()}
-        named = ((p, path) for path, p in self.root.named_parameters() if p in trained and p.numel())
+        named = ((p, path) for path, p in self.root.named_parameters() if p in self.trained and p.numel())
         self._parameters = {p: without_wrappers(path) for p, path in named}
-        if any(p.device.type in NATIVE for p in trained):
+        if any(p.device.type in NATIVE for p in self.trained):
             raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
-
-    @property
-    def group_numbers(self) -> dict[nn.Parameter, int]:
-        """The optimizers' parameters, each with the number of its group."""
-        groups = ((n, group) for one in self.optimizers.values() for n, group in enumerate(one.param_groups))
-        return {p: n for n, group in groups for p in group["params"]}
 
     def run(self, recipe: Recipe, steps: int, tell: Callable[[str], None]) -> tuple[RecipeRun, set[int], bool]:
         """Run up to `steps` steps: the run ends with the batches, and without a loss scale with the first non-finite
@@ -139,7 +122,8 @@ class Session:
             if number < 0:
                 break
             result.batches = max(result.batches, number + 1)
-            self._sampled, self._updates = step in samples, {}
+            # Whether the step is measured; {parameter: gradient, optimizer, group, weight, second moment} at its update.
+            self._sampled, self._updates = step in samples, dict[nn.Parameter, tuple[Any, ...]]()
             if self._sampled and recipe != FP32:
                 fp32 = {}
                 with suppress(AuditorError):
@@ -157,11 +141,14 @@ class Session:
                         blamed = call_forked(partial(self._search, batch, restart))
                 result.skipped.append(NonFiniteStep(step, number, result.scale, *blamed))
             tell(f"step {step}, loss {result.losses[-1]}")
-            if result.scale is None and result.skipped:
-                break
             if result.scale is not None:
-                torch._amp_update_scale_(scale, finite, torch.tensor(float(self._broken is not None)), *SCALING)
+                # GradScaler's defaults: growth factor, backoff factor, and number of finite steps until the scale grows.
+                torch._amp_update_scale_(scale, finite, torch.tensor(float(self._broken is not None)), 2.0, 0.5, 2000)
                 result.scale = float(scale)
+            elif result.skipped:
+                break
+        if not result.losses:
+            raise bad_step("batches is empty: give at least one batch")
         return result, self._used, self.own_regions
 
     def _call_step(self, batch: Any, handler: Trail | None = None) -> float:
@@ -169,7 +156,8 @@ class Session:
         emulated CUDA; the step's autocast regions get the recipe's dtype. Returns the step's loss; if it returns none,
         the sum of the losses on which it called `backward`."""
         recipe, dtype, names = self.recipe, dtype_of(self.recipe.format), required_arguments(self._step)
-        self._losses, self._broken, self._used = [], None, set()
+        self._losses, self._used = list[float](), set[int]()  # of `backward`; ids of the optimizers that the step calls
+        self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
         regional = recipe.format != "fp32" and not recipe.stored and LOSS not in recipe.scopes
         emulated = written_as_meant() if recipe.format == "fp32" else emulate("cuda")
         with ieee(), disable_compilers(), emulated if handler is None else intercept(handler):
@@ -179,8 +167,7 @@ class Session:
                 outside = not self._calls and torch._C._current_graph_task_id() == NO_PASS
                 if outside and getattr(region, "_meant", region._enabled):
                     self.own_regions = True
-                    region._enabled = region._meant = regional
-                    region.fast_dtype = dtype if regional else region.fast_dtype
+                    region._enabled, region._meant, region.fast_dtype = regional, regional, dtype
                 return enter(region)
 
             around = torch.autocast("cuda", dtype=dtype) if regional and not self.own_regions else nullcontext()
@@ -198,6 +185,7 @@ class Session:
 
     def _search(self, batch: Any, restart: Callable[[], None], tell: object) -> tuple[str, str | None]:
         """The operation that makes a step non-finite, and its module, see `blame`."""
+        names = {module: without_wrappers(path) for path, module in self.root.named_modules()}
 
         def run(trail: Trail, is_low: bool) -> None:
             restart()
@@ -205,12 +193,11 @@ class Session:
                 self._convert(FP32)
             self._call_step(batch, trail)
 
-        return blame(run, lambda: (self._calls or [LOSS])[-1], Session._call_step.__code__)
+        return blame(run, lambda: next((names[one] for one in reversed(self._calls) if one in names), LOSS))
 
     def _prepare(self, recipe: Recipe) -> None:
         """Convert the model and the optimizers as the recipe requires, and replace functions of torch."""
-        numbers = self.group_numbers
-        series = {name: ParameterSeries(p.numel(), numbers[p]) for p, name in self._parameters.items()}
+        series = {name: ParameterSeries(p.numel(), self.trained[p]) for p, name in self._parameters.items()}
         self.result = RecipeRun(recipe, parameters=series)
         self._convert(recipe)
         for name, optimizer in product(recipe.remedies, self.optimizers.values()):
@@ -227,30 +214,28 @@ class Session:
     def _convert(self, recipe: Recipe) -> None:
         """Switch this process to a recipe: convert weights, buffers and optimizer state now, and inputs of outermost
         modules in later steps; apply the recipe's scopes, or remove those of another recipe."""
-        scopes = recipe.scopes or ({"": {"precision": "fp32"}} if self.recipe.scopes else {})
-        self.recipe, self.result.scale = recipe, recipe.scale
         dtype = dtype_of(recipe.format) if recipe.stored else torch.float32
         if recipe.name != "as_written" and any(p.dtype is not dtype for p in self._parameters):
             self._casts_inputs = True
             # `root.to` would make complex tensors real.
             self.root._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
             for optimizer in self.optimizers.values():
-                groups = optimizer.param_groups
-                optimizer.load_state_dict(optimizer.state_dict())  # which casts the state to the dtypes of the weights
-                optimizer.param_groups = groups  # to which the step may refer
-        if scopes:
+                with swap_attribute(optimizer, "param_groups", optimizer.param_groups):  # to which the step may refer
+                    optimizer.load_state_dict(optimizer.state_dict())  # which casts the state to the weights' dtypes
+        if recipe.scopes or self.recipe.scopes:
             # Each module in a container, which is itself not called, gets the scope of the root.
-            parts = self.root if isinstance(self.root, nn.ModuleDict) and "" in scopes else ()
-            scopes = {**dict.fromkeys(parts, scopes.get("")), **scopes}
+            parts = self.root if isinstance(self.root, nn.ModuleDict) else ()
+            scopes = {**dict.fromkeys(("", *parts), recipe.scopes.get("", {"precision": "fp32"})), **recipe.scopes}
             scopes.pop(LOSS, None)
             apply_plan(self.root, {"strategy": "autocast", "format": recipe.format, "scopes": scopes})
+        self.recipe, self.result.scale = recipe, recipe.scale
 
     def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         outermost = not self._calls
         if outermost and self._casts_inputs:
             wanted = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
             args, kwargs = lowered_batch((args, kwargs), wanted) if wanted else (args, kwargs)
-        self._calls.append(self._names.get(id(module), LOSS if outermost else self._calls[-1]))
+        self._calls.append(module)
         try:
             result = original(module, *args, **kwargs)
         finally:
@@ -269,7 +254,8 @@ class Session:
             if kwargs["accumulate_grad"]:
                 self.result.backward_passes += not self.result.losses
                 self._losses += [float(x.detach()) for x in tensors_in(roots) if x.numel() == 1]
-                for p in (p for p in self.group_numbers if p.requires_grad and scale != 1):
+                groups = (group for one in self.optimizers.values() for group in one.param_groups)  # maybe new ones
+                for p in {p for group in groups for p in group["params"] if p.requires_grad and scale != 1}:
                     hooks.callback(p.register_hook(lambda x: x / scale).remove)  # type: ignore[no-untyped-call]
             result = original(roots, over_tensors(lambda x: x * scale, gradients), *args, **kwargs)
         if not self.own_regions:  # a user would leave the region around the forward pass
@@ -287,22 +273,19 @@ class Session:
             advice = "which may run the model repeatedly: rehearse another optimizer"
             raise bad_step(f"{kind}.step gets a closure, {advice}")
         self._used.add(id(optimizer))
-        is_last_of_shadow = self.recipe is not self.result.recipe and self._used == {*self.optimizers}
-        own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        stack = ExitStack()
-        self._running.append(stack)
+        self._running.append(stack := ExitStack())
         stack.enter_context(torch.autocast("cuda", enabled=False))
+        own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         with plain_torch():
-            finite = all(all_finite(p.grad) for _, p in own)
-            for group, p in own if finite and self._sampled else ():
+            if not (is_finite := all(all_finite(p.grad) for _, p in own)):
+                self._broken = self._broken or ""
+            for group, p in own if is_finite and self._sampled else ():
                 if p in self._parameters and p not in self._updates:  # else measured in an earlier update
                     gradient = dense(p.grad.detach()).clone()
-                    self._updates[p] = gradient, optimizer, {**group}, *_state(optimizer, p)
-            for group in optimizer.param_groups if not finite or is_last_of_shadow else ():
-                stack.callback(group.__setitem__, "params", group["params"])
-                group["params"] = []
-        if not finite:
-            self._broken = self._broken or ""
+                    self._updates[p] = gradient, optimizer, {**group}, p.detach().clone(), _second_moment(optimizer, p)
+        if not is_finite or (self.recipe is not self.result.recipe and self._used == {*self.optimizers}):
+            emptied = [{**group, "params": []} for group in optimizer.param_groups]
+            stack.enter_context(swap_attribute(optimizer, "param_groups", emptied))
         if not self.recipe.stored:  # an update in FP32 needs no emulation, which takes longer
             stack.enter_context(plain_torch())
 
@@ -325,17 +308,14 @@ class Session:
         run, of_two = self.result, math.sqrt(2) if self.recipe == FP32 else 1.0  # both batches' gradients scatter
         gradients = {self._parameters[p]: gradient for p, (gradient, *_) in self._updates.items()}
         in_fp32 = not {*run.recipe.remedies}.isdisjoint(ROUNDINGS)
-
-        def error(names: list[str]) -> float | None:
-            known = {name: torch.as_tensor(fp32[name]) for name in names if name in fp32}
-            exact = output_error([*known.values()], [gradients[name] for name in known]) / of_two
-            return exact if any(bool(x.any()) for x in known.values()) else None
-
+        exact = {name: torch.as_tensor(fp32[name]) for name in gradients if name in fp32}
         run.steps.append(step)
-        run.errors.append(error([*gradients]))
+        for name in ("", *gradients):  # all parameters together, and each
+            known = {name: exact[name]} if name in exact else {} if name else exact
+            error = gradient_error(known, gradients) / of_two if any(bool(x.any()) for x in known.values()) else None
+            (run.parameters[name].error if name else run.errors).append(error)
         for p, (grad, optimizer, group, weight, moment) in self._updates.items():
-            series, moved, (_, now) = run.parameters[self._parameters[p]], grad != 0, _state(optimizer, p)
-            series.error.append(error([self._parameters[p]]))
+            series, moved, now = run.parameters[self._parameters[p]], grad != 0, _second_moment(optimizer, p)
             series.zero_gradient.append(1 - int(moved.count_nonzero()) / p.numel())
             series.updates_lost.append(None if in_fp32 else _share(p == weight, moved))
             moving = None if moment is None else (grad.float() ** 2 - moment).abs_() > STUCK * moment.float()
@@ -351,10 +331,10 @@ class Session:
         return fp32 | gradients
 
 
-def _state(optimizer: Optimizer, p: nn.Parameter) -> tuple[torch.Tensor, Any]:
-    """Copies of a parameter and of its second moment in the optimizer, which is None if there is none."""
-    moments = (value for key, value in optimizer.state.get(p, {}).items() if key in SECOND_MOMENTS)
-    return p.detach().clone(), next((moment.clone() for moment in moments), None)
+def _second_moment(optimizer: Optimizer, p: nn.Parameter) -> Any:
+    """A copy of a parameter's second moment in the optimizer; None if there is none."""
+    state = optimizer.state.get(p, {})
+    return next((state[name].clone() for name in ("exp_avg_sq", "square_avg") if name in state), None)
 
 
 def _share(flags: torch.Tensor, among: torch.Tensor) -> float | None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from statistics import fmean
 
-from ..rehearsal.remedies import REMEDIES, code_of
-from ..rehearsal.result import RecipeRun, Rehearsal
+from ..rehearsal.result import REMEDIES, RecipeRun, Rehearsal, code_of
 from .blocks import Block, Chart, Code, Fold, Grid, Item, Prose, environment
 from .charts import line_chart, round_steps
 from .words import count, or_blank, percent, ratio, shorten
@@ -73,22 +72,21 @@ def _measures(run: RecipeRun, name: str = "") -> tuple[str, ...]:
     return tuple(or_blank(run.share(kind, name), ratio if kind == "error" else percent) for kind in MEASURES)
 
 
-def _entries(result: Rehearsal, name: str) -> Iterator[Item]:
+def _entries(result: Rehearsal, name: str) -> list[Item]:
     """The problems of a recipe; below the last of them, the problems that each of its variants has."""
-    title, problems, notes = result.runs[name].recipe.title, result.problems_of(name), list[str]()
+    title, notes = result.runs[name].recipe.title, list[str]()
     for other, run in result.runs.items():
         if run.recipe.repairs == name:
             left = [f"{one.kind}, {one.text}" for one in result.problems_of(other)]
             notes.append(f"{run.recipe.title}: {'; '.join(left) or 'no problem'}; last loss {run.last_loss():.4g}.")
-    for problem in problems:
-        below = tuple(notes) if problem is problems[-1] else ()
-        yield Item(f"{title}, {problem.kind}: {problem.text}", below, "warning")
+    heads = [f"{title}, {one.kind}: {one.text}" for one in result.problems_of(name)]
+    return [Item(head, tuple(notes) if head is heads[-1] else (), "warning") for head in heads]
 
 
 def _charts(result: Rehearsal) -> Iterator[Chart]:
     shown = [run for name, run in result.runs.items() if not run.recipe.repairs or name == result.recommended]
-    losses = [(_style(run), run.recipe.title, _curve(range(result.steps), run.losses)) for run in shown]
-    errors = [(_style(run), run.recipe.title, _curve(run.steps, run.errors)) for run in shown]
+    losses = [_curve(run, enumerate(run.losses)) for run in shown]
+    errors = [_curve(run, zip(run.steps, run.errors, strict=True)) for run in shown]
     of_losses = "Loss of each recipe on the same batches (logarithmic). Each point is the mean of neighboring steps."
     of_errors = "Relative L2 difference of all gradients from FP32 gradients at the same weights; of FP32, the difference between two batches."
     ticks = [(step, f"{step:,}") for step in round_steps(result.steps - 1)]
@@ -96,17 +94,14 @@ def _charts(result: Rehearsal) -> Iterator[Chart]:
         yield from line_chart(label, about, curves, max(result.steps - 1, 1), "step", ticks)
 
 
-def _curve(steps: Sequence[int], values: Sequence[float | None]) -> list[tuple[float, float]]:
-    """At most POINTS points (step, value); each point is the mean of equally many neighboring steps."""
-    known = [(step, x) for step, x in zip(steps, values, strict=False) if x is not None and math.isfinite(x) and x > 0]
+def _curve(run: RecipeRun, values: Iterable[tuple[int, float | None]]) -> tuple[str, str, list[tuple[float, float]]]:
+    """A curve for `line_chart`, of at most POINTS points (step, value); each is the mean of equally many neighbors."""
+    known = [(step, x) for step, x in values if x is not None and math.isfinite(x) and x > 0]
     width = max(math.ceil(len(known) / POINTS), 1)
     parts = (zip(*known[i : i + width], strict=True) for i in range(0, len(known), width))
-    return [(fmean(at), fmean(of)) for at, of in parts]
-
-
-def _style(run: RecipeRun) -> str:
     stored = " cast" if run.recipe.stored or run.recipe.scopes else ""
-    return "plan" if run.recipe.name == "fp32" else f"{run.recipe.format}{stored}"
+    style = "plan" if run.recipe.name == "fp32" else f"{run.recipe.format}{stored}"
+    return style, run.recipe.title, [(fmean(at), fmean(of)) for at, of in parts]
 
 
 def _parameters(result: Rehearsal) -> Iterator[Fold]:

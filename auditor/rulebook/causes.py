@@ -175,11 +175,13 @@ def _head(graph: FlowGraph, findings: Sequence[Finding]) -> str:
     amplifies.
 
     All operations before an amplifying operation change the outputs about equally, so effects do not show which of them
-    causes the error. Without an amplifying operation, the result is the operation that changes the outputs most.
+    causes the error. Without an amplifying operation, the result is the operation that changes the outputs most; not a
+    move such as a transpose, if an operation that computes has a finding.
     """
     each = {(f.node, fmt): graph.contribution(f.node, fmt) for f in findings for fmt in f.formats}
     effects = {f.node: max(each[f.node, fmt].isolated for fmt in f.formats) for f in findings}
-    strongest = max(effects, key=effects.__getitem__)
+    computing = [name for name in effects if not operation(graph.nodes[name].op).transparent]
+    strongest = max(computing or effects, key=effects.__getitem__)
     amplifiers = [at for at, c in each.items() if 0 < AMPLIFIED * max(c.own, c.cast) < c.isolated < math.inf]
     amplifier, fmt = max(amplifiers, key=lambda pair: effects[pair[0]], default=(strongest, ""))
     if not fmt or effects[amplifier] < WEIGHTY * effects[strongest]:

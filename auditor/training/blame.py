@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import CodeType
 from typing import Any
 
 import torch
@@ -25,12 +24,12 @@ NO_PASS = -1
 
 
 class Trail(Emulation):
-    """Detects where Inf or NaN appear. module: returns the name of the innermost module being called. outermost: the code
-    object that calls the user's code. tell: called with (operation in words, its module) at each Inf or NaN."""
+    """Detects where Inf or NaN appear. module: returns the name of the innermost module being called. tell: called with
+    (operation in words, its module) at each Inf or NaN."""
 
-    def __init__(self, module: Callable[[], str], outermost: CodeType, tell: Callable[..., object]) -> None:
+    def __init__(self, module: Callable[[], str], tell: Callable[..., object]) -> None:
         super().__init__()
-        self._module, self._outermost, self._tell = module, outermost, tell
+        self._module, self._tell = module, tell
 
     def enter(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
@@ -50,7 +49,7 @@ class Trail(Emulation):
 
     def _describe(self, op: Any) -> tuple[str, str]:
         name, module = getattr(op, "_opname", None) or getattr(op, "__name__", op), self._module()
-        place = f" ({line_of(written.place)})" if (written := written_at(self._outermost)) else ""
+        place = f" ({line_of(written.place)})" if (written := written_at(blame.__code__)) else ""
         return f"{name}{f' in {module}' if module not in ('', LOSS) else ''}{place}", module
 
     def _hear(self, stage: str, words: str, module: str, value: torch.Tensor) -> None:
@@ -59,12 +58,12 @@ class Trail(Emulation):
                 self._tell((f"{stage}{words}", module))
 
 
-def blame(run: Callable[..., object], module: Callable[[], str], outermost: CodeType) -> tuple[str, str | None]:
+def blame(run: Callable[..., object], module: Callable[[], str]) -> tuple[str, str | None]:
     """The first operation, in words, that gives Inf or NaN in low precision but not in FP32, and its module; ("", None)
-    without one. run: called as run(Trail, is_low), runs the step. module, outermost: see Trail."""
+    without one. run: called as run(Trail, is_low), runs the step. module: see Trail."""
     broken: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
     for is_low, found in broken.items():
-        run(Trail(module, outermost, found.append), is_low)
+        run(Trail(module, found.append), is_low)
     known = Counter(broken[False])
     for one in broken[True]:
         if not known[one]:
@@ -81,4 +80,4 @@ def overflowing_module(step: Step, low: StepPrecision, scale: float) -> str | No
         own_step(step, replace(low if is_low else FP32, handler=trail), scale)
 
     with calls.watch(lambda call, result: None):
-        return blame(run, lambda: owner_of(calls.open[-1].path), own_step.__code__)[1]
+        return blame(run, lambda: owner_of(calls.open[-1].path))[1]

@@ -153,38 +153,29 @@ def test_answers_that_are_other_things_too(kind: type[nn.Module]) -> None:
 # Values that lie otherwise in memory than a replay's: kernels round otherwise, and a model may magnify it.
 
 
-class Magnifying(nn.Module):
+def magnified(m: Any, x: Tensor) -> Tensor:
     """One pixel that lies channels last, written in place, spread out and convolved; then a chaotic map doubles last places.
 
     Out of place the pixel would lie channels first: with sides of 1 both are true of it.
     """
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.first, self.head = nn.Conv2d(256, 256, 3), nn.Conv2d(256, 64, 3, padding=1)
-        self.steps = steps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        pixel = self.first(x.contiguous(memory_format=torch.channels_last)).relu_()
-        y = self.head(nn.functional.interpolate(pixel, scale_factor=4.0)).sigmoid()
-        for _ in range(self.steps):
-            y = 4 * y * (1 - y)
-        return y
+    pixel = m.first(x.contiguous(memory_format=torch.channels_last)).relu_()
+    y = m.head(nn.functional.interpolate(pixel, scale_factor=4.0)).sigmoid()
+    for _ in range(m.steps):
+        y = 4 * y * (1 - y)
+    return y
 
 
 @pytest.mark.parametrize("steps", thinned([6, 0]))
 def test_a_replay_that_rounds_otherwise_is_the_run(steps: int) -> None:
-    held(drawn(lambda: Magnifying(steps), 2, 256, 3, 3), max_error=0.5)
+    def make() -> nn.Module:
+        return Model(magnified, first=nn.Conv2d(256, 256, 3), head=nn.Conv2d(256, 64, 3, padding=1), steps=steps)
+
+    held(drawn(make, 2, 256, 3, 3), max_error=0.5)
 
 
 # Mixtures of experts that loop over their experts in Python: sizes depend on values, and some experts get nothing.
 
 EXPERTS_X = normal(12, 8)
-
-
-def routed(m: Any, x: Tensor) -> Tensor:
-    """The expert of each token: never the last one, which stays empty."""
-    return m.gate(x)[:, :2].argmax(-1)
 
 
 def added_by_index(m: Any, x: Tensor) -> Tensor:
@@ -197,7 +188,7 @@ def added_by_index(m: Any, x: Tensor) -> Tensor:
 
 
 def sorted_and_split(m: Any, x: Tensor) -> Tensor:
-    route = routed(m, x)
+    route = m.gate(x)[:, :2].argmax(-1)  # never the last expert, which stays empty
     order = route.argsort(stable=True)
     sizes = torch.bincount(route, minlength=3).tolist()
     done = torch.cat([expert(rows) for expert, rows in zip(m.experts, x[order].split(sizes), strict=True)])

@@ -141,8 +141,8 @@ PARTS = {name: make for table in TABLES.values() for name, make in table.items()
 BLOCKS = ("residual", "twice", "sequential", "scope", "unrolled", "remembered", "detached", "mixed", "early", "vmapped")
 SEED = int(os.environ.get("DRAWN_SEED", "") or random.SystemRandom().randrange(1 << 32))
 
-DESERVED = {"nan-output", "nothing-to-audit", "capture-failed"}
-"""What some models are refused for."""
+DESERVED = {"nan-output", "nothing-to-audit", "capture-failed", "unsupported-op"}
+"""What some models are refused for; the last: a Fourier transform in the model's own BF16 region, which CUDA refuses."""
 
 
 @dataclass(frozen=True)
@@ -225,21 +225,11 @@ def made(step: Step) -> Part:
     return block
 
 
-class Drawn(nn.Module):
-    """A program as a model."""
-
-    def __init__(self, program: Program) -> None:
-        super().__init__()
-        self.entry, self.body, self.head = linear(), Block(Step("scope", program.steps)), linear()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.head(self.body(self.entry(x)))
-
-
 def built(program: Program) -> tuple[nn.Module, Any]:
     """The model and its call, the same every time."""
     torch.manual_seed(program.seed)
-    return Drawn(program).eval(), ((torch.randn(4, 8),), {})
+    parts = {"entry": linear(), "body": Block(Step("scope", program.steps)), "head": linear()}
+    return Model(lambda m, x: m.head(m.body(m.entry(x))), **parts).eval(), ((torch.randn(4, 8),), {})
 
 
 def programs(table: str) -> st.SearchStrategy[Program]:
@@ -290,15 +280,6 @@ def outcome(program: Program) -> str:
     return "audited"
 
 
-def mostly_audited(found: Counter[str]) -> None:
-    """Refusals are rare, and of kinds that a model can deserve."""
-    ran = found.total() - found["no run"]
-    assert ran >= 0.7 * found.total(), found
-    assert found["audited"] + found["nan-output"] >= 0.95 * ran, found
-    assert found["audited"] >= 0.8 * ran, found
-    assert set(found) <= {"audited", "no run"} | DESERVED, found
-
-
 def audited(table: str) -> Counter[str]:
     """How often draws came to what."""
     found: Counter[str] = Counter()
@@ -325,6 +306,11 @@ def test_quantized_under_vmap_and_conjugated(step: Step) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES)
 def test_models_that_no_run_before_has_seen(table: str) -> None:
-    """The seed is printed, and set by DRAWN_SEED to see them again."""
+    """Refusals are rare, and of kinds that a model can deserve. The seed is printed, and set by DRAWN_SEED to see them again."""
     print(f"DRAWN_SEED={SEED}")
-    mostly_audited(audited(table))
+    found = audited(table)
+    ran = found.total() - found["no run"]
+    assert ran >= 0.7 * found.total(), found
+    assert found["audited"] + found["nan-output"] >= 0.95 * ran, found
+    assert found["audited"] >= 0.8 * ran, found
+    assert set(found) <= {"audited", "no run"} | DESERVED, found

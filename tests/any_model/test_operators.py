@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, hessian, jvp, stack_module_state, 
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import auditor
-from tests.any_model.holding import LAST_BIT, a_format, held
+from tests.any_model.holding import LAST_BIT, a_format, held, model_of
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded
 from tests.support.thinned import thinned
@@ -74,7 +74,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", thinned(OPERATIONS))
 def test_operations(name: str) -> None:
     def build() -> tuple[nn.Module, Any]:
-        return Model(lambda m, x: OPERATIONS[name](m.first(x)), first=linear(8, 8)).eval(), ((normal(4, 8),), {})
+        return model_of(lambda m, x: OPERATIONS[name](m.first(x))), ((normal(4, 8),), {})
 
     # LAPACK's bits go by where in memory the matrices begin. Of sums of 4 terms and a condition number of 2.1, which is
     # `definite`'s here, either of two solutions is known to 8 half units: a 400th of what FP16 errs by, both together.
@@ -182,37 +182,32 @@ MODELS: dict[str, Callable[..., Any]] = {
 }
 
 
-def model_of(name: str) -> nn.Module:
-    return Model(
+def complex_model(name: str) -> nn.Module:
+    return model_of(
         MODELS[name],
-        first=linear(8, 8),
-        second=linear(8, 8, seed=1),
-        third=linear(8, 8, seed=2),
         weight=nn.Parameter(complexes(3, 3)),
         square=nn.Parameter(complexes(8, 8)),
         poles=nn.Parameter(complexes(3, seed=1) - 2),
         angles=torch.polar(torch.ones(4, 4), torch.outer(torch.arange(4.0), torch.arange(1.0, 5.0))),
         turn=complexes(8).conj(),
         window=torch.hann_window(16),
-    ).eval()
+    )
 
 
 @pytest.mark.parametrize("name", thinned(MODELS))
 def test_it_ends_in_an_audit_and_verified_plans_hold(name: str) -> None:
-    held(lambda: (model_of(name), ((normal(4, 8),), {})), formats=a_format(name))
+    held(lambda: (complex_model(name), ((normal(4, 8),), {})), formats=a_format(name))
 
 
 def test_errors_of_complex_outputs_are_attributed() -> None:
     """In BF16 the layer is all that errs (there is no such transform), so what it alone does is what the plan does."""
-    audit = auditor.audit(model_of("complex output"), (normal(4, 8),), device="cpu")
+    audit = auditor.audit(complex_model("complex output"), (normal(4, 8),), device="cpu")
     (layer,) = (report for report in audit.nodes if "linear" in report.node.op)
     plan = audit.plans["autocast_bf16"]
     assert layer.contributions["bf16"].isolated == pytest.approx(plan.measured_error, rel=0.3)
 
 
 # Transforms and derivatives in forward: torch.func, forward mode, forces, checkpoints, functions with a backward of their own.
-
-X = normal(4, 8)
 
 
 def energy(m: Any, x: Tensor) -> Tensor:
@@ -288,10 +283,7 @@ CASES: dict[str, Callable[[Any, Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", thinned(CASES, 2))
 def test_transforms_and_derivatives(name: str) -> None:
-    def build() -> Any:
-        return Model(CASES[name], first=linear(8, 8), second=linear(8, 8, seed=1)).eval(), ((X.clone(),), {})
-
-    audit = held(build, formats=("fp16",))
+    audit = held(lambda: (model_of(CASES[name]), ((normal(4, 8),), {})), formats=("fp16",))
     assert sum((report.flops or 0) > 0 for report in audit.nodes) > 0
 
 

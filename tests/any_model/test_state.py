@@ -154,8 +154,6 @@ def test_biases_kept_for_each_device_follow_the_weights() -> None:
 
 # Models that compute later or elsewhere: generators as results, memories that hold weakly, threads.
 
-LATE_X = normal(4, 8)
-
 
 def steps(m: Any, x: Tensor) -> Iterator[Tensor]:
     for _ in range(3):
@@ -165,7 +163,7 @@ def steps(m: Any, x: Tensor) -> Iterator[Tensor]:
 
 @pytest.mark.parametrize("function", [steps, lambda m, x: map(m.layer, [x, -x])])
 def test_what_is_computed_while_it_is_read_is_computed_under_autocast(function: Any) -> None:
-    audit = held(lambda: (Model(function, layer=linear(8, 8)), ((LATE_X,), {})))
+    audit = held(lambda: (Model(function, layer=linear(8, 8)), ((X,), {})))
     plan = audit.plans["autocast_bf16"]
     assert plan.is_verified
     assert plan.low_precision_flops == 1
@@ -186,7 +184,7 @@ def test_a_memory_that_holds_weakly() -> None:
     def build() -> nn.Module:
         return Model(remembered, layer=linear(8, 8), key=Key(), norms=weakref.WeakKeyDictionary())
 
-    held(lambda: (build(), ((LATE_X,), {})))
+    held(lambda: (build(), ((X,), {})))
 
 
 def test_modules_that_run_in_other_threads_are_said_to_be_left_out() -> None:
@@ -195,7 +193,7 @@ def test_modules_that_run_in_other_threads_are_said_to_be_left_out() -> None:
             beside = pool.submit(m.second, x)
             return m.first(x) + beside.result()
 
-    audit = held(lambda: (Model(forward, first=linear(8, 8), second=linear(8, 8, seed=1)), ((LATE_X,), {})))
+    audit = held(lambda: (Model(forward, first=linear(8, 8), second=linear(8, 8, seed=1)), ((X,), {})))
     assert any("in other threads" in warning for warning in audit.warnings)
     assert {report.node.owner for report in audit.nodes} == {"", "first"}
 

@@ -17,6 +17,7 @@ from auditor.numerics.metrics import output_error
 from tests.any_model.holding import Build, Call, held, raised
 from tests.support.refusing import refused
 from tests.support.replaying import Model
+from tests.support.small_models import tied
 from tests.support.thinned import thinned
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -67,12 +68,6 @@ def mixture() -> nn.Module:
     return Model(forward, router=nn.Linear(16, 2), one=mlp().bfloat16(), two=mlp().bfloat16())
 
 
-def tied() -> nn.Module:
-    embedding, head = nn.Embedding(32, 16), nn.Linear(16, 32, bias=False)
-    head.weight = embedding.weight
-    return Model(lambda m, i: m.head(m.norm(m.embedding(i))), embedding=embedding, norm=nn.LayerNorm(16), head=head)
-
-
 def counting() -> nn.Module:
     """Writes to its buffers, two of which are one storage."""
 
@@ -119,7 +114,7 @@ STORED: dict[str, Callable[[], tuple[nn.Module, Call]]] = {
         Model(lambda m, batch, scale: {"y": m.body(batch["x"][0]) * scale}, body=mlp()).bfloat16(),
         ((), {"batch": {"x": [normal(4, 16, dtype=BF16)]}, "scale": torch.tensor(2.0, dtype=BF16)}),
     ),
-    "tied weights": lambda: (tied().half(), one(torch.randint(0, 32, (2, 5)))),
+    "tied weights": lambda: (tied(32, 16, norm=nn.LayerNorm(16)).half(), one(torch.randint(0, 32, (2, 5)))),
     "masks by finfo": lambda: (Model(masked, **attention()).half(), one(normal(2, 5, 16, dtype=FP16))),
     "rotary tables in FP32": lambda: (fp32_table(), one(normal(2, 6, 16, dtype=BF16))),
     "buffers that it writes to": lambda: (counting().bfloat16(), one(normal(4, 16, dtype=BF16))),

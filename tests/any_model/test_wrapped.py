@@ -13,7 +13,7 @@ import auditor
 from auditor.capture.emulation import as_on
 from auditor.isolation.answer import answer
 from auditor.numerics.metrics import output_error
-from tests.any_model.holding import Call, Net, around, held
+from tests.any_model.holding import Call, Net, around, drawn, held
 from tests.support.replaying import Model
 from tests.support.thinned import thinned
 
@@ -51,9 +51,7 @@ def twice(model: nn.Module) -> nn.Module:
 
 
 def build(wrap: Wrap, around: Callable[[nn.Module], nn.Module] = lambda model: model) -> tuple[nn.Module, Call]:
-    torch.manual_seed(0)
-    model = around(wrap(Loud()))
-    return model, ((torch.randn(4, 16),), {})
+    return drawn(lambda: around(wrap(Loud())), 4, 16)()
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -182,9 +180,6 @@ def test_a_script_keeps_no_casts_of_the_region_that_it_ran_in_first() -> None:
             with torch.autocast("cuda", dtype=dtype):
                 found = [model(torch.ones(2, 16)) for _ in range(3)]
     assert all(x.dtype is torch.bfloat16 and bool(x.isfinite().all()) for x in found)
-
-
-# Exported programs and fx graphs, whole or as a part.
 
 
 def exported(model: nn.Module, x: torch.Tensor) -> Any:

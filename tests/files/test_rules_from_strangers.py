@@ -12,7 +12,8 @@ import torch
 
 import auditor
 from auditor.errors import AuditorError
-from tests.files.test_strangers import CODE, RUN, folder, hook, places
+from tests.files.test_strangers import CODE, RUN, folder, hook
+from tests.support.documents import at, places
 
 FILE = Path(auditor.__file__).parents[1] / "rules/boundary/BND001-low-precision-first-layer.toml"
 EVIL = (
@@ -46,13 +47,11 @@ def tampered(rule: dict[str, Any], draw: random.Random) -> dict[str, Any]:
     found = copy.deepcopy(rule)
     for _ in range(draw.choice((1, 1, 2))):
         *way, last = draw.choice(list(places(found)))
-        at: Any = found
-        for key in way:
-            at = at[key]
-        if draw.random() < 0.2 and isinstance(at, dict):
-            at[draw.choice(EVIL)] = at.pop(last)
+        inside = at(found, way)
+        if draw.random() < 0.2 and isinstance(inside, dict):
+            inside[draw.choice(EVIL)] = inside.pop(last)
         else:
-            at[last] = draw.choice(VALUES)
+            inside[last] = draw.choice(VALUES)
     return found
 
 

@@ -26,6 +26,8 @@ from auditor import cli
 from auditor.document.codec import digest
 from auditor.errors import AuditorError
 from auditor.report.reporters import REPORTERS
+from tests.support.documents import at, places
+from tests.support.template import STANDS_IN
 from tests.unit.report.factory import make_audit
 
 MODEL = """
@@ -77,13 +79,16 @@ def measured() -> dict[str, Any]:
 
 STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn")
 RUN: list[str] = []
-"""Programs that were started, but for the process in which `apply` builds the model from the file it emitted."""
+"""Programs that were started, except OURS."""
+OURS = ("auditor.verify.worker", "tests.support.template", STANDS_IN)
+"""The process in which `apply` builds the model from the file it emitted, and those from which tests fork it."""
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
     started = event in STARTS
     canary = event in ("open", "exec", "compile") and ("canary" in str(args[0]) or "canary" in str(args[-1]))
-    if (started and "auditor.verify.worker" not in str(args[1:2])) or canary:
+    words = " ".join(map(str, args[1])) if event == "subprocess.Popen" else ""
+    if (started and not any(name in words for name in OURS)) or canary:
         RUN.append(f"{event} {args}")
 
 
@@ -102,36 +107,25 @@ def folder(here: Path, hook: None) -> Iterator[Path]:
     assert not (here / "canary").exists()
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    if at:
-        yield at
-    if len(at) < 40:
-        for key, inner in (
-            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        ):
-            yield from places(inner, (*at, key))
-
-
 def tampered(document: dict[str, Any], draw: random.Random) -> dict[str, Any]:
     """A file with one to five things in it changed, taken out, renamed, doubled or nested."""
     found = copy.deepcopy(document)
     for _ in range(draw.choice((1, 1, 2, 5))):
-        *way, last = draw.choice([at for at in places(found) if at[0] != "nodes" or draw.random() < 0.3])
-        at: Any = found
-        for key in way:
-            at = at[key]
+        near = (to for to in places(found) if len(to) <= 40)
+        *way, last = draw.choice([to for to in near if to[0] != "nodes" or draw.random() < 0.3])
+        inside = at(found, way)
         how = draw.choice(("value", "value", "out", "name", "name", "double", "nest"))
-        if how == "value" or (isinstance(at, list) and how != "nest"):
-            at[last] = draw.choice(VALUES)
+        if how == "value" or (isinstance(inside, list) and how != "nest"):
+            inside[last] = draw.choice(VALUES)
         elif how == "nest":
             for _ in range(draw.choice((3, 60))):
-                at[last] = [at[last]]
+                inside[last] = [inside[last]]
         elif how == "double":
-            at[draw.choice(EVIL)] = copy.deepcopy(at[last])
+            inside[draw.choice(EVIL)] = copy.deepcopy(inside[last])
         else:
-            value = at.pop(last)
+            value = inside.pop(last)
             if how == "name":
-                at[draw.choice(EVIL)] = value
+                inside[draw.choice(EVIL)] = value
     return found
 
 

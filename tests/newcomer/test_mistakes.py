@@ -109,16 +109,6 @@ def test_a_model_at_module_level_is_built_as_often_as_one_likes(here: Path) -> N
     assert "forward" not in vars(original)
 
 
-def said_of(source: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line of an error that a command ends in."""
-    if source:
-        Path("mine.py").write_text(source)
-    assert cli.main(words) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    return lines[0]
-
-
 LIST = """
 import torch
 model = torch.nn.Linear(4, 4)
@@ -161,10 +151,14 @@ MADE_OF_A_NUMBER = NUMBER.replace(
         ("", ["explain-layr", "out", "head"], "did you mean explain-layer?"),
     ],
 )  # fmt: skip
-def test_the_error_says_what_was_meant(
+def test_the_one_line_of_the_error_says_what_was_meant(
     source: str, words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said in said_of(source, words, capsys)
+    if source:
+        Path("mine.py").write_text(source)
+    assert cli.main(words) == 2
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
+    assert said in line
 
 
 def test_a_module_that_is_called_nearly_like_a_verb_is_a_target(
@@ -206,6 +200,10 @@ def refusal(**given: Any) -> AuditorError:
     return caught.value
 
 
+def raising(*given: Any) -> Any:
+    raise KeyError("mine")
+
+
 @pytest.mark.parametrize(
     ("given", "slug", "said"),
     [
@@ -230,32 +228,20 @@ def refusal(**given: Any) -> AuditorError:
         ({"evaluate": len, "max_drop": "x"}, "bad-option", "max_drop takes a number from 0 on, not 'x'"),
         ({"evaluate": len, "better": 3}, "bad-option", "better takes higher or lower"),
         ({"quick": "no"}, "bad-option", "quick takes True or False, not 'no'"),
+        ({"metric": lambda r, c: None}, "bad-callback", "metric=<lambda> returned None: return one number"),
+        ({"metric": lambda r, c: "x"}, "bad-callback", "returned a value of type str"),
+        ({"metric": lambda r, c: torch.ones(2)}, "bad-callback", "returned a value of type Tensor"),
+        ({"metric": lambda r, c: [1.0]}, "bad-callback", "returned a value of type list"),
+        ({"metric": lambda r: 1.0}, "bad-callback", "a metric is called as metric(reference, candidate)"),
+        ({"metric": raising}, "bad-callback", "metric=raising raised KeyError: 'mine' (test_mistakes.py:"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_an_argument_of_a_wrong_type(given: dict[str, Any], slug: str, said: str) -> None:
+def test_an_argument_of_a_wrong_type_and_a_metric_that_gives_no_number(
+    given: dict[str, Any], slug: str, said: str
+) -> None:
     error = refusal(**given)
     assert (error.slug, said in str(error)) == (slug, True), str(error)
-
-
-def raising(*given: Any) -> Any:
-    raise KeyError("mine")
-
-
-@pytest.mark.parametrize(
-    ("metric", "said"),
-    [
-        (lambda r, c: None, "metric=<lambda> returned None: return one number"),
-        (lambda r, c: "x", "returned a value of type str"),
-        (lambda r, c: torch.ones(2), "returned a value of type Tensor"),
-        (lambda r, c: [1.0], "returned a value of type list"),
-        (lambda r: 1.0, "a metric is called as metric(reference, candidate)"),
-        (raising, "metric=raising raised KeyError: 'mine' (test_mistakes.py:"),
-    ],
-)
-def test_a_metric_that_gives_no_number(metric: Callable[..., Any], said: str) -> None:
-    error = refusal(metric=metric)
-    assert (error.slug, said in str(error)) == ("bad-callback", True), str(error)
 
 
 def test_a_metric_that_raises_late_is_no_failure_of_a_plan() -> None:

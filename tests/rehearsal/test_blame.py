@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import auditor
 from auditor.records import ScopeChoice
 from auditor.rehearsal.rehearse import problems_of
-from auditor.rehearsal.result import FP32, NonFiniteStep, Recipe, RecipeRun
+from auditor.rehearsal.result import FP32, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
 from tests.rehearsal.cases import CASES, classes, mlp, plain, rehearsed
 from tests.support.replaying import Model
 
@@ -58,6 +59,18 @@ def test_a_loss_scale_below_1_is_a_problem_only_where_steps_are_skipped() -> Non
     assert [each.kind for each in problems_of("fp16", runs)] == ["steps-skipped"]
 
 
+def test_a_share_is_the_mean_of_the_last_third_of_one_parameter_or_over_all_entries() -> None:
+    rows = {
+        "a": ParameterSeries(1, 0, updates_lost=[0.0, 1.0, 0.5]),
+        "b": ParameterSeries(3, 0, updates_lost=[None, None, 0.25]),
+        "c": ParameterSeries(9, 0, updates_lost=[1.0, 1.0, None]),
+    }
+    run = RecipeRun(FP32, errors=[1.0, 2.0, None, 3.0, 0.5, None], parameters=rows)
+    assert [run.share("updates_lost", name) for name in rows] == [0.5, 0.25, None]
+    assert run.share("updates_lost") == (0.5 + 3 * 0.25) / 4
+    assert (run.share("error"), run.share("error", "a")) == (0.5, None)
+
+
 def test_an_operation_that_fp32_makes_infinite_too_is_not_blamed_where_a_plan_adds_casts() -> None:
     def masked(m: Any, x: torch.Tensor) -> torch.Tensor:
         x = m.norm(m.norm(x) * 2)
@@ -70,3 +83,11 @@ def test_an_operation_that_fp32_makes_infinite_too_is_not_blamed_where_a_plan_ad
     step = plain(model, torch.optim.SGD(model.parameters(), lr=1e-9))
     skipped = auditor.rehearse(step, classes(1), 1, plan=plan, remedies=False).runs["plan"].skipped
     assert "mul" in skipped[0].where, skipped
+
+
+def test_the_innermost_module_that_is_being_called_is_blamed() -> None:
+    inner = Model(lambda m, x: m.last(x) * 1e5, last=nn.Linear(16, 4))
+    model = nn.Sequential(nn.Linear(16, 16), inner)
+    step = plain(model, torch.optim.SGD(model.parameters(), lr=1e-9), lambda out, y: F.cross_entropy(out / 1e5, y))
+    (skipped,) = auditor.rehearse(step, classes(1), 1, remedies=False).runs["fp16_autocast"].skipped
+    assert (skipped.module, skipped.where.partition(" (")[0]) == ("1", "mul in 1")

@@ -154,6 +154,7 @@ def test_the_command_writes_its_files_and_refuses_in_one_line(tmp_path: Path, mo
     assert (data["steps"], data["batches"], len(data["runs"]["fp32"]["losses"])) == (5, 3, 5)
     page = Path("audits/train-step-rehearsal/rehearsal.html").read_text()
     assert page.count('<path class="line') >= 6
+    assert all(f'<path class="line {style}"' in page for style in ("plan", "bf16", "fp16", "bf16 cast"))
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
     assert main(["rehearse", "train.py:fails", "--steps", "5", "--out", "other", "--quiet"]) == 2
     assert "ZeroDivisionError: division by zero (train.py:17)" in capsys.readouterr().err

@@ -52,6 +52,7 @@ def test_a_step_with_regions_and_a_scaler_of_its_own_is_rehearsed_where_they_are
     assert all(run.failure is None and not run.skipped for run in found.runs.values())
     assert torch.allclose(losses["fp16_autocast"], losses["fp32"], rtol=5e-3)
     assert not torch.equal(losses["bf16_autocast"], losses["fp32"])
+    assert not torch.equal(losses["bf16_autocast"], losses["fp16_autocast"])
     assert torch.allclose(losses["bf16_autocast"], losses["fp32"], rtol=5e-2)
 
 
@@ -150,6 +151,15 @@ def test_sparse_gradients_and_a_gradient_penalty_are_unscaled_once() -> None:
     assert (run.failure, run.skipped) == (None, [])
     assert set(run.parameters) == {"Embedding1.weight", "Sequential0.0.weight", "Sequential0.0.bias"}
     assert all(error is not None and error < 5e-3 for error in run.errors)
+
+
+def test_gradients_of_parameters_that_two_optimizers_share_are_unscaled_once() -> None:
+    model = mlp(16, 4)
+    optimizer = Nested(torch.optim.SGD(model.parameters(), lr=0.1), model.parameters())
+    run = auditor.rehearse(plain(model, optimizer), classes(4), 3, remedies=False).runs["fp16_autocast"]
+    assert (run.failure, run.skipped, len(run.errors)) == (None, [], 3)
+    assert all(error is not None and error < 5e-3 for error in run.errors)
+    assert len({(*run.errors,), *((*row.error,) for row in run.parameters.values())}) == 1 + 2  # of all, and of each
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import auditor
-from auditor.rehearsal.remedies import REMEDIES, ROUNDINGS, code_of
-from auditor.rehearsal.result import Recipe, RecipeProblem, RecipeRun, Rehearsal
+from auditor.rehearsal.result import REMEDIES, ROUNDINGS, Recipe, RecipeProblem, RecipeRun, Rehearsal, code_of
 from auditor.report.blocks import Item
 from auditor.report.rehearsal import overview
 from tests.rehearsal.cases import CASES, classes, mlp, plain, rehearsed

@@ -83,7 +83,7 @@ PARTS = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1260, "settings"),
+    "cli": (1220, "settings"),
     "criteria": (920, "criteria"),
     "document": (900, "document"),
     "dtypes": (900, "dtypes"),
@@ -101,7 +101,7 @@ BUDGET = {
     "progress": (300, "telling"),
     "quantization": (2200, "quantization"),
     "records": (1510, "records"),
-    "rehearsal": (950, "rehearsal"),
+    "rehearsal": (900, "rehearsal"),
     "report": (2800, "report"),
     "rulebook": (2400, "rules"),
     "score": (280, "criteria"),
@@ -111,7 +111,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 29940, 215, 24
+LINES, FILES, ROOMS = 29900, 214, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

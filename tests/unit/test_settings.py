@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from auditor.asked import Command, command_of, configuration, validate
-from auditor.criteria import criteria_of
+from auditor.asked import Command, command_of, validate
 from auditor.errors import AuditorError
 from auditor.numerics.devices import choose, follow, is_native, is_spread, libraries, name_of, row_of, type_of
 from auditor.records.measure import Ignore
@@ -105,10 +104,6 @@ def test_every_option_says_what_it_takes() -> None:
 # `[tool.auditor]`: where it is looked for and what it may say.
 
 
-def read(folder):
-    return configuration(folder)[1]
-
-
 @pytest.fixture
 def selection(monkeypatch):
     def selected(folder):
@@ -118,21 +113,21 @@ def selection(monkeypatch):
     return selected
 
 
-def test_nearest_table_counts(tmp_path):
+def test_nearest_table_counts(tmp_path, selection):
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
-    (tmp_path / "pyproject.toml").write_text('[tool.auditor]\nmax-error = 0.5\nformats = ["fp16", "bf16"]\n')
-    (tmp_path / "a" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
-    assert read(inner) == {"max_error": 0.5, "formats": ["fp16", "bf16"]}
+    (tmp_path / "pyproject.toml").write_text('[tool.auditor]\nmax-error = 0.5\nformats = ["bf16"]\n')
+    (tmp_path / "a" / "pyproject.toml").write_text("tool = 3\n[project]\nname = 'x'\n")
+    assert (selection(inner).max_error, selection(inner).formats, selection(inner).out) == (0.5, ("bf16",), None)
     (tmp_path / "a" / "pyproject.toml").write_text("[tool.auditor]\nout = 'reports'\n")
-    assert read(inner) == {"out": str(tmp_path / "a" / "reports")}
+    assert (selection(inner).max_error, selection(inner).out) == (0.01, tmp_path / "a" / "reports")
 
 
-def test_criteria_in_a_list_are_read_one_by_one(tmp_path):
+def test_criteria_in_a_list_are_read_one_by_one(tmp_path, selection):
     written = 'criterion = ["logits: topk(5, dim=1) >= 0.9", "boxes: max_abs <= 0.5"]'
     (tmp_path / "pyproject.toml").write_text(f"[tool.auditor]\n{written}\n")
-    given = read(tmp_path)["criteria"]
-    assert [str(one) for one in criteria_of(given)] == ["logits: topk(5, dim=1) >= 0.9", "boxes: max_abs <= 0.5"]
+    given = selection(tmp_path).criteria
+    assert [str(one) for one in given] == ["logits: topk(5, dim=1) >= 0.9", "boxes: max_abs <= 0.5"]
 
 
 ENTRY = '[[tool.auditor.per-module-ignores]]\nmodule = "a"\ncode = "NRM001"\nreason = "b"\n'

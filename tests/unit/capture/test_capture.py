@@ -56,7 +56,7 @@ def test_placeholders_know_what_they_are() -> None:
 
 # Which module calls enclose an operation, whatever way control leaves a module.
 
-X = normal(2, 4)
+X = normal(3, 4)
 
 
 def test_recursion() -> None:
@@ -118,9 +118,6 @@ def test_an_address_that_is_used_again_is_another_tensor() -> None:
 # Scripts, recurrent layers, modules without a forward of their own, and what a model keeps.
 
 
-ROWS = normal(3, 4)
-
-
 class Gated(nn.Module):
     """Branches and loops, which only scripting keeps."""
 
@@ -148,7 +145,7 @@ def test_modules_without_a_forward_of_their_own() -> None:
         stack=nn.ModuleList([linear(4, 4), nn.Identity()]),
         weights=nn.ParameterList([normal(2, 4)]),
     )
-    found = replayed(model, ROWS)
+    found = replayed(model, X)
     assert [node.owner for node in nodes_by_op(found, "linear")] == ["", "stack.0", ""]
     assert {p.fqn for p in found.placeholders if p.kind == "parameter"} >= {"weights.0", "layers.in.weight"}
 
@@ -170,7 +167,7 @@ def test_the_first_state_of_a_recurrent_layer_follows_the_dtype() -> None:
 
 
 def test_a_script_with_branches_and_loops() -> None:
-    found = replayed(Model(lambda self, x: self.part(x * 2).exp(), part=torch.jit.script(Gated())), ROWS, method="path")
+    found = replayed(Model(lambda self, x: self.part(x * 2).exp(), part=torch.jit.script(Gated())), X, method="path")
     assert found.nodes[found.outputs[0]].owner == ""
     assert {node.owner for node in found.nodes.values()} >= {"", "part"}
 
@@ -182,7 +179,7 @@ def test_weights_tied_under_two_names() -> None:
     first, second = linear(4, 4), linear(4, 4, seed=1)
     second.weight = first.weight
 
-    found = replayed(Model(lambda self, x: self.b(self.a(x)), a=first, b=second), ROWS)
+    found = replayed(Model(lambda self, x: self.b(self.a(x)), a=first, b=second), X)
     one, other = nodes_by_op(found, "linear")
     assert (one.owner, other.owner) == ("a", "b")
     assert one.inputs[1] == other.inputs[1]
@@ -197,7 +194,7 @@ def child(parent: nn.Module) -> nn.Module:
 def test_modules_that_lead_back_to_their_parent() -> None:
     model = Model(lambda self, x: self.child(x).exp(), scale=nn.Parameter(torch.ones(4) * 2))
     model.child = child(model)
-    found = replayed(model, ROWS)
+    found = replayed(model, X)
     assert [node.owner for node in found.nodes.values()] == ["child.layer", "child", ""]
     assert found.aliases == {}
 
@@ -207,7 +204,7 @@ def test_names_that_are_no_identifiers() -> None:
     for name in ("a-b", "a_b", "class", "größe 1", "1"):
         model.add_module(name, linear(4, 4))
     model.register_parameter("p/q", nn.Parameter(torch.ones(4)))
-    found = replayed(model, ROWS)
+    found = replayed(model, X)
     assert [node.owner for node in nodes_by_op(found, "linear")] == ["a-b", "a_b", "class", "größe 1", "1"]
     assert {p.fqn for p in found.placeholders} >= {"a-b.weight", "a_b.weight", "größe 1.bias", "p/q"}
 
@@ -215,7 +212,7 @@ def test_names_that_are_no_identifiers() -> None:
 def test_tensors_that_nobody_registered_are_constants() -> None:
     model = Model(lambda self, x: x * self.table.value + torch.tensor([1.0, 2.0, 3.0, 4.0]))
     object.__setattr__(model, "table", type("Table", (), {"value": torch.ones(4) * 3, "unused": torch.ones(9)})())
-    assert kinds(replayed(model, ROWS)) == ["constant", "constant", "input"]
+    assert kinds(replayed(model, X)) == ["constant", "constant", "input"]
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -227,8 +224,8 @@ def test_random_numbers_are_the_same_in_every_replay(training: bool) -> None:
         return y[torch.randperm(3)] + torch.bernoulli(torch.full((4,), 0.5)) + torch.randint(0, 9, (4,))
 
     model = Model(forward, layer=linear(4, 4), drop=nn.Dropout(0.5)).train(training)
-    found = replayed(model, ROWS)
-    assert_same(replay(found, model, ((ROWS,), {})), replay(found, model, ((ROWS,), {})))
+    found = replayed(model, X)
+    assert_same(replay(found, model, ((X,), {})), replay(found, model, ((X,), {})))
     drawn = [node for node in found.nodes.values() if "rand" in node.op]
     assert len(drawn) == 6
 
@@ -240,7 +237,7 @@ def test_a_generator_that_the_caller_hands_over() -> None:
         return self.layer(x) + torch.randn(4, generator=generator)
 
     before = generator.get_state()
-    replayed(Model(forward, layer=linear(4, 4)), ROWS, generator)
+    replayed(Model(forward, layer=linear(4, 4)), X, generator)
     assert torch.equal(generator.get_state(), before)
 
 
@@ -251,4 +248,4 @@ def test_writes_that_numpy_makes_are_refused() -> None:
         return y + 1
 
     with refused(CaptureError, "capture-failed", match="returns other outputs than a replay"):
-        capture_of(Model(forward), ROWS)
+        capture_of(Model(forward), X)

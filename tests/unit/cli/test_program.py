@@ -257,6 +257,8 @@ def test_dry_run_says_what_was_found_and_writes_nothing(reported, capsys, tmp_pa
     assert "Linear with 16 parameters, from model" in captured.out
     assert "1 batch of float32[2, 3], from model.py:get_inputs" in captured.out
     assert "autocast_bf16, cast_bf16; error budget 0.01" in captured.out
+    assert cli.main(["model.py", "--dry-run", "--formats", "int8,nvfp4"]) == 0
+    assert "autocast_bf16, cast_bf16, int8, nvfp4; error budget 0.01" in capsys.readouterr().out
     assert "random initialization" in captured.out
     assert "weights are RANDOM" in captured.err
     assert reported.calls == []

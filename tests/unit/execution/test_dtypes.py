@@ -39,11 +39,6 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def row(op: str, args: Any, kwargs: Any, result: Any) -> tuple[str, tuple[str, ...], str]:
-    read = tuple(sorted({name_of(x.dtype) for x in tensors_in((args, kwargs))}))
-    return op, read, name_of(tensors_in(result)[0].dtype)
-
-
 CALLS = {"truediv": "div", "interpolate": "upsample_nearest2d", "norm": "linalg_vector_norm"}
 
 
@@ -59,7 +54,8 @@ class Calls(TorchFunctionMode):
         name = func.__name__.strip("_")
         name = name[1:] if name[:1] == "r" and name[1:] in ("mul", "add", "sub", "div", "truediv") else name
         if name not in ("get", "set") and tensors_in(result):
-            self.seen.append(row(CALLS.get(name, name), args, kwargs or {}, result))
+            read = tuple(sorted({name_of(x.dtype) for x in tensors_in((args, kwargs or {}))}))
+            self.seen.append((CALLS.get(name, name), read, name_of(tensors_in(result)[0].dtype)))
         return result
 
 
@@ -93,19 +89,14 @@ def reported(capture: Capture, model: nn.Module, batch: Batch, plan: Plan) -> Se
     return computing([(op.strip("_"), tuple(sorted(found.inputs)), found.output) for op, found in rows])
 
 
-def plans_of(name: str, strategy: str, model: nn.Module, capture: Capture) -> list[Plan]:
-    rnd = random.Random(f"{name} {strategy}")
-    labels = [("bf16", everything(capture, "bf16")), *((f, drawn(capture, strategy, f, rnd)) for f in ("fp16", "bf16"))]
-    return [plan_of(capture, strategy, fmt, chosen) for fmt, chosen in labels]
-
-
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_operation_is_what_a_mode_sees_in_the_emulated_run_of_the_patched_model(name: str, strategy: str) -> None:
     model, batch = seeded(MODELS[name][0]), (MODELS[name][1], {})
     capture = capture_of(model, *batch[0])
-    ran = 0
-    for plan in plans_of(name, strategy, model, capture):
+    rnd, ran = random.Random(f"{name} {strategy}"), 0
+    labels = [("bf16", everything(capture, "bf16")), *((f, drawn(capture, strategy, f, rnd)) for f in ("fp16", "bf16"))]
+    for plan in (plan_of(capture, strategy, fmt, chosen) for fmt, chosen in labels):
         seen = run_under(Calls(), model, batch, plan, on_a_gpu)
         assert reported(capture, model, batch, plan) == seen, plan.scopes
         ran += seen is not None

@@ -35,60 +35,54 @@ from tests.support.problems import fp32_of, held, owners_of, problem_of, tied_ow
 from tests.support.small_models import MODELS, Regions
 from tests.support.subjects import DTYPES, FORMATS, capture_of, nodes_by_op, normal, only, seeded
 
-
-@cache
-def model_of(name: str) -> nn.Module:
-    return seeded(MODELS[name][0])
+KINDS = {**MODELS, "regions": (Regions, (normal(4, 6),)), "held": (held, (normal(4, 4),))}
+KINDS |= {"flat": (FlatBlock, LARGE), "stack": (Stack, LARGE)}
 
 
 @cache
-def captured(name: str) -> Capture:
-    return capture_of(model_of(name), *MODELS[name][1])
-
-
-def without_regions(capture: Capture) -> Capture:
-    """The author's own regions are the interpreter's business; fake tensors know the ambient autocast alone."""
-    return replace(capture, nodes={name: replace(node, region=None) for name, node in capture.nodes.items()})
+def recorded(name: str) -> tuple[nn.Module, Capture]:
+    model = seeded(KINDS[name][0])
+    return model, capture_of(model, *KINDS[name][1])
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("name", MODELS)
 def test_plain_autocast_against_torchs_own(name: str, fmt: str) -> None:
-    capture = without_regions(captured(name))
-    flat = capture.bind(model_of(name), (MODELS[name][1], {}))
+    """The author's own regions are the interpreter's business; fake tensors know the ambient autocast alone."""
+    model, capture = recorded(name)
+    capture = replace(capture, nodes={name: replace(node, region=None) for name, node in capture.nodes.items()})
+    flat = capture.bind(model, (MODELS[name][1], {}))
     truth = recorded_dtypes(capture, flat, DTYPES[fmt])
     found = resolve(Policy(capture, "autocast", plain(fmt), fmt)).dtypes
     wrong = {f"{n} ({capture.nodes[n].op})": (found[n], truth[n]) for n in truth if found[n] != truth[n]}
     assert wrong == {}
 
 
+PAIR = normal(4, 4), normal(4, 4)
 SINGLE: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
-    "square": (lambda x, w: (x @ w).square() + 1, (normal(4, 4), normal(4, 4))),
-    "power": (lambda x, w: (x @ w) ** 2 + 2 ** (x @ w), (normal(4, 4), normal(4, 4))),
-    "softmax": (lambda x, w: (x @ w).softmax(-1) @ w, (normal(4, 4), normal(4, 4))),
-    "scalar tensor": (lambda x, w: (x @ w) * torch.tensor(2.0), (normal(4, 4), normal(4, 4))),
-    "integer": (lambda x, w: (x @ w) * torch.arange(4), (normal(4, 4), normal(4, 4))),
-    "where": (lambda x, w: torch.where(x > 0, x @ w, x), (normal(4, 4), normal(4, 4))),
-    "where scalar": (lambda x, w: torch.where(x > 0, x @ w, 0.0), (normal(4, 4), normal(4, 4))),
-    "cat": (lambda x, w: torch.cat([x @ w, x]), (normal(4, 4), normal(4, 4))),
+    "square": (lambda x, w: (x @ w).square() + 1, PAIR),
+    "power": (lambda x, w: (x @ w) ** 2 + 2 ** (x @ w), PAIR),
+    "softmax": (lambda x, w: (x @ w).softmax(-1) @ w, PAIR),
+    "scalar tensor": (lambda x, w: (x @ w) * torch.tensor(2.0), PAIR),
+    "integer": (lambda x, w: (x @ w) * torch.arange(4), PAIR),
+    "where": (lambda x, w: torch.where(x > 0, x @ w, x), PAIR),
+    "where scalar": (lambda x, w: torch.where(x > 0, x @ w, 0.0), PAIR),
+    "cat": (lambda x, w: torch.cat([x @ w, x]), PAIR),
     "batch norm": (
         lambda x, w: F.batch_norm(F.conv1d(x, w), torch.zeros(3), torch.ones(3), torch.ones(3), torch.zeros(3)),
         (normal(2, 3, 5), normal(3, 3, 1)),
     ),
     "embedding": (lambda x, w: F.embedding(x, w) @ w, (torch.tensor([1, 2]), normal(4, 4))),
     "attention": (lambda x, w: F.scaled_dot_product_attention(x, x, w), (normal(1, 2, 4, 8), normal(1, 2, 4, 8))),
-    "topk": (lambda x, w: (x @ w).topk(2, -1), (normal(4, 4), normal(4, 4))),
-    "index put": (lambda x, w: (x @ w).index_put((torch.tensor([0]),), (x @ w)[:1]), (normal(4, 4), normal(4, 4))),
-    "scatter add": (
-        lambda x, w: x.scatter_add(0, torch.zeros(4, 4, dtype=torch.int64), x @ w),
-        (normal(4, 4), normal(4, 4)),
-    ),
-    "double": (lambda x, w: (x @ w).double() @ w.double(), (normal(4, 4), normal(4, 4))),
-    "half by hand": (lambda x, w: x.half() * 2, (normal(4, 4), normal(4, 4))),
-    "half and float": (lambda x, w: x.half() + x.bfloat16(), (normal(4, 4), normal(4, 4))),
-    "full like": (lambda x, w: torch.full_like(x @ w, 2.0) + x @ w, (normal(4, 4), normal(4, 4))),
-    "one hot": (lambda x, w: F.one_hot((x @ w).argmax(-1), 4) * (x @ w), (normal(4, 4), normal(4, 4))),
-    "clamp": (lambda x, w: (x @ w).clamp(min=-1.0).clamp(max=x), (normal(4, 4), normal(4, 4))),
+    "topk": (lambda x, w: (x @ w).topk(2, -1), PAIR),
+    "index put": (lambda x, w: (x @ w).index_put((torch.tensor([0]),), (x @ w)[:1]), PAIR),
+    "scatter add": (lambda x, w: x.scatter_add(0, torch.zeros(4, 4, dtype=torch.int64), x @ w), PAIR),
+    "double": (lambda x, w: (x @ w).double() @ w.double(), PAIR),
+    "half by hand": (lambda x, w: x.half() * 2, PAIR),
+    "half and float": (lambda x, w: x.half() + x.bfloat16(), PAIR),
+    "full like": (lambda x, w: torch.full_like(x @ w, 2.0) + x @ w, PAIR),
+    "one hot": (lambda x, w: F.one_hot((x @ w).argmax(-1), 4) * (x @ w), PAIR),
+    "clamp": (lambda x, w: (x @ w).clamp(min=-1.0).clamp(max=x), PAIR),
 }
 
 
@@ -105,10 +99,9 @@ def test_a_cast_to_the_dtype_of_another_value_follows_it_under_autocast() -> Non
     def function(x: Tensor, w: Tensor) -> Tensor:
         return x.type_as(x @ w) * 2
 
-    inputs = normal(4, 4), normal(4, 4)
     with emulate("cuda"), torch.autocast("cuda", dtype=torch.float16):
-        assert function(*inputs).dtype is torch.float16
-    capture = capture_of(Function(function), *inputs)
+        assert function(*PAIR).dtype is torch.float16
+    capture = capture_of(Function(function), *PAIR)
     found = resolve(Policy(capture, "autocast", plain("fp16"), "fp16")).dtypes
     assert {name: found[name] for name in ("to", "mul")} == {"to": "fp16", "mul": "fp16"}
 
@@ -177,7 +170,7 @@ def test_a_dtype_that_the_author_asks_for_is_what_its_arguments_are_lowered_to()
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_looked_at_again_is_what_a_walk_of_its_own_finds(name: str, strategy: str) -> None:
-    capture, draw = captured(name), random.Random(name)
+    capture, draw = recorded(name)[1], random.Random(name)
     owners, choice, again = owners_of(capture), dict[str, str](), Resolver(capture)
     for fmt in ("fp16", "fp16", "fp16", "fp16", "bf16", "bf16"):
         choice |= {owner: draw.choice([fmt, "fp32"]) for owner in draw.sample(owners, min(2, len(owners)))}
@@ -206,18 +199,12 @@ def test_what_is_complex_is_low_where_all_that_it_is_made_of_is() -> None:
 # The graph that is simulated under a plan and the model that is patched to follow it give the same bits.
 
 
-@cache
-def small(name: str) -> tuple[nn.Module, Capture]:
-    model = seeded(KINDS[name][0])
-    return model, capture_of(model, *KINDS[name][1])
-
-
 def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict[str, str]) -> bool:
     """One choice of precisions: the graph under it, and the model that is patched to follow it, give the same bits.
 
     The dtypes are those that are foretold; what the one refuses, so does the other: then the answer is False.
     """
-    model, capture = small(name)
+    model, capture = recorded(name)
     inputs = KINDS[name][1]
     problem, functions = replace(problem_of(capture, strategy), format=fmt), defaultdict[str, set[str]](set)
     for owner, function in filter(None, map(of_function, labels.keys() - problem.products.keys())):
@@ -253,13 +240,9 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
     return True
 
 
-KINDS = {**MODELS, "regions": (Regions, (normal(4, 6),)), "held": (held, (normal(4, 4),))}
-KINDS |= {"flat": (FlatBlock, LARGE), "stack": (Stack, LARGE)}
-
-
 def test_the_holder_of_a_tied_weight_has_a_say_though_it_is_never_called() -> None:
     """Left FP32 with the root, it keeps the weight in FP32: the layers that share it must then be FP32 too."""
-    assert owners_of(small("held")[1]) == ["", "body.0", "body.1", "last", "shared"]
+    assert owners_of(recorded("held")[1]) == ["", "body.0", "body.1", "last", "shared"]
     high = {"": "bf16", "body.0": "fp32", "body.1": "bf16", "last": "fp32", "shared": "fp32"}
     assert_simulated_as_patched("held", "cast", "bf16", high)
     low = {"": "fp32", "body.0": "bf16", "body.1": "fp32", "last": "bf16", "shared": "bf16"}
@@ -268,7 +251,7 @@ def test_the_holder_of_a_tied_weight_has_a_say_though_it_is_never_called() -> No
 
 def drawn_functions(name: str, strategy: str, fmt: str, rnd: random.Random) -> dict[str, str]:
     """Most modules low, some of their functions kept."""
-    capture = small(name)[1]
+    capture = recorded(name)[1]
     labels = {owner: rnd.choice([fmt, fmt, fmt, "fp32"]) for owner in owners_of(capture)}
     for group in tied_owners(capture) if strategy == "cast" else ():
         labels |= dict.fromkeys(group, labels[group[0]])
@@ -284,8 +267,8 @@ def test_functions_that_are_kept_or_have_fp32_output_are_simulated_as_patched(na
     """The transformer asks what dtype a kept result has, which the graph does not know."""
     rnd = random.Random(name + strategy)
     drawn = [(fmt, drawn_functions(name, strategy, fmt, rnd)) for fmt in ("fp16", "bf16")]
-    outputs = dict.fromkeys(problem_of(small(name)[1], strategy).products, "fp32")
-    drawn.append(("bf16", dict.fromkeys(owners_of(small(name)[1]), "bf16") | outputs))
+    outputs = dict.fromkeys(problem_of(recorded(name)[1], strategy).products, "fp32")
+    drawn.append(("bf16", dict.fromkeys(owners_of(recorded(name)[1]), "bf16") | outputs))
     assert sum(assert_simulated_as_patched(name, strategy, fmt, labels) for fmt, labels in drawn)
 
 
@@ -304,7 +287,7 @@ def test_a_function_is_fp32_where_its_module_is_or_keeps_it() -> None:
 @pytest.mark.parametrize("name", KINDS)
 @given(data=st.data())
 def test_any_choice_of_scopes_is_simulated_as_patched(name: str, strategy: str, data: st.DataObject) -> None:
-    capture, fmt = small(name)[1], data.draw(st.sampled_from(FORMATS), label="format")
+    capture, fmt = recorded(name)[1], data.draw(st.sampled_from(FORMATS), label="format")
     labels = {owner: data.draw(st.sampled_from([fmt, "fp32"]), label=owner) for owner in owners_of(capture)}
     for group in tied_owners(capture) if strategy == "cast" else ():
         labels |= dict.fromkeys(group, labels[group[0]])

@@ -218,6 +218,7 @@ ONE = '[[target]]\nname = "a"\ntarget = "a.py"\n'
         ("[[target]]\nname = '" + "a" * 101 + "'\ntarget = 'a.py'\n", "target 1 needs a name"),
         ("[[target]]\nname = 'a'\n", "target 'a' has no key `target`"),
         (ONE + ONE.replace('"a"', '"A"'), "the targets 'a' and 'A' would have one folder"),
+        (ONE + ONE, "the targets 'a' and 'a' would have one folder"),
         (ONE + "formatz = 'fp16'\n", "an unknown option: 'formatz': did you mean formats?"),
         (ONE + "out = 'b'\n", "target 'a' has an unknown option: 'out'"),
         (ONE + "formats = 'fp7'\n", "target 'a': formats takes fp16, bf16"),

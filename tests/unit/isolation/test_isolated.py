@@ -2,8 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,31 +173,26 @@ class Called(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def default_device() -> Iterator[None]:
-    with torch.device("cpu"):
-        yield
-
-
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "dispatch": Seen,
     "function": Called,
     "flops": lambda: FlopCounterMode(display=False),
-    "device": default_device,
+    "device": lambda: torch.device("cpu"),
     "no grad": torch.no_grad,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "deterministic": lambda: torch.random.fork_rng(devices=[]),
     "profiler": lambda: torch.autograd.profiler.profile(),
     "anomaly": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
     "saved tensors": lambda: torch.autograd.graph.save_on_cpu(),
+    "inference": torch.inference_mode,  # where torch shows composite operations whole: what they call is not seen
 }
+NAMED = {**dict.fromkeys(MODES, SOME), "inference": ("batch norm", "max norm", "buffers", "one storage")}
 
 
-@pytest.mark.parametrize("name", SOME)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "name"), [(mode, name) for mode, names in NAMED.items() for name in names])
 @pytest.mark.parametrize("where", ["inside", "around"])
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
-def test_modes(name: str, mode: str, where: str) -> None:
+def test_modes(mode: str, name: str, where: str) -> None:
     if (mode, name) == ("no grad", "adam foreach"):
         pytest.skip("nothing to optimize without gradients")
     model = writer(name)
@@ -205,21 +200,6 @@ def test_modes(name: str, mode: str, where: str) -> None:
     inside, around = (MODES[mode], nullcontext) if where == "inside" else (nullcontext, MODES[mode])
     with around(), isolate(model), inside():
         model(X)
-    assert portrait(model) == before
-
-
-@pytest.mark.parametrize("name", ["batch norm", "max norm", "buffers", "one storage"])
-@pytest.mark.parametrize("where", ["inside", "around"])
-def test_inference_mode(name: str, where: str) -> None:
-    """Here torch shows composite operations whole: what they call in turn is not seen."""
-    model = writer(name)
-    before = portrait(model)
-    if where == "inside":
-        with isolate(model), torch.inference_mode():
-            model(X)
-    else:
-        with torch.inference_mode(), isolate(model):
-            model(X)
     assert portrait(model) == before
 
 

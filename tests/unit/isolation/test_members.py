@@ -15,17 +15,6 @@ from tests.support.capturing import Function
 from tests.support.subjects import normal, seeded
 
 
-class Linked(nn.Module):
-    """A child that knows its parent, and a layer under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.child = nn.Linear(2, 3)
-        self.child.parent = self
-        self.again = self.child
-        self.norm = nn.BatchNorm1d(3)
-
-
 class Says(nn.Module):
     """Claims to hold nothing."""
 
@@ -43,7 +32,10 @@ class Says(nn.Module):
 
 
 def test_a_link_to_the_parent_ends_there_and_every_other_name_counts() -> None:
-    model = Linked()
+    model = nn.Module()
+    model.child = model.again = nn.Linear(2, 3)
+    model.child.parent = model
+    model.norm = nn.BatchNorm1d(3)
     assert [path for path, _ in members.named_modules(model)] == ["", "child", "again", "norm"]
     assert members.modules_of(model) == [model, model.child, model.norm]
     names = ["child.weight", "child.bias", "again.weight", "again.bias", "norm.weight", "norm.bias"]

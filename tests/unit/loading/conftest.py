@@ -1,4 +1,4 @@
-"""Writes a user's file into a fresh directory."""
+"""Writes a user's file into a fresh directory; the sizes of the smallest models of transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +7,8 @@ from textwrap import dedent
 import pytest
 
 HEADER = "import torch\nfrom torch import nn\n"
+
+TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 Write = Callable[..., str]
 

@@ -13,23 +13,16 @@ from safetensors.torch import load_file, save_file
 from auditor.errors import LoadError
 from auditor.loading import load
 from tests.support.refusing import refused
+from tests.unit.loading.conftest import TINY
 
 transformers = pytest.importorskip("transformers")
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
 WEIGHTS = "model.safetensors"
 
 
 def llama(**config: Any) -> Any:
     torch.manual_seed(3)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, **config})).eval()
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**TINY, **config})).eval()
 
 
 @pytest.fixture(scope="module")

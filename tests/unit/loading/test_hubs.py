@@ -13,8 +13,7 @@ from auditor.loading import cautions, load
 from auditor.loading.discover import weights_of
 from auditor.offload.limit import resident
 from tests.support.refusing import refused
-
-TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+from tests.unit.loading.conftest import TINY
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,10 @@ from tests.support.capturing import Function
 from tests.support.subjects import capture_of, measurement_of
 
 
-def masked(x: Tensor) -> Tensor:
-    return x.masked_fill(x > 0, torch.finfo(x.dtype).min).softmax(-1)
-
-
 def test_what_marks_a_mask_becomes_what_the_model_would_write_in_the_format() -> None:
     lowest = torch.finfo(torch.float32).min
-    rounds = rounder(capture_of(Function(masked), torch.tensor([[1.0, -1.0]])), "fp16")
+    masked = Function(lambda x: x.masked_fill(x > 0, torch.finfo(x.dtype).min).softmax(-1))
+    rounds = rounder(capture_of(masked, torch.tensor([[1.0, -1.0]])), "fp16")
     # FP32's lowest number rounds to -inf in FP16, but Python would have written FP16's own lowest
     assert rounds(torch.tensor([lowest, 0.5])).tolist() == [-65504.0, 0.5]
     # a number next to it is no mark

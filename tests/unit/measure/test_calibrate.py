@@ -264,13 +264,9 @@ def test_noise_is_found_where_it_begins_and_where_it_goes() -> None:
     assert found.nodes["pool"] == pytest.approx(LOUD * 2**0.5, rel=0.15)  # of two runs, each off by LOUD
 
 
-def drifts() -> nn.Module:
-    """It counts where nobody puts anything back."""
-    return Model(lambda m, x: m.a(x) * (1 + torch.dice.random()), a=nn.Linear(32, 8))
-
-
 def test_state_that_drifts_is_no_noise_that_errors_may_hide_in() -> None:
-    found = heard(seeded(drifts))
+    """It counts where nobody puts anything back."""
+    found = heard(seeded(lambda: Model(lambda m, x: m.a(x) * (1 + torch.dice.random()), a=nn.Linear(32, 8))))
     assert found.error > 0.01 and not found.operations and found.floor == 0
 
 

@@ -39,15 +39,11 @@ def net() -> nn.Module:
     return Model(forward, embed=nn.Embedding(32, 96), layers=layers)
 
 
-@pytest.fixture(scope="module")
-def tokens() -> Tensor:
-    return torch.randint(0, 32, (8, 6), generator=torch.Generator().manual_seed(0))
-
-
 @pytest.mark.parametrize(("enough", "passes"), [(0.0, 2), (1.0, 1)])
 def test_the_few_passes_of_a_large_model_tell_what_eight_tell(
-    enough: float, passes: int, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
+    enough: float, passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tokens = torch.randint(0, 32, (8, 6), generator=torch.Generator().manual_seed(0))
     measured = measurement_of(seeded(net), tokens)
     nodes = [node for node in measured.values if node not in measured.discrete]
     reference = estimate(measurement_of(seeded(net), tokens), 0)

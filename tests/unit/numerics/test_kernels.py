@@ -95,10 +95,12 @@ def test_a_limit_may_be_larger_than_the_format(target: Any, limits: tuple[float,
         (aten.linear.default, (torch.ones(1, 2).half(), torch.ones(3, 2).half(), torch.ones(3))),
         (aten.matmul.default, (torch.ones(2, 2), torch.ones(2, 2).half())),
         (aten.conv1d.default, (torch.ones(1, 1, 4).half(), torch.ones(1, 1, 2))),
+        (aten.lerp_.Scalar, (torch.ones(2), torch.ones(2).half(), 0.1)),
     ],
 )
-def test_products_refuse_mixed_dtypes(target: Any, args: tuple[Any, ...]) -> None:
-    assert refusal(target, *args) == f"{operation_of(target).name} has inputs of different dtypes, float16 and float32"
+def test_mixed_dtypes_are_refused(target: Any, args: tuple[Any, ...]) -> None:
+    said = refusal(target, *args).partition(" (")[0]
+    assert said == f"{operation_of(target).name} has inputs of different dtypes, float16 and float32"
 
 
 def test_elementwise_operations_promote_mixed_dtypes() -> None:

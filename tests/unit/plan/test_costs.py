@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from auditor.plan.costs import Cost, cast_seconds, costs_of, memory_of, seconds
 from auditor.plan.problem import Problem
 from auditor.plan.search import FORBIDDEN, HIGH, LOW, VISITS, Arc, Candidate, Choice, Cuts, Energy
-from auditor.records import Capture, Contribution, MemoryUse
+from auditor.records import Contribution, MemoryUse
 from tests.support.capturing import Function
 from tests.support.problems import captured, problem_of
 from tests.support.small_models import narrowing
@@ -39,11 +39,6 @@ def test_a_reshape_is_free_unless_it_has_to_copy(function: Callable[[Tensor], Te
 WEIGHTS = 16 * 64 + 64 * 4  # numbers
 
 
-def memory_under(capture: Capture, strategy: str, labels: dict[str, str]) -> MemoryUse:
-    problem = problem_of(capture, strategy)
-    return memory_of(capture, problem.costs, problem.resolve(lambda owner: labels.get(owner, "fp32")), problem.format)
-
-
 ALL_LOW = {"": "fp16", "wide": "fp16", "narrow": "fp16"}
 
 
@@ -60,7 +55,9 @@ ALL_LOW = {"": "fp16", "wide": "fp16", "narrow": "fp16"}
     ],
 )
 def test_weights_and_the_peak_by_hand(strategy: str, labels: dict[str, str], weights: int, activations: int) -> None:
-    assert memory_under(capture_of(narrowing(), normal(8, 16)), strategy, labels) == MemoryUse(weights, activations)
+    found = problem_of(capture_of(narrowing(), normal(8, 16)), strategy)
+    resolution = found.resolve(lambda owner: labels.get(owner, "fp32"))
+    assert memory_of(found.capture, found.costs, resolution, found.format) == MemoryUse(weights, activations)
 
 
 COST = Cost(10**9, 10**4, False)

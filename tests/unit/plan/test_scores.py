@@ -119,11 +119,6 @@ def test_a_model_stored_low_is_scored_in_fp32_and_half_inputs_reach_it() -> None
     assert found.evaluation.score == pytest.approx(raised.mean().item(), rel=1e-5)
 
 
-def scored(audit: Audit, score: Score, **evaluation: Any) -> str:
-    """What is said of a score under the first plan."""
-    return score_words(replace(audit.evaluation, **evaluation), score)
-
-
 FAILS = "(standard error 0.001); fails, since at most"
 
 
@@ -140,4 +135,4 @@ FAILS = "(standard error 0.001); fails, since at most"
     ],
 )
 def test_what_is_said_of_a_score(told_apart: Audit, score: Score, evaluation: Any, words: str) -> None:
-    assert scored(told_apart, score, **evaluation).startswith(words)
+    assert score_words(replace(told_apart.evaluation, **evaluation), score).startswith(words)

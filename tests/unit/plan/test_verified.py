@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from auditor.plan.workbench import Workbench
 from auditor.records import Noise, Plan, ScopeChoice, TimeAndMemory, Times, Verification
 from auditor.verify import running
 from auditor.verify.running import Answers, compare_times
-from tests.support import planning
 from tests.support.capturing import Function
 from tests.support.planning import bench_of
 from tests.support.replaying import Model
@@ -37,12 +35,7 @@ BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, Verifica
 
 def bench_with(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], float]) -> Workbench:
     noise = Noise(error=2.0**-30, floor=3 * 2.0**-30)
-    return replace(toy(), yardstick=Yardstick(0.01, distance), noise=FP32Runs(noise))
-
-
-@cache
-def toy() -> Workbench:
-    return planning.bench_of(nn.Tanh(), torch.ones(1), device="cpu")
+    return bench(yardstick=Yardstick(0.01, distance), noise=FP32Runs(noise))
 
 
 @pytest.mark.parametrize(
@@ -169,11 +162,8 @@ def test_the_emitted_file_is_timed_in_a_process_of_its_own_under_flags_that_its_
 # What plans are made from: reference answers that are run once, and problems by strategy and format.
 
 
-ONE = torch.zeros(2)
-
-
 def bench(**changes: Any) -> Workbench:
-    return replace(bench_of(Function(lambda x: x + 1), ONE), **changes)
+    return replace(bench_of(Function(lambda x: x + 1), torch.zeros(2)), **changes)
 
 
 def test_references_are_run_once_per_batch() -> None:
@@ -260,7 +250,7 @@ def noting() -> nn.Module:
 
 
 def bench_beside(model: nn.Module, *held_out: Tensor, formats: Sequence[str] = ("bf16",)) -> Workbench:
-    bench = planning.bench_of(model, normal(3, 4), formats=formats)
+    bench = bench_of(model, normal(3, 4), formats=formats)
     subject = replace(bench.subject, held_out=tuple(((x,), {}) for x in held_out))
     return replace(bench, subject=subject, yardstick=Yardstick(0.01))
 

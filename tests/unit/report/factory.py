@@ -3,7 +3,7 @@ run."""
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -69,10 +69,6 @@ def _template(count: int) -> Iterator[tuple[str, str, str, str]]:
     yield "head", "Linear", "aten.linear.default", "return self.head(x)"
 
 
-def _histogram(center: float, rng: random.Random) -> Mapping[int, int]:
-    return {e: max(1, round(4e4 * math.exp(-((e - center) ** 2) / 9))) for e in range(int(center) - 9, int(center) + 4)}
-
-
 def _format_facts(
     name: str, op: str, depth: float, overflows: bool, rng: random.Random
 ) -> tuple[NodeError, Contribution, Verdict]:
@@ -124,6 +120,8 @@ def _reports(nodes: int, formats: tuple[str, ...], hostile: bool, rng: random.Ra
         overflows = i == int(nodes * 0.6)
         facts = {f: _format_facts(f, op, depth, overflows, rng) for f in formats}
         center = 15.5 if overflows else 6 * math.sin(depth * 5) - 2
+        exponents = range(int(center) - 9, int(center) + 4)
+        spread = {e: max(1, round(4e4 * math.exp(-((e - center) ** 2) / 9))) for e in exponents}
         fired = ("RNG001",) if overflows else (RULES[op][0],) if op in RULES else ()
         reports.append(
             NodeReport(
@@ -133,7 +131,7 @@ def _reports(nodes: int, formats: tuple[str, ...], hostile: bool, rng: random.Ra
                 contributions={f: fact[1] for f, fact in facts.items()},
                 verdicts={f: fact[2] for f, fact in facts.items()},
                 exposed=dict.fromkeys(formats, ("cast",)),
-                range=Magnitudes(2.0 ** (center + 4) * 0.97, 2.0 ** (center - 9), 41, _histogram(center, rng)),
+                range=Magnitudes(2.0 ** (center + 4) * 0.97, 2.0 ** (center - 9), 41, spread),
                 flops=int(1e9) if "linear" in op or "matmul" in op else int(1e6),
                 planned=_under_autocast(op) if "fp16" in formats else None,
             )

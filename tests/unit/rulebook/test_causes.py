@@ -90,12 +90,10 @@ def test_where_no_rule_foresaw_it_what_lies_together_has_one_cause_at_its_strong
     of = graph(nodes, {}, {"q0": 0.02, "s0": 0.05, "q1": 0.02, "s1": 0.04})
     both = [finding(rule, n, fmt=fmt) for n in nodes for rule, fmt in (("MSR001", "fp16"), ("MSR002", "bf16"))]
     assert set(causes(both, of)) == {"model.py:5 matmul"}
-    apart = node("x", "linear", 9)
-    of = graph([*nodes, apart], {}, {"q0": 0.02, "s0": 0.05, "x": 0.9})
-    assert causes([finding("MSR001", nodes[1]), finding("MSR001", apart)], of) == [
-        "model.py:5 matmul",
-        "model.py:9 linear",
-    ]
+    apart, turned = node("x", "linear", 9), node("t", "numpy_T", 6, "s0")
+    of = graph([*nodes, apart, turned], {}, {"q0": 0.02, "s0": 0.05, "t": 0.06, "x": 0.9})
+    found = [finding("MSR001", one) for one in (nodes[1], turned, apart)]
+    assert causes(found, of) == ["model.py:5 matmul"] * 2 + ["model.py:9 linear"]
 
 
 def amplified(nodes: list[Node], effects: dict[str, float], softmax: float = 1e-4) -> FlowGraph:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from auditor.artefact.applying import apply_plan
 from auditor.records.training import LossScale, Training
 from auditor.snippets import snippet
+from tests.architectures.zoo import specimen
 from tests.support.patching import Net, plan, scope
 from tests.support.snippets import document, pasted
 from tests.support.subjects import DTYPES, normal, seeded
@@ -71,12 +72,6 @@ def bert() -> nn.Module:
     return seeded(lambda: transformers.BertForMaskedLM(config))
 
 
-def t5() -> nn.Module:
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    config = transformers.T5Config(vocab_size=50, decoder_start_token_id=0, **sizes)
-    return seeded(lambda: transformers.T5ForConditionalGeneration(config))
-
-
 LAYER, TOKENS = "bert.encoder.layer", {"input_ids": torch.arange(12).reshape(2, 6)}
 CASES = {
     "islands in a low model": (
@@ -91,7 +86,7 @@ CASES = {
     ),
     "a head that shares the table of the embedding": (bert, {"": "low", "cls.predictions.decoder": "fp32"}, TOKENS),
     "layers the class keeps in FP32 by itself, lowered": (
-        t5,
+        lambda: specimen("t5").model,
         {"": "low", "encoder.final_layer_norm": "fp32", "decoder.block.1.layer.2.DenseReluDense.wo": "fp32"},
         {"input_ids": torch.arange(1, 7)[None], "decoder_input_ids": torch.tensor([[0, 3]])},
     ),

@@ -35,16 +35,12 @@ def island() -> nn.Module:
     )
 
 
-def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, targets)
-
-
 def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
     return normal(32, 16, seed=seed), torch.arange(32) % 4
 
 
 def audited(**options: Any) -> Audit:
-    return auditor.audit(seeded(island), batch(), mode="training", loss_fn=loss_fn, device="cpu", **options)
+    return auditor.audit(seeded(island), batch(), mode="training", loss_fn=F.cross_entropy, device="cpu", **options)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +68,7 @@ def test_gradients_of_an_island_are_not_counted_as_low(root: str) -> None:
     model = seeded(island)
     scopes = {**SCOPES, "": ScopeChoice(root), "first": ScopeChoice("fp16")}
     with in_training(model):
-        captured = capture_step(training_subject(model, batch(), {}, loss_fn), ("fp16",))
+        captured = capture_step(training_subject(model, batch(), {}, F.cross_entropy), ("fp16",))
     low = low_names(captured, "fp16", StepPrecision("fp16", replace(PLAN, scopes=scopes)).precision)
     found = {(captured.nodes[n].owner, captured.nodes[n].op.split(".")[1]) for n in low & captured.nodes.keys()}
     if root == "fp16":  # the quotient is FP32, and lowered for the last layer
@@ -111,10 +107,10 @@ def error_of(step: Step, low: StepPrecision, scale: float = 1024.0) -> float:
 def test_the_gradients_are_those_of_the_models_own_backward() -> None:
     model, (x, y) = seeded(island), batch()
     with in_training(model):
-        found = own_step(step_of(model, (x, y), loss_fn), StepPrecision("fp16", PLAN), 1024.0)
+        found = own_step(step_of(model, (x, y), F.cross_entropy), StepPrecision("fp16", PLAN), 1024.0)
     patched = auditor.apply(copy.deepcopy(model).train(), PLAN)
     with emulate("cuda"):
-        loss = loss_fn(patched(x).float(), y)
+        loss = F.cross_entropy(patched(x).float(), y)
         (loss * 1024).backward()
     assert found.loss == float(loss.detach())
     for name, parameter in patched.named_parameters():
@@ -123,7 +119,7 @@ def test_the_gradients_are_those_of_the_models_own_backward() -> None:
 
 def test_a_value_behind_detach_is_detached_once() -> None:
     model = Model(lambda m, x: m.head((m.body(x).detach() * 2 + 1).tanh()), body=nn.Linear(8, 8), head=nn.Linear(8, 3))
-    step = step_of(model, (normal(4, 8), normal(4, 3, seed=1)), loss_fn)
+    step = step_of(model, (normal(4, 8), normal(4, 3, seed=1)), F.cross_entropy)
     assert sum(node.op == "aten.detach.default" for node in step.capture.nodes.values()) == 1
 
 
@@ -192,10 +188,10 @@ def test_gradients_that_the_model_makes_itself_are_taken_from_its_own_backward()
         return Model(lambda m, x: m.last(Double.apply(m.first(x))), first=nn.Linear(16, 8), last=nn.Linear(8, 4))
 
     (x, y), model = batch(), seeded(own)
-    found = auditor.audit(model, (x, y), mode="training", loss_fn=loss_fn, device="cpu").training
+    found = auditor.audit(model, (x, y), mode="training", loss_fn=F.cross_entropy, device="cpu").training
     assert found.errors["fp16"] is not None and found.errors["fp16"] < 1e-3
     assert found.attribution is not None and "autograd.Function" in found.attribution
-    loss_fn(model(x), y).backward()
+    F.cross_entropy(model(x), y).backward()
     for parameter in found.parameters:
         expected = dict(model.named_parameters())[parameter.name].grad
         assert parameter.gradient.norm == pytest.approx(float(expected.norm()), rel=1e-4)
