@@ -35,7 +35,7 @@ class Modules(Space):
         super().__init__()
         self.problem, self.budget, self.what, self._replayed = problem, budget, what, run
         self.nothing, self.low = problem.evaluate(problem.energy.scopes), problem.evaluate(())
-        self.left = REPLAYS
+        self.left, self.least = REPLAYS, problem.least
 
     def replay(self, point: Candidate) -> float:
         """Output error of a replay of the recorded graph under a choice of precisions."""
@@ -78,14 +78,9 @@ class Modules(Space):
     def propose(self, allowed: float) -> Candidate:
         """The cheapest choice with a predicted error of at most `allowed`; or everything in low precision, if that
         meets the budget and exceeds the choice's time and cost by at most SHORTER."""
-
-        def is_near(seconds: float, cost: float) -> bool:
-            return self.low.seconds <= (1 + SHORTER) * seconds and self.low.cost <= (1 + SHORTER) * cost
-
-        if is_near(*self.problem.least) and self.within_budget():
-            return self.low  # as for any choice that a search finds
-        point = self.problem.cheapest(allowed)
-        return self.low if is_near(point.seconds, point.cost) and self.within_budget() else point
+        low, point = self.low, self.problem.cheapest(allowed)
+        near = low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
+        return low if near and self.within_budget() else point
 
 
 GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}

@@ -292,13 +292,11 @@ class Problem:
         return self.node_square(resolution, name), own, seconds(cost, fmt, self.device), low_flops
 
     @cached_property
-    def least(self) -> tuple[float, float]:
-        """Lower bounds of the time and cost of all choices: each node in its cheapest format, without casts and stored
-        tensors. The cost of memory, which is no sum over nodes, has the bound 0."""
+    def least(self) -> float:
+        """Lower bound of all prices: each node in its cheapest format; 0 for memory, which is no sum over nodes."""
         formats, costs = {"fp32", self.format, *self.kept_formats.values()}, self.costs.items()
-        elapsed = sum(min(seconds(cost, fmt, self.device) for fmt in formats) for _, cost in costs)
-        own = (min(price(self.objective, x, self.elements[n], fmt, self.device) for fmt in formats) for n, x in costs)
-        return elapsed, 0.0 if self.objective == "memory" else sum(own)
+        each = ([price(self.objective, x, self.elements[n], fmt, self.device) for fmt in formats] for n, x in costs)
+        return sum(map(min, each)) if self.objective != "memory" else 0.0
 
     def squares(self, resolution: Resolution, own: NDArray[np.float64]) -> dict[str, float]:
         """{node or placeholder: squared error that it adds to the outputs}, including the rounding of its result; nodes

@@ -246,9 +246,11 @@ class Energy:
 
 class Space(ABC):
     """All choices for one plan, and the results of their replays. nothing: everything in FP32, which meets every limit.
-    log: {FP32 part of a choice: error}, inf if the replay raises, or if the artefact misses the budget."""
+    log: {FP32 part of a choice: error}, inf if the replay raises, or if the artefact misses the budget. least: lower
+    bound of all prices."""
 
     nothing: Candidate
+    least = 0.0
 
     def __init__(self) -> None:
         self.log: dict[Choice, float] = {}
@@ -287,7 +289,7 @@ def choose(space: Space, limit: float) -> Candidate:
     for number in range(RUNS):
         most = best.price if best == space.nothing else (1 - LITTLE) * best.price
         hopes = (1.0, FAR, math.inf) if number == 0 and best == space.nothing else (1.0, FAR)
-        points = (space.propose(min(hope * limit / correction, ceiling)) for hope in hopes)
+        points = (space.propose(min(hope * limit / correction, ceiling)) for hope in hopes if space.least < most)
         point = next((point for point in points if point.price < most), None)
         if point is None:
             break

@@ -97,7 +97,7 @@ BUDGET = {
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2020, "plan"),
+    "plan": (2010, "plan"),
     "progress": (300, "telling"),
     "quantization": (2200, "quantization"),
     "records": (1510, "records"),
