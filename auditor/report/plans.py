@@ -338,12 +338,8 @@ def _time_words(timed: TimeAndMemory) -> str:
 
 def more_ways(audit: Audit) -> list[Block]:
     """Code for another plan, and for the recommended plan in other tools."""
-    if not audit.plans:
-        return []
-    return [
-        *snippets(audit)[2:],
-        *(Fold(TOOLS[key].title, (Code("", text),)) for key, text in for_tools(audit).items()),
-    ]
+    tools = for_tools(audit) if audit.plans else {}
+    return [*snippets(audit)[2:], *(Fold(TOOLS[key].title, (Code("", text),)) for key, text in tools.items())]
 
 
 def snippets(audit: Audit) -> tuple[Code, ...]:

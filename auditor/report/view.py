@@ -22,7 +22,11 @@ from .findings import causes
 from .origins import at, nonfinite_runs
 from .plans import PlanView, advice, inputs_of, limit_line, proposal_words
 from .training import training_headline
-from .words import VERDICTS, compact, count, label, op, ratio, sentence, shorten, terms
+from .words import VERDICTS, compact, count, label, op, ratio, sentence, shorten, terms, where
+
+NAMED = 12
+FEW = 1000
+"""Number of decisions (such as choices of topk) on a batch below which other inputs may well have flips."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +123,13 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     error = f"error {ratio(plan.measured_error)} against FP32, budget {budget}"
     if ran and ran.criteria:
         error = f"every criterion holds. Nearest to its limit: {limit_line(max(ran.criteria, key=lambda one: one.share or 0))}"
+    first = [(each.operations[0], each.frozen) for each in audit.decisions if each.format == plan.format]
+    few = [one for one, rest in first if one.count < FEW and (one.error or 0.0) ** 2 > rest**2 + audit.max_error**2]
+    if few and ran and ran.inputs == "audited":
+        itself += f". But the first batch has only {count(few[0].count, 'decision')} of {where(few[0])}, and flips exceed the limit: other inputs may have some, so check more with get_eval_inputs()"
     proof = f"{who} was run{inputs}: {error}{itself}."
-    same = not chosen.islands and chosen.before == ratio(plan.measured_error)
-    if same or chosen.before == "non-finite":  # which `nonfinite_runs` says
-        return said, proof
+    if chosen.before == "non-finite" or (not chosen.islands and chosen.before == ratio(plan.measured_error)):
+        return said, proof  # `nonfinite_runs` speaks of non-finite outputs
     before = f"the {'largest share of a limit' if audit.criteria else 'error'} is {chosen.before}"
     before = "the model fails to run" if chosen.before == "fails to run" else before
     return said, f"{proof} Without the plan, in {chosen.title}, {before}."
@@ -152,9 +159,6 @@ def _limit(report: NodeReport, fmt: str, vanished: set[str]) -> str | None:
     if (error is not None and error.cause == "underflow") or report.node.name in vanished:
         return "underflow"
     return "overflow" if verdict.limited_by == "range" else verdict.limited_by
-
-
-NAMED = 12
 
 
 def method(audit: Audit, limits: tuple[str, ...]) -> list[Block]:
@@ -225,8 +229,7 @@ def next_step(audit: Audit, directory: Path) -> str:
         return "audit a format that torch can compute in: --formats fp16,bf16."
     if outcome(audit.plans, audit.use) == "loses":
         return f"{(said := advice(audit))[0].lower()}{said[1:]}"
-    first = next(iter(causes(audit).wanting), None)
-    if first is not None:
+    for first in causes(audit).wanting[:1]:
         return f"repair {first.worst.rule} at {first.worst.source or op(first.worst.op)}, and audit again; `python -m auditor explain {first.worst.rule}` says how."
     if audit.criteria:
         return f"loosen a criterion: {report} lists the value of each under every plan."

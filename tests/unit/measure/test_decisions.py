@@ -3,6 +3,7 @@
 import copy
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from auditor.measure.rerun import PLAIN
 from auditor.records.decisions import Decisions
 from auditor.report.origins import decision_words
 from auditor.report.reporters import html, text
+from auditor.report.view import ReportView
 from auditor.report.words import percent, ratio
 from tests.support.replaying import Model, linear
 from tests.support.subjects import measurement_of, normal, seeded
@@ -209,6 +211,10 @@ def test_report_and_terminal_state_both_parts_and_the_operation_with_its_line() 
         assert part in said
     assert said.replace("`", "") in " ".join(text(audit).split()).replace("`", "")
     assert 'id="decisions"' in html(audit)
+    few = replace(audit, decisions=(replace(found, operations=(replace(found.operations[0], count=20),)),))
+    doubts = ["only 20 decisions of argmax" in ReportView(replace(few, max_error=x)).proof for x in (0.002, 0.003)]
+    assert doubts == [True, False]  # flips alone: 0.0022
+    assert "only" not in ReportView(replace(audit, max_error=0.002)).proof
 
 
 def test_a_short_terminal_leaves_decisions_to_the_report_and_a_criterion_states_them_in_its_limit() -> None:
