@@ -17,6 +17,10 @@ from ..numerics.schemes import Scheme
 from ..records import Capture, MemoryUse
 from ..resources import table
 
+TIE = 1e-3
+"""Weight of predicted time in the objectives `memory` and `flops`, so that of otherwise equal plans the fastest
+wins."""
+
 
 def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolution, format: str) -> MemoryUse:
     """Memory of one forward: bytes of parameters and buffers, and peak bytes of inputs, activations and cast copies.
@@ -75,11 +79,6 @@ def most_alive(
 def elements_of(node: fx.Node) -> int:
     """Number of floating-point elements in a node's result."""
     return sum(x.numel() for x in tensors_in(node.meta.get("val")) if x.is_floating_point())
-
-
-TIE = 1e-3
-"""Weight of predicted time in the objectives `memory` and `flops`, so that of otherwise equal plans the fastest
-wins."""
 
 
 @dataclass(frozen=True)

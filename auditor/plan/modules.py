@@ -26,6 +26,9 @@ SHORTER = 0.05
 REPLAYS = 4
 """Maximum number of replays of the recorded graph for improving and explaining one choice of precisions."""
 
+GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
+"""{objective: noun for the quantity that a plan saves}."""
+
 
 class Modules(Space):
     """All choices of module precisions for one problem. run: returns the error of the recorded graph under a
@@ -81,10 +84,6 @@ class Modules(Space):
         low, point = self.low, self.problem.cheapest(allowed)
         near = low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
         return low if near and self.within_budget() else point
-
-
-GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
-"""{objective: noun for the quantity that a plan saves}."""
 
 
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:

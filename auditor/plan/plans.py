@@ -93,7 +93,6 @@ class Planner:
 
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """Build the plan of a choice of precisions, with predicted errors and times, without a run."""
-    fp32 = problem.evaluate(problem.energy.scopes).seconds
     choice, row = choice_keeping(chosen.high, problem.format), FORMATS[problem.format]
     resolution, flops = problem.resolve(choice), sum(cost.flops for cost in problem.costs.values())
     unfit = f"the {problem.device} has no {row.label} arithmetic: a speed-up only comes from moving fewer bytes"
@@ -104,7 +103,7 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
         scopes=scopes_of(problem.policy_for(choice)),
         predicted_error=chosen.predicted_error,
         low_precision_flops=float(problem.figures(resolution)[3].sum()) / max(flops, 1),
-        predicted_speedup=fp32 / chosen.seconds if chosen.seconds else 1.0,
+        predicted_speedup=problem.evaluate(problem.energy.scopes).seconds / chosen.seconds if chosen.seconds else 1.0,
         note="" if row.speed in table("plan/devices")[problem.device] else unfit,
         objective=problem.objective,
         target=problem.device,

@@ -288,8 +288,8 @@ class Problem:
             return 0.0, of_byte * self.elements[name] * row.bytes, 0.0, 0.0
         cost, fmt = cost_of(self, name, resolution), timed_in(resolution, name)
         own = price(self.objective, cost, self.elements[name], fmt, self.device)
-        low_flops = cost.flops if FORMATS[fmt].low else 0
-        return self.node_square(resolution, name), own, seconds(cost, fmt, self.device), low_flops
+        square, elapsed = self.node_square(resolution, name), seconds(cost, fmt, self.device)
+        return square, own, elapsed, cost.flops * FORMATS[fmt].low
 
     @cached_property
     def least(self) -> float:

@@ -16,8 +16,6 @@ from .modules import GAINS
 NOISE = 0.03
 """Relative uncertainty of predicted time and memory: plans with a smaller difference count as equal."""
 
-Plans = Mapping[str, Plan]
-
 
 def gains(plan: Plan) -> bool:
     """Whether a plan meets the budget and the limit of the user's score, if any, and improves on FP32."""
@@ -32,7 +30,7 @@ def is_worth_it(plan: Plan) -> bool:
     return strategy_of(plan.strategy).gains(plan) and not (plan.objective == "time" and slower)
 
 
-def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> Plan | None:
+def best_for(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | None = None) -> Plan | None:
     """Choose the plan with the best objective for a use, among plans within all limits that improve on FP32.
 
     A program is chosen only if no plan for the live model qualifies. stepped: names of the plans under which the
@@ -54,7 +52,7 @@ def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> 
 
 
 def recommend(
-    plans: Plans, max_error: float, use: str = "inference", stepped: Collection[str] | None = None
+    plans: Mapping[str, Plan], max_error: float, use: str = "inference", stepped: Collection[str] | None = None
 ) -> tuple[str | None, str]:
     """The name of the plan to use, or None for FP32; and the reason in words. stepped: as in `best_for`.
 
@@ -84,7 +82,7 @@ def _limit_clause(plan: Plan, max_error: float) -> str:
     return f"the {floor:.2g} by which FP32 runs differ" if floor else f"the error budget of {max_error:g}"
 
 
-def _none(plans: Plans, max_error: float, use: str) -> str:
+def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
     """A text on why no plan is recommended, with the smallest reachable error if every error is too large."""
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
@@ -115,7 +113,7 @@ def _worth(plan: Plan) -> str:
     return f"{plan_title(plan)} (`{plan.name}`), {value}"
 
 
-def _require_runs(plans: Plans) -> None:
+def _require_runs(plans: Mapping[str, Plan]) -> None:
     for plan in plans.values():
         failure = next((ran.failure for ran in (plan.verification, plan.score) if ran and ran.failure), None)
         if says_nothing(failure):
@@ -140,7 +138,7 @@ def kept_apart(plan: Plan) -> str:
     return " and ".join([*said, *[f"the output{s} of {outputs:,} matrix product{s}"][:outputs]])
 
 
-def outcome(plans: Plans, use: str = "inference") -> str:
+def outcome(plans: Mapping[str, Plan], use: str = "inference") -> str:
     """`plan` if a plan can be recommended for the use; otherwise the reason why not.
 
     `not asked for`; `loses`: a verified plan that would improve on FP32 fails the user's score; `saves nothing`: low

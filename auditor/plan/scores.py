@@ -55,14 +55,12 @@ def in_fp32(subject: Subject, options: Settings, scoring: ScoreFunction) -> InFp
 
     Raises: MeasureError(slug="no-score") if the function gives no score.
     """
-    plans, seed, device = plan_of_fp32(subject), options.seed, options.where
+    plans, batch, seed, device = plan_of_fp32(subject), subject.batches[0], options.seed, options.where
     question = _question(scoring, None, options.timeout)
     result: dict[str, ScoreResult | str] = {}
     if subject.origin is not None and scoring.place is not None:
-        expected = answer(subject.model, subject.batches[0], seed=seed)
-        begun = Verifier.start(
-            subject.batches[:1], expected=expected, seed=seed, device=device, timeout=options.timeout
-        )
+        expected = answer(subject.model, batch, seed=seed)
+        begun = Verifier.start((batch,), expected=expected, seed=seed, device=device, timeout=options.timeout)
         with suppress(NotHandedOver), begun as (verifier, folder):
             result = verifier.ask(emit_plans(subject, plans, folder), [FP32], question, LATER)
     if not result:

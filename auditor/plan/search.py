@@ -161,10 +161,8 @@ class Cuts:
 
         changes = [(group, Choice.difference) for group in groups]
         changes += [(group, Choice.union) for group in reversed(groups)]
-        cuts, left = (
-            self.towards(lambda high: made(high).predicted_error <= allowed),
-            iter(range(VISITS // max(size, 1))),
-        )
+        cuts = self.towards(lambda high: made(high).predicted_error <= allowed)
+        left = iter(range(VISITS // max(size, 1)))
         within = min(cuts, key=rank)
         over = min((cut for cut in cuts if rank(cut)[0]), key=rank, default=frozenset())
         pending = [group for group in groups if group <= within - over]
@@ -245,9 +243,8 @@ class Energy:
 
 
 class Space(ABC):
-    """All choices for one plan, and the results of their replays. nothing: everything in FP32, which meets every limit.
-    log: {FP32 part of a choice: error}, inf if the replay raises, or if the artefact misses the budget. least: lower
-    bound of all prices."""
+    """All choices for one plan. nothing: everything in FP32, which meets every limit. least: lower bound of all prices.
+    log: {FP32 part of a choice: error of its replay}, inf if that raises, or if the artefact misses the budget."""
 
     nothing: Candidate
     least = 0.0

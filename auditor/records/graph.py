@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 """(positional arguments, keyword arguments) of one call of the model."""
 
@@ -220,9 +219,8 @@ class Capture:
 
 @dataclass(frozen=True)
 class ModelPath:
-    """One path through a model. capture: the path's graph, with the joined graph's node names; batches: the batches
-    that take it, the recorded one first; outputs: names of the returned tensors in the model's return value; repeated:
-    these tensors, if another run of the model, with gradients enabled, returned equal ones."""
+    """One path through a model. capture: its graph, with the joined graph's node names; batches: those that take it, the
+    recorded one first; outputs: names of the returned tensors; repeated: they, if a run with gradients returned equal."""
 
     capture: Capture
     batches: tuple[Batch, ...]

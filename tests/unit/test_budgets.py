@@ -97,10 +97,10 @@ BUDGET = {
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2010, "plan"),
+    "plan": (2000, "plan"),
     "progress": (300, "telling"),
     "quantization": (2200, "quantization"),
-    "records": (1510, "records"),
+    "records": (1500, "records"),
     "rehearsal": (900, "rehearsal"),
     "report": (2800, "report"),
     "rulebook": (2400, "rules"),
@@ -111,7 +111,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 29890, 214, 24
+LINES, FILES, ROOMS = 29880, 214, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
