@@ -124,7 +124,6 @@ def at_every_call(**options: Any) -> Counter[tuple[str, str]]:
 IN_FP32 = {
     ("load", "forward-raises"): 1,
     ("capture", "capture-failed"): 2,  # the run that is recorded, and the graph held against it
-    ("measure", "operation-raises"): 1,  # the run that others are held against for noise
 }
 """Calls at which the FP32 model itself raises, and nothing is left to hold a low run against."""
 
@@ -165,7 +164,7 @@ def test_a_derivative_that_raises_is_done_without() -> None:
 def test_want_of_memory_ends_the_audit_but_for_a_plan(error: Exception) -> None:
     sound = Faults()
     audited(sound)
-    runs_again = len(sound.stages) - sound.stages[::-1].index("measure")  # FP32 once more, for its noise
+    runs_again = len(sound.stages) - sound.stages[::-1].index("measure")  # the last run of that stage
     for call in (sound.stages.index("measure") + 2, runs_again, sound.stages.index("follow") + 1):
         with refused(AuditorError, "out-of-memory", match=f"out of memory in the stage '{sound.stages[call - 1]}'"):
             audited(Faults(at=call, error=error))
