@@ -14,7 +14,7 @@ from .casting import carried_in, format_in, in_float32, in_format, scalars_lower
 from .cells import is_fused_cell, run_cell, run_layer
 from .entries import over_tensors, tensors_in
 from .formats import FORMATS, Format, dtype_name, format_of, is_low
-from .nodes import mutates, operation_of, overload_of, wait_for_result
+from .nodes import arguments_of, mutates, operation_of, overload_of, wait_for_result
 from .operations import Operation
 from .scans import fourier_transform, is_scan, run_scan
 
@@ -71,7 +71,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return run(target, args, kwargs, row)
     if on_cpu and is_scan(target):
         return run_scan(target, args, kwargs, row)
-    if on_cpu and known.sums_gradients_in_fp32 and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    wide_sums = on_cpu and known.sums_gradients_in_fp32 and not arguments_of(target, args, kwargs).get("sparse")
+    if wide_sums and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return in_float32(target, args, kwargs, row)
     if on_cpu and known.promotes:
         args, kwargs = scalars_lowered((args, kwargs))

@@ -91,13 +91,14 @@ class Session:
         self._running: list[ExitStack] = []  # what ends with each running `step()` of an optimizer, innermost last
         self._casts_inputs, self.own_regions, self.recipe = False, False, FP32
         _, used, self.own_regions = call_forked(partial(self.run, FP32, 1))
-        if not used:
+        if used.isdisjoint(self.optimizers):
             raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
         self.optimizers = {number: one for number, one in self.optimizers.items() if number in used}
         groups = ((n, group) for one in self.optimizers.values() for n, group in enumerate(one.param_groups))
         self.trained, roots = {p: n for n, group in groups for p in group["params"]}, dict[str, nn.Module]()
         left = {*self.trained}
         modules = [one for one in every if isinstance(one, nn.Module) and "_modules" in vars(one)]
+        self._called = [one for one in modules if id(one) in used]
         for module in sorted(modules, key=lambda m: -sum(1 for _ in m.modules())):
             if own := left.intersection(module.parameters()):
                 roots[f"{type(module).__name__}{len(roots)}"] = module
@@ -112,7 +113,7 @@ class Session:
 
     def run(self, recipe: Recipe, steps: int, tell: Callable[[str], None]) -> tuple[RecipeRun, set[int], bool]:
         """Run up to `steps` steps: the run ends with the batches, and without a loss scale with the first non-finite
-        step. Returns the results, the ids of the optimizers that the last step called, and `own_regions`."""
+        step. Returns the results, the ids of the optimizers and modules that the last step called, and `own_regions`."""
         reseed(self._seed)
         self._prepare(recipe)
         batches, result, samples = self._batches(), self.result, {i * (steps - 1) // (LOOKS - 1) for i in range(LOOKS)}
@@ -156,7 +157,7 @@ class Session:
         emulated CUDA; the step's autocast regions get the recipe's dtype. Returns the step's loss; if it returns none,
         the sum of the losses on which it called `backward`."""
         recipe, dtype, names = self.recipe, dtype_of(self.recipe.format), required_arguments(self._step)
-        self._losses, self._used = list[float](), set[int]()  # of `backward`; ids of the optimizers that the step calls
+        self._losses, self._used = list[float](), set[int]()  # of `backward`; ids of the called optimizers and modules
         self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
         regional = recipe.format != "fp32" and not recipe.stored and LOSS not in recipe.scopes
         emulated = written_as_meant() if recipe.format == "fp32" else emulate("cuda")
@@ -217,8 +218,8 @@ class Session:
         dtype = dtype_of(recipe.format) if recipe.stored else torch.float32
         if recipe.name != "as_written" and any(p.dtype is not dtype for p in self._parameters):
             self._casts_inputs = True
-            # `root.to` would make complex tensors real.
-            self.root._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
+            for module in (self.root, *self._called):  # `module.to` would make complex tensors real
+                module._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
             for optimizer in self.optimizers.values():
                 with swap_attribute(optimizer, "param_groups", optimizer.param_groups):  # to which the step may refer
                     optimizer.load_state_dict(optimizer.state_dict())  # which casts the state to the weights' dtypes
@@ -232,6 +233,7 @@ class Session:
 
     def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         outermost = not self._calls
+        self._used.add(id(module))
         if outermost and self._casts_inputs:
             wanted = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
             args, kwargs = lowered_batch((args, kwargs), wanted) if wanted else (args, kwargs)
@@ -283,7 +285,7 @@ class Session:
                 if p in self._parameters and p not in self._updates:  # else measured in an earlier update
                     gradient = dense(p.grad.detach()).clone()
                     self._updates[p] = gradient, optimizer, {**group}, p.detach().clone(), _second_moment(optimizer, p)
-        if not is_finite or (self.recipe is not self.result.recipe and self._used == {*self.optimizers}):
+        if not is_finite or (self.recipe is not self.result.recipe and self._used >= {*self.optimizers}):
             emptied = [{**group, "params": []} for group in optimizer.param_groups]
             stack.enter_context(swap_attribute(optimizer, "param_groups", emptied))
         if not self.recipe.stored:  # an update in FP32 needs no emulation, which takes longer

@@ -147,10 +147,36 @@ def test_sparse_gradients_and_a_gradient_penalty_are_unscaled_once() -> None:
         return loss
 
     found = auditor.rehearse(step, [(torch.randint(50, (32,)), torch.randint(4, (32,)))], 4, remedies=False)
-    run = found.runs["fp16_autocast"]
-    assert (run.failure, run.skipped) == (None, [])
-    assert set(run.parameters) == {"Embedding1.weight", "Sequential0.0.weight", "Sequential0.0.bias"}
-    assert all(error is not None and error < 5e-3 for error in run.errors)
+    for name, largest in (("fp16_autocast", 5e-3), ("bf16", 5e-2)):
+        run = found.runs[name]
+        assert (run.failure, run.skipped) == (None, [])
+        assert set(run.parameters) == {"Embedding1.weight", "Sequential0.0.weight", "Sequential0.0.bias"}
+        assert all(error is not None and error < largest for error in run.errors)
+
+
+def test_a_teacher_that_follows_the_model_is_in_bf16_too() -> None:
+    """The teacher's weight starts at 1, and each step brings it 1/1000 of the way to 3: by 2^-9, a quarter of the spacing
+    of BF16 numbers, which BF16 rounds away."""
+    student, teacher = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False).requires_grad_(False)
+    nn.init.constant_(student.weight, 3.0)
+    nn.init.ones_(teacher.weight)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.0)
+
+    def step(x: torch.Tensor) -> float:
+        optimizer.zero_grad()
+        student(x).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            teacher.weight.lerp_(student.weight, 0.001)
+            return float(teacher(x))
+
+    runs = auditor.rehearse(step, [torch.ones(1, 1)], 4, remedies=False).runs
+    expected = [3 - 2 * 0.999**k for k in range(1, 5)]
+    assert runs["fp32"].losses == pytest.approx(expected, rel=1e-6)
+    assert runs["bf16_autocast"].losses == pytest.approx(expected, rel=2**-8)
+    assert runs["bf16_autocast"].losses[3] > 1
+    assert runs["bf16"].losses == [1.0] * 4
+    assert set(runs["bf16"].parameters) == {"weight"}
 
 
 def test_gradients_of_parameters_that_two_optimizers_share_are_unscaled_once() -> None:
