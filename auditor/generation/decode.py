@@ -66,7 +66,7 @@ def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
     args, kwargs = batch
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     ends = _ends(model)
-    if callable(getattr(model, "step", None)):
+    if callable(step := getattr(model, "step", None)) and len(inspect.signature(step).parameters) > 1:
         ids = _check_ids(model, next(iter(given.values()), None))
         result = Prompts("step", ids, torch.ones_like(ids), ends=ends)
     elif "past_key_values" in names and "decoder_input_ids" in names:
@@ -143,7 +143,10 @@ def advance(model: nn.Module, prompts: Prompts, fed: torch.Tensor, mask: torch.T
     """Feed tokens to the model; return the next logits [prompts, vocabulary] and the state for the next step."""
     if prompts.kind == "step":
         with _call_step(model):
-            logits, state = model(fed, state)
+            answered = model(fed, state)
+        if not isinstance(answered, tuple | list) or len(answered) != 2:
+            raise cannot_generate(f"step of {type(model).__name__} must return two values, logits and a state")
+        logits, state = answered
         return logits[:, -1] if logits.dim() == 3 else logits, state
     given: dict[str, Any] = {"use_cache": True, "logits_to_keep": 1}
     if prompts.kind == "causal":

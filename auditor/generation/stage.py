@@ -128,9 +128,9 @@ def generate_reference(
         forced, others = (tuple(one.prompts.forced_inputs(model, one.tokens) for one in x) for x in (batches, held_out))
         subject = replace(subject, batches=forced, held_out=others)
         outputs = answer(model, subject.batches[0], seed=options.seed)
-    names = names_of(outputs)
-    if not names or outputs[0].dim() != 3:
-        raise cannot_generate(f"the first output of {subject.name} must be logits [prompts, tokens, vocabulary]")
+    names, vocabulary = names_of(outputs), torch.load(batches[0].logits, mmap=True).shape[-1]
+    if not names or outputs[0].dim() != 3 or outputs[0].shape[-1] != vocabulary:
+        raise cannot_generate(f"the first output of {subject.name} must be logits [prompts, tokens, {vocabulary}]")
     if not options.criteria and options.metric is None:
         limits = tuple(criteria_of(f"{names[0]}: top1 >= {1 - options.max_error:.12g}"))
         options = options.model_copy(update={"criteria": limits})

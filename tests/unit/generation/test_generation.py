@@ -2,11 +2,12 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -171,9 +172,18 @@ def plain() -> nn.Module:
     return Model(lambda m, x: m.linear(x), linear=nn.Linear(4, 4))
 
 
+def stepping(step: Callable[..., Any]) -> nn.Module:
+    """A model whose `step` is this function of the model and its arguments."""
+    made = type("Stepping", (Steps,), {"step": step})
+    return made()
+
+
 @pytest.mark.parametrize(
     ("make", "given", "said"),
     [
+        (lambda: stepping(lambda m, tokens: Steps.step(m, tokens, None)), (IDS,), "no step"),
+        (lambda: stepping(lambda m, tokens, state: Steps.step(m, tokens, state)[0]), (IDS,), "must return two values"),
+        (lambda: stepping(lambda m, tokens, state: (m(tokens)[..., :5], state)), (IDS,), "tokens, 5\\]"),
         (plain, (torch.ones(2, 4),), "no step"),
         (llama, {"input_ids": IDS[:, :1]}, "fewer than 2 tokens"),
         (Steps, (torch.ones(2, dtype=torch.long),), "contain no prompts"),
