@@ -62,7 +62,7 @@ def _explodes() -> Made:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (_no_optimizer, "calls no optimizer's step"),
+        (_no_optimizer, "first step calls no optimizer's step"),
         (_makes_its_own, "creates its own SGD"),
         (_raises, "the step raised ValueError: no such thing"),
         (_closure, "LBFGS.step gets a closure"),
