@@ -92,7 +92,7 @@ class Session:
         self._casts_inputs, self.own_regions, self.recipe = False, False, FP32
         _, used, self.own_regions = call_forked(partial(self.run, FP32, 1))
         if used.isdisjoint(self.optimizers):
-            raise bad_step("the first step calls no optimizer's step(): give a function that runs one whole training step")
+            raise bad_step("the first step calls no optimizer's step(): give a function that runs one whole step")
         self.optimizers = {number: one for number, one in self.optimizers.items() if number in used}
         groups = ((n, group) for one in self.optimizers.values() for n, group in enumerate(one.param_groups))
         self.trained, roots = {p: n for n, group in groups for p in group["params"]}, dict[str, nn.Module]()
