@@ -95,7 +95,7 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
     allowed, keep = _limit_clause(first, max_error), "Keep the model in FP32:"
     return {
         "not asked for": f"No plan for {use} was requested: plans of strategy autocast can train",
-        "loses": f"{keep} no plan within {allowed} keeps the score",
+        "loses": f"{keep} no plan within {allowed} {'keeps the score' if first.score else 'can generate tokens'}",
         "saves nothing": f"{keep} low precision within {allowed} saves no {GAINS[first.objective]}",
         "lowers nothing": f"{keep} no plan within {allowed} runs any operation in low precision",
         "out of reach": f"{keep} no plan with low precision is within {allowed}{least}",
@@ -141,7 +141,7 @@ def kept_apart(plan: Plan) -> str:
 def outcome(plans: Mapping[str, Plan], use: str = "inference") -> str:
     """`plan` if a plan can be recommended for the use; otherwise the reason why not.
 
-    `not asked for`; `loses`: a verified plan that would improve on FP32 fails the user's score; `saves nothing`: low
+    `not asked for`; `loses`: a verified plan that would improve on FP32 fails the user's score, or cannot decode; `saves nothing`: low
     precision is within the limits but saves nothing; `lowers nothing`: every plan within the limits has low-precision
     modules, but no operation runs in low precision; `out of reach`: otherwise.
     """

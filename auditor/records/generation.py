@@ -28,9 +28,7 @@ class TokenComparison:
     kl: Annotated[float | None, FileField("mean Kullback-Leibler divergence of next tokens from FP32's, in nats")]
     kl_99: Annotated[float | None, FileField("99th percentile of the divergence over tokens")] = None
     kl_most: Annotated[float | None, FileField("maximum of the divergence over tokens")] = None
-    same_top: Annotated[
-        float | None, FileField("share of tokens with the same likeliest token as in FP32", least=0, most=1)
-    ] = None
+    same_top: Annotated[float | None, FileField("share of tokens with FP32's likeliest token", least=0, most=1)] = None
     rms_probability: Annotated[float | None, FileField("RMS change in the probability of FP32's token")] = None
     flips: Annotated[float | None, FileField("tokens per 1,000 whose choice differs from FP32's", least=0)] = None
     flips_low: Annotated[float | None, FileField("lower end of the 95 % interval of `flips`", least=0)] = None

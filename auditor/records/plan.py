@@ -172,9 +172,7 @@ class Reason:
     ]
     words: Annotated[str, FileField("the reason in one clause, with its evidence")]
     modules: Annotated[tuple[str, ...], FileField("modules in FP32 for this reason")] = ()
-    operations: Annotated[
-        tuple[str, ...], FileField("operations that stay in FP32, or in integers, for this reason")
-    ] = ()
+    operations: Annotated[tuple[str, ...], FileField("operations in FP32, or in integers, for this reason")] = ()
     functions: Annotated[tuple[str, ...], FileField("FP32 functions in low-precision modules: `module..function`")] = ()
     rules: Annotated[tuple[str, ...], FileField("codes of the rules that report these modules or operations")] = ()
     by: Annotated[str | None, FileField("another module or operation that is the cause; `null`: none")] = None
@@ -324,8 +322,9 @@ class Plan:
 
     @property
     def holds(self) -> bool:
-        """Whether the plan is verified, and the user's score, if any, is acceptable."""
-        return self.is_verified and (self.score is None or self.score.holds)
+        """Whether the plan is verified, the user's score, if any, is acceptable, and decoding, if asked for, works."""
+        decodes = self.generated is None or self.generated.failure is None
+        return self.is_verified and decodes and (self.score is None or self.score.holds)
 
     @property
     def has_low(self) -> bool:

@@ -275,11 +275,12 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
 
 
 def advice(audit: Audit) -> str:
-    """Advice for an audit whose plans are rejected only for their score."""
+    """Advice for an audit whose plans are rejected only for their score, or since they cannot generate."""
     scores = [plan.score for plan in audit.plans.values() if plan.score is not None]
     if any(score.passed is False and not score.failure for score in scores):
         return "Allow a larger drop with --max-drop, or ask for smaller errors with --max-error."
-    return "The function returns no score under these plans; the reasons are listed with the plans."
+    failed = "The function returns no score" if scores else "Generation fails"
+    return f"{failed} under these plans; the reasons are listed with the plans."
 
 
 def _exceptions(plan: Plan) -> str:

@@ -30,6 +30,7 @@ from auditor.generation.stage import parts_of
 from auditor.isolation.answer import Around
 from auditor.isolation.tensors import plain_torch
 from auditor.records.generation import StoredCache, TokenComparison
+from auditor.report.plans import advice
 from tests.files.test_strangers import run
 from tests.support.refusing import refused
 from tests.support.replaying import Model
@@ -192,6 +193,26 @@ def stepping(step: Callable[..., Any]) -> nn.Module:
 def test_what_cannot_be_continued_is_said_in_one_line(make, given, said) -> None:
     with refused(AuditorError, "cannot-generate", match=said):
         auditor.audit(make().eval(), given, generate=4)
+
+
+@pytest.mark.parametrize("strategies", [["autocast", "cast"], ["cast"]])
+def test_a_plan_that_cannot_decode_is_not_recommended(strategies: list[str]) -> None:
+    """The first state is in FP32, which a GRU in BF16 rejects; autocast casts it. `forward` runs under both plans."""
+
+    def step(m: Any, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        return Steps.step(m, tokens, torch.zeros(1, len(tokens), 64) if state is None else state)
+
+    options = {"formats": ["bf16"], "strategies": strategies, "generate": 4, "max_error": 0.5}
+    audit = auditor.audit(stepping(step).eval(), IDS, **options)
+    assert audit.plans["cast_bf16"].is_verified
+    assert not audit.plans["cast_bf16"].holds
+    if len(strategies) > 1:
+        assert audit.plans["autocast_bf16"].holds
+        assert audit.recommended == "autocast_bf16"
+    else:
+        assert audit.recommended is None
+        assert "no plan within the limit of every criterion can generate tokens" in audit.recommendation
+        assert "Generation fails under these plans" in advice(audit)
 
 
 def test_a_temperature_is_for_tokens() -> None:
