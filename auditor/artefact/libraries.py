@@ -94,6 +94,7 @@ def _expressible(
     """Layers with schemes that the library quantizes; linear layers that stay in 16 bits; and layers that the library
     leaves out, with the reason. Layers with a common scheme or weight are all quantized or all left out."""
     kinds = {layer.owner: KINDS.get(layer.op.split(".")[1], "transposed convolution") for layer in audit.quantization}
+    kinds |= {path: kinds[one] for group in audit.shared_modules for one in group if one in kinds for path in group}
     left = {
         path: f"{kind}, {scheme}"
         for path, scheme in plan.layers.items()

@@ -200,6 +200,15 @@ def test_layers_that_must_have_one_scheme_stay_together() -> None:
     assert snippet(tied, "modelopt").startswith("# ModelOpt: there is no code")
 
 
+def test_a_layer_with_several_paths_is_quantized() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 32))
+    model = nn.Sequential(model[0], *model).eval()
+    audit = auditor.audit(model, torch.randn(4, WIDTH), formats="int8", max_error=0.1)
+    assert code(audit, "torchao")["LAYERS"] == {"0": "int8", "1": "int8", "3": "int8"}
+    assert "3 of 3 layers quantized." in snippet(audit, "compressed-tensors", "int8")
+    assert type(auditor.apply(model, audit, "int8")[1].weight.data).__name__ == "Int8Tensor"
+
+
 def test_a_plan_without_a_quantized_layer_is_a_comment() -> None:
     for text in snippets(planned({}), "mixed").values():
         assert text.endswith("# It quantizes no layer.\n")

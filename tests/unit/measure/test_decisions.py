@@ -176,6 +176,21 @@ def test_the_costly_operation_is_named_and_its_scores_in_fp32_remove_its_flips()
     assert found.frozen < found.lifted_error < found.error
 
 
+def test_the_choice_that_makes_most_others_flip_is_named() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        signs = m.signs[m.scores(x).argmax(-1)].view(64, 64)
+        return torch.cat([signs, *((signs.cumprod(-1) * size > 0) * 1.0 for size in range(1, 12))])
+
+    torch.manual_seed(0)
+    signs = torch.tensor([1.0, -1.0]).repeat(EXPERTS // 2)
+    found = bf16_of(Model(forward, scores=nn.Linear(WIDTH, EXPERTS), signs=signs), X)
+    first, *rest = found.operations
+    assert (first.op, found.lifted, found.frozen) == ("aten.argmax.default", "scores", 0.0)
+    assert 0 < first.error < found.error
+    assert [(one.op, one.own) for one in rest] == [("aten.gt.Scalar", 0.0)] * 11
+    assert all(one.seen > first.seen for one in rest)
+
+
 def loop(m: Any, x: Tensor, held: Tensor | None = None) -> Tensor:
     """A mixture of experts as it is mostly written: which rows an expert gets sets a shape, and the recording holds it."""
     best, chosen = m.router(x).topk(2, -1)
