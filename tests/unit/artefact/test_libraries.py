@@ -171,6 +171,12 @@ def test_a_weight_that_torchao_would_skip_silently_is_named() -> None:
     assert quantized_by(model).keys() == {"k"}
 
 
+def test_code_for_fp8_says_which_sizes_torchao_leaves_out() -> None:
+    said = "torchao leaves a layer in 16 bits if its number of inputs or outputs is not a multiple of 16."
+    for key, text in snippets(planned({"q": "fp8"}), "mixed").items():
+        assert (said in " ".join(text.replace("\n# ", " ").split())) == (key in ("torchao", "hf-quantization"))
+
+
 def test_static_scales_need_batches_that_reach_the_layers() -> None:
     pytest.importorskip("torchao.quantization", exc_type=ImportError)
     audit = planned({"q": "int8_static"})
