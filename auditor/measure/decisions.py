@@ -189,8 +189,11 @@ def _count_read(n: fx.Node, dim: int) -> int | None:
     """How many leading entries of a sorted dimension are read; None if any operation reads other entries."""
     indices = [user for user in n.users if user.args[1] == 1] if row_of(n).packet == "sort" else [n]
     readers = [arguments_with_defaults(user) for one in indices for user in one.users]
+    sizes = tensors_in(n.meta["val"])[0].shape or (1,)
+    same = dim, dim - len(sizes), dim + len(sizes)  # a dimension may count from the end
     first = all(
-        given.get("dim") == dim and not (given.get("start") or given.get("index", "end" not in given))
+        given.get("dim") in same and not (given.get("start") or given.get("index", "end" not in given))
         for given in readers
     )
-    return max((given.get("end", 1) for given in readers), default=None) if first else None
+    read = max((len(range(sizes[dim])[: given.get("end", 1)]) for given in readers), default=0)
+    return read if first and 0 < read < sizes[dim] else None

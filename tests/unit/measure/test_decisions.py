@@ -191,6 +191,28 @@ def test_the_choice_that_makes_most_others_flip_is_named() -> None:
     assert all(one.seen > first.seen for one in rest)
 
 
+@pytest.mark.parametrize(
+    ("choose", "taken"),
+    [
+        (lambda x: x.argsort(1, descending=True)[:, :3], 3),
+        (lambda x: x.argsort(-1, descending=True)[:, :3], 3),
+        (lambda x: x.sort(-1, descending=True)[1][..., :3], 3),
+        (lambda x: x.argsort(-1, descending=True)[:, : 3 - EXPERTS], 3),
+        (lambda x: x.argsort(-1, descending=True)[:, ::2], None),
+        (lambda x: x.argsort(-1, descending=True)[:, -3:], None),
+    ],
+    ids=["dimension", "from the end", "sort", "negative end", "steps", "last"],
+)
+def test_the_first_entries_of_a_sorted_row_are_a_top_k(choose: Callable[[Tensor], Tensor], taken: int | None) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.table[choose(m.scores(x))].sum(1)
+
+    torch.manual_seed(0)
+    found = bf16_of(Model(forward, scores=nn.Linear(WIDTH, EXPERTS), table=normal(EXPERTS, WIDTH, seed=1)), X)
+    (one,) = found.operations
+    assert (one.count, one.predicted is None) == (ROWS * (taken or EXPERTS), taken is None)
+
+
 def loop(m: Any, x: Tensor, held: Tensor | None = None) -> Tensor:
     """A mixture of experts as it is mostly written: which rows an expert gets sets a shape, and the recording holds it."""
     best, chosen = m.router(x).topk(2, -1)
