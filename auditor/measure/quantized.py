@@ -94,7 +94,7 @@ def roles_of(op: str, args: Sequence[Any], shape_of: Callable[[Any], Sequence[in
 
 
 def layers_of(capture: Capture) -> dict[str, Layer]:
-    """{operation: Layer}, for layers whose weight is a parameter or a view of a parameter."""
+    """{operation: Layer}, for layers whose weight is a parameter, possibly reshaped or transposed."""
     names = {place.name: place.fqn or "" for place in capture.placeholders if place.kind in ("parameter", "buffer")}
     result = {}
     for n in capture.graph_module.graph.nodes:
