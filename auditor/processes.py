@@ -168,7 +168,7 @@ def _without_a_word(code: int | None, where: str, timeout: float | None) -> Audi
         return AuditorError(f"the process ran out of memory{where}: {why}", "out-of-memory")
     why = "native code (outside Python) crashed"
     if code >= 0:
-        why = "the model's code ended the process: let the code raise an exception instead"
+        why = "the model's code ended the process (let it raise instead), or a library did, for a reason shown above"
     elif -code == signal.SIGKILL:
         why = "the system kills processes when memory runs out"
     return AuditorError(f"the process {how_ended(code)}{where}: {why}", "process-ended")

@@ -22,7 +22,7 @@ from .findings import causes
 from .origins import at, nonfinite_runs
 from .plans import PlanView, advice, inputs_of, limit_line, proposal_words
 from .training import training_headline
-from .words import VERDICTS, compact, count, label, op, ratio, sentence, shorten, terms, where
+from .words import VERDICTS, compact, count, label, op, ratio, sentence, shorten, terms
 
 NAMED = 12
 FEW = 1000
@@ -126,7 +126,7 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     first = [(each.operations[0], each.frozen) for each in audit.decisions if each.format == plan.format]
     few = [one for one, rest in first if one.count < FEW and (one.error or 0.0) ** 2 > rest**2 + audit.max_error**2]
     if few and ran and ran.inputs == "audited":
-        itself += f". But the first batch has only {count(few[0].count, 'decision')} of {where(few[0])}, and flips exceed the limit: other inputs may have some, so check more with get_eval_inputs()"
+        itself += f". But the first batch has only {count(few[0].count, 'decision')} of {at(few[0].op, few[0].owner, few[0].source)}, and flips exceed the limit: other inputs may have some, so check more with get_eval_inputs()"
     proof = f"{who} was run{inputs}: {error}{itself}."
     if chosen.before == "non-finite" or (not chosen.islands and chosen.before == ratio(plan.measured_error)):
         return said, proof  # `nonfinite_runs` speaks of non-finite outputs
