@@ -182,7 +182,7 @@ def read_scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, 
     x, y = (-z.nan_to_num() if smallest else z.nan_to_num() for z in both(given["self"]))
     dim = given.get("dim")
     x, y = (z.flatten() if dim is None else z.movedim(dim, -1) for z in (x, y))
-    return Criterion("", "topk", 0.0, (("k", k),)), x, y
+    return Criterion("", "top1" if k == 1 and packet != "topk" else "topk", 0.0, (("k", k),)), x, y
 
 
 def _count_read(n: fx.Node, dim: int) -> int | None:

@@ -213,6 +213,26 @@ def test_the_first_entries_of_a_sorted_row_are_a_top_k(choose: Callable[[Tensor]
     assert (one.count, one.predicted is None) == (ROWS * (taken or EXPERTS), taken is None)
 
 
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda x: x.argmax(-1),
+        lambda x: x.argmin(-1),
+        lambda x: x.max(-1)[1],
+        lambda x: x.sort(-1, descending=True)[1][:, 0],
+        lambda x: x.topk(1)[1][:, 0],
+    ],
+    ids=["argmax", "argmin", "max", "sort", "topk"],
+)
+def test_flips_are_counted_as_the_operation_breaks_ties(choose: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    scores = nn.Linear(WIDTH, EXPERTS)
+    table = normal(EXPERTS, WIDTH, seed=1)
+    found = bf16_of(Model(lambda m, x: m.table[choose(m.scores(x))], scores=scores, table=table), X)
+    rounded = low(low(X) @ low(scores.weight).T + low(scores.bias)).bfloat16()
+    assert found.operations[0].seen == pytest.approx(float((choose(scores(X)) != choose(rounded)).double().mean()))
+
+
 def loop(m: Any, x: Tensor, held: Tensor | None = None) -> Tensor:
     """A mixture of experts as it is mostly written: which rows an expert gets sets a shape, and the recording holds it."""
     best, chosen = m.router(x).topk(2, -1)
