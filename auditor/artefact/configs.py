@@ -86,16 +86,10 @@ def torchao_code(layers: Mapping[str, str], kept: list[str]) -> str:
         about=" batches: for the scales of inputs." if static else "",
         static=_STATIC if static else "",
     )
-    sizes = _assign("MULTIPLES", {scheme: _multiples(SCHEMES[scheme]) for scheme in dict.fromkeys(layers.values())})
+    sizes = _assign("MULTIPLES", {scheme: SCHEMES[scheme].multiples for scheme in dict.fromkeys(layers.values())})
     replaced = "from dataclasses import replace\n" if static else ""
     head = f"import warnings\n{replaced}from functools import partial\n\nimport torch\n{imports}\n"
     return f"{head}{configs}{sizes}{_SCALES if static else ''}{quantize}"
-
-
-def _multiples(scheme: Scheme) -> tuple[int, int]:
-    """In torchao, a weight's rows and columns must be multiples of these two numbers."""
-    rows, columns = (size or 1 for size in scheme.weight.block)
-    return (max(rows, 16), max(columns, 16)) if scheme.name.startswith(("fp8", "nvfp4")) else (rows, columns)
 
 
 def _configs(layers: Mapping[str, str], *names: str) -> tuple[str, str]:

@@ -94,6 +94,7 @@ def _expressible(
     """Layers with schemes that the library quantizes; linear layers that stay in 16 bits; and layers that the library
     leaves out, with the reason. Layers with a common scheme or weight are all quantized or all left out."""
     kinds = {layer.owner: KINDS.get(layer.op.split(".")[1], "transposed convolution") for layer in audit.quantization}
+    kinds |= {path: kinds[one] for group in audit.shared_modules for one in group if one in kinds for path in group}
     left = {
         path: f"{kind}, {scheme}"
         for path, scheme in plan.layers.items()
@@ -130,7 +131,10 @@ def _modelopt_kinds(scheme: Scheme) -> tuple[str, ...]:
     return ("linear", *(convolutions if scheme.name in ("fp8_tensor", "int8_static", "int8_weights") else ()))
 
 
-_TORCHAO_NOTES = {"nvfp4": "NVFP4 needs a Blackwell GPU, and the package MSLK or the argument use_triton_kernel=False."}
+_TORCHAO_NOTES = {
+    "fp8": "torchao leaves a layer in 16 bits if its number of inputs or outputs is not a multiple of 16.",
+    "nvfp4": "NVFP4 needs a Blackwell GPU, and the package MSLK or the argument use_triton_kernel=False.",
+}
 _COMPRESSED_NOTES = {
     "mx": "compressed-tensors computes scales of MX formats as the schemes mxfp8 and mxfp4_even do.",
     "nvfp4": "compressed-tensors calibrates the tensor scale of inputs.",
@@ -148,7 +152,7 @@ LIBRARIES = {
         "transformers",
         lambda scheme: ("linear",) if scheme.config and not scheme.is_calibrated else (),
         transformers_code,
-        {"": "Only for a model that from_pretrained of transformers loads."},
+        {"": "Only for a model that from_pretrained of transformers loads.", **_TORCHAO_NOTES},
     ),
     "compressed-tensors": Library(
         "compressed-tensors",

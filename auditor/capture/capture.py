@@ -74,7 +74,7 @@ def record_path(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) 
         recording, outputs, repeats, history = from_the_start(subject.model, batch, run, seed)
     except Exception as error:
         let_through(error)
-        if isinstance(error, AuditorError) and not isinstance(error, MeasureError):
+        if isinstance(error, AuditorError) and (error.slug == "emulation-busy" or not isinstance(error, MeasureError)):
             raise
         raise CaptureError(
             f"{subject.name} could not be recorded: {describe(error)}. "

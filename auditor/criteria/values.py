@@ -81,7 +81,8 @@ def nats(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
 def topk(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
     ours, theirs = rows(r, criterion), rows(c, criterion)
     k = int(criterion.option("k", 1))
-    taken = ours.gather(-1, theirs.argmax(-1, True) if k == 1 else theirs.topk(k, -1).indices)
+    first = criterion.kind == "top1"  # as argmax: the first of equal entries
+    taken = ours.gather(-1, theirs.argmax(-1, keepdim=True) if first else theirs.topk(k, -1).indices)
     return float((taken >= ours.topk(k, -1).values[:, -1:]).double().mean())
 
 

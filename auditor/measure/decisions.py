@@ -29,7 +29,7 @@ from .measure import Measurement
 from .rerun import Yardstick, chooses_otherwise
 
 MOST = 8
-"""Maximum number of operations whose flips get a separate run, most flips first; each run costs a forward pass."""
+"""Maximum number of operations whose flips get a separate run, most own flips first; each run costs a forward pass."""
 
 LEVELS = 8
 """The product that computes a decision's scores is searched at most this many operations upstream of the decision."""
@@ -49,17 +49,18 @@ def measure_decisions(measurement: Measurement, yardstick: Yardstick) -> tuple[D
 
 def _take_apart(runs: _LowRuns) -> Decisions | None:
     error, free, changed = runs.run((), runs.nodes)
-    flipping = sorted(changed, key=lambda name: -(free[name].seen or 0.0))[:MOST]
-    frozen, held, _ = runs.run(runs.nodes, runs.nodes) if flipping else (error, free, changed)
+    frozen, held, _ = runs.run(runs.nodes, runs.nodes) if changed else (error, free, changed)
     names = [name for name in free if name in changed or (name in held and held[name].predicted)]
     if not names or not math.isfinite(error):
         return None
-    costs = {flipping[0]: error} if len(flipping) == 1 else {}
-    costs = costs or {name: runs.run(runs.nodes.keys() - {name}, ())[0] for name in flipping}
     still = replace(
         free[names[0]], seen=0.0, predicted=0.0, own=0.0
     )  # for operations that no low-precision value reaches if other decisions are fixed
     own = {name: held.get(name, still) for name in names}
+    ranked = sorted(names, key=lambda name: -((free if own[name].own is None else own)[name].seen or 0.0))
+    flipping = [name for name in ranked if name in changed][:MOST]
+    costs = {flipping[0]: error} if len(flipping) == 1 else {}
+    costs = costs or {name: runs.run(runs.nodes.keys() - {name}, ())[0] for name in flipping}
     operations = [replace(free[n], predicted=x.predicted, own=x.own, error=costs.get(n)) for n, x in own.items()]
     operations.sort(key=lambda one: (-(one.error or 0.0), -(one.seen or 0.0)))
     result, first = Decisions(runs.format, error, frozen, tuple(operations)), operations[0]
@@ -181,15 +182,18 @@ def read_scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, 
     x, y = (-z.nan_to_num() if smallest else z.nan_to_num() for z in both(given["self"]))
     dim = given.get("dim")
     x, y = (z.flatten() if dim is None else z.movedim(dim, -1) for z in (x, y))
-    return Criterion("", "topk", 0.0, (("k", k),)), x, y
+    return Criterion("", "top1" if k == 1 and packet != "topk" else "topk", 0.0, (("k", k),)), x, y
 
 
 def _count_read(n: fx.Node, dim: int) -> int | None:
     """How many leading entries of a sorted dimension are read; None if any operation reads other entries."""
     indices = [user for user in n.users if user.args[1] == 1] if row_of(n).packet == "sort" else [n]
     readers = [arguments_with_defaults(user) for one in indices for user in one.users]
+    sizes = tensors_in(n.meta["val"])[0].shape or (1,)
+    same = dim, dim - len(sizes), dim + len(sizes)  # a dimension may count from the end
     first = all(
-        given.get("dim") == dim and not (given.get("start") or given.get("index", "end" not in given))
+        given.get("dim") in same and not (given.get("start") or given.get("index", "end" not in given))
         for given in readers
     )
-    return max((given.get("end", 1) for given in readers), default=None) if first else None
+    read = max((len(range(sizes[dim])[: given.get("end", 1)]) for given in readers), default=0)
+    return read if first and 0 < read < sizes[dim] else None

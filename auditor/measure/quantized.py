@@ -94,7 +94,7 @@ def roles_of(op: str, args: Sequence[Any], shape_of: Callable[[Any], Sequence[in
 
 
 def layers_of(capture: Capture) -> dict[str, Layer]:
-    """{operation: Layer}, for layers whose weight is a parameter or a view of a parameter."""
+    """{operation: Layer}, for layers whose weight is a parameter, possibly reshaped or transposed."""
     names = {place.name: place.fqn or "" for place in capture.placeholders if place.kind in ("parameter", "buffer")}
     result = {}
     for n in capture.graph_module.graph.nodes:
@@ -138,9 +138,9 @@ def require_layers(captures: Sequence[Capture], schemes: Iterable[str]) -> None:
     for scheme in schemes:
         if any(fits(layer, scheme) for layer in layers):
             continue
-        height, width = SCHEMES[scheme].weight.block
         reasons = {kind: f"no kernel supports the {kind}s" for kind in ("embedding", "convolution")}
-        reasons["linear"] = f"blocks of {height}x{width} do not divide the linear layers"
+        sizes = "x".join(map(str, SCHEMES[scheme].multiples))
+        reasons["linear"] = f"the sizes of the linear layers are not multiples of {sizes} (outputs x inputs)"
         why = ", and ".join(reasons[kind] for kind in sorted({layer.kind for layer in layers}, reverse=True))
         why = why or "the model has no linear layer, convolution or embedding whose weight is a parameter"
         raise PlanError(f"no layer can be quantized as `{scheme}`: {why}. Remove {scheme} from --formats", "no-layer")

@@ -89,17 +89,20 @@ class Scheme:
         element = self.weight.element
         return "" if self.activation is None else f"{'int' if element.row is None else 'fp'}{element.bits}"
 
+    @property
+    def multiples(self) -> tuple[int, int]:
+        """In torchao, a weight's rows and columns must be multiples of these two numbers."""
+        least = 16 if self.name.startswith(("fp8", "nvfp4")) else 1
+        return max(self.weight.block[0], least), max(self.weight.block[1], least)
+
     def fits(self, kind: str, rows: int, columns: int) -> bool:
         """Whether kernels exist for a weight [rows, columns]. kind: linear | convolution | embedding.
 
-        Blocks must divide the weight, and NVFP4's kernels need multiples of 16 rows; embeddings have no input to
-        quantize; no convolution has scales per block.
+        A weight in blocks must have `multiples`; embeddings have no input to quantize; no convolution has blocks.
         """
-        height, width = self.weight.block
-        if kind != "linear" and (self.activation is not None if kind == "embedding" else width > 0):
+        if kind != "linear" and (self.activation is not None if kind == "embedding" else self.weight.block[1] > 0):
             return False
-        multiple = 16 if self.weight.rule.startswith("e4m3") else max(height, 1)
-        return columns % max(width, 1) == 0 and (not width or rows % multiple == 0)
+        return not self.weight.block[1] or not (rows % self.multiples[0] or columns % self.multiples[1])
 
 
 _TENSOR, _ROW, _GROUP, _SQUARE = (0, 0), (1, 0), (1, 128), (128, 128)

@@ -49,7 +49,7 @@ class Cause:
         self.severity = min((finding.severity for finding in members), key=SEVERITIES.index)
         self.formats = tuple(dict.fromkeys(fmt for finding in members for fmt in finding.formats))
         self.owners = list(dict.fromkeys(finding.owner for finding in (self.worst, *members)))
-        self.where = list_paths(self.owners, MODULES_NAMED)
+        self.where = list_paths(self.owners, MODULES_NAMED) if self.worst.op != "auditor.ignore" else "the settings"
         self.shapes = tuple(dict.fromkeys(scope(pattern(owner)) for owner in self.owners))
         nodes = dict.fromkeys(finding.node for finding in members)
         self.operations, self.planned_dtypes = len(nodes), tally(reports[name] for name in nodes if name in reports)

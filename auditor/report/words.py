@@ -89,7 +89,7 @@ def fold_paths(paths: Sequence[str]) -> str:
         len(text) <= LONGEST for text, step in zip(named, steps, strict=True) if len(step) > 1
     ):
         return ".".join(named)
-    return f"{'.'.join('*' if len(step) > 1 else step[0] for step in steps)} x{len(paths)}"
+    return f"{scope('.'.join('*' if len(step) > 1 else step[0] for step in steps))} x{len(paths)}"
 
 
 def list_paths(paths: Sequence[str], most: int, noun: str = "module") -> str:

@@ -28,6 +28,7 @@ from auditor.numerics.metrics import output_error
 from auditor.records import Audit
 from auditor.records.measure import Ignore
 from auditor.records.paths import nearest, place_of, within
+from auditor.report.reporters import text
 from auditor.settings import Settings
 from auditor.stages import Stages, beat, tick
 from tests.support.capturing import Function
@@ -63,6 +64,11 @@ def test_only_findings_that_are_wanted_are_reported() -> None:
     assert {finding.rule for finding in boundary.findings} == {rule for rule in every if rule.startswith("BND")}
     ignored = audited(seeded(net), ignore=(Ignore("SFT"),))
     assert {finding.rule for finding in ignored.findings} == {rule for rule in every if not rule.startswith("SFT")}
+
+
+def test_an_unused_ignore_is_a_problem_of_the_settings() -> None:
+    said = text(audited(seeded(net), ignore=(Ignore("SFT001", "nowhere"),)))
+    assert "Warning in the settings. Delete the entry, or correct its module or code." in said
 
 
 @pytest.mark.parametrize("held_out", [False, True])

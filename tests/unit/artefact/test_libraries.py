@@ -171,6 +171,12 @@ def test_a_weight_that_torchao_would_skip_silently_is_named() -> None:
     assert quantized_by(model).keys() == {"k"}
 
 
+def test_code_for_fp8_says_which_sizes_torchao_leaves_out() -> None:
+    said = "torchao leaves a layer in 16 bits if its number of inputs or outputs is not a multiple of 16."
+    for key, text in snippets(planned({"q": "fp8"}), "mixed").items():
+        assert (said in " ".join(text.replace("\n# ", " ").split())) == (key in ("torchao", "hf-quantization"))
+
+
 def test_static_scales_need_batches_that_reach_the_layers() -> None:
     pytest.importorskip("torchao.quantization", exc_type=ImportError)
     audit = planned({"q": "int8_static"})
@@ -198,6 +204,15 @@ def test_layers_that_must_have_one_scheme_stay_together() -> None:
     tied = replace(planned({"embed": "int8", "head": "int8"}), tied_parameters=(("embed.weight", "head.weight"),))
     assert code(tied, "torchao")["LAYERS"] == {"head": "int8", "embed": "int8"}
     assert snippet(tied, "modelopt").startswith("# ModelOpt: there is no code")
+
+
+def test_a_layer_with_several_paths_is_quantized() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 32))
+    model = nn.Sequential(model[0], *model).eval()
+    audit = auditor.audit(model, torch.randn(4, WIDTH), formats="int8", max_error=0.1)
+    assert code(audit, "torchao")["LAYERS"] == {"0": "int8", "1": "int8", "3": "int8"}
+    assert "3 of 3 layers quantized." in snippet(audit, "compressed-tensors", "int8")
+    assert type(auditor.apply(model, audit, "int8")[1].weight.data).__name__ == "Int8Tensor"
 
 
 def test_a_plan_without_a_quantized_layer_is_a_comment() -> None:

@@ -84,6 +84,18 @@ def test_inside_a_run_that_is_recorded_it_says_no() -> None:
         record(Function(emulates_itself), ((normal(4, 8),), {}))
 
 
+def test_an_audit_inside_an_emulation_or_of_a_model_that_emulates_says_so() -> None:
+    def emulates_itself(x: Tensor) -> Tensor:
+        with auditor.emulate():
+            return x.exp()
+
+    busy = "emulation-busy"
+    with auditor.emulate(), refused(MeasureError, busy, match="start this run after the other has ended.$"):
+        auditor.audit(nn.Linear(8, 8), normal(4, 8))
+    with refused(MeasureError, busy, match="being recorded or emulated"):
+        auditor.audit(Function(emulates_itself), normal(4, 8))
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_an_exception_leaves_nothing_on(error: type[BaseException]) -> None:
     def fails() -> None:

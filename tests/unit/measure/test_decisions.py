@@ -176,6 +176,63 @@ def test_the_costly_operation_is_named_and_its_scores_in_fp32_remove_its_flips()
     assert found.frozen < found.lifted_error < found.error
 
 
+def test_the_choice_that_makes_most_others_flip_is_named() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        signs = m.signs[m.scores(x).argmax(-1)].view(64, 64)
+        return torch.cat([signs, *((signs.cumprod(-1) * size > 0) * 1.0 for size in range(1, 12))])
+
+    torch.manual_seed(0)
+    signs = torch.tensor([1.0, -1.0]).repeat(EXPERTS // 2)
+    found = bf16_of(Model(forward, scores=nn.Linear(WIDTH, EXPERTS), signs=signs), X)
+    first, *rest = found.operations
+    assert (first.op, found.lifted, found.frozen) == ("aten.argmax.default", "scores", 0.0)
+    assert 0 < first.error < found.error
+    assert [(one.op, one.own) for one in rest] == [("aten.gt.Scalar", 0.0)] * 11
+    assert all(one.seen > first.seen for one in rest)
+
+
+@pytest.mark.parametrize(
+    ("choose", "taken"),
+    [
+        (lambda x: x.argsort(1, descending=True)[:, :3], 3),
+        (lambda x: x.argsort(-1, descending=True)[:, :3], 3),
+        (lambda x: x.sort(-1, descending=True)[1][..., :3], 3),
+        (lambda x: x.argsort(-1, descending=True)[:, : 3 - EXPERTS], 3),
+        (lambda x: x.argsort(-1, descending=True)[:, ::2], None),
+        (lambda x: x.argsort(-1, descending=True)[:, -3:], None),
+    ],
+    ids=["dimension", "from the end", "sort", "negative end", "steps", "last"],
+)
+def test_the_first_entries_of_a_sorted_row_are_a_top_k(choose: Callable[[Tensor], Tensor], taken: int | None) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.table[choose(m.scores(x))].sum(1)
+
+    torch.manual_seed(0)
+    found = bf16_of(Model(forward, scores=nn.Linear(WIDTH, EXPERTS), table=normal(EXPERTS, WIDTH, seed=1)), X)
+    (one,) = found.operations
+    assert (one.count, one.predicted is None) == (ROWS * (taken or EXPERTS), taken is None)
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda x: x.argmax(-1),
+        lambda x: x.argmin(-1),
+        lambda x: x.max(-1)[1],
+        lambda x: x.sort(-1, descending=True)[1][:, 0],
+        lambda x: x.topk(1)[1][:, 0],
+    ],
+    ids=["argmax", "argmin", "max", "sort", "topk"],
+)
+def test_flips_are_counted_as_the_operation_breaks_ties(choose: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    scores = nn.Linear(WIDTH, EXPERTS)
+    table = normal(EXPERTS, WIDTH, seed=1)
+    found = bf16_of(Model(lambda m, x: m.table[choose(m.scores(x))], scores=scores, table=table), X)
+    rounded = low(low(X) @ low(scores.weight).T + low(scores.bias)).bfloat16()
+    assert found.operations[0].seen == pytest.approx(float((choose(scores(X)) != choose(rounded)).double().mean()))
+
+
 def loop(m: Any, x: Tensor, held: Tensor | None = None) -> Tensor:
     """A mixture of experts as it is mostly written: which rows an expert gets sets a shape, and the recording holds it."""
     best, chosen = m.router(x).topk(2, -1)

@@ -429,7 +429,13 @@ def test_a_device_without_the_products_gains_only_bytes() -> None:
 @pytest.mark.parametrize(
     ("model", "x", "scheme", "why"),
     [
-        (nn.Sequential(nn.Linear(48, 48)), torch.randn(4, 48), "int4", "blocks of 1x128 do not divide"),
+        (nn.Sequential(nn.Linear(48, 48)), torch.randn(4, 48), "int4", r"not multiples of 1x128 \(outputs x inputs\)"),
+        (
+            nn.Sequential(nn.Linear(48, 100)),
+            torch.randn(4, 48),
+            "nvfp4",
+            r"not multiples of 16x16 \(outputs x inputs\)",
+        ),
         (
             nn.Sequential(nn.Conv2d(3, 8, 3)),
             torch.randn(1, 3, 8, 8),
@@ -439,7 +445,7 @@ def test_a_device_without_the_products_gains_only_bytes() -> None:
         (nn.Sequential(nn.GELU()), torch.randn(4, 48), "int4", "no linear layer, convolution or embedding"),
         (nn.Embedding(8, 16), torch.tensor([[1, 2]]), "fp8", "`fp8`: no kernel supports the embeddings"),
     ],
-    ids=["widths", "convolutions", "no layer", "no kernel"],
+    ids=["widths", "rows", "convolutions", "no layer", "no kernel"],
 )
 def test_a_scheme_without_a_layer_is_an_error(model: nn.Module, x: Tensor, scheme: str, why: str) -> None:
     with refused(PlanError, "no-layer", match=why):

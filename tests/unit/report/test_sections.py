@@ -238,6 +238,7 @@ def test_printable_disarms_control_and_bidirectional_characters():
         ),
         (["head", "head"], "head x2"),
         ([""], "the model's forward"),
+        (["", ""], "the model's forward x2"),
     ],
 )
 def test_modules_of_one_shape_are_one(paths, said):
