@@ -37,9 +37,7 @@ class TokenComparison:
     first_flip: Annotated[
         int | None, FileField("tokens up to and including the first flip: median over prompts; `null`: half never flip")
     ] = None
-    predicted_first_flip: Annotated[
-        int | None, FileField("prediction of `first_flip`; `null`: unavailable, or half never flip")
-    ] = None
+    predicted_first_flip: Annotated[int | None, FileField("prediction; `null`: unavailable, or half never flip")] = None
     first_flip_10: Annotated[int | None, FileField("10th percentile of `first_flip`; `null`: 90 % never flip")] = None
     kl_by_position: Annotated[tuple[float, ...], FileField("`kl` by position after the prompt, up to 32 values")] = ()
     one_pass_kl: Annotated[float | None, FileField("`kl` if one pass reads all tokens, without a cache")] = None

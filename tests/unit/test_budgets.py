@@ -89,7 +89,7 @@ BUDGET = {
     "dtypes": (900, "dtypes"),
     "execution": (1200, "execution"),
     "fleet": (400, "fleet"),
-    "generation": (1510, "generation"),
+    "generation": (1500, "generation"),
     "graphs": (1100, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1800, "loading"),
