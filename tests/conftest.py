@@ -18,7 +18,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tests are of the emulation, and see no GPU, unless those that need one are asked for: `-m gpu`."""
-    if not sees_a_gpu(config.getoption("markexpr")):
+    markers = config.getoption("markexpr")
+    if "gpu" not in markers.split() or "not gpu" in markers:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
@@ -35,11 +36,6 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.freeze()
     gc.enable()
     return collected
-
-
-def sees_a_gpu(markers: str) -> bool:
-    """Whether tests marked `gpu` are among those that `-m` asks for by name."""
-    return "gpu" in markers.split() and "not gpu" not in markers
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,7 +20,6 @@ from tests.support.thinned import thinned
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(?m)^```(\w*)\n(.*?)^```$", re.DOTALL)
-BUILDS = re.compile(r"(make|pip|python -m (pip|venv)|git clone)\b")
 
 
 def blocks(document: str) -> list[tuple[str, str]]:
@@ -44,7 +43,9 @@ def checkout(tmp_path_factory):
 def commands(text: str) -> list[str]:
     """The lines of a block that do more than build or install; a backslash joins lines."""
     lines = text.replace("\\\n", " ").splitlines()
-    return [line for line in lines if line.strip() and not BUILDS.match(line)]
+    return [
+        line for line in lines if line.strip() and not re.match(r"(make|pip|python -m (pip|venv)|git clone)\b", line)
+    ]
 
 
 def run(program: list[str], source: str, folder: Path) -> subprocess.CompletedProcess[str]:

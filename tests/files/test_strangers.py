@@ -77,7 +77,6 @@ def measured() -> dict[str, Any]:
     return json.loads(json.dumps(make_audit(6).to_measurements()))
 
 
-STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn")
 RUN: list[str] = []
 """Programs that were started, except OURS."""
 OURS = ("auditor.verify.worker", "tests.support.template", STANDS_IN)
@@ -85,7 +84,7 @@ OURS = ("auditor.verify.worker", "tests.support.template", STANDS_IN)
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
-    started = event in STARTS
+    started = event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn")
     canary = event in ("open", "exec", "compile") and ("canary" in str(args[0]) or "canary" in str(args[-1]))
     words = " ".join(map(str, args[1])) if event == "subprocess.Popen" else ""
     if (started and not any(name in words for name in OURS)) or canary:

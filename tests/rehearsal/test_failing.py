@@ -55,8 +55,8 @@ def _closure() -> Made:
 
 def _explodes() -> Made:
     model = mlp(16, 4)
-    loss_fn = lambda out, y: F.cross_entropy(out, y) * float("inf")  # noqa: E731
-    return plain(model, torch.optim.SGD(model.parameters(), lr=0.1), loss_fn), classes(1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    return plain(model, sgd, lambda out, y: F.cross_entropy(out, y) * float("inf")), classes(1)
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,7 @@ WITH_CLI = {"settings", "asked", "api"}
 WITH_PROGRESS = {"stages"}
 """Those that count to the room of progress: the clock whose calls are shown there."""
 
-CAPABILITIES = {
-    "dtypes": 900,
-    "generation": 1500,
-    "quantization": 2200,
-    "rehearsal": 900,
-}
+CAPABILITIES = {"dtypes": 900, "generation": 1500, "quantization": 2200, "rehearsal": 900}
 """Lines that what came after the third house may have in all, wherever its files are."""
 
 PARTS = {

@@ -275,9 +275,8 @@ def test_transformers_loads_a_model_with_exactly_these_layers_quantized(tmp_path
     )
     assert quantized_by(loaded).keys() == wanted
     with torch.no_grad():
-        assert output_error([model(ids).logits], [loaded(ids).logits]) == pytest.approx(
-            plan.calibration_error, rel=0.05
-        )
+        expected = pytest.approx(plan.calibration_error, rel=0.05)
+        assert output_error([model(ids).logits], [loaded(ids).logits]) == expected
 
 
 @pytest.mark.parametrize("scheme", ["fp8", "fp8_block", "int8"])
@@ -300,9 +299,8 @@ def test_modelopts_model_is_the_emulation(scheme: str) -> None:
     model = code(planned(layers), "modelopt")["quantize"](copy.deepcopy(net()), lambda model: model(IDS))
     parts = {path.rpartition(".") for path, one in model.named_modules() if getattr(one, "is_enabled", False)}
     assert {path for path, _, _ in parts} == layers.keys()
-    assert {part for _, _, part in parts} == {"weight_quantizer", "input_quantizer"} - (
-        {"input_quantizer"} if scheme == "int8_weights" else set()
-    )
+    expected = {"weight_quantizer", "input_quantizer"} - ({"input_quantizer"} if scheme == "int8_weights" else set())
+    assert {part for _, _, part in parts} == expected
     with torch.no_grad():
         theirs, ours, exact = model(IDS), emulated(layers, net()), net()(IDS)
     ratio = output_error([exact], [theirs]) / output_error([exact], [ours])

@@ -100,9 +100,8 @@ def test_nothing_differs_where_there_is_nothing(text: str) -> None:
 def test_kl_keeps_its_digits_where_distributions_are_near() -> None:
     # 1/2 d' F d with F = diag(p) - p p': p = (1/2, 1/2), d = (e, -e) gives e^2 / 2
     small = 1e-8
-    assert of("kl <= 1", torch.zeros(1, 2).double(), torch.tensor([[small, -small]]).double()) == pytest.approx(
-        small**2 / 2, rel=1e-6
-    )
+    expected = pytest.approx(small**2 / 2, rel=1e-6)
+    assert of("kl <= 1", torch.zeros(1, 2).double(), torch.tensor([[small, -small]]).double()) == expected
 
 
 def test_a_function_is_called_with_the_two_tensors() -> None:

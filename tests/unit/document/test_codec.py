@@ -117,9 +117,8 @@ def test_a_plan_alone_or_beside_other_measurements_says_what_is_not_there(real: 
         found = load(tmp_path)
         assert found.nodes == ()
         assert found.warnings[-1] == ALONE
-    assert [(f.rule, f.owner, f.severity) for f in found.findings] == [
-        (f.rule, f.owner, f.severity) for f in real.findings
-    ]
+    expected = [(f.rule, f.owner, f.severity) for f in real.findings]
+    assert [(f.rule, f.owner, f.severity) for f in found.findings] == expected
     assert all(told(found).values())
     assert ALONE in " ".join(told(found)["md"].split())
 

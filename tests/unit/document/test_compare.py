@@ -36,12 +36,9 @@ def known(rule="SFT001", owner="blocks.0.attn", severity="warning", message="m",
     )
 
 
-EMPTY = make_audit(empty=True)
-
-
 def holding(*findings, contribution=None, max_error=0.01):
     """An audit with these findings and, of their operation in FP16, this contribution."""
-    return replace(EMPTY, findings=findings, contributions=at(contribution), max_error=max_error)
+    return replace(make_audit(empty=True), findings=findings, contributions=at(contribution), max_error=max_error)
 
 
 def at(contribution):

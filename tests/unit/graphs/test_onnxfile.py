@@ -53,7 +53,9 @@ def test_bf16_is_checked_and_what_has_no_kernel_named(found: Audit) -> None:
     assert said.error is None
     model = onnx.load_from_string(found.programs["graph_bf16.onnx"])
     onnx.checker.check_model(model, full_check=True)
-    types = _types_of(model)
+    graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
+    ports = (*graph.input, *graph.output, *graph.value_info)
+    types = {x.name: x.type.tensor_type.elem_type for x in ports} | {x.name: x.data_type for x in graph.initializer}
     assert onnx.TensorProto.FLOAT16 not in types.values()
     assert {types[name] for name in types if "weight" in name} == {onnx.TensorProto.BFLOAT16}
     wanted = onnx.TensorProto.FLOAT if said.ends == "fp32" else onnx.TensorProto.BFLOAT16
@@ -67,12 +69,6 @@ def test_bf16_is_checked_and_what_has_no_kernel_named(found: Audit) -> None:
     assert f"No error of the file itself was measured: {said.failure}. Relative L2 error: " in line
     assert f"{ratio(said.rounded_error)} in onnxruntime with every BF16 value rounded as on a GPU" in line
     assert said.ends == "low" or said.rounded_error == pytest.approx(plan.measured_error, rel=0.1)
-
-
-def _types_of(model: onnx.ModelProto) -> dict[str, int]:
-    graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
-    ports = (*graph.input, *graph.output, *graph.value_info)
-    return {x.name: x.type.tensor_type.elem_type for x in ports} | {x.name: x.data_type for x in graph.initializer}
 
 
 @pytest.mark.slow

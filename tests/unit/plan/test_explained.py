@@ -394,9 +394,8 @@ def test_what_a_module_around_keeps_says_so() -> None:
 
 def test_the_numbers_stand_in_the_clause() -> None:
     said = "the error from 0.0079 to 0.0131 (plans may use 0.008), and saves at most 1.3% of the time"
-    assert (
-        explain_budget(0.0079, 0.0131, 0.01, 0.013, "time", "raises the error") == f"low precision there raises {said}"
-    )
+    expected = f"low precision there raises {said}"
+    assert explain_budget(0.0079, 0.0131, 0.01, 0.013, "time", "raises the error") == expected
     assert "inf" not in explain_budget(0.001, math.inf, 0.01, 0.07, "time", "raises the error").split()
     assert explain_gain(-0.2, "time") == "saves no time"
     assert explain_gain(0.0004, "flops") == "saves at most 0.1% of the FP32 FLOPs"

@@ -216,9 +216,8 @@ def test_the_scale_of_a_metric_does_not_matter() -> None:
     verdicts = [[(r.node.name, r.verdicts["bf16"].verdict) for r in audit.nodes] for audit in (plain, scaled)]
     assert verdicts[0] == verdicts[1]
     ours, theirs = plain.plans["cast_bf16"], scaled.plans["cast_bf16"]
-    assert {path: choice.precision for path, choice in ours.scopes.items()} == {
-        path: choice.precision for path, choice in theirs.scopes.items()
-    }
+    expected = {path: choice.precision for path, choice in theirs.scopes.items()}
+    assert {path: choice.precision for path, choice in ours.scopes.items()} == expected
     assert theirs.predicted_error == pytest.approx(100 * ours.predicted_error)
     assert theirs.measured_error == pytest.approx(100 * ours.measured_error)
 

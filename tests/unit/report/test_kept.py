@@ -90,9 +90,8 @@ def test_a_module_that_stays_fp32_says_why_under_each_plan(audit: Audit) -> None
     for name, plan in audit.plans.items():
         words = ["FP32; " + reason.words for reason in plan.reasons if "norm" in reason.modules] or ["FP16"]
         mark = " (recommended)" if name == audit.recommended else ""
-        assert [f"  {name}{mark}: {clause}" for clause in words] == [
-            line for line in text.splitlines() if line.startswith(f"  {name}")
-        ]
+        expected = [line for line in text.splitlines() if line.startswith(f"  {name}")]
+        assert [f"  {name}{mark}: {clause}" for clause in words] == expected
     assert "FP32; pow_1 is unsafe, since " in text
     assert text.splitlines()[1].startswith(f"  {audit.recommended} (recommended)")
 

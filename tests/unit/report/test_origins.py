@@ -102,9 +102,8 @@ def test_reads_point_back_at_the_nodes_that_are_read():
     reads = table(audit)["reads"]
     assert reads[0] == []
     for i, report in enumerate(audit.nodes):
-        assert [audit.nodes[i - back].node.name for back in reads[i]] == [
-            n for n in report.node.inputs if n != "tokens"
-        ]
+        expected = [n for n in report.node.inputs if n != "tokens"]
+        assert [audit.nodes[i - back].node.name for back in reads[i]] == expected
 
 
 def test_every_measure_names_a_column_there_is():

@@ -129,10 +129,8 @@ def test_functions_that_one_side_alone_keeps_are_named() -> None:
         == "Functions of low-precision modules in FP32 now: linear in head; no longer in FP32: pow in the model's forward."
     )
     assert exceptions(now, None) == "Functions of low-precision modules no longer in FP32: exp in head, linear in head."
-    assert (
-        exceptions(None, was)
-        == "Functions of low-precision modules in FP32 now: pow in the model's forward, exp in head."
-    )
+    expected = "Functions of low-precision modules in FP32 now: pow in the model's forward, exp in head."
+    assert exceptions(None, was) == expected
     assert exceptions(was, was) == exceptions(None, None) == ""
 
 
@@ -154,10 +152,8 @@ def test_the_advice_is_about_the_limit_only_where_a_score_is_beyond_it() -> None
     assert "--max-drop" in advice(found)
     raised = Score(None, passed=False, failure="it raised")
     failed = {name: replace(plan, score=raised) for name, plan in found.plans.items()}
-    assert (
-        advice(replace(found, plans=failed))
-        == "The function returns no score under these plans; the reasons are listed with the plans."
-    )
+    expected = "The function returns no score under these plans; the reasons are listed with the plans."
+    assert advice(replace(found, plans=failed)) == expected
 
 
 # FP32 as it is set, and times, in words: numbers with their unit and spread, and what they say nothing of.
