@@ -96,11 +96,6 @@ def test_a_program_beyond_the_budget_is_made_again_with_less_error(monkeypatch: 
     assert targets[1] <= 0.5 * targets[0]
 
 
-def of_a_sparse_matrix(m: Any, x: Tensor) -> Tensor:
-    """Exported, and in no way to be saved."""
-    return torch.sparse.mm(m.edges, m.layer(x))
-
-
 def chooses(m: Any, x: Tensor) -> Tensor:
     """Python looks at a value: nothing that torch.export takes."""
     y = m.layer(x)
@@ -109,7 +104,10 @@ def chooses(m: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("forward", "said"),
-    [(chooses, "cannot be exported as a graph"), (of_a_sparse_matrix, "cannot be saved as a program")],
+    [
+        (chooses, "cannot be exported as a graph"),
+        (lambda m, x: torch.sparse.mm(m.edges, m.layer(x)), "cannot be saved as a program"),
+    ],
 )
 def test_what_cannot_be_exported_costs_one_line(forward: Any, said: str, capfd: pytest.CaptureFixture[str]) -> None:
     model = Model(forward, layer=nn.Linear(16, 16), edges=torch.eye(8).to_sparse())
