@@ -93,9 +93,10 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
         errors += [] if error is None else [(error, plan_title(plan))]
     least = "; the smallest reachable error is {:.2g}, in {}".format(*min(errors)) if errors else ""
     allowed, keep = _limit_clause(first, max_error), "Keep the model in FP32:"
+    fails = "keeps the score" if any(plan.score for plan in plans.values()) else "can generate tokens"
     return {
         "not asked for": f"No plan for {use} was requested: plans of strategy autocast can train",
-        "loses": f"{keep} no plan within {allowed} {'keeps the score' if first.score else 'can generate tokens'}",
+        "loses": f"{keep} no plan within {allowed} {fails}",
         "saves nothing": f"{keep} low precision within {allowed} saves no {GAINS[first.objective]}",
         "lowers nothing": f"{keep} no plan within {allowed} runs any operation in low precision",
         "out of reach": f"{keep} no plan with low precision is within {allowed}{least}",
@@ -141,9 +142,9 @@ def kept_apart(plan: Plan) -> str:
 def outcome(plans: Mapping[str, Plan], use: str = "inference") -> str:
     """`plan` if a plan can be recommended for the use; otherwise the reason why not.
 
-    `not asked for`; `loses`: a verified plan that would improve on FP32 fails the user's score, or cannot decode; `saves nothing`: low
-    precision is within the limits but saves nothing; `lowers nothing`: every plan within the limits has low-precision
-    modules, but no operation runs in low precision; `out of reach`: otherwise.
+    `not asked for`; `loses`: a verified plan that would improve on FP32 fails the user's score, or cannot decode; `saves
+    nothing`: low precision is within the limits but saves nothing; `lowers nothing`: every plan within the limits has
+    low-precision modules, but no operation runs in low precision; `out of reach`: otherwise.
     """
     held = [plan for plan in plans.values() if plan.holds and _is_for(plan, use)]
     if best_for(plans, use) is not None:

@@ -106,7 +106,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 29880, 214, 24
+LINES, FILES, ROOMS = 29890, 214, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
