@@ -22,8 +22,10 @@ from ..processes import ignore_signals, supervise, unwind_on_signals
 from ..progress.shown import refresh_display, reporter
 from ..records import folder
 from ..settings import bad, options_of, with_flags
+from .ledger import Ledger
 from .output import set_aside
-from .verbs import PROGRAM, VERBS, Audit, Verb, WithTarget
+from .rehearse import Rehearse
+from .verbs import PROGRAM, Apply, Audit, Diff, Explain, ExplainLayer, Fleet, Rules, Snippet, Verb, WithTarget
 
 EPILOG = """\
 TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments: model.py:Net(width=8).
@@ -31,6 +33,11 @@ TARGET can also be timm:NAME or hf:NAME_OR_PATH, if timm or transformers is inst
 exit code: 0 success; 1 a finding at or above --fail-on, or no plan within --max-drop; 2 error;
   130 interrupted
 """
+VERBS: dict[str, type[Verb]] = {
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "-", one.__name__).lower(): one
+    for one in (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Ledger, Diff, Fleet, Rehearse)
+}
+"""{name on the command line, such as `explain-layer`: its verb}, in the order of the help."""
 PATHS = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
 """{shell: the completion that shtab uses for paths}."""
 
@@ -75,9 +82,7 @@ def run(verb: Verb, alone: bool) -> int | None:
             if verb.out:
                 folder.check_directory(verb.out)  # before anything slow
             shown(verb.stage, verb.target, 0, 0)
-            user_code = importlib.import_module(".user_code", __name__)  # imports torch
-            code: int | None = getattr(user_code, type(verb).__name__.lower())(verb, shown)
-            return code
+            return verb.work(shown)
 
     if not (alone and hasattr(os, "fork")):
         return run_command(shown.tell)

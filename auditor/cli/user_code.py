@@ -7,14 +7,11 @@ import sys
 import time
 import webbrowser
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from pydantic import TypeAdapter
 
 from .. import flow, offload
 from ..artefact.libraries import files_of, quantized_plan
@@ -23,15 +20,11 @@ from ..document.places import default_directory
 from ..loading import cautions, load
 from ..loading.discover import weights_of
 from ..loading.inputs import shapes_of
-from ..loading.target import Target, call, import_target, named_in, parse, user_code
 from ..plan.recommend import kept_apart, outcome
 from ..progress.shown import Display
 from ..records import Audit, Batch, Subject, folder
 from ..records.audit import FILES
-from ..rehearsal import rehearse as rehearsal
 from ..report import blocks, kept, model_explorer, reporters, view
-from ..report import ledger as ledger_page
-from ..report import rehearsal as rehearsal_page
 from ..report.words import count, printable
 from ..score import find_function
 from ..training.objective import load_training
@@ -149,7 +142,7 @@ def _inputs(batches: Sequence[Batch]) -> str:
     return "; ".join(f"{count(number, 'batch', 'batches')} of {kind}" for kind, number in kinds.items())
 
 
-def apply(settings: verbs.Apply, progress: Display) -> None:
+def apply(settings: verbs.Apply) -> None:
     """Write patched_model.py and the files that it needs."""
     audit, plans, chosen = live.read_plans(settings.plan_file, settings.plan)
     subject = load(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
@@ -161,46 +154,3 @@ def apply(settings: verbs.Apply, progress: Display) -> None:
     kept = f"{kept_apart(plans[chosen]) or 'no module'} in FP32" if chosen in plans else "quantized by torchao"
     note = "not verified on this model: to verify the plan, audit the model"
     say(f"Plan     {chosen}, {kept}; {note}\nPatched  {file}\n")
-
-
-def ledger(settings: verbs.Ledger, progress: Display) -> int:
-    """Print the dtypes of weights and operations, and findings on silent casts."""
-    audit, plan = live.select(settings.plan_file, None) if settings.plan_file else (None, None)
-    subject = load(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
-    live.check_fit(subject.model, audit)
-    rows, findings = flow.ledger(subject, settings, plan)
-    progress.close()
-    if settings.format == "json":
-        data = {"flags": subject.flags, "rows": rows, "findings": findings}
-        say(TypeAdapter(dict[str, Any]).dump_json(data, indent=1).decode() + "\n")
-    else:
-        say(blocks.to_terminal(ledger_page.overview(subject.name, rows, findings, subject.flags)))
-    return verbs.severe(findings, settings.fail_on)
-
-
-def rehearse(settings: verbs.Rehearse, progress: Display) -> None:
-    """Run a training step in several recipes; write the result and print it."""
-    target = parse(settings.target)
-    plan = read.load(settings.plan_file) if settings.plan_file else None
-    directory = settings.out or Path("audits") / f"{target.name}-rehearsal"
-    folder.check_directory(directory)
-    with user_code(target, settings.seed):
-        advice = "name the function that runs one training step, as in train.py:step"
-        step, batches = named_in(target, advice, "missing-target", settings.seed), _batches(settings, target)
-        how: dict[str, Any] = {"remedies": settings.remedies, "progress": progress, "target": settings.target}
-        result = rehearsal.rehearse(step, batches, settings.steps, plan=plan, seed=settings.seed, **how)
-    files = result.save(directory)
-    progress.close()
-    say(blocks.to_terminal(rehearsal_page.overview(result)) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
-
-
-def _batches(settings: verbs.Rehearse, target: Target) -> Any:
-    """The batches for the step, from `--batches` or a conventional name in the file; None if both are missing."""
-    module = import_target(target)
-    name = settings.batches or next((name for name in BATCHES if hasattr(module, name)), None)
-    if name is None:
-        return None
-    where = parse(name) if ":" in name else replace(target, symbol=name)
-    value = named_in(where, "give --batches file.py:name", "missing-inputs", settings.seed)
-    made = call(value, f"{name}()", "bad-inputs") if callable(value) else value
-    return value if isinstance(made, Iterator) else made  # a function is called again for the next pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -19,6 +18,7 @@ from ..asked import LEVELS, OPTIONS, Command
 from ..document import compare, read
 from ..errors import AuditorError, suggest
 from ..fleet import index, running, targets
+from ..progress.shown import Display
 from ..records import Finding, folder
 from ..report import blocks
 from ..report import diff as diff_page
@@ -48,11 +48,15 @@ class Verb(Command):
 
 
 class WithTarget(Verb):
-    """A command that loads the user's code. The function of its name in `user_code` runs it. stage: its first stage."""
+    """A command that loads the user's code. stage: its first stage."""
 
     stage: ClassVar[str] = "load"
     target: Annotated[str, Option(shown="TARGET")]
     """the model's file or module, such as model.py:Net"""
+
+    def work(self, progress: Display) -> int | None:
+        """Import torch, load the user's code, do the command's work and return its exit code. Raises: AuditorError."""
+        raise NotImplementedError
 
 
 class Audit(WithTarget):
@@ -60,6 +64,11 @@ class Audit(WithTarget):
     may be left out: `python -m auditor TARGET`."""
 
     takes = ("target", *(name for name, option in OPTIONS.items() if option.flag))
+
+    def work(self, progress: Display) -> int:
+        from .user_code import audit
+
+        return audit(self, progress)
 
 
 class Explain(Verb):
@@ -107,6 +116,11 @@ class Apply(WithTarget):
     plan: PlanName = None
     """name of the plan; by default the recommended plan"""
 
+    def work(self, progress: Display) -> None:
+        from .user_code import apply
+
+        apply(self)
+
 
 class Snippet(Verb):
     """Print a plan as Python code for another tool, such as FSDP2 or Lightning."""
@@ -123,17 +137,6 @@ class Snippet(Verb):
             say(snippets.snippet(self.plan_file, self.tool, self.plan))
         else:
             say("\n\n".join(snippets.snippets(self.plan_file, self.plan).values()))
-
-
-class Ledger(WithTarget):
-    """List five dtypes of every weight and operation: in the checkpoint, as loaded, requested by the author's code,
-    planned and executed. Report casts that may lose digits unnoticed."""
-
-    takes = ("target", "plan_file", "inputs", "weights", "format", "fail_on", "timeout", "seed")
-    stage = "ledger"
-    plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
-    """the plan.json or directory of an audit of this model; by default the model runs without a plan"""
-    format: TextOrJson = "text"
 
 
 class ExplainLayer(Verb):
@@ -238,32 +241,6 @@ class Fleet(Verb):
         return int(any(row.state in ("failed", "worse") or (row.findings or {}).get("error") for row in rows))
 
 
-class Rehearse(WithTarget):
-    """Run a training step a few hundred times in several recipes (FP32, autocast, BF16 weights); recommend one."""
-
-    takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
-    stages: ClassVar = ("load", "rehearse")
-    target: Annotated[str, Option(shown="FILE.py:STEP")]
-    """a function that runs one training step on a batch"""
-    steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number from 1 to 999999", "N")] = 200
-    """number of training steps in each recipe"""
-    batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
-    """the batches for the training step: `f.py:name`, or a name in FILE.py; by default `batches`, `get_batches()`,
-    `train_loader` or `loader` in FILE.py"""
-    plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
-    """the plan.json or directory of an audit. An autocast plan of the audit is rehearsed too: the recommended plan if it
-    uses autocast, else the BF16 plan, else the FP16 plan"""
-    remedies: Flag = True
-    """if a recipe has a problem, also run variants of the recipe, each with a fix"""
-
-
 def severe(findings: Iterable[Finding], level: str) -> int:
     """Exit code 1 if any finding reaches the given severity, else 0."""
     return int(any(LEVELS.index(finding.severity) <= LEVELS.index(level) for finding in findings) and level != "never")
-
-
-VERBS: dict[str, type[Verb]] = {
-    re.sub(r"(?<=[a-z])(?=[A-Z])", "-", one.__name__).lower(): one
-    for one in (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Ledger, Diff, Fleet, Rehearse)
-}
-"""{name on the command line, such as `explain-layer`: its verb}, in the order of the help."""

@@ -48,6 +48,8 @@ CAPABILITIES = {"dtypes": 900, "generation": 1500, "quantization": 2200, "rehear
 PARTS = {
     "artefact/configs.py": "quantization",
     "artefact/libraries.py": "quantization",
+    "cli/ledger.py": "dtypes",
+    "cli/rehearse.py": "rehearsal",
     "criteria/margins.py": "generation",
     "document/torchao.py": "quantization",
     "execution/ledger.py": "dtypes",
@@ -78,10 +80,10 @@ PARTS = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1220, "settings"),
+    "cli": (1160, "settings"),
     "criteria": (920, "criteria"),
     "document": (900, "document"),
-    "dtypes": (900, "dtypes"),
+    "dtypes": (950, "dtypes"),
     "execution": (1200, "execution"),
     "fleet": (400, "fleet"),
     "generation": (1500, "generation"),
@@ -96,7 +98,7 @@ BUDGET = {
     "progress": (300, "telling"),
     "quantization": (2200, "quantization"),
     "records": (1500, "records"),
-    "rehearsal": (900, "rehearsal"),
+    "rehearsal": (980, "rehearsal"),
     "report": (2800, "report"),
     "rulebook": (2400, "rules"),
     "score": (280, "criteria"),
@@ -106,7 +108,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 29890, 214, 24
+LINES, FILES, ROOMS = 29820, 216, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 

@@ -1,0 +1,43 @@
+"""The verb `ledger`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import TypeAdapter
+
+from ..progress.shown import Display
+from ..settings import Option
+from .output import say
+from .verbs import TextOrJson, WithTarget, severe
+
+
+class Ledger(WithTarget):
+    """List five dtypes of every weight and operation: in the checkpoint, as loaded, requested by the author's code,
+    planned and executed. Report casts that may lose digits unnoticed."""
+
+    takes = ("target", "plan_file", "inputs", "weights", "format", "fail_on", "timeout", "seed")
+    stage = "ledger"
+    plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
+    """the plan.json or directory of an audit of this model; by default the model runs without a plan"""
+    format: TextOrJson = "text"
+
+    def work(self, progress: Display) -> int:
+        """Print the dtypes of weights and operations, and findings on silent casts."""
+        from .. import flow
+        from ..document import live
+        from ..loading import load
+        from ..report import blocks, ledger
+
+        audit, plan = live.select(self.plan_file, None) if self.plan_file else (None, None)
+        subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
+        live.check_fit(subject.model, audit)
+        rows, findings = flow.ledger(subject, self, plan)
+        progress.close()
+        if self.format == "json":
+            data = {"flags": subject.flags, "rows": rows, "findings": findings}
+            say(TypeAdapter(dict[str, Any]).dump_json(data, indent=1).decode() + "\n")
+        else:
+            say(blocks.to_terminal(ledger.overview(subject.name, rows, findings, subject.flags)))
+        return severe(findings, self.fail_on)

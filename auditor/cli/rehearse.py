@@ -1,0 +1,73 @@
+"""The verb `rehearse`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from ..document import read
+from ..progress.shown import Display
+from ..records import folder
+from ..settings import Flag, Option
+from .output import say
+from .verbs import WithTarget
+
+if TYPE_CHECKING:
+    from ..loading.target import Target
+
+BATCHES = ("batches", "get_batches", "train_loader", "loader")
+
+
+class Rehearse(WithTarget):
+    """Run a training step a few hundred times in several recipes (FP32, autocast, BF16 weights); recommend one."""
+
+    takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
+    stages: ClassVar = ("load", "rehearse")
+    target: Annotated[str, Option(shown="FILE.py:STEP")]
+    """a function that runs one training step on a batch"""
+    steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number from 1 to 999999", "N")] = 200
+    """number of training steps in each recipe"""
+    batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
+    """the batches for the training step: `f.py:name`, or a name in FILE.py; by default `batches`, `get_batches()`,
+    `train_loader` or `loader` in FILE.py"""
+    plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
+    """the plan.json or directory of an audit. An autocast plan of the audit is rehearsed too: the recommended plan if it
+    uses autocast, else the BF16 plan, else the FP16 plan"""
+    remedies: Flag = True
+    """if a recipe has a problem, also run variants of the recipe, each with a fix"""
+
+    def work(self, progress: Display) -> None:
+        """Run a training step in several recipes; write the result and print it."""
+        from ..loading.target import named_in, parse, user_code
+        from ..rehearsal import rehearse
+        from ..report import blocks, rehearsal
+
+        target = parse(self.target)
+        plan = read.load(self.plan_file) if self.plan_file else None
+        directory = self.out or Path("audits") / f"{target.name}-rehearsal"
+        folder.check_directory(directory)
+        with user_code(target, self.seed):
+            advice = "name the function that runs one training step, as in train.py:step"
+            step, batches = named_in(target, advice, "missing-target", self.seed), self._batches(target)
+            how: dict[str, Any] = {"remedies": self.remedies, "progress": progress, "target": self.target}
+            result = rehearse.rehearse(step, batches, self.steps, plan=plan, seed=self.seed, **how)
+        files = result.save(directory)
+        progress.close()
+        say(blocks.to_terminal(rehearsal.overview(result)) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
+
+    def _batches(self, target: Target) -> Any:
+        """The batches for the step, from `--batches` or a conventional name in the file; None if both are missing."""
+        from ..loading.target import call, import_target, named_in, parse
+
+        module = import_target(target)
+        name = self.batches or next((name for name in BATCHES if hasattr(module, name)), None)
+        if name is None:
+            return None
+        where = parse(name) if ":" in name else replace(target, symbol=name)
+        value = named_in(where, "give --batches file.py:name", "missing-inputs", self.seed)
+        made = call(value, f"{name}()", "bad-inputs") if callable(value) else value
+        return value if isinstance(made, Iterator) else made  # a function is called again for the next pass
