@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,12 +13,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import DirectoryPath, Field, TypeAdapter
 
-from .. import snippets
+from .. import fleet, snippets
 from ..artefact.libraries import LIBRARIES
 from ..asked import LEVELS, OPTIONS, Command
 from ..document import compare, read
 from ..errors import AuditorError, suggest
-from ..fleet import index, running, targets
 from ..progress.shown import Display
 from ..records import Finding, folder
 from ..report import blocks
@@ -207,38 +207,33 @@ class Fleet(Verb):
     """address of a Ray cluster on which to run the audits; `auto`: the cluster of this machine"""
 
     def run(self) -> int:
-        wanted = targets.read(self.targets)
-        outcomes = {} if self.force else running.earlier_outcomes(self.out, wanted)
-        jobs = self.jobs or max(running.PROCESSORS // 2, 1)
-        threads = max(running.PROCESSORS // jobs, 1)
-        how: dict[str, Any] = {"limit": self.timeout, "retries": self.retries, "threads": threads}
-        tasks = [replace(one, directory=self.out / one.name, **how) for one in wanted if one.name not in outcomes]
+        processors = os.cpu_count() or 1
+        jobs = self.jobs or max(processors // 2, 1)
+        how: dict[str, Any] = {"limit": self.timeout, "retries": self.retries, "threads": max(processors // jobs, 1)}
+        wanted = [replace(one, directory=self.out / one.name, **how) for one in fleet.read(self.targets)]
+        outcomes = {} if self.force else fleet.earlier_outcomes(self.out, wanted)
         tell = str if self.quiet else partial(print, file=sys.stderr, flush=True)
 
-        def write() -> list[index.Row]:
-            rows = index.rows_of(wanted, outcomes, self.out, self.baseline)
-            folder.write(self.out, {INDEX: index.render(rows, self.baseline)})
+        def write() -> list[fleet.Row]:
+            rows = [fleet.row_of(one, outcomes.get(one.name), self.baseline) for one in wanted]
+            folder.write(self.out, {INDEX: fleet.render(rows, self.baseline)})
             return rows
 
-        def note(task: targets.FleetTarget, outcome: running.Outcome) -> None:
+        def note(task: fleet.FleetTarget, outcome: fleet.Outcome) -> None:
             outcomes[task.name] = outcome
-            running.keep(self.out, outcomes)
-            how = "audited" if outcome.has_audit else f"failed: {outcome.said}"
+            fleet.keep(self.out, outcomes)
+            how = f"failed: {outcome.said}" if outcome.said else "audited"
             tell(f"  {len(outcomes)} of {len(wanted)}, {task.name}, {outcome.seconds:.0f} s, {how}")
 
         write()
         tell(f"fleet: {count(len(wanted), 'model')}, {len(outcomes)} audited before")
         try:
-            if self.address is None:
-                running.run_all(tasks, jobs, note)
-            else:
-                running.run_on_cluster(tasks, self.address, note)
+            fleet.run_all([one for one in wanted if one.name not in outcomes], jobs, self.address, note)
         finally:
             rows = write()
-        reasons = [(row, row.said or "; ".join(row.worse)) for row in rows]
-        lines = [f"{row.name}: {row.state}, {printable(why)}\n" for row, why in reasons if why]
-        say(f"{index.headline(rows)}\n{''.join(lines)}Fleet    {self.out / INDEX}\n")
-        return int(any(row.state in ("failed", "worse") or (row.findings or {}).get("error") for row in rows))
+        lines = [f"{row.target.name}: {row.state}, {printable('; '.join(row.said))}\n" for row in rows if row.said]
+        say(f"{fleet.headline(rows)}\n{''.join(lines)}Fleet    {self.out / INDEX}\n")
+        return int(any(row.said or (row.findings or {}).get("error") for row in rows))
 
 
 def severe(findings: Iterable[Finding], level: str) -> int:
