@@ -200,7 +200,7 @@ def _on_cluster(address: str) -> Iterator[Callable[[FleetTarget], Future[Any]]]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
     except (ImportError, ConnectionError, ValueError, RuntimeError) as error:
         how = "pip install ray, start a cluster with `ray start --head`, or omit --address"
-        raise AuditorError(f"no Ray cluster at {address} ({describe(error)}): {how}", slug="no-ray") from error
+        raise AuditorError(f"no Ray cluster at {address} ({type(error).__name__}): {how}", slug="no-ray") from error
     audited = ray.remote(num_cpus=1)(_run_on_node)
     try:
         yield lambda task: audited.options(max_retries=task.retries).remote(task).future()

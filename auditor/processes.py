@@ -135,7 +135,7 @@ def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Calla
     (code,) = ended
     why = "native code (outside Python) crashed"
     if code >= 0:
-        why = "the model's code ended the process (let it raise instead), or a library did: see above, or out of memory"
+        why = "the model's code ended it (let it raise instead), or a library did, for example out of memory: see above"
     elif -code == signal.SIGKILL:
         why = "the system kills processes when memory runs out"
     raise AuditorError(f"the process {how_ended(code)}{where}: {why}", "process-ended")

@@ -78,7 +78,7 @@ def regressions(both: Comparison) -> list[str]:
     was, now = (audit.plans.get(audit.recommended or "") for audit in (both.before, both.after))
     worse = [f"{was.name} was recommended before, no plan now"] if was and not now else []
     if was and now and was.measured_error and now.measured_error and now.measured_error > BAND * was.measured_error:
-        worse.append(f"error {was.measured_error:.2g} before, {now.measured_error:.2g} now")
+        worse.append(f"error {now.measured_error / was.measured_error:.1f} times as large as before")
     if was and now and now.predicted_speedup < SLOWER * was.predicted_speedup:
         worse.append(f"speed-up {was.predicted_speedup:.2f}x before, {now.predicted_speedup:.2f}x now")
     for severity in ("error", "warning"):

@@ -45,7 +45,9 @@ def test_a_killed_node_costs_no_audit(cluster, tmp_path):
     nodes, second = cluster
     (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
     names = ["a", "b", "c", "broken", "d"]
-    words = {name: ("--quick", f"{'missing' if name == 'broken' else 'model'}.py") for name in names}
+    words = {
+        name: ("--quick", "--model-explorer", f"{'missing' if name == 'broken' else 'model'}.py") for name in names
+    }
     tasks = [FleetTarget(name, words[name], tmp_path, tmp_path / "out" / name, retries=2) for name in names]
 
     def kill() -> None:
@@ -63,3 +65,4 @@ def test_a_killed_node_costs_no_audit(cluster, tmp_path):
     for name in ("a", "b", "c", "d"):
         plan = json.loads((tmp_path / "out" / name / "plan.json").read_text())
         assert plan["recommended"]
+        assert any((tmp_path / "out" / name / "model_explorer").iterdir())

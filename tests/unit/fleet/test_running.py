@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from auditor import cli, fleet
 from auditor.document.codec import to_document
-from auditor.document.compare import compare, regressions
+from auditor.document.compare import VerdictChange, compare, regressions
 from auditor.document.read import audit_of
 from auditor.errors import AuditorError
 from auditor.fleet import (
@@ -64,6 +65,20 @@ def test_one_that_crashed_is_tried_again_and_others_are_not(scripted, tmp_path, 
     ended = run(scripted("a", f"import os, sys\nopen('tries', 'a').write('x')\n{script}", retries=2))
     assert ended.said == said
     assert (tmp_path / "tries").read_text() == "x" * tries
+
+
+def test_one_that_cannot_be_started_is_told_and_the_others_run(scripted, tmp_path):
+    tasks = [FleetTarget("a", (), tmp_path / "missing", tmp_path / "a"), scripted("b", "")]
+    ends = {}
+    run_all(tasks, 1, None, lambda task, ended: ends.update({task.name: ended.said}))
+    assert ends["a"].startswith("it could not be run, FileNotFoundError: ")
+    assert ends["b"] == ""
+
+
+def test_a_cluster_needs_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with refused(AuditorError, "no-ray", "no Ray cluster at auto"):
+        run_all([], 1, "auto", print)
 
 
 def test_one_that_hangs_is_ended(scripted):
@@ -158,10 +173,21 @@ def test_what_got_worse_is_told_and_what_did_not_is_not(document):
     after["plans"][name]["verification"]["measured_error"] *= 5
     after["plans"][name]["predicted_speedup"] *= 0.5
     told = worse(before, audit_of(after, "after"))
+    assert told[0] == "error 5.0 times as large as before"
     assert [line.split()[0] for line in told] == ["error", "speed-up"]
     assert worse(audit_of(after, "after"), before) == []
     after["recommended"] = None
     assert f"{name} was recommended before, no plan now" in worse(before, audit_of(after, "after"))
+
+
+def test_new_findings_and_verdicts_of_unsafe_are_told(audit):
+    node, finding = audit.nodes[0].node, audit.findings[0]
+    changes = [VerdictChange(node, "fp16", before, after) for before in ("safe", None) for after in ("unsafe", "safe")]
+    new = [replace(finding, severity=severity) for severity in ("error", "error", "info")]
+    assert regressions(replace(compare(audit, audit), new=tuple(new), verdicts=tuple(changes))) == [
+        f"new findings of severity error: 2 ({finding.rule})",
+        "operations that became unsafe: 1",
+    ]
 
 
 def test_outcomes_that_stand_are_kept_and_a_damaged_file_counts_as_none(tmp_path):
