@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,6 @@ from .artefact.strategies import GRAPHS, plan_title
 from .capture.capture import record_path
 from .capture.several import record_paths
 from .criteria.budget import budget_of
-from .criteria.criterion import FLOOR
 from .criteria.defaults import propose
 from .criteria.measure import Criteria, names_of, words_of
 from .document.codec import under_several_names
@@ -35,7 +34,6 @@ from .loading.inputs import shapes_of
 from .loading.placement import devices_of, place_subject
 from .loading.state import upcast_model
 from .measure.calibrate import calibrate_paths
-from .measure.causes import storage_notes
 from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.products import flag_costs
@@ -52,8 +50,8 @@ from .records.audit import Provenance
 from .records.ledger import LedgerRow, SilentCast
 from .records.paths import enclosing_paths
 from .records.quantization import QuantizedPlan
-from .records.training import Training
-from .report.words import label, op, scope, shorten
+from .report.view import warnings_of
+from .report.words import label
 from .rulebook.causes import FlowGraph, about, findings_of
 from .rulebook.findings import silent_findings
 from .rulebook.load import spread
@@ -64,12 +62,6 @@ from .training.recommend import recommend_plan
 from .training.stage import MeasuredStep, conclude, prepare
 
 TOO_SMALL = "The GPU's memory was too small, so the audit ran on the CPU, which emulates a GPU."
-
-STEADY = 0.1
-"""Share of the error budget up to which differences between FP32 runs need no warning."""
-
-NAMED = 4
-"""Number of non-deterministic operations that a warning names; the report has all."""
 
 
 def run(subject: Subject, options: Settings) -> Audit:
@@ -138,7 +130,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         proposals=tuple(propose(distance, options.criteria, names, captured.first, runs, options.max_error)),
         ledger=rows_of(subject, captured, plan, followed),
         plan_errors={name: error for name, error in followed.errors.items() if name not in captured.twins},
-        warnings=(*subject.warnings, *captured.warnings, *planned.said, *_warnings(bench, training)),
+        warnings=(*subject.warnings, *captured.warnings, *planned.said, *warnings_of(bench, training)),
     )
 
 
@@ -273,36 +265,3 @@ def _description(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, An
         "flags": costs,
         "noise": bench.noise.found,
     }
-
-
-def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
-    """Warnings about stored weights, noise, held-out inputs, training batches, and the verification."""
-    subject, noise = bench.subject, bench.noise.found
-    yield from storage_notes(subject, bench.capture, bench.measured.ranges, bench.options.formats)
-    if noise.error > STEADY * bench.yardstick.budget:
-        nodes = [bench.capture.nodes[name] for name in noise.operations]
-        listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))
-        named = ", ".join(shorten(listed, NAMED, "measurements.json"))
-        begins = f"The first operations that gave different results for equal inputs: {named}. "
-        keeps = (
-            "The model keeps state that the audit cannot restore (in a generator, in C++, in another process), or computes "
-            "in a varying order. "
-        )
-        allowed = f"Errors up to {FLOOR:g} times this difference ({noise.floor:.2g}) are ignored."
-        yield (
-            "The model is not reproducible: FP32 runs from the same state and random numbers differ by "
-            f"{noise.error:.2g}. {begins if nodes else keeps}"
-            f"{allowed if noise.floor else 'No plan can have a smaller error.'}"
-        )
-    if not subject.held_out:
-        yield "The plans were verified on the calibration inputs; get_eval_inputs() can give other inputs."
-    if training is not None and training.batches != len(subject.batches):
-        yield (
-            f"Gradients were measured on {training.batches} of {len(subject.batches)} batches, "
-            "since the other batches have other shapes or operations in the training step."
-        )
-    for reason in bench.not_fresh[:1]:
-        yield (
-            f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "
-            "the model, but did not run its plans."
-        )

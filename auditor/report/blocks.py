@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shutil
@@ -125,28 +124,25 @@ def to_terminal(blocks: Iterable[Block], width: int | None = None, color: bool |
     Width and color follow stdout by default: without a terminal, 100 characters and no colors. FORCE_COLOR turns colors
     on and NO_COLOR turns them off, if not empty.
     """
-    seen, stream = sys.stdout.isatty(), io.StringIO()
-    width = width or (min(shutil.get_terminal_size().columns, WIDEST) if seen else 100)
-    if color is None:
-        color = bool(os.environ.get("FORCE_COLOR")) or (seen and os.environ.get("TERM") != "dumb")
-        color = color and not os.environ.get("NO_COLOR")
+    wide = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else 100
     console = Console(
-        file=stream,
-        width=max(width, 40),
+        width=max(width or wide, 40),
+        height=40,  # without a height, rich ignores the width if TERM=dumb
         force_terminal=color,
-        color_system="standard" if color else None,
+        color_system=None if color is None and os.environ.get("NO_COLOR") else "auto",
+        force_jupyter=False,
         legacy_windows=False,
         highlight=False,
         markup=False,
         emoji=False,
-        _environ={},
     )
-    for i, block in enumerate(block for block in blocks if block):
-        if i and (isinstance(block, Grid) or block.label):
-            console.print()
-        for part in _parts(block):
-            console.print(part, soft_wrap=isinstance(part, Text))
-    return "".join(f"{_PADDING.sub('', line)}\n" for line in stream.getvalue().splitlines())
+    with console.capture() as page:
+        for i, block in enumerate(block for block in blocks if block):
+            if i and (isinstance(block, Grid) or block.label):
+                console.print()
+            for part in _parts(block):
+                console.print(part, soft_wrap=isinstance(part, Text))
+    return "".join(f"{_PADDING.sub('', line)}\n" for line in page.get().splitlines())
 
 
 def _parts(block: Block) -> Iterator[RenderableType]:
