@@ -17,8 +17,8 @@ from .capture.capture import record_path
 from .capture.several import record_paths
 from .criteria.budget import budget_of
 from .criteria.defaults import propose
-from .criteria.measure import Criteria, names_of, words_of
-from .document.codec import under_several_names
+from .criteria.measure import Criteria, words_of
+from .document.live import fields_of
 from .document.places import portable, portable_path
 from .errors import device_is_full
 from .execution.beside import policy_of, under_plan, under_policy
@@ -28,7 +28,6 @@ from .generation.stage import GenerationReference, generate_reference
 from .graphs.pipelines import run_pipelines
 from .graphs.stage import GraphPlans, graphs_of
 from .isolation import in_eval, isolate
-from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .isolation.process import Flags, flags, ieee
 from .loading.inputs import shapes_of
 from .loading.placement import devices_of, place_subject
@@ -48,7 +47,6 @@ from .plan.workbench import Workbench, in_unit
 from .records import Audit, Capture, Environment, Finding, Plan, Subject, Weight
 from .records.audit import Provenance
 from .records.ledger import LedgerRow, SilentCast
-from .records.paths import enclosing_paths
 from .records.quantization import QuantizedPlan
 from .report.view import warnings_of
 from .report.words import label
@@ -113,7 +111,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
     flops = {name: cost.flops for name, cost in bench.costs.items()}
     tried = [plan] if plan else [one for one in planned.plans.values() if one.is_verified]
     runs = [(plan_title(one), one.verification) for one in tried if one.verification]
-    names, distance = names_of(bench.reference(subject.batches[0])), bench.yardstick.distance
+    outputs, distance = bench.reference(subject.batches[0]), bench.yardstick.distance
     return Audit(
         **_description(bench, stages.seconds),
         nodes=reports_of(captured, bench.measured, judged, findings, flops, followed.dtypes),
@@ -127,7 +125,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         training=training,
         recommended=recommended,
         recommendation=reason,
-        proposals=tuple(propose(distance, options.criteria, names, captured.first, runs, options.max_error)),
+        proposals=tuple(propose(distance, options.criteria, outputs, captured.first, runs, options.max_error)),
         ledger=rows_of(subject, captured, plan, followed),
         plan_errors={name: error for name, error in followed.errors.items() if name not in captured.twins},
         warnings=(*subject.warnings, *captured.warnings, *planned.said, *warnings_of(bench, training)),
@@ -225,20 +223,14 @@ def _description(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, An
     """The fields of Audit that no plan changes: model, inputs, options, environment and measurements. seconds: by stage."""
     subject, captured, options, measured = bench.subject, bench.capture, bench.options, bench.measured
     distance = bench.yardstick.distance
-    owners = {node.owner for node in captured.nodes.values()}
-    around = {path for owner in owners for path in enclosing_paths(owner)} - owners  # modules that only contain others
     costs = flag_costs(captured, measured.errors, measured.contributions, measured.under_flags, bench.yardstick.budget)
     given = (p for p in captured.placeholders if p.kind == "input" and p.name not in captured.twins)
     stored = (p for p in captured.placeholders if p.kind in ("parameter", "buffer") and p.name in measured.ranges)
     return {
         "subject": Provenance.of(subject),
         "live": subject.given or subject,  # not a copy on a GPU, which would occupy memory
-        "parameters": size_of(subject.model),
-        "structure": structure_of(subject.model),
+        **fields_of(subject.model, {node.owner for node in captured.nodes.values()}),
         "inputs": shapes_of(subject.batches[0]),
-        "tied_parameters": under_several_names(named_parameters(subject.model)),
-        "shared_modules": under_several_names(named_modules(subject.model)),
-        "classes": {path: type(module).__name__ for path, module in named_modules(subject.model) if path in around},
         "formats": options.formats,
         "max_error": bench.yardstick.budget,
         "metric": words_of(distance),
