@@ -43,10 +43,8 @@ def islands(plan: Plan) -> tuple[str, ...]:
         name = list_paths(paths, 2).replace(scope(""), f"{scope('')} (without its submodules)")
         result.append((name, _with_rules(_one_for_all([reason.words for reason in reasons]), reasons)))
     for keeping in fold(dict.fromkeys(p for p, _ in plan.exceptions), str, lambda p: plan.scopes[p].exceptions):
-        place, reasons = (
-            "the whole model" if keeping == [""] else list_paths(keeping, 2),
-            [*plan.reasons_of(keeping[0])],
-        )
+        place = "the whole model" if keeping == [""] else list_paths(keeping, 2)
+        reasons = [*plan.reasons_of(keeping[0])]
         why = _with_rules(", ".join(reason.words for reason in reasons), reasons)
         result.append((f"{', '.join(plan.scopes[keeping[0]].exceptions)} in {place}", why))
     return tuple(f"{name}: {why}" if why else name for name, why in result)
