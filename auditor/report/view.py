@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,17 +20,19 @@ from ..loading.inputs import shapes_of
 from ..measure.causes import storage_notes
 from ..numerics.formats import FORMATS, runs
 from ..plan.recommend import kept_apart, outcome
-from ..plan.workbench import Workbench
 from ..records import Batch, NodeReport, Subject
 from ..records.audit import FILES, Audit
 from ..records.training import Training
-from ..settings import Settings
 from .blocks import Block, Code, Grid, Prose
 from .findings import causes
 from .origins import at, nonfinite_runs
 from .plans import PlanView, advice, inputs_of, limit_line, proposal_words
 from .training import training_headline
 from .words import VERDICTS, compact, count, label, op, printable, ratio, scope, sentence, shorten, terms
+
+if TYPE_CHECKING:  # else a saved audit would import the search for plans when it is shown
+    from ..plan.workbench import Workbench
+    from ..settings import Settings
 
 NAMED, WARNED = 12, 4
 """Maximum numbers of non-deterministic operations that the method and a warning name."""
