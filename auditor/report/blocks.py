@@ -223,8 +223,8 @@ def escape(text: str) -> str:
 
 
 def html(blocks: Iterable[Block]) -> Markup:
-    """Render blocks as HTML with the CSS classes of the report. A page that does not define the classes, such as a
-    notebook, shows the blocks in its own style."""
+    """Render blocks as HTML with the CSS classes of the report, each by the macro of blocks.html.jinja with the name of
+    its class. A page that does not define the classes, such as a notebook, shows the blocks in its own style."""
     macros = environment().get_template("blocks.html.jinja").module
     return Markup("\n").join(getattr(macros, type(block).__name__)(block) for block in blocks if block)
 
