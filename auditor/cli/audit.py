@@ -1,4 +1,4 @@
-"""The verbs that load the user's code; each function is called like its verb. Importing this file imports torch."""
+"""The verb `audit`. Importing this file imports torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from .. import flow, offload
-from ..artefact.libraries import files_of, quantized_plan
-from ..document import compare, live, read
+from ..document import compare, read
 from ..document.places import default_directory
 from ..loading import cautions, load
 from ..loading.discover import weights_of
-from ..plan.recommend import kept_apart, outcome
+from ..plan.recommend import outcome
 from ..progress.shown import Display
 from ..records import Audit, folder
 from ..report import blocks, kept, model_explorer, reporters, view
@@ -28,8 +27,6 @@ from ..training.objective import load_training
 from ..verify import artefact
 from . import verbs
 from .output import say
-
-BATCHES = ("batches", "get_batches", "train_loader", "loader")
 
 
 def audit(settings: verbs.Audit, progress: Display) -> int:
@@ -109,17 +106,3 @@ def _answer(settings: verbs.Audit, audit: Audit, directory: Path, files: Sequenc
     if settings.fail_on != "never" and audit.recommended is None and outcome(audit.plans, audit.use) == "loses":
         return 1
     return verbs.severe(new, settings.fail_on)
-
-
-def apply(settings: verbs.Apply) -> None:
-    """Write patched_model.py and the files that it needs."""
-    audit, plans, chosen = live.read_plans(settings.plan_file, settings.plan)
-    subject = load(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
-    directory = settings.out or default_directory(subject)
-    text = live.patched_source(subject, audit, plans, chosen, directory)
-    live.check_artefact(subject, audit, plans, chosen, settings.seed)
-    quantized = {} if chosen in plans else files_of(audit, quantized_plan(audit, chosen))
-    file, *_ = folder.write(directory, {"patched_model.py": text, **quantized})
-    kept = f"{kept_apart(plans[chosen]) or 'no module'} in FP32" if chosen in plans else "quantized by torchao"
-    note = "not verified on this model: to verify the plan, audit the model"
-    say(f"Plan     {chosen}, {kept}; {note}\nPatched  {file}\n")
