@@ -81,7 +81,7 @@ PARTS = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1150, "settings"),
+    "cli": (1110, "settings"),
     "criteria": (920, "criteria"),
     "document": (900, "document"),
     "dtypes": (950, "dtypes"),
@@ -91,7 +91,7 @@ BUDGET = {
     "graphs": (1100, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1800, "loading"),
-    "loose files": (530, "flow"),
+    "loose files": (480, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
@@ -109,7 +109,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 29710, 213, 23
+LINES, FILES, ROOMS = 29620, 213, 23
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
