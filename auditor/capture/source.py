@@ -101,6 +101,22 @@ def is_installed(path: str) -> bool:
     return path.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(Path(path).parts)
 
 
+def from_repository(path: Path) -> str:
+    """A path relative to its repository; outside one, to the working directory; outside both, the file's name."""
+    root = _repository(path.parent)
+    for base in (root, Path.cwd()):
+        if base is not None and path.is_relative_to(base):
+            return path.relative_to(base).as_posix()
+    return path.name if path.is_absolute() else path.as_posix()
+
+
+def portable_path(path: str) -> str:
+    """A path relative to its repository; for an installed package, relative to where packages are installed."""
+    parts = Path(path).parts
+    at = next((number for number, part in enumerate(parts) if part in _PACKAGES), None)
+    return "/".join(parts[at:]) if at is not None else from_repository(Path(path))
+
+
 def _is_forward(frame: FrameType) -> bool:
     """Whether a stack frame runs a module's forward: a function called `forward` (but not an autograd.Function's), or a
     function that replaces it."""
@@ -121,6 +137,12 @@ def _place(frame: FrameType) -> Place:
 def _function(code: CodeType) -> str:
     """A function's display name: a comprehension belongs to the function around it."""
     return _INLINE.sub("", code.co_qualname).rpartition("<locals>.")[2]
+
+
+@cache
+def _repository(folder: Path) -> Path | None:
+    """The nearest parent folder that contains `.git`; None if no parent does."""
+    return next((f for f in (folder, *folder.parents) if (f / ".git").exists()), None)
 
 
 @cache

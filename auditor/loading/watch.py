@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..capture.source import Place, kind_of, written_at
+from ..capture.source import Place, kind_of, portable_path, written_at
 from ..isolation.members import modules_of, named_modules, named_tensors
 from ..isolation.process import swap_attribute
 from ..numerics.entries import is_plain
@@ -220,8 +220,9 @@ def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tu
 
 def _together(kind: str, names: tuple[str, ...], events: tuple[Event, ...]) -> SilentCast:
     place, before, after, loss, _ = max(events, key=lambda event: event.loss.error if event.loss else -1.0)
-    own = place if place is not None and kind_of(place.file) == "own" else Place("", 0)
-    return SilentCast(kind, names, dtype_name(before), dtype_name(after), loss, own.file, own.line)
+    own = place is not None and kind_of(place.file) == "own"
+    source = f"{portable_path(place.file)}:{place.line}" if place is not None and own else None
+    return SilentCast(kind, names, dtype_name(before), dtype_name(after), loss, source)
 
 
 class _Weights:
