@@ -41,5 +41,5 @@ class Ledger(WithTarget):
             data = {"flags": subject.flags, "rows": rows, "findings": findings}
             say(TypeAdapter(dict[str, Any]).dump_json(data, indent=1).decode() + "\n")
         else:
-            say(blocks.to_terminal(ledger.overview(subject.name, rows, findings, subject.flags)))
+            say(blocks.to_terminal(ledger.overview(subject, rows, findings)))
         return severe(findings, self.fail_on)

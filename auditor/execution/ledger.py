@@ -16,7 +16,7 @@ from ..loading.state import upcast_model
 from ..numerics.formats import FORMATS, dtype_name, significant_bits
 from ..numerics.metrics import loss_of
 from ..numerics.nodes import dtype, row_of
-from ..records import AutocastRegion, Capture, Plan, Subject
+from ..records import Capture, Plan, Subject
 from ..records.ledger import LedgerRow, SilentCast
 from .beside import UnderPlan, policy_of, under_policy
 from .execute import RECORDED, Executor
@@ -53,18 +53,13 @@ def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPla
         node, planned, computed = capture.nodes[n.name], None, run.dtypes.get(n.name)
         if plan is not None and node.floating:
             planned = FORMATS[choice(node.owner) if choice else "fp32" if n.name in kept else plan.format].storage
-        dtypes = (node.dtype, None, _requested_dtype(n, node.region), planned, computed.computed if computed else None)
+        region = None if node.region is None else node.region.dtype if node.region.enabled else "float32"
+        author = node.dtype if row_of(n).cast else region
+        dtypes = (node.dtype, None, author, planned, computed.computed if computed else None)
         return LedgerRow(n.name, "operation", *dtypes, module=node.owner, op=node.op, source=node.source)
 
     nodes = (n for n in capture.graph_module.graph.nodes if n.name in capture.nodes and n.name not in capture.twins)
     return (*map(weight, subject.stored), *map(operation_row, nodes))
-
-
-def _requested_dtype(n: fx.Node, region: AutocastRegion | None) -> str | None:
-    """The dtype that the model's code asks for at an operation, by a cast or by an autocast region around it."""
-    if row_of(n).cast and (own := dtype(n)) is not None:
-        return dtype_name(own)
-    return None if region is None else region.dtype if region.enabled else "float32"
 
 
 class _Cast(NamedTuple):
@@ -118,17 +113,16 @@ def _cast_of(capture: Capture, n: fx.Node) -> _Cast | None:
         return _Cast("forward", None, own)
     elif node.region is not None and node.region.enabled and row_of(n).autocast == "lower":
         to = getattr(torch, node.region.dtype)
-        for source in n.all_input_nodes:
-            upcast = any(row_of(m).cast and dtype(m) is torch.float32 for m in _upstream(source))
-            if upcast and _is_narrowing(source, to):
-                return _Cast("autocast", source, to)
+        narrowed = (x for x in n.all_input_nodes if _is_narrowing(x, to))
+        upcast = (x for x in narrowed if any(row_of(m).cast and dtype(m) is torch.float32 for m in _upstream(x)))
+        return next((_Cast("autocast", x, to) for x in upcast), None)
     return None
 
 
 def _is_narrowing(source: fx.Node, to: torch.dtype) -> bool:
     """Whether a dtype has fewer significant bits than the value's dtype and than FP32, the dtype of the reference."""
-    most = significant_bits(torch.float32)
-    return 0 < significant_bits(to) < min(significant_bits(dtype(source) or torch.bool), most)
+    before = significant_bits(dtype(source) or torch.bool)
+    return 0 < significant_bits(to) < min(before, significant_bits(torch.float32))
 
 
 def _upstream(n: fx.Node) -> list[fx.Node]:

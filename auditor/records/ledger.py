@@ -1,5 +1,4 @@
-"""The ledger: dtypes of all parameters, buffers and operations at each stage, and casts that the user did not
-request."""
+"""The ledger: dtypes of all parameters, buffers and operations at each stage, and casts that nobody asked for."""
 
 from __future__ import annotations
 
