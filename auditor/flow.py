@@ -13,13 +13,13 @@ import torch
 
 from . import __version__, offload
 from .artefact.strategies import GRAPHS, plan_title
+from .capture.places import portable
 from .capture.several import record_paths
 from .criteria.budget import budget_of
 from .criteria.criterion import FLOOR
 from .criteria.defaults import propose
 from .criteria.measure import Criteria, names_of, words_of
 from .document.codec import under_several_names
-from .document.places import portable
 from .errors import device_is_full
 from .execution.beside import under_plan
 from .execution.ledger import rows_of, silent_casts

@@ -18,11 +18,12 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from .places import LIBRARIES
+
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 _INSTALLED = tuple({f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("purelib", "platlib")})
 _STANDARD = f"{sysconfig.get_paths()['stdlib']}{os.sep}"
-_PACKAGES = frozenset({"site-packages", "dist-packages"})
 _GENERATED = "<eval_with_key>"
 """File name of the code that torch.fx generates."""
 _MODULE = nn.Module.__call__.__code__.co_filename
@@ -98,23 +99,7 @@ def raised_at(error: BaseException) -> str:
 
 def is_installed(path: str) -> bool:
     """Whether a file belongs to an installed package."""
-    return path.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(Path(path).parts)
-
-
-def from_repository(path: Path) -> str:
-    """A path relative to its repository; outside one, to the working directory; outside both, the file's name."""
-    root = _repository(path.parent)
-    for base in (root, Path.cwd()):
-        if base is not None and path.is_relative_to(base):
-            return path.relative_to(base).as_posix()
-    return path.name if path.is_absolute() else path.as_posix()
-
-
-def portable_path(path: str) -> str:
-    """A path relative to its repository; for an installed package, relative to where packages are installed."""
-    parts = Path(path).parts
-    at = next((number for number, part in enumerate(parts) if part in _PACKAGES), None)
-    return "/".join(parts[at:]) if at is not None else from_repository(Path(path))
+    return path.startswith(_INSTALLED) or not LIBRARIES.isdisjoint(Path(path).parts)
 
 
 def _is_forward(frame: FrameType) -> bool:
@@ -137,12 +122,6 @@ def _place(frame: FrameType) -> Place:
 def _function(code: CodeType) -> str:
     """A function's display name: a comprehension belongs to the function around it."""
     return _INLINE.sub("", code.co_qualname).rpartition("<locals>.")[2]
-
-
-@cache
-def _repository(folder: Path) -> Path | None:
-    """The nearest parent folder that contains `.git`; None if no parent does."""
-    return next((f for f in (folder, *folder.parents) if (f / ".git").exists()), None)
 
 
 @cache

@@ -16,7 +16,7 @@ from pathlib import Path
 from .. import flow, offload
 from ..artefact.libraries import files_of, quantized_plan
 from ..document import compare, live, read
-from ..document.places import default_directory
+from ..document.read import default_directory
 from ..loading import cautions, load
 from ..loading.discover import weights_of
 from ..loading.inputs import shapes_of

@@ -19,7 +19,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..capture.source import Place, kind_of, portable_path, written_at
+from ..capture.places import portable_path
+from ..capture.source import Place, kind_of, written_at
 from ..isolation.members import modules_of, named_modules, named_tensors
 from ..isolation.process import swap_attribute
 from ..numerics.entries import is_plain

@@ -13,8 +13,8 @@ import pytest
 
 import auditor
 from auditor import cli
-from auditor.capture.source import portable_path
-from auditor.document.places import default_directory
+from auditor.capture.places import portable_path
+from auditor.document.read import default_directory
 from auditor.resources import errors
 from tests.unit.report.factory import HOSTILE, make_audit
 
