@@ -23,7 +23,7 @@ class Ledger(WithTarget):
     """the plan.json or directory of an audit of this model; by default the model runs without a plan"""
     format: TextOrJson = "text"
 
-    def work(self, progress: Display) -> int:
+    def run(self, progress: Display) -> int:
         """Print the dtypes of weights and operations, and findings on silent casts."""
         from ..document import live
         from ..execution.ledger import run_ledger

@@ -80,7 +80,7 @@ PARTS = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1160, "settings"),
+    "cli": (1120, "settings"),
     "criteria": (920, "criteria"),
     "document": (900, "document"),
     "dtypes": (900, "dtypes"),
@@ -90,7 +90,7 @@ BUDGET = {
     "graphs": (1100, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1800, "loading"),
-    "loose files": (680, "flow"),
+    "loose files": (630, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
@@ -108,7 +108,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 29790, 216, 24
+LINES, FILES, ROOMS = 29690, 216, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
