@@ -83,14 +83,14 @@ BUDGET = {
     "cli": (1110, "settings"),
     "criteria": (920, "criteria"),
     "document": (900, "document"),
-    "dtypes": (950, "dtypes"),
+    "dtypes": (900, "dtypes"),
     "execution": (1200, "execution"),
     "fleet": (400, "fleet"),
     "generation": (1500, "generation"),
     "graphs": (1100, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1800, "loading"),
-    "loose files": (650, "flow"),
+    "loose files": (630, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
@@ -108,7 +108,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 29730, 216, 24
+LINES, FILES, ROOMS = 29700, 216, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
