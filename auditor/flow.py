@@ -13,17 +13,15 @@ import torch
 
 from . import __version__, offload
 from .artefact.strategies import GRAPHS, plan_title
-from .capture.capture import record_path
+from .capture.places import portable
 from .capture.several import record_paths
 from .criteria.budget import budget_of
 from .criteria.defaults import propose
 from .criteria.measure import Criteria, words_of
 from .document.live import fields_of
-from .document.places import portable, portable_path
 from .errors import device_is_full
-from .execution.beside import policy_of, under_plan, under_policy
-from .execution.ledger import forward_casts, rows_of
-from .execution.policy import Policy
+from .execution.beside import under_plan
+from .execution.ledger import rows_of, silent_casts
 from .generation.stage import GenerationReference, generate_reference
 from .graphs.pipelines import run_pipelines
 from .graphs.stage import GraphPlans, graphs_of
@@ -44,14 +42,12 @@ from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
 from .plan.workbench import Workbench, in_unit
-from .records import Audit, Capture, Environment, Finding, Plan, Subject, Weight
+from .records import Audit, Environment, Finding, Subject, Weight
 from .records.audit import Provenance
-from .records.ledger import LedgerRow, SilentCast
 from .records.quantization import QuantizedPlan
 from .report.view import warnings_of
 from .report.words import label
 from .rulebook.causes import FlowGraph, about, findings_of
-from .rulebook.findings import silent_findings
 from .rulebook.load import spread
 from .rulebook.verdicts import Judgement, judge, judge_layers, reports_of, with_backward
 from .settings import Settings
@@ -154,7 +150,7 @@ def _measure(
             step = prepare(subject, formats, seed)
         judged = with_backward(judged, captured, step.nodes, step.capture)
     with stages("classify", f"{len(options.rulebook)} rules"):
-        rules, casts = spread(options.rulebook, formats, options.schemes), _casts(subject, captured)
+        rules, casts = spread(options.rulebook, formats, options.schemes), silent_casts(captured, subject)
         wanted = partial(findings_of, select=options.select, ignores=options.ignores, trains=options.training)
         find = partial(wanted, captured, measured, rules=rules, formats=formats, casts=casts)
         findings = find(judged)
@@ -197,26 +193,6 @@ def _make_plans(
         with stages("times", "FP32 and every plan, repeatedly"):
             plans, timing = timed_plans(bench, plans)
     return GraphPlans(plans, baselines, graphs.programs, graphs.said, today, held, timing, schemes, pipelines)
-
-
-def ledger(subject: Subject, options: Settings, plan: Plan | None) -> tuple[tuple[LedgerRow, ...], tuple[Finding, ...]]:
-    """Return the dtypes of weights and operations in a run (under the plan if given), and findings on silent casts.
-
-    Raises: CaptureError.
-    """
-    formats = (plan.format,) if plan else ()
-    with ieee(), isolate(seed=options.seed), torch.inference_mode(False), in_eval(subject.model), upcast_model(subject):
-        captured = record_path(subject, formats, options.seed).capture
-        policy = policy_of(captured, plan) if plan else Policy.wide(captured)
-        run = under_policy(captured, subject.model, subject.batches[0], policy)
-        findings = silent_findings(_casts(subject, captured), captured, options.rulebook, options.formats)
-        return rows_of(subject, captured, plan, run), findings
-
-
-def _casts(subject: Subject, captured: Capture) -> tuple[SilentCast, ...]:
-    """Return the casts that nobody asked for: on loading, with files relative to their repository, and in the forward."""
-    loaded = (replace(one, file=one.file and portable_path(one.file)) for one in subject.casts)
-    return (*loaded, *forward_casts(captured, subject))
 
 
 def _description(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, Any]:

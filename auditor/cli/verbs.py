@@ -116,13 +116,12 @@ class Apply(WithTarget):
         """Write patched_model.py and the files that it needs."""
         from ..artefact.libraries import files_of, quantized_plan
         from ..document import live
-        from ..document.places import default_directory
         from ..loading import load
         from ..plan.recommend import kept_apart
 
         audit, plans, chosen = live.read_plans(self.plan_file, self.plan)
         subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
-        directory = self.out or default_directory(subject)
+        directory = self.out or read.default_directory(subject)
         text = live.patched_source(subject, audit, plans, chosen, directory)
         live.check_artefact(subject, audit, plans, chosen, self.seed)
         quantized = {} if chosen in plans else files_of(audit, quantized_plan(audit, chosen))

@@ -12,10 +12,10 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
 
+from ..capture.places import portable, portable_path
 from ..records.audit import FORMAT_VERSION, Audit
 from ..records.written import FileField
 from .compare import contributions_of
-from .places import portable, portable_path
 
 PLAN, MEASUREMENTS = "plan.json", "measurements.json"
 WIDTH = 240

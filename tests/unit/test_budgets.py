@@ -84,14 +84,14 @@ BUDGET = {
     "cli": (1110, "settings"),
     "criteria": (920, "criteria"),
     "document": (900, "document"),
-    "dtypes": (950, "dtypes"),
+    "dtypes": (900, "dtypes"),
     "execution": (1200, "execution"),
     "fleet": (450, "fleet"),
     "generation": (1500, "generation"),
     "graphs": (1100, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1800, "loading"),
-    "loose files": (480, "flow"),
+    "loose files": (460, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
@@ -109,7 +109,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 29620, 213, 23
+LINES, FILES, ROOMS = 29590, 213, 23
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
