@@ -19,7 +19,7 @@ from ..loading.discover import weights_of
 from ..plan.recommend import outcome
 from ..progress.shown import Display
 from ..records import Audit, folder
-from ..report import blocks, kept, model_explorer, reporters, view
+from ..report import kept, model_explorer, reporters, view
 from ..report.words import printable
 from ..score import find_function
 from ..training.objective import load_training
@@ -86,11 +86,7 @@ def _answer(settings: verbs.Audit, audit: Audit, directory: Path, files: Sequenc
     github = settings.format == "github"
     below = ""
     if settings.format == "text":
-        baseline = f"Baseline {len(audit.findings) - len(new)} findings known, {len(new)} new\n" if known else ""
-        step = blocks.to_terminal([blocks.Prose("Next", (view.next_step(audit, directory),))])
-        paths = (file.relative_to(directory) for file in files if file != report)
-        names = ", ".join(dict.fromkeys("quantized/" if "quantized" in path.parts else str(path) for path in paths))
-        below = f"Report   {report}\nFiles    {directory}/: {names}\n{baseline}{step}"
+        below = reporters.below(audit, directory, files, len(new) if known else None)
         say(reporters.text(audit, most=reporters.LINES - below.count("\n")))
     else:
         say(reporters.REPORTERS[settings.format](replace(audit, findings=new) if github else audit))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ..document.codec import to_document
 from ..records.audit import Audit
@@ -20,7 +21,7 @@ from .origins import decision_words, decisions_section, origins
 from .quantization import quantization_lines, quantization_section
 from .table import table
 from .training import training_section
-from .view import ReportView, method
+from .view import ReportView, method, next_step
 from .words import count, line, printable, remedy, sentence, shorten
 
 LINES = 40
@@ -133,6 +134,17 @@ def text(audit: Audit, *, width: int | None = None, color: bool | None = None, m
     """The page for a terminal, in lines of at most `width` characters; only a cause's first line is never broken.
     color: whether to add ANSI codes. most: maximum number of lines, counted at a width of 100."""
     return to_terminal(screen(audit, most), width, color)
+
+
+def below(audit: Audit, directory: Path, files: Sequence[Path], new: int | None) -> str:
+    """The lines after the page on a terminal: the audit's files, and the next step. new: the number of findings that a
+    baseline lacks; None without a baseline."""
+    report = directory / "report.html"
+    paths = (file.relative_to(directory) for file in files if file != report)
+    names = ", ".join(dict.fromkeys("quantized/" if "quantized" in path.parts else str(path) for path in paths))
+    known = "" if new is None else f"Baseline {len(audit.findings) - new} findings known, {new} new\n"
+    step = to_terminal([Prose("Next", (next_step(audit, directory),))])
+    return f"Report   {report}\nFiles    {directory}/: {names}\n{known}{step}"
 
 
 def markdown(audit: Audit) -> str:

@@ -80,7 +80,7 @@ PARTS = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1120, "settings"),
+    "cli": (1110, "settings"),
     "criteria": (920, "criteria"),
     "document": (900, "document"),
     "dtypes": (900, "dtypes"),
@@ -108,7 +108,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 29690, 216, 24
+LINES, FILES, ROOMS = 29700, 216, 24
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
