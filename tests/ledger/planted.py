@@ -293,6 +293,14 @@ PLANTED = (*LOADING, *CONVERTED, *CREATED, *FORWARD, *AUTOCAST, *SCALES)
 ASKED = {
     "a model in FP32": "",
     "a model that is halved": "def get_model():\n    return Net().half()\n",
+    "a model with a tied weight that is halved": """
+class Mine(Net):
+    def setup(self):
+        self.head.weight = self.embed.weight
+
+def get_model():
+    return Mine().half()
+""",
     "a layer that is halved": """
 def get_model():
     net = Converting()
