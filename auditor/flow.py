@@ -55,8 +55,6 @@ from .stages import Stages, explain
 from .training.recommend import recommend_plan
 from .training.stage import MeasuredStep, conclude, prepare
 
-TOO_SMALL = "The GPU's memory was too small, so the audit ran on the CPU, which emulates a GPU."
-
 
 def run(subject: Subject, options: Settings) -> Audit:
     """Audit a subject; its model, and the process's global state, are restored.
@@ -76,7 +74,8 @@ def run(subject: Subject, options: Settings) -> Audit:
     gc.collect()
     let_go(options.where)
     audit = _audit(subject, options.model_copy(update={"device": CPU}))
-    return replace(audit, warnings=(*audit.warnings, TOO_SMALL))
+    small = "The GPU's memory was too small, so the audit ran on the CPU, which emulates a GPU."
+    return replace(audit, warnings=(*audit.warnings, small))
 
 
 def _audit(subject: Subject, options: Settings) -> Audit:

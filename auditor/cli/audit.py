@@ -62,10 +62,9 @@ def _ran(settings: verbs.Audit, progress: Display, known: Audit | None) -> int:
     if settings.dry_run:
         say(view.dry_run(subject, settings, directory))
         return 0
-    loaded = round(time.monotonic() - progress.began, 2)
+    seconds = {"load": round(time.monotonic() - progress.began, 2)}
     audit = flow.run(subject, settings)
-    seconds = {"load": loaded, **audit.environment.seconds}
-    audit = replace(audit, environment=replace(audit.environment, seconds=seconds))
+    audit = replace(audit, environment=replace(audit.environment, seconds={**seconds, **audit.environment.seconds}))
     if settings.onnx and audit.programs:
         from ..graphs.onnxfile import with_onnx  # imports onnx
 
@@ -84,9 +83,8 @@ def _answer(settings: verbs.Audit, audit: Audit, directory: Path, files: Sequenc
     rejects every plan."""
     new, report = compare.fresh(known, audit) if known else audit.findings, directory / "report.html"
     github = settings.format == "github"
-    below = ""
-    if settings.format == "text":
-        below = reporters.below(audit, directory, files, len(new) if known else None)
+    below = reporters.below(audit, directory, files, len(new) if known else None) if settings.format == "text" else ""
+    if below:
         say(reporters.text(audit, most=reporters.LINES - below.count("\n")))
     else:
         say(reporters.REPORTERS[settings.format](replace(audit, findings=new) if github else audit))

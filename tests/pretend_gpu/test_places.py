@@ -21,7 +21,7 @@ import auditor
 from auditor import Audit
 from auditor.cli import main
 from auditor.errors import AuditorError
-from auditor.flow import TOO_SMALL, run
+from auditor.flow import run
 from auditor.loading import load
 from auditor.numerics.devices import choose
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
@@ -104,6 +104,8 @@ start()
 
 import torch
 from tests.pretend_gpu.models import Halves
+
+TOO_SMALL = "The GPU's memory was too small, so the audit ran on the CPU, which emulates a GPU."
 
 
 def build():

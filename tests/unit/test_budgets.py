@@ -14,7 +14,7 @@ GOAL = {
     "capture": 2800,
     "isolation": 1200,
     "numerics": 2000,
-    "execution": 1200,
+    "execution": 1150,
     "measure": 2300,
     "rules": 2400,
     "plan": 2000,
@@ -29,12 +29,13 @@ GOAL = {
     "settings": 1100,
     "criteria": 1250,
     "offload": 350,
-    "fleet": 400,
+    "fleet": 450,
     "telling": 300,
     "snippets": 450,
     "flow": 450,
 }
-"""Lines that a part of the package is to come down to. Loose files count to flow, except those of WITH."""
+"""Lines that a part of the package is to come down to. Loose files count to flow, except those of WITH. Fleet was planned with
+400 and execution with 1,200: the supervisor of processes in fleet serves the command, verification and rehearsal too."""
 
 WITH = {
     **dict.fromkeys(("settings", "asked", "api"), "cli"),  # all that an audit is asked by
@@ -81,17 +82,17 @@ PARTS = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1110, "settings"),
+    "cli": (1100, "settings"),
     "criteria": (920, "criteria"),
     "document": (900, "document"),
     "dtypes": (900, "dtypes"),
-    "execution": (1200, "execution"),
+    "execution": (1150, "execution"),
     "fleet": (450, "fleet"),
     "generation": (1500, "generation"),
     "graphs": (1100, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1800, "loading"),
-    "loose files": (460, "flow"),
+    "loose files": (450, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
