@@ -41,6 +41,8 @@ from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded
 from tests.support.thinned import thinned
 
+TOO_SMALL = "The GPU's memory was too small, so the audit ran on the CPU, which emulates a GPU."
+
 
 def places(model: nn.Module) -> list[str]:
     return [str(x.device) for x in (*model.parameters(), *model.buffers())]
