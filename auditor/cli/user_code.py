@@ -32,8 +32,6 @@ from ..verify import artefact
 from . import verbs
 from .output import say
 
-BATCHES = ("batches", "get_batches", "train_loader", "loader")
-
 
 def audit(settings: verbs.Audit, progress: Display) -> int:
     """Check the settings, start the verification process, then load and audit the model. The verification process
