@@ -24,7 +24,7 @@ class Rehearse(WithTarget):
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
     stages: ClassVar = ("load", "rehearse")
-    target: Annotated[str, Option(shown="FILE.py:STEP")]
+    target: Annotated[str, Option(shown="FILE.py:STEP", path="place")]
     """a function that runs one training step on a batch"""
     steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number from 1 to 999999", "N")] = 200
     """number of training steps in each recipe"""
@@ -37,7 +37,7 @@ class Rehearse(WithTarget):
     remedies: Flag = True
     """if a recipe has a problem, also run variants of the recipe, each with a fix"""
 
-    def work(self, progress: Display) -> None:
+    def run(self, progress: Display) -> None:
         """Run a training step in several recipes; write the result and print it."""
         from ..loading.target import call, import_target, named_in, parse, user_code
         from ..rehearsal import rehearse

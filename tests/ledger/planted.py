@@ -2,6 +2,22 @@
 
 from dataclasses import dataclass
 
+from auditor.asked import Command
+from auditor.execution.ledger import run_ledger
+from auditor.loading import load
+from auditor.records import Finding
+from auditor.records.ledger import LedgerRow
+from auditor.rulebook.findings import silent_findings
+
+OPTIONS = Command(fail_on="never")
+
+
+def ledger(target: str, weights: str | None = None) -> tuple[tuple[LedgerRow, ...], tuple[Finding, ...]]:
+    """The rows and the findings that the command `ledger` prints of a target, without a plan."""
+    capture, rows, casts = run_ledger(load(target, weights=weights), None, OPTIONS.seed)
+    return rows, silent_findings(casts, capture, OPTIONS.rulebook, OPTIONS.formats)
+
+
 NET = """
 import torch
 import torch.nn.functional as F

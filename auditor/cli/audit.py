@@ -1,4 +1,4 @@
-"""The verbs that load the user's code; each function is called like its verb. Importing this file imports torch."""
+"""The verb `audit`. Importing this file imports torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import sys
 import time
 import webbrowser
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,18 +13,14 @@ from functools import partial
 from pathlib import Path
 
 from .. import flow, offload
-from ..artefact.libraries import files_of, quantized_plan
-from ..document import compare, live, read
-from ..document.places import default_directory
+from ..document import compare, read
 from ..loading import cautions, load
 from ..loading.discover import weights_of
-from ..loading.inputs import shapes_of
-from ..plan.recommend import kept_apart, outcome
+from ..plan.recommend import outcome
 from ..progress.shown import Display
-from ..records import Audit, Batch, Subject, folder
-from ..records.audit import FILES
-from ..report import blocks, kept, model_explorer, reporters, view
-from ..report.words import count, printable
+from ..records import Audit, folder
+from ..report import kept, model_explorer, reporters, view
+from ..report.words import printable
 from ..score import find_function
 from ..training.objective import load_training
 from ..verify import artefact
@@ -57,7 +52,7 @@ def _ran(settings: verbs.Audit, progress: Display, known: Audit | None) -> int:
     """Load the model, audit it, write the files and print the result."""
     make = partial(load_training, loss=settings.loss) if settings.training else load
     subject = make(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
-    directory = settings.out or default_directory(subject)
+    directory = settings.out or read.default_directory(subject)
     for warning in cautions(subject):
         print(f"warning: {printable(warning)}", file=sys.stderr)
     if settings.evaluate is not None:  # after the model is loaded: the function may be in the model's file
@@ -65,7 +60,7 @@ def _ran(settings: verbs.Audit, progress: Display, known: Audit | None) -> int:
         scoring = find_function(settings.evaluate, settings.target, better=better, max_drop=most, seed=settings.seed)
         settings = settings.model_copy(update={"scoring": scoring})
     if settings.dry_run:
-        say(describe(subject, directory, settings))
+        say(view.dry_run(subject, settings, directory))
         return 0
     loaded = round(time.monotonic() - progress.began, 2)
     audit = flow.run(subject, settings)
@@ -91,11 +86,7 @@ def _answer(settings: verbs.Audit, audit: Audit, directory: Path, files: Sequenc
     github = settings.format == "github"
     below = ""
     if settings.format == "text":
-        baseline = f"Baseline {len(audit.findings) - len(new)} findings known, {len(new)} new\n" if known else ""
-        step = blocks.to_terminal([blocks.Prose("Next", (view.next_step(audit, directory),))])
-        paths = (file.relative_to(directory) for file in files if file != report)
-        names = ", ".join(dict.fromkeys("quantized/" if "quantized" in path.parts else str(path) for path in paths))
-        below = f"Report   {report}\nFiles    {directory}/: {names}\n{baseline}{step}"
+        below = reporters.below(audit, directory, files, len(new) if known else None)
         say(reporters.text(audit, most=reporters.LINES - below.count("\n")))
     else:
         say(reporters.REPORTERS[settings.format](replace(audit, findings=new) if github else audit))
@@ -110,45 +101,3 @@ def _answer(settings: verbs.Audit, audit: Audit, directory: Path, files: Sequenc
     if settings.fail_on != "never" and audit.recommended is None and outcome(audit.plans, audit.use) == "loses":
         return 1
     return verbs.severe(new, settings.fail_on)
-
-
-def describe(subject: Subject, directory: Path, options: verbs.Audit) -> str:
-    """For `--dry-run`: lines that name the model, inputs, weights, plans, device and files that an audit would use."""
-    numbers = sum(parameter.numel() for parameter in subject.model.parameters())
-    made = f", from {subject.origin.symbol}" if subject.origin else ""
-    plans = [f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats]
-    apart = f", except for {'; '.join(map(str, options.criteria))}" if options.criteria else ""
-    rows = {
-        "Target": subject.target,
-        "Model": f"{type(subject.model).__name__} with {numbers:,} parameters{made}",
-        "Inputs": f"{_inputs(subject.batches)}, from {subject.inputs_source}",
-        "Held out": _inputs(subject.held_out) or "none: plans are verified on the calibration inputs",
-        "Weights": subject.weights_source,
-        "Plans": f"{', '.join((*plans, *options.schemes))}; error budget {options.max_error:g}{apart}",
-    }
-    if (scoring := options.scoring) is not None:
-        judged = "any loss is allowed" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse than FP32"
-        rows["Score"] = f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
-    rows["Device"] = "the GPU runs the formats natively" if options.native else "the CPU emulates a GPU's arithmetic"
-    rows["Files"] = f"{directory}/: {', '.join(FILES)}"
-    lines = [f"{name:<9}{printable(text)}" for name, text in rows.items()]
-    return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"
-
-
-def _inputs(batches: Sequence[Batch]) -> str:
-    kinds = Counter(", ".join(shapes_of(batch)) for batch in batches)
-    return "; ".join(f"{count(number, 'batch', 'batches')} of {kind}" for kind, number in kinds.items())
-
-
-def apply(settings: verbs.Apply) -> None:
-    """Write patched_model.py and the files that it needs."""
-    audit, plans, chosen = live.read_plans(settings.plan_file, settings.plan)
-    subject = load(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
-    directory = settings.out or default_directory(subject)
-    text = live.patched_source(subject, audit, plans, chosen, directory)
-    live.check_artefact(subject, audit, plans, chosen, settings.seed)
-    quantized = {} if chosen in plans else files_of(audit, quantized_plan(audit, chosen))
-    file, *_ = folder.write(directory, {"patched_model.py": text, **quantized})
-    kept = f"{kept_apart(plans[chosen]) or 'no module'} in FP32" if chosen in plans else "quantized by torchao"
-    note = "not verified on this model: to verify the plan, audit the model"
-    say(f"Plan     {chosen}, {kept}; {note}\nPatched  {file}\n")
