@@ -24,7 +24,6 @@ class Ledger(WithTarget):
     format: TextOrJson = "text"
 
     def run(self, progress: Display) -> int:
-        """Print the dtypes of weights and operations, and findings on silent casts."""
         from ..document import live
         from ..execution.ledger import run_ledger
         from ..loading import load

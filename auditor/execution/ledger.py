@@ -95,8 +95,7 @@ def silent_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
                 key = cast.kind, node.source_path, node.source, node.op
                 dtypes = dtype_name(x.dtype), dtype_name(cast.to)
                 known = found.setdefault(key, SilentCast(cast.kind, (), *dtypes, loss, node=n.name))
-                names = dict.fromkeys((*known.names, node.owner or "the model"))
-                found[key] = replace(known, names=tuple(names))
+                found[key] = replace(known, names=tuple(dict.fromkeys((*known.names, node.owner or "the model"))))
     return (*subject.casts, *found.values())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from os import PathLike
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..capture.places import portable_path
 from ..capture.source import Place, kind_of, written_at
@@ -54,15 +53,16 @@ class Watch:
     seen: "restored" from a state dict, "read" from a file, "trained" by an optimizer. checkpoint: {tensor: the widest
     dtype in which it was loaded, and the line}. rounded, converted, created: {tensor: its cast on loading, by a call
     such as `module.to(dtype)`, or at creation}. default: {low-precision default dtype: the author's line that set it}.
+    Not weak references, since torch swaps no tensors that have some.
     """
 
     outermost: CodeType
     seen: set[str] = field(default_factory=set)
     files: dict[Path, Place | None] = field(default_factory=dict)
-    checkpoint: MutableMapping[Tensor, tuple[torch.dtype, Place | None]] = field(default_factory=WeakIdKeyDictionary)
-    rounded: MutableMapping[Tensor, Event] = field(default_factory=WeakIdKeyDictionary)
-    converted: MutableMapping[Tensor, Event] = field(default_factory=WeakIdKeyDictionary)
-    created: MutableMapping[Tensor, Event] = field(default_factory=WeakIdKeyDictionary)
+    checkpoint: dict[Tensor, tuple[torch.dtype, Place | None]] = field(default_factory=dict)
+    rounded: dict[Tensor, Event] = field(default_factory=dict)
+    converted: dict[Tensor, Event] = field(default_factory=dict)
+    created: dict[Tensor, Event] = field(default_factory=dict)
     default: dict[torch.dtype, Place] = field(default_factory=dict)
 
     def here(self) -> Place | None:

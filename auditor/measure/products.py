@@ -150,8 +150,8 @@ def _in_fp64(x: Tensor) -> Tensor:
 
 
 def _some_of(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments for some rows and columns of the result; for convolutions, part of one image and, unless they are in
-    groups, some channels."""
+    """The arguments for some rows and columns of the result; for convolutions, part of one image and, unless groups have
+    several channels, some channels."""
     row = operation_of(target)
     if row.packet not in FACTORS and row.gemm != "convolution":
         return args
@@ -160,8 +160,11 @@ def _some_of(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ..
     if row.gemm == "linear" and y.dim() == 2:
         return _some(x.reshape(-1, x.shape[-1])), *(z if z is None else _some(z) for z in args[1:])
     if row.gemm == "convolution" and x.dim() == y.dim():
-        channels = [z if z is None or x.shape[1] != y.shape[1] else _some(z) for z in args[1:3]]
-        return (_crop(x[:1], y, args[5] if len(args) > 5 else 1), *channels, *args[3:])
+        apart = args[6:] == x.shape[1:2] == y.shape[:1]  # one filter for each channel
+        channels = [z if z is None or (x.shape[1] != y.shape[1] and not apart) else _some(z) for z in args[1:3]]
+        x = _some(x[0]).unsqueeze(0) if apart else x[:1]
+        groups = x.shape[1:2] if apart else args[6:]
+        return (_crop(x, y, args[5] if len(args) > 5 else 1), *channels, *args[3:6], *groups)
     if y.dim() == 2 <= x.dim() and all(z.dim() == 1 for z in added):
         return *map(_some, added), _some(x.flatten(0, -2)), _some(y.T).T, *args[second + 1 :]
     if x.dim() == y.dim() > 2 and x.shape[0] == y.shape[0] and not added:

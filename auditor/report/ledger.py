@@ -82,6 +82,5 @@ def _flags(flags: Mapping[str, Any]) -> str:
     known = {name: flags.get(name) for name in (*ON_A_GPU, *ON_A_CPU)}
     loose = [f"{name}={value}" for name, value in known.items() if value not in (None, "none", "ieee")]
     loose += [f"{name}=True" for name in REDUCED if flags.get(f"cuda.matmul.{name}") is True]
-    named = ", ".join(loose)
-    allow = f"These flags allow FP32 operations, or sums of low-precision values, to use fewer bits than FP32: {named}."
-    return allow if named else "No flag allows fewer bits than FP32."
+    allow = "These flags allow FP32 operations, or sums of low-precision values, to use fewer bits than FP32"
+    return f"{allow}: {', '.join(loose)}." if loose else "No flag allows fewer bits than FP32."

@@ -292,7 +292,21 @@ PLANTED = (*LOADING, *CONVERTED, *CREATED, *FORWARD, *AUTOCAST, *SCALES)
 
 ASKED = {
     "a model in FP32": "",
-    "a model that is halved": "def get_model():\n    return Net().half()\n",
+    "a model that is halved by a swap of tensors": """
+def get_model():
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    net = Net().half().half()
+    torch.__future__.set_swap_module_params_on_conversion(False)
+    return net
+""",
+    "a model with a tied weight that is halved": """
+class Mine(Net):
+    def setup(self):
+        self.head.weight = self.embed.weight
+
+def get_model():
+    return Mine().half()
+""",
     "a layer that is halved": """
 def get_model():
     net = Converting()
