@@ -107,8 +107,6 @@ start()
 import torch
 from tests.pretend_gpu.models import Halves
 
-TOO_SMALL = "The GPU's memory was too small, so the audit ran on the CPU, which emulates a GPU."
-
 
 def build():
     torch.manual_seed(0)

@@ -44,8 +44,8 @@ WITH = {
 }
 """{file in no folder: the room that it counts to}."""
 
-CAPABILITIES = {"dtypes": 900, "generation": 1500, "quantization": 2200, "rehearsal": 900}
-"""Lines that what came after the third house may have in all, wherever its files are."""
+CAPABILITIES = {"dtypes": 900, "generation": 1500, "quantization": 2200, "rehearsal": 960}
+"""Lines that what came after the third house may have in all, wherever its files are. Of rehearsal 900 without its verb."""
 
 PARTS = {
     "artefact/configs.py": "quantization",
