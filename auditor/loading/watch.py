@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from operator import call
 from os import PathLike
 from pathlib import Path
 from types import CodeType
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..capture.places import portable_path
 from ..capture.source import Place, kind_of, written_at
@@ -53,16 +56,15 @@ class Watch:
     seen: "restored" from a state dict, "read" from a file, "trained" by an optimizer. checkpoint: {tensor: the widest
     dtype in which it was loaded, and the line}. rounded, converted, created: {tensor: its cast on loading, by a call
     such as `module.to(dtype)`, or at creation}. default: {low-precision default dtype: the author's line that set it}.
-    Not weak references, since torch swaps no tensors that have some.
     """
 
     outermost: CodeType
     seen: set[str] = field(default_factory=set)
     files: dict[Path, Place | None] = field(default_factory=dict)
-    checkpoint: dict[Tensor, tuple[torch.dtype, Place | None]] = field(default_factory=dict)
-    rounded: dict[Tensor, Event] = field(default_factory=dict)
-    converted: dict[Tensor, Event] = field(default_factory=dict)
-    created: dict[Tensor, Event] = field(default_factory=dict)
+    checkpoint: MutableMapping[Tensor, tuple[torch.dtype, Place | None]] = field(default_factory=WeakIdKeyDictionary)
+    rounded: MutableMapping[Tensor, Event] = field(default_factory=WeakIdKeyDictionary)
+    converted: MutableMapping[Tensor, Event] = field(default_factory=WeakIdKeyDictionary)
+    created: MutableMapping[Tensor, Event] = field(default_factory=WeakIdKeyDictionary)
     default: dict[torch.dtype, Place] = field(default_factory=dict)
 
     def here(self) -> Place | None:
@@ -113,17 +115,18 @@ class Watch:
 
     def on_convert(self, original: Callable[..., Any], module: nn.Module, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of `Module._apply` (called by `to`, `half`, `bfloat16`), and records casts to fewer bits."""
-        place = self.here()
+        place, before, casts = self.here(), dict(named_tensors(module)), dict[Any, Event]()
 
         def convert(x: Tensor) -> Tensor:
             y: Tensor = fn(x)
             if _is_comparable(x) and _is_comparable(y) and significant_bits(y.dtype) < significant_bits(x.dtype):
-                event = Event(place, x.dtype, y.dtype, loss_of(x, y.to(x.device)), module)
-                self.converted[x if isinstance(x, nn.Parameter) else y] = event  # a parameter gets the data of `y`
+                casts[x] = Event(place, x.dtype, y.dtype, loss_of(x, y.to(x.device)), module)
             return y
 
         with swap_attribute(nn.Module, "_apply", original):  # for the modules inside
-            return original(module, convert, *args, **kwargs)
+            result = original(module, convert, *args, **kwargs)
+        self.converted.update((y, casts[x]) for name, y in named_tensors(module) if (x := before.get(name)) in casts)
+        return result
 
     def on_create(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of `register_parameter` and `register_buffer`, and records low-precision tensors."""
@@ -149,8 +152,7 @@ def _is_comparable(x: Tensor) -> bool:
 
 def _is_equal(x: Tensor, y: Tensor, via: torch.dtype) -> bool:
     """Whether tensors of any dtypes have the same values after `x` is rounded to a dtype."""
-    parts = runs(x.detach(), y.detach().to(x.device))
-    return all(torch.equal(a.to(via).double(), b.double()) for a, b in parts)
+    return all(torch.equal(a.to(via).double(), b.double()) for a, b in runs(x.detach(), y.detach().to(x.device)))
 
 
 @contextmanager
@@ -171,13 +173,15 @@ def watch_weights(outermost: CodeType) -> Iterator[Watch]:
     ]
     with ExitStack() as stack:
         stack.callback(register_optimizer_step_post_hook(lambda *_: watch.seen.add("trained")).remove)
+        stack.enter_context(swap_attribute(weakref, "getweakrefs", lambda x: []))  # else torch would swap no tensors
         for holder, name, handler in calls:
             stack.enter_context(swap_attribute(holder, name, _through(handler, getattr(holder, name))))
         yield watch
 
 
 def _through(handler: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    return functools.wraps(original)(lambda *args, **kwargs: handler(original, *args, **kwargs))
+    known = weakref.WeakMethod(handler)  # other modules may keep the result, for example by `from torch import load`
+    return functools.wraps(original)(lambda *args, **kwargs: (known() or call)(original, *args, **kwargs))
 
 
 def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tuple[SilentCast, ...]]:
@@ -194,8 +198,7 @@ def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tu
         for how, event in weights.silent_casts(x):
             groups.setdefault((how, *event[:3]), {})[name] = event.loss
     for (how, place, before, after), losses in groups.items():
-        own = place is not None and kind_of(place.file) == "own"
-        source = f"{portable_path(place.file)}:{place.line}" if own else None
+        source = f"{portable_path(place.file)}:{place.line}" if place and kind_of(place.file) == "own" else None
         largest = max(filter(None, losses.values()), key=lambda loss: loss.error, default=None)
         casts.append(SilentCast(how, (*losses,), dtype_name(before), dtype_name(after), largest, source))
     return tuple(rows), tuple(casts)

@@ -26,17 +26,15 @@ if TYPE_CHECKING:
 def products_of(problem: Problem) -> Mapping[str, frozenset[str]]:
     """{path of a function that can have FP32 output: its matrix products}. Without functions that submodules also call;
     without products that are in place, in shared modules, in autocast regions, or have a dtype fixed by the model."""
-    able, unable = defaultdict[str, set[str]](set), set[str]()
+    able, unable = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     for name, node in problem.capture.nodes.items():
         if node.function is None or operation(node.op).packet not in FACTORS:
             continue
         for call in node.calls:
             path = function_in(call.path, f"{node.function.path}{FP32_OUTPUT}")
             simple = node.region is None and not node.in_place and node.owner not in problem.capture.aliases
-            if call.path == node.owner and simple and node.dtype == "float32" and name not in problem.kept_formats:
-                able[path].add(name)
-            else:
-                unable.add(path)
+            own = call.path == node.owner and node.dtype == "float32" and name not in problem.kept_formats
+            (able if simple and own else unable)[path].add(name)
     return {path: frozenset(names) for path, names in able.items() if path not in unable}
 
 

@@ -79,8 +79,7 @@ def _dtype(dtype: str | None) -> str:
 
 def _flags(flags: Mapping[str, Any]) -> str:
     """A text on the active flags that let FP32 operations, or sums of low-precision values, use fewer bits."""
-    known = {name: flags.get(name) for name in (*ON_A_GPU, *ON_A_CPU)}
-    loose = [f"{name}={value}" for name, value in known.items() if value not in (None, "none", "ieee")]
+    loose = [f"{name}={flags[name]}" for name in ON_A_GPU + ON_A_CPU if flags.get(name) not in (None, "none", "ieee")]
     loose += [f"{name}=True" for name in REDUCED if flags.get(f"cuda.matmul.{name}") is True]
     allow = "These flags allow FP32 operations, or sums of low-precision values, to use fewer bits than FP32"
     return f"{allow}: {', '.join(loose)}." if loose else "No flag allows fewer bits than FP32."

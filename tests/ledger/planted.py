@@ -158,8 +158,10 @@ class Mine(Net):
         nn.init.normal_(self.norm.bias)
 
 def get_model():
-    net = Mine()
-    return net.to(torch.float16)  # here
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    net = Mine().to(torch.float16)  # here
+    torch.__future__.set_overwrite_module_params_on_conversion(False)
+    return net
 """),
 )  # fmt: skip
 

@@ -130,8 +130,16 @@ def test_a_library_that_is_imported_while_the_model_is_made_is_watched_too(write
         "    with safe_open(file, 'pt') as stored:\n"
         "        net.head.weight.data = stored.get_tensor('head.weight')\n"
     )
-    tail = "def get_model():\n    import some_hub\n    m = Net(); some_hub.fill(m, str(HERE / 'w.safetensors')); return m\n"
-    assert not load(write(SAVED + NET + tail)).random_weights
+    tail = """
+def get_model():
+    import weakref, some_hub
+    m = Net(); m.load_state_dict(m.state_dict()); loaded = weakref.ref(m.head.weight)
+    m = Net(); m.thrown_away = weakref.ref(Net().half()); assert loaded() is None
+    m.fill = some_hub.fill; m.fill(m, str(HERE / 'w.safetensors')); return m
+"""
+    subject = load(write(SAVED + NET + tail))
+    assert not subject.random_weights
+    assert subject.model.thrown_away() is None  # although the library has kept the function that was watched
 
 
 LARGE = torch.finfo(torch.float32).max
