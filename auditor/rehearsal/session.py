@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from itertools import product
@@ -170,6 +170,8 @@ class Session:
             around = torch.autocast("cuda", dtype=dtype) if regional and not self.own_regions else nullcontext()
             with around, swap_attribute(torch.autocast, "__enter__", enter_region):
                 value = self._step(*(batch if len(names) > 1 else [batch][: len(names)]))
+                while self._running:  # a `step()` of an optimizer that raised, and the user's step caught the exception
+                    self._running.popitem()[1].close()
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
             value = float(value.detach())
         return value if isinstance(value, float) else sum(self._losses) if self._losses else math.nan
@@ -199,7 +201,7 @@ class Session:
         self._convert(recipe)
         for name, optimizer in product(recipe.remedies, self.optimizers.values()):
             REMEDIES[name][1](optimizer)
-        running = dict[int, Iterator[None]]()  # {number of `step()` calls around one that is running: its `_update`}
+        running = self._running = dict[int, Generator[None]]()  # {number of `step()` calls around one: its `_update`}
         register_optimizer_step_pre_hook(lambda *call: next(running.setdefault(len(running), self._update(*call))))
         register_optimizer_step_post_hook(lambda *call: next(running.popitem()[1], None))
         called = nn.Module.__call__
@@ -261,7 +263,7 @@ class Session:
             clear_weight_casts()
         return over_tensors(lambda x: x / scale, result)
 
-    def _update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Iterator[None]:
+    def _update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Generator[None]:
         """Runs around each `step()` of an optimizer, which begins at `yield`. If gradients are not finite, the optimizer
         gets no parameters, as a GradScaler skips it. In an FP32 step for comparison (`_run_shadow`), the last optimizer
         gets none either. After the update, the weights are checked."""
