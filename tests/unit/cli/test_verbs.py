@@ -87,12 +87,6 @@ def test_a_wrong_option_is_one_line_and_what_was_meant(words, said, capsys):
     assert second.startswith("hint: ")
 
 
-def test_a_fleet_whose_page_cannot_be_written_starts_no_audit(here, capsys):
-    (here / "fleet.toml").write_text('[[target]]\nname = "a"\ntarget = "a.py"\n')
-    assert cli.main(["fleet", "fleet.toml", "--out", "fleet.toml"]) == 2
-    assert capsys.readouterr().err.startswith("error: cannot write to 'fleet.toml' (Not a directory)")
-
-
 # Where a command's files go: the default, and what stands in their way.
 
 AUDIT = make_audit(4)
