@@ -77,8 +77,8 @@ def test_one_that_hangs_is_ended(scripted):
 
 def test_one_that_is_given_up_leaves_nothing_that_it_started(scripted, tmp_path):
     script = (
-        "import subprocess, sys, time\nfrom pathlib import Path\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "import signal, subprocess, time\nfrom pathlib import Path\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen(['sleep', '60'])\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)\n"  # it ignores SIGTERM
         "Path('draft').write_text(str(child.pid))\nPath('draft').rename('child')\ntime.sleep(60)"
     )
     run(scripted("a", script, limit=60), (tmp_path / "child").exists)
