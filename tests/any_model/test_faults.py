@@ -17,7 +17,6 @@ from tests.any_model.holding import drawn, held, tensors_of
 from tests.support.refusing import refused
 from tests.support.replaying import Model, assert_same, linear
 from tests.support.subjects import normal
-from tests.support.thinned import thinned
 
 X = normal(4, 8)
 
@@ -278,7 +277,7 @@ def audited_with(operator: Callable[[Tensor], Any]) -> Audit:
     return held(drawn(build, 4, 16))
 
 
-@pytest.mark.parametrize("name", thinned(RAISED, 2))
+@pytest.mark.parametrize("name", RAISED)
 def test_what_refuses_half_stays_in_fp32_with_the_reason(name: str) -> None:
     audit = audited_with(REFUSING[name])
     (node,) = [report for report in audit.nodes if "refuses" in report.node.op]

@@ -217,7 +217,7 @@ WRAPPED.__cause__ = FAILED
         (FAILED, False, False, True),
         (WRAPPED, False, False, True),
         (RuntimeError("no memory format"), False, False, False),
-        (ValueError("DefaultCPUAllocator"), False, False, False),
+        (ValueError("out of memory"), False, False, False),
         (KeyError("x"), False, False, False),
     ],
 )
