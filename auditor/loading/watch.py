@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .. import offload
 from ..capture.source import Place, kind_of, written_at
 from ..isolation.members import modules_of, named_modules, named_tensors
 from ..isolation.process import swap_attribute
@@ -86,6 +87,8 @@ class Watch:
             y = given.get(name)
             if not isinstance(y, Tensor) or not _is_comparable(x) or not _is_comparable(y) or x.shape != y.shape:
                 continue
+            if (limit := offload.now()) is not None:
+                limit.ease()
             dtype, at = self.checkpoint.get(x, (y.dtype, place))
             self.checkpoint[x] = max(dtype, y.dtype, key=significant_bits), at
             after = None if x in self.rounded else _rounded_to(y, x)

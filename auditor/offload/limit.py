@@ -93,8 +93,7 @@ def resident_limit(size: int | None) -> Iterator[Limit | None]:
         return
     if not STATM.exists():
         raise AuditorError(
-            "this system does not report a process's memory (/proc/self/statm): leave --memory out",
-            "no-paging",
+            "this system does not report a process's memory (/proc/self/statm): leave --memory out", "no-paging"
         )
     limit, ended = Limit(size), threading.Event()
 
