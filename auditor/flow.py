@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,29 +13,24 @@ import torch
 
 from . import __version__, offload
 from .artefact.strategies import GRAPHS, plan_title
-from .capture.capture import record_path
+from .capture.places import portable
 from .capture.several import record_paths
 from .criteria.budget import budget_of
-from .criteria.criterion import FLOOR
 from .criteria.defaults import propose
-from .criteria.measure import Criteria, names_of, words_of
-from .document.codec import under_several_names
-from .document.places import portable, portable_path
+from .criteria.measure import Criteria, words_of
+from .document.live import fields_of
 from .errors import device_is_full
-from .execution.beside import policy_of, under_plan, under_policy
-from .execution.ledger import forward_casts, rows_of
-from .execution.policy import Policy
+from .execution.beside import under_plan
+from .execution.ledger import rows_of, silent_casts
 from .generation.stage import GenerationReference, generate_reference
 from .graphs.pipelines import run_pipelines
 from .graphs.stage import GraphPlans, graphs_of
 from .isolation import in_eval, isolate
-from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .isolation.process import Flags, flags, ieee
 from .loading.inputs import shapes_of
 from .loading.placement import devices_of, place_subject
 from .loading.state import upcast_model
 from .measure.calibrate import calibrate_paths
-from .measure.causes import storage_notes
 from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.products import flag_costs
@@ -47,29 +42,18 @@ from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
 from .plan.workbench import Workbench, in_unit
-from .records import Audit, Capture, Environment, Finding, Plan, Subject, Weight
+from .records import Audit, Environment, Finding, Subject, Weight
 from .records.audit import Provenance
-from .records.ledger import LedgerRow, SilentCast
-from .records.paths import enclosing_paths
 from .records.quantization import QuantizedPlan
-from .records.training import Training
-from .report.words import label, op, scope, shorten
+from .report.view import warnings_of
+from .report.words import label
 from .rulebook.causes import FlowGraph, about, findings_of
-from .rulebook.findings import silent_findings
 from .rulebook.load import spread
 from .rulebook.verdicts import Judgement, judge, judge_layers, reports_of, with_backward
 from .settings import Settings
 from .stages import Stages, explain
 from .training.recommend import recommend_plan
 from .training.stage import MeasuredStep, conclude, prepare
-
-TOO_SMALL = "The GPU's memory was too small, so the audit ran on the CPU, which emulates a GPU."
-
-STEADY = 0.1
-"""Share of the error budget up to which differences between FP32 runs need no warning."""
-
-NAMED = 4
-"""Number of non-deterministic operations that a warning names; the report has all."""
 
 
 def run(subject: Subject, options: Settings) -> Audit:
@@ -90,7 +74,8 @@ def run(subject: Subject, options: Settings) -> Audit:
     gc.collect()
     let_go(options.where)
     audit = _audit(subject, options.model_copy(update={"device": CPU}))
-    return replace(audit, warnings=(*audit.warnings, TOO_SMALL))
+    small = "The GPU's memory was too small, so the audit ran on the CPU, which emulates a GPU."
+    return replace(audit, warnings=(*audit.warnings, small))
 
 
 def _audit(subject: Subject, options: Settings) -> Audit:
@@ -121,7 +106,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
     flops = {name: cost.flops for name, cost in bench.costs.items()}
     tried = [plan] if plan else [one for one in planned.plans.values() if one.is_verified]
     runs = [(plan_title(one), one.verification) for one in tried if one.verification]
-    names, distance = names_of(bench.reference(subject.batches[0])), bench.yardstick.distance
+    outputs, distance = bench.reference(subject.batches[0]), bench.yardstick.distance
     return Audit(
         **_description(bench, stages.seconds),
         nodes=reports_of(captured, bench.measured, judged, findings, flops, followed.dtypes),
@@ -135,10 +120,10 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         training=training,
         recommended=recommended,
         recommendation=reason,
-        proposals=tuple(propose(distance, options.criteria, names, captured.first, runs, options.max_error)),
+        proposals=tuple(propose(distance, options.criteria, outputs, captured.first, runs, options.max_error)),
         ledger=rows_of(subject, captured, plan, followed),
         plan_errors={name: error for name, error in followed.errors.items() if name not in captured.twins},
-        warnings=(*subject.warnings, *captured.warnings, *planned.said, *_warnings(bench, training)),
+        warnings=(*subject.warnings, *captured.warnings, *planned.said, *warnings_of(bench, training)),
     )
 
 
@@ -164,7 +149,7 @@ def _measure(
             step = prepare(subject, formats, seed)
         judged = with_backward(judged, captured, step.nodes, step.capture)
     with stages("classify", f"{len(options.rulebook)} rules"):
-        rules, casts = spread(options.rulebook, formats, options.schemes), _casts(subject, captured)
+        rules, casts = spread(options.rulebook, formats, options.schemes), silent_casts(captured, subject)
         wanted = partial(findings_of, select=options.select, ignores=options.ignores, trains=options.training)
         find = partial(wanted, captured, measured, rules=rules, formats=formats, casts=casts)
         findings = find(judged)
@@ -209,44 +194,18 @@ def _make_plans(
     return GraphPlans(plans, baselines, graphs.programs, graphs.said, today, held, timing, schemes, pipelines)
 
 
-def ledger(subject: Subject, options: Settings, plan: Plan | None) -> tuple[tuple[LedgerRow, ...], tuple[Finding, ...]]:
-    """Return the dtypes of weights and operations in a run (under the plan if given), and findings on silent casts.
-
-    Raises: CaptureError.
-    """
-    formats = (plan.format,) if plan else ()
-    with ieee(), isolate(seed=options.seed), torch.inference_mode(False), in_eval(subject.model), upcast_model(subject):
-        captured = record_path(subject, formats, options.seed).capture
-        policy = policy_of(captured, plan) if plan else Policy.wide(captured)
-        run = under_policy(captured, subject.model, subject.batches[0], policy)
-        findings = silent_findings(_casts(subject, captured), captured, options.rulebook, options.formats)
-        return rows_of(subject, captured, plan, run), findings
-
-
-def _casts(subject: Subject, captured: Capture) -> tuple[SilentCast, ...]:
-    """Return the casts that nobody asked for: on loading, with files relative to their repository, and in the forward."""
-    loaded = (replace(one, file=one.file and portable_path(one.file)) for one in subject.casts)
-    return (*loaded, *forward_casts(captured, subject))
-
-
 def _description(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, Any]:
     """The fields of Audit that no plan changes: model, inputs, options, environment and measurements. seconds: by stage."""
     subject, captured, options, measured = bench.subject, bench.capture, bench.options, bench.measured
     distance = bench.yardstick.distance
-    owners = {node.owner for node in captured.nodes.values()}
-    around = {path for owner in owners for path in enclosing_paths(owner)} - owners  # modules that only contain others
     costs = flag_costs(captured, measured.errors, measured.contributions, measured.under_flags, bench.yardstick.budget)
     given = (p for p in captured.placeholders if p.kind == "input" and p.name not in captured.twins)
     stored = (p for p in captured.placeholders if p.kind in ("parameter", "buffer") and p.name in measured.ranges)
     return {
         "subject": Provenance.of(subject),
         "live": subject.given or subject,  # not a copy on a GPU, which would occupy memory
-        "parameters": size_of(subject.model),
-        "structure": structure_of(subject.model),
+        **fields_of(subject.model, {node.owner for node in captured.nodes.values()}),
         "inputs": shapes_of(subject.batches[0]),
-        "tied_parameters": under_several_names(named_parameters(subject.model)),
-        "shared_modules": under_several_names(named_modules(subject.model)),
-        "classes": {path: type(module).__name__ for path, module in named_modules(subject.model) if path in around},
         "formats": options.formats,
         "max_error": bench.yardstick.budget,
         "metric": words_of(distance),
@@ -273,36 +232,3 @@ def _description(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, An
         "flags": costs,
         "noise": bench.noise.found,
     }
-
-
-def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
-    """Warnings about stored weights, noise, held-out inputs, training batches, and the verification."""
-    subject, noise = bench.subject, bench.noise.found
-    yield from storage_notes(subject, bench.capture, bench.measured.ranges, bench.options.formats)
-    if noise.error > STEADY * bench.yardstick.budget:
-        nodes = [bench.capture.nodes[name] for name in noise.operations]
-        listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))
-        named = ", ".join(shorten(listed, NAMED, "measurements.json"))
-        begins = f"The first operations that gave different results for equal inputs: {named}. "
-        keeps = (
-            "The model keeps state that the audit cannot restore (in a generator, in C++, in another process), or computes "
-            "in a varying order. "
-        )
-        allowed = f"Errors up to {FLOOR:g} times this difference ({noise.floor:.2g}) are ignored."
-        yield (
-            "The model is not reproducible: FP32 runs from the same state and random numbers differ by "
-            f"{noise.error:.2g}. {begins if nodes else keeps}"
-            f"{allowed if noise.floor else 'No plan can have a smaller error.'}"
-        )
-    if not subject.held_out:
-        yield "The plans were verified on the calibration inputs; get_eval_inputs() can give other inputs."
-    if training is not None and training.batches != len(subject.batches):
-        yield (
-            f"Gradients were measured on {training.batches} of {len(subject.batches)} batches, "
-            "since the other batches have other shapes or operations in the training step."
-        )
-    for reason in bench.not_fresh[:1]:
-        yield (
-            f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "
-            "the model, but did not run its plans."
-        )

@@ -24,9 +24,6 @@ HERE = str(Path(__file__).resolve().parents[1])
 LOOK, GRACE = 0.02, 10.0
 """Seconds between two checks of a process, and seconds that an ending process has to clean up."""
 
-NO_THREAD = 127
-"""glibc's exit code when it cannot allocate thread-local data."""
-
 INTERRUPTIONS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
@@ -53,8 +50,8 @@ def how_ended(code: int) -> str:
     """An exit code in words: `was killed by SIGSEGV`, `ended with exit code 3`."""
     if code >= 0:
         return f"ended with exit code {code}"
-    known = -code in set(signal.Signals)
-    return f"was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {names.get(-code, f'signal {-code}')}"
 
 
 def wait_until(over: Callable[[], bool], limit: float | None, progress: Callable[[], object] = int) -> bool:
@@ -74,8 +71,8 @@ class Process(subprocess.Popen[bytes]):
 
     def __init__(self, command: Sequence[str], stdin: int = subprocess.DEVNULL, **how: Any) -> None:
         self.messages = tempfile.TemporaryFile()  # noqa: SIM115 - the process writes there for as long as it lives
-        how |= {"stdin": stdin, "stdout": subprocess.DEVNULL, "stderr": self.messages}
-        super().__init__(command, start_new_session=True, **how)
+        how |= {"stdout": subprocess.DEVNULL, "stderr": self.messages, "start_new_session": True}
+        super().__init__(command, stdin=stdin, **how)
 
     def last_words(self) -> list[str]:
         """Nonblank lines in the last 64 kB of the process's stderr."""
@@ -102,23 +99,24 @@ def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Calla
     """
     here, there = Pipe(duplex=False)
     sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
+    if (child := os.fork()) == 0:
         here.close()
         _run_child(run, there)
     there.close()
-    stage, since, code = "", time.monotonic(), None
+    ended: list[int] = []  # the child's exit code, once it has ended
+    where, since = "", time.monotonic()
 
     def has_ended() -> bool:
-        nonlocal code
-        if code is None:
-            number, status = os.waitpid(child, os.WNOHANG)
-            code = os.waitstatus_to_exitcode(status) if number else None
-        return code is not None
+        if not ended and (state := os.waitpid(child, os.WNOHANG))[0]:
+            ended.append(os.waitstatus_to_exitcode(state[1]))
+        return bool(ended)
 
     try:
-        while timeout is None or time.monotonic() - since <= timeout:
-            over = wait_until(has_ended, LOOK)
+        while not ended:
+            if timeout is not None and time.monotonic() - since > timeout:
+                what = f"no progress within {timeout:g} seconds{where}"
+                raise AuditorError(f"{what}: raise --timeout, or fix the code that hangs", "timed-out")
+            wait_until(has_ended, LOOK)
             with suppress(EOFError, OSError):
                 while here.poll():
                     if not isinstance(said := here.recv(), str):
@@ -127,17 +125,20 @@ def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Calla
                             raise KeyboardInterrupt
                         return said
                     if said:
-                        stage, since = said, time.monotonic()
+                        where, since = f" (at: {said})", time.monotonic()
                         hear(said)
-            if over:
-                break
     finally:
-        if not has_ended():
-            os.kill(child, signal.SIGTERM)
-            if not wait_until(has_ended, GRACE):
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-    raise _without_a_word(code if over else None, f" (at: {stage})" if stage else "", timeout)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if not has_ended():
+                os.kill(child, number)
+                wait_until(has_ended, GRACE)
+    (code,) = ended
+    why = "native code (outside Python) crashed"
+    if code >= 0:
+        why = "the model's code ended it (let it raise instead), or a library did, for example out of memory: see above"
+    elif -code == signal.SIGKILL:
+        why = "the system kills processes when memory runs out"
+    raise AuditorError(f"the process {how_ended(code)}{where}: {why}", "process-ended")
 
 
 def _run_child(run: Callable[..., Any], parent: Connection) -> NoReturn:
@@ -155,20 +156,3 @@ def _run_child(run: Callable[..., Any], parent: Connection) -> NoReturn:
         done = 130
     tell(done)
     sys.exit(done)
-
-
-def _without_a_word(code: int | None, where: str, timeout: float | None) -> AuditorError:
-    """The error for a child process that sent no result. code: its exit code; None after a timeout."""
-    if code is None:
-        return AuditorError(
-            f"no progress within {timeout:g} seconds{where}: raise --timeout, or fix the code that hangs", "timed-out"
-        )
-    if code == NO_THREAD:
-        why = "the C library ended the process, since no memory for a thread was left"
-        return AuditorError(f"the process ran out of memory{where}: {why}", "out-of-memory")
-    why = "native code (outside Python) crashed"
-    if code >= 0:
-        why = "the model's code ended the process (let it raise instead), or a library did, for a reason shown above"
-    elif -code == signal.SIGKILL:
-        why = "the system kills processes when memory runs out"
-    return AuditorError(f"the process {how_ended(code)}{where}: {why}", "process-ended")

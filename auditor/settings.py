@@ -62,8 +62,7 @@ class Option:
 
     def _check(self, value: Any) -> Any:
         if self.choices is not None and value is not None:
-            choices = self.choices()
-            wrong = [one for one in (value if isinstance(value, tuple) else (value,)) if one not in choices]
+            wrong = [one for one in (value if isinstance(value, tuple) else (value,)) if one not in self.choices()]
             if wrong or value == ():
                 raise ValueError(", ".join(wrong) or "none")
         return value

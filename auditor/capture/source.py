@@ -18,11 +18,12 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from .places import LIBRARIES
+
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 _INSTALLED = tuple({f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("purelib", "platlib")})
 _STANDARD = f"{sysconfig.get_paths()['stdlib']}{os.sep}"
-_PACKAGES = frozenset({"site-packages", "dist-packages"})
 _GENERATED = "<eval_with_key>"
 """File name of the code that torch.fx generates."""
 _MODULE = nn.Module.__call__.__code__.co_filename
@@ -98,7 +99,7 @@ def raised_at(error: BaseException) -> str:
 
 def is_installed(path: str) -> bool:
     """Whether a file belongs to an installed package."""
-    return path.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(Path(path).parts)
+    return path.startswith(_INSTALLED) or not LIBRARIES.isdisjoint(Path(path).parts)
 
 
 def _is_forward(frame: FrameType) -> bool:

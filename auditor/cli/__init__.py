@@ -72,9 +72,9 @@ def run(verb: Verb, alone: bool) -> int | None:
     alone: whether this process runs only the command. Then the user's code runs in a forked process, so that a crash
     of the code can be reported.
     """
-    if not isinstance(verb, WithTarget):
-        return verb.run()
     shown = reporter(verb.quiet or verb.dry_run or "quiet" not in verb.takes, verb)
+    if not isinstance(verb, WithTarget):
+        return verb.run(shown)
 
     def run_command(tell: Callable[[str], object]) -> int | None:
         shown.tell = tell
@@ -82,7 +82,7 @@ def run(verb: Verb, alone: bool) -> int | None:
             if verb.out:
                 folder.check_directory(verb.out)  # before anything slow
             shown(verb.stage, verb.target, 0, 0)
-            return verb.work(shown)
+            return verb.run(shown)
 
     if not (alone and hasattr(os, "fork")):
         return run_command(shown.tell)

@@ -23,21 +23,22 @@ class Ledger(WithTarget):
     """the plan.json or directory of an audit of this model; by default the model runs without a plan"""
     format: TextOrJson = "text"
 
-    def work(self, progress: Display) -> int:
-        """Print the dtypes of weights and operations, and findings on silent casts."""
-        from .. import flow
+    def run(self, progress: Display) -> int:
         from ..document import live
+        from ..execution.ledger import run_ledger
         from ..loading import load
         from ..report import blocks, ledger
+        from ..rulebook.findings import silent_findings
 
         audit, plan = live.select(self.plan_file, None) if self.plan_file else (None, None)
         subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
         live.check_fit(subject.model, audit)
-        rows, findings = flow.ledger(subject, self, plan)
+        capture, rows, casts = run_ledger(subject, plan, self.seed)
+        findings = silent_findings(casts, capture, self.rulebook, self.formats)
         progress.close()
         if self.format == "json":
             data = {"flags": subject.flags, "rows": rows, "findings": findings}
             say(TypeAdapter(dict[str, Any]).dump_json(data, indent=1).decode() + "\n")
         else:
-            say(blocks.to_terminal(ledger.overview(subject.name, rows, findings, subject.flags)))
+            say(blocks.to_terminal(ledger.overview(subject, rows, findings)))
         return severe(findings, self.fail_on)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -16,9 +16,6 @@ from ..settings import Flag, Option
 from .output import say
 from .verbs import WithTarget
 
-if TYPE_CHECKING:
-    from ..loading.target import Target
-
 BATCHES = ("batches", "get_batches", "train_loader", "loader")
 
 
@@ -27,7 +24,7 @@ class Rehearse(WithTarget):
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
     stages: ClassVar = ("load", "rehearse")
-    target: Annotated[str, Option(shown="FILE.py:STEP")]
+    target: Annotated[str, Option(shown="FILE.py:STEP", path="place")]
     """a function that runs one training step on a batch"""
     steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number from 1 to 999999", "N")] = 200
     """number of training steps in each recipe"""
@@ -40,9 +37,9 @@ class Rehearse(WithTarget):
     remedies: Flag = True
     """if a recipe has a problem, also run variants of the recipe, each with a fix"""
 
-    def work(self, progress: Display) -> None:
+    def run(self, progress: Display) -> None:
         """Run a training step in several recipes; write the result and print it."""
-        from ..loading.target import named_in, parse, user_code
+        from ..loading.target import call, import_target, named_in, parse, user_code
         from ..rehearsal import rehearse
         from ..report import blocks, rehearsal
 
@@ -52,22 +49,15 @@ class Rehearse(WithTarget):
         folder.check_directory(directory)
         with user_code(target, self.seed):
             advice = "name the function that runs one training step, as in train.py:step"
-            step, batches = named_in(target, advice, "missing-target", self.seed), self._batches(target)
+            step, module = named_in(target, advice, "missing-target", self.seed), import_target(target)
+            batches: Any = None
+            if name := self.batches or next((name for name in BATCHES if hasattr(module, name)), None):
+                where = parse(name) if ":" in name else replace(target, symbol=name)
+                value = named_in(where, "give --batches file.py:name", "missing-inputs", self.seed)
+                made = call(value, f"{name}()", "bad-inputs") if callable(value) else value
+                batches = value if isinstance(made, Iterator) else made  # a function is called again for the next pass
             how: dict[str, Any] = {"remedies": self.remedies, "progress": progress, "target": self.target}
             result = rehearse.rehearse(step, batches, self.steps, plan=plan, seed=self.seed, **how)
         files = result.save(directory)
         progress.close()
         say(blocks.to_terminal(rehearsal.overview(result)) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
-
-    def _batches(self, target: Target) -> Any:
-        """The batches for the step, from `--batches` or a conventional name in the file; None if both are missing."""
-        from ..loading.target import call, import_target, named_in, parse
-
-        module = import_target(target)
-        name = self.batches or next((name for name in BATCHES if hasattr(module, name)), None)
-        if name is None:
-            return None
-        where = parse(name) if ":" in name else replace(target, symbol=name)
-        value = named_in(where, "give --batches file.py:name", "missing-inputs", self.seed)
-        made = call(value, f"{name}()", "bad-inputs") if callable(value) else value
-        return value if isinstance(made, Iterator) else made  # a function is called again for the next pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,12 +13,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import DirectoryPath, Field, TypeAdapter
 
-from .. import snippets
+from .. import fleet, snippets
 from ..artefact.libraries import LIBRARIES
 from ..asked import LEVELS, OPTIONS, Command
 from ..document import compare, read
 from ..errors import AuditorError, suggest
-from ..fleet import index, running, targets
 from ..progress.shown import Display
 from ..records import Finding, folder
 from ..report import blocks
@@ -42,21 +42,17 @@ class Verb(Command):
 
     takes: ClassVar[tuple[str, ...]] = ()
 
-    def run(self) -> int | None:
+    def run(self, progress: Display) -> int | None:
         """Run the command and return its exit code; None: 0. Raises: AuditorError."""
         raise NotImplementedError
 
 
 class WithTarget(Verb):
-    """A command that loads the user's code. stage: its first stage."""
+    """A command that imports torch and loads the user's code. stage: its first stage."""
 
     stage: ClassVar[str] = "load"
-    target: Annotated[str, Option(shown="TARGET")]
+    target: Annotated[str, Option(shown="TARGET", path="place")]
     """the model's file or module, such as model.py:Net"""
-
-    def work(self, progress: Display) -> int | None:
-        """Import torch, load the user's code, do the command's work and return its exit code. Raises: AuditorError."""
-        raise NotImplementedError
 
 
 class Audit(WithTarget):
@@ -65,8 +61,8 @@ class Audit(WithTarget):
 
     takes = ("target", *(name for name, option in OPTIONS.items() if option.flag))
 
-    def work(self, progress: Display) -> int:
-        from .user_code import audit
+    def run(self, progress: Display) -> int:
+        from .audit import audit
 
         return audit(self, progress)
 
@@ -78,7 +74,7 @@ class Explain(Verb):
     code: Annotated[str, Option(shown="CODE")]
     """the code of a rule, such as SFT001, or the name of an error, such as bad-plan"""
 
-    def run(self) -> None:
+    def run(self, progress: Display) -> None:
         """Print the explanation of one rule or error. Raises: AuditorError(slug="no-rule")."""
         slug, code, rules = self.code.lower(), self.code.upper(), {rule.code: rule for rule in self.rulebook}
         if slug in errors():
@@ -97,7 +93,7 @@ class Rules(Verb):
     format: Annotated[str, Option(choices=lambda: ("text", "json", "md"))] = "text"
     """format of the output"""
 
-    def run(self) -> None:
+    def run(self, progress: Display) -> None:
         if self.format == "md":
             say(explain.reference(self.rulebook))
         elif self.format == "json":
@@ -116,10 +112,23 @@ class Apply(WithTarget):
     plan: PlanName = None
     """name of the plan; by default the recommended plan"""
 
-    def work(self, progress: Display) -> None:
-        from .user_code import apply
+    def run(self, progress: Display) -> None:
+        """Write patched_model.py and the files that it needs."""
+        from ..artefact.libraries import files_of, quantized_plan
+        from ..document import live
+        from ..loading import load
+        from ..plan.recommend import kept_apart
 
-        apply(self)
+        audit, plans, chosen = live.read_plans(self.plan_file, self.plan)
+        subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
+        directory = self.out or read.default_directory(subject)
+        text = live.patched_source(subject, audit, plans, chosen, directory)
+        live.check_artefact(subject, audit, plans, chosen, self.seed)
+        quantized = {} if chosen in plans else files_of(audit, quantized_plan(audit, chosen))
+        file, *_ = folder.write(directory, {"patched_model.py": text, **quantized})
+        kept = f"{kept_apart(plans[chosen]) or 'no module'} in FP32" if chosen in plans else "quantized by torchao"
+        note = "not verified on this model: to verify the plan, audit the model"
+        say(f"Plan     {chosen}, {kept}; {note}\nPatched  {file}\n")
 
 
 class Snippet(Verb):
@@ -132,7 +141,7 @@ class Snippet(Verb):
     plan: PlanName = None
     """name of the plan; by default the recommended plan if the tool can use it, else a verified plan for the tool"""
 
-    def run(self) -> None:
+    def run(self, progress: Display) -> None:
         if self.tool:
             say(snippets.snippet(self.plan_file, self.tool, self.plan))
         else:
@@ -147,7 +156,7 @@ class ExplainLayer(Verb):
     name: Annotated[str, Option(shown="NAME")]
     """path of a module, such as blocks.0.norm, or name of an operation"""
 
-    def run(self) -> None:
+    def run(self, progress: Display) -> None:
         """Print a module's or operation's precision under each plan. Raises: PlanError; AuditorError(slug="no-such-layer")."""
         from ..report.kept import explain_layer  # imports torch
 
@@ -167,7 +176,7 @@ class Diff(Verb):
     fail_on: Annotated[str, Option(choices=lambda: LEVELS)] = "never"
     """exit with code 1 if a new finding has this severity or a higher one"""
 
-    def run(self) -> int:
+    def run(self, progress: Display) -> int:
         """Print the differences. Raises: PlanError for an unreadable file, AuditorError(slug="bad-output")."""
         changes = compare.compare(read.load(self.before), read.load(self.after))
         files = str(self.before), str(self.after)
@@ -206,39 +215,34 @@ class Fleet(Verb):
     address: Annotated[str | None, Option(shown="ADDRESS")] = None
     """address of a Ray cluster on which to run the audits; `auto`: the cluster of this machine"""
 
-    def run(self) -> int:
-        wanted = targets.read(self.targets)
-        outcomes = {} if self.force else running.earlier_outcomes(self.out, wanted)
-        jobs = self.jobs or max(running.PROCESSORS // 2, 1)
-        threads = max(running.PROCESSORS // jobs, 1)
-        how: dict[str, Any] = {"limit": self.timeout, "retries": self.retries, "threads": threads}
-        tasks = [replace(one, directory=self.out / one.name, **how) for one in wanted if one.name not in outcomes]
+    def run(self, progress: Display) -> int:
+        processors = os.cpu_count() or 1
+        jobs = self.jobs or max(processors // 2, 1)
+        how: dict[str, Any] = {"limit": self.timeout, "retries": self.retries, "threads": max(processors // jobs, 1)}
+        wanted = [replace(one, directory=self.out / one.name, **how) for one in fleet.read(self.targets)]
+        outcomes = {} if self.force else fleet.earlier_outcomes(self.out, wanted)
         tell = str if self.quiet else partial(print, file=sys.stderr, flush=True)
 
-        def write() -> list[index.Row]:
-            rows = index.rows_of(wanted, outcomes, self.out, self.baseline)
-            folder.write(self.out, {INDEX: index.render(rows, self.baseline)})
+        def write() -> list[fleet.Row]:
+            rows = [fleet.row_of(one, outcomes.get(one.name), self.baseline) for one in wanted]
+            folder.write(self.out, {INDEX: fleet.render(rows, self.baseline)})
             return rows
 
-        def note(task: targets.FleetTarget, outcome: running.Outcome) -> None:
+        def note(task: fleet.FleetTarget, outcome: fleet.Outcome) -> None:
             outcomes[task.name] = outcome
-            running.keep(self.out, outcomes)
-            how = "audited" if outcome.has_audit else f"failed: {outcome.said}"
+            fleet.keep(self.out, outcomes)
+            how = f"failed: {outcome.said}" if outcome.said else "audited"
             tell(f"  {len(outcomes)} of {len(wanted)}, {task.name}, {outcome.seconds:.0f} s, {how}")
 
         write()
         tell(f"fleet: {count(len(wanted), 'model')}, {len(outcomes)} audited before")
         try:
-            if self.address is None:
-                running.run_all(tasks, jobs, note)
-            else:
-                running.run_on_cluster(tasks, self.address, note)
+            fleet.run_all([one for one in wanted if one.name not in outcomes], jobs, self.address, note)
         finally:
             rows = write()
-        reasons = [(row, row.said or "; ".join(row.worse)) for row in rows]
-        lines = [f"{row.name}: {row.state}, {printable(why)}\n" for row, why in reasons if why]
-        say(f"{index.headline(rows)}\n{''.join(lines)}Fleet    {self.out / INDEX}\n")
-        return int(any(row.state in ("failed", "worse") or (row.findings or {}).get("error") for row in rows))
+        lines = [f"{row.target.name}: {row.state}, {printable('; '.join(row.said))}\n" for row in rows if row.said]
+        say(f"{fleet.headline(rows)}\n{''.join(lines)}Fleet    {self.out / INDEX}\n")
+        return int(any(row.said or (row.findings or {}).get("error") for row in rows))
 
 
 def severe(findings: Iterable[Finding], level: str) -> int:

@@ -15,7 +15,7 @@ from ..numerics.metrics import output_error
 from ..numerics.nodes import arguments, dtype, readers, row_of, shape, source
 from ..records import Capture, Distance, Proposal, Verification
 from .criterion import Criterion
-from .measure import Criteria
+from .measure import Criteria, names_of
 
 NATS, KL, UNITS = 0.02, 0.001, 0.5
 """Suggested limits: 2 % change of any probability; 0.001 nats of KL divergence; half a unit, such as half a pixel."""
@@ -44,7 +44,7 @@ def may_flip(capture: Capture) -> bool:
 def propose(
     distance: Distance,
     given: Sequence[Criterion],
-    names: Sequence[str],
+    outputs: Sequence[torch.Tensor],
     capture: Capture,
     runs: Iterable[tuple[str, Verification]],
     max_error: float,
@@ -52,9 +52,10 @@ def propose(
     """The criteria that were added by default, and suggestions for outputs without a criterion; nothing if `distance` is
     the user's own metric.
 
-    given: the user's criteria. names: of the outputs. Suggested are a limit for each output whose error is far larger than
-    the joint error of all outputs, in the first of `runs` (title of a plan, its run) with such outputs; and limits for
-    log-probabilities, probable logits and positions, by the operations that compute them. max_error: the error budget.
+    given: the user's criteria. outputs: of the first batch. Suggested are a limit for each output whose error is far
+    larger than the joint error of all outputs, in the first of `runs` (title of a plan, its run) with such outputs; and
+    limits for log-probabilities, probable logits and positions, by the operations that compute them. max_error: the
+    error budget.
     """
     measure, criteria = (distance.joint, distance.each) if isinstance(distance, Criteria) else (distance, ())
     if measure is not output_error:
@@ -67,7 +68,7 @@ def propose(
             times = f", {error / joint:,.0f} times the error of all outputs together" if joint else ""
             because = f"its own relative error is {error:.2g} in {title}{times}"
             yield Proposal(name, f"{name}: rel_l2 <= {max_error:g}", because)
-    nodes = _output_nodes(capture)
+    names, nodes = names_of(outputs), _output_nodes(capture)
     if len(nodes) == len(names):
         for name, node in zip(names, nodes, strict=True):
             if not _spoken_of(criteria, name) and (found := _suggestion(node)):

@@ -6,16 +6,16 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
 
+from ..capture.places import portable, portable_path
 from ..records.audit import FORMAT_VERSION, Audit
 from ..records.written import FileField
 from .compare import contributions_of
-from .places import portable, portable_path
 
 PLAN, MEASUREMENTS = "plan.json", "measurements.json"
 WIDTH = 240
@@ -105,14 +105,6 @@ def _portable(audit: Audit) -> Audit:
         source, caller = (path and portable_path(path) for path in (report.node.source_path, report.node.caller_path))
         nodes.append(replace(report, node=replace(report.node, source_path=source, caller_path=caller)))
     return replace(audit, subject=subject, nodes=tuple(nodes), contributions=contributions_of(audit))
-
-
-def under_several_names(named: Iterable[tuple[str, Any]]) -> tuple[tuple[str, ...], ...]:
-    """All names of each parameter or module that has more than one name. named: pairs (name, parameter or module)."""
-    names: dict[int, list[str]] = {}
-    for name, item in named:
-        names.setdefault(id(item), []).append(name)
-    return tuple(tuple(found) for found in names.values() if len(found) > 1)
 
 
 def laid_out(value: Any, deepest: float = math.inf, depth: int = 0, before: int = 0) -> str:

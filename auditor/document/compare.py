@@ -16,6 +16,8 @@ from ..rulebook.rule import SEVERITIES
 
 BAND = 2.0
 """An operation's effect on the outputs counts as changed if it grew by more than this factor."""
+SLOWER = 0.97
+"""A plan counts as slower if its predicted speed-up is below this share of the earlier one."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,21 @@ def compare(before: Audit, after: Audit) -> Comparison:
         verdicts=tuple(verdicts),
         caveats=tuple((what, was[what], value) for what, value in now.items() if was[what] != value),
     )
+
+
+def regressions(both: Comparison) -> list[str]:
+    """What got worse between two audits, in words: recommended plan, its error and speed-up, findings, verdicts."""
+    was, now = (audit.plans.get(audit.recommended or "") for audit in (both.before, both.after))
+    worse = [f"{was.name} was recommended before, no plan now"] if was and not now else []
+    if was and now and was.measured_error and now.measured_error and now.measured_error > BAND * was.measured_error:
+        worse.append(f"error {now.measured_error / was.measured_error:.1f} times as large as before")
+    if was and now and now.predicted_speedup < SLOWER * was.predicted_speedup:
+        worse.append(f"speed-up {was.predicted_speedup:.2f}x before, {now.predicted_speedup:.2f}x now")
+    for severity in ("error", "warning"):
+        if rules := [finding.rule for finding in both.new if finding.severity == severity]:
+            worse.append(f"new findings of severity {severity}: {len(rules)} ({', '.join(sorted({*rules}))})")
+    unsafe = sum(change.after == "unsafe" and change.before is not None for change in both.verdicts)
+    return [*worse, f"operations that became unsafe: {unsafe}"] if unsafe else worse
 
 
 def settings(audit: Audit) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""Applies a plan from an audit or its files to a live model, or writes `patched_model.py` for it."""
+"""Describes a live model in plan.json, applies a plan from there to a live model, or writes `patched_model.py` for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +18,11 @@ from ..artefact.strategies import GRAPHS
 from ..errors import PlanError
 from ..isolation import isolate
 from ..isolation.answer import answer
-from ..isolation.members import size_of, structure_of, unwrap_model
+from ..isolation.members import named_modules, named_parameters, size_of, structure_of, unwrap_model
 from ..numerics.formats import label, runs
 from ..plan.workbench import emit_plans
 from ..records import Audit, Plan, Subject
+from ..records.paths import enclosing_paths
 from ..verify.artefact import NotHandedOver, Verifier
 from .read import audit_in, plan_called, plan_of
 from .torchao import quantize, quantized_audit
@@ -123,6 +124,27 @@ def _runnable(plan: Plan) -> Plan:
             slug="no-arithmetic",
         )
     return plan
+
+
+def fields_of(model: nn.Module, owners: Collection[str]) -> dict[str, Any]:
+    """The fields of Audit on the model alone, of which `check_fit` compares two. owners: modules with operations."""
+    modules = named_modules(model)
+    around = {path for owner in owners for path in enclosing_paths(owner)}.difference(owners)
+    return {
+        "parameters": size_of(model),
+        "structure": structure_of(model),
+        "tied_parameters": _under_several_names(named_parameters(model)),
+        "shared_modules": _under_several_names(modules),
+        "classes": {path: type(module).__name__ for path, module in modules if path in around},
+    }
+
+
+def _under_several_names(named: Iterable[tuple[str, Any]]) -> tuple[tuple[str, ...], ...]:
+    """All names of each parameter or module that has more than one name. named: pairs (name, parameter or module)."""
+    names: dict[int, list[str]] = {}
+    for name, item in named:
+        names.setdefault(id(item), []).append(name)
+    return tuple(tuple(found) for found in names.values() if len(found) > 1)
 
 
 def check_fit(model: nn.Module, audit: Audit | None) -> None:

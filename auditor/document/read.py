@@ -1,4 +1,4 @@
-"""Reads the files of an audit and validates them before use."""
+"""Reads the files of an audit and validates them before use; chooses the directory of a new audit."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..artefact import strategies
+from ..capture.places import portable_path
 from ..errors import PlanError
 from ..numerics.formats import FORMATS, NAME, label, runs
+from ..records import Subject
 from ..records.audit import FORMAT_VERSION, Audit
-from ..records.folder import path_of
+from ..records.folder import check_directory, path_of
 from ..records.plan import Plan
 from .codec import MEASUREMENTS, PLAN, adapter, digest, merge
 
@@ -219,3 +221,22 @@ def _wrong(where: str, place: Place, expected: str, value: Any, more: str = "") 
     if value and isinstance(value, dict | list):
         short = "an object" if isinstance(value, dict) else "a list"
     return PlanError(f"{where}: `{json_path(place)}` should be {expected}, is {short}{more}. {AGAIN}.", slug="bad-plan")
+
+
+def default_directory(subject: Subject) -> Path:
+    """The output directory for a model if the user names none: `audits/NAME`.
+
+    If that folder has the audit of another file's model, names of parent folders of the model's file precede NAME.
+    Raises: AuditorError(slug="bad-output") if files cannot be written there.
+    """
+    name, file = subject.name, subject.origin.path if subject.origin else None
+    folders = list(Path(file).parts[-2:0:-1]) if file else []
+    while True:
+        safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".")
+        directory, audited = Path("audits") / (safe or "model"), None
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            audited = json.loads((directory / "plan.json").read_text(encoding="utf-8"))["subject"]["file"]
+        if not file or not folders or not audited or str(audited) == portable_path(file):
+            check_directory(directory)
+            return directory
+        name = f"{folders.pop(0)}-{name}"

@@ -1,23 +1,38 @@
-"""Lists the dtypes of weights and operations in a run (the ledger), and casts to fewer bits in the model's forward."""
+"""Lists the dtypes of weights and operations in a run (the ledger), and casts to fewer bits that nobody asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
+from ..capture.capture import record_path
+from ..capture.paths import reach
+from ..isolation import in_eval, isolate
+from ..isolation.process import ieee
+from ..loading.state import upcast_model
 from ..numerics.formats import FORMATS, dtype_name, significant_bits
 from ..numerics.metrics import loss_of
-from ..numerics.nodes import dtype, row_of, target_of
-from ..numerics.operations import operation
-from ..records import AutocastRegion, Capture, Plan, Subject
+from ..numerics.nodes import dtype, row_of
+from ..records import Capture, Plan, Subject
 from ..records.ledger import LedgerRow, SilentCast
-from .beside import UnderPlan, policy_of
-from .execute import Executor
+from .beside import UnderPlan, policy_of, under_policy
+from .execute import RECORDED, Executor
 from .policy import Policy, choice_from_scopes
+
+
+def run_ledger(
+    subject: Subject, plan: Plan | None, seed: int
+) -> tuple[Capture, tuple[LedgerRow, ...], tuple[SilentCast, ...]]:
+    """Record the model and replay it, under the plan if one is given. Returns the recording, the dtypes of weights and
+    operations in the replay, and the casts that nobody asked for. Raises: CaptureError."""
+    with ieee(), isolate(seed=seed), torch.inference_mode(False), in_eval(subject.model), upcast_model(subject):
+        capture = record_path(subject, (plan.format,) if plan else (), seed).capture
+        policy = policy_of(capture, plan) if plan else Policy.wide(capture)
+        run = under_policy(capture, subject.model, subject.batches[0], policy)
+        return capture, rows_of(subject, capture, plan, run), silent_casts(capture, subject)
 
 
 def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPlan) -> tuple[LedgerRow, ...]:
@@ -38,18 +53,13 @@ def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPla
         node, planned, computed = capture.nodes[n.name], None, run.dtypes.get(n.name)
         if plan is not None and node.floating:
             planned = FORMATS[choice(node.owner) if choice else "fp32" if n.name in kept else plan.format].storage
-        dtypes = (node.dtype, None, _requested_dtype(n, node.region), planned, computed.computed if computed else None)
+        region = None if node.region is None else node.region.dtype if node.region.enabled else "float32"
+        author = node.dtype if row_of(n).cast else region
+        dtypes = (node.dtype, None, author, planned, computed.computed if computed else None)
         return LedgerRow(n.name, "operation", *dtypes, module=node.owner, op=node.op, source=node.source)
 
     nodes = (n for n in capture.graph_module.graph.nodes if n.name in capture.nodes and n.name not in capture.twins)
     return (*map(weight, subject.stored), *map(operation_row, nodes))
-
-
-def _requested_dtype(n: fx.Node, region: AutocastRegion | None) -> str | None:
-    """The dtype that the model's code asks for at an operation, by a cast or by an autocast region around it."""
-    if row_of(n).cast and (own := dtype(n)) is not None:
-        return dtype_name(own)
-    return None if region is None else region.dtype if region.enabled else "float32"
 
 
 class _Cast(NamedTuple):
@@ -62,18 +72,34 @@ class _Cast(NamedTuple):
     scale: fx.Node | None = None
 
 
-def forward_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
-    """Casts to fewer bits in the forward that change values of the first batch: explicit casts, and casts by autocast
-    regions of the model that undo an upcast. Not included: casts to the only dtype of the parameters. Casts on a line
-    count once."""
-    capture = capture.first
+def silent_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
+    """Casts to fewer bits that nobody asked for: on loading, and in the forward if they change values of the first
+    batch, measured in one replay.
+
+    In the forward: explicit casts, and casts by autocast regions of the model that undo an upcast. Not included: casts
+    to the only dtype of the parameters. Casts on one source line are merged into the first.
+    """
+    capture, found = capture.first, dict[Any, SilentCast]()
     loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
-    nodes = [n for n in capture.graph_module.graph.nodes if n.name in capture.nodes]
-    found = {n: cast for n in nodes for cast in _casts(capture, n) if loaded != {dtype_name(cast.to)}}
-    return tuple(_measured_casts(capture, subject, found)) if found else ()
+    nodes = ((n, _cast_of(capture, n)) for n in capture.graph_module.graph.nodes if n.name in capture.nodes)
+    casts = {n: cast for n, cast in nodes if cast is not None and loaded != {dtype_name(cast.to)}}
+    executor = Executor(capture.graph_module, Policy.wide(capture))
+    with torch.no_grad():
+        for n, _ in executor.steps(*capture.bind(subject.model, subject.batches[0])) if casts else ():
+            cast = casts.get(n)
+            if cast is None or (cast.scale is not None and not bool((executor.value_of(cast.scale) == 1).all())):
+                continue
+            x = executor.value_of(cast.source) if cast.source else RECORDED.compute(n, executor.value_of)
+            if (loss := loss_of(x, x.to(cast.to))) is not None:
+                node = capture.nodes[n.name]
+                key = cast.kind, node.source_path, node.source, node.op
+                dtypes = dtype_name(x.dtype), dtype_name(cast.to)
+                known = found.setdefault(key, SilentCast(cast.kind, (), *dtypes, loss, node=n.name))
+                found[key] = replace(known, names=tuple(dict.fromkeys((*known.names, node.owner or "the model"))))
+    return (*subject.casts, *found.values())
 
 
-def _casts(capture: Capture, n: fx.Node) -> Iterator[_Cast]:
+def _cast_of(capture: Capture, n: fx.Node) -> _Cast | None:
     """The cast that an operation makes, unless the cast returns to a dtype in which the value was computed before."""
     node, own = capture.nodes[n.name], dtype(n)
     if row_of(n).cast and n.all_input_nodes and own is not None:
@@ -81,32 +107,27 @@ def _casts(capture: Capture, n: fx.Node) -> Iterator[_Cast]:
         returns = any(dtype(m) is own and not row_of(m).cast for m in _upstream(source))
         scale = _scale_of(source) if own.itemsize == 1 else None
         if _is_narrowing(source, own) and not returns and (scale is None or scale.op == "placeholder"):
-            yield _Cast("scale" if scale else "forward", source, own, scale)
+            return _Cast("scale" if scale else "forward", source, own, scale)
     elif node.in_place and own is not None and any(_is_narrowing(x, own) for x in n.all_input_nodes):
-        yield _Cast("forward", None, own)
-    elif node.region is not None and node.region.enabled and operation(node.op).autocast == "lower":
+        return _Cast("forward", None, own)
+    elif node.region is not None and node.region.enabled and row_of(n).autocast == "lower":
         to = getattr(torch, node.region.dtype)
-        for source in n.all_input_nodes:
-            upcast = any(row_of(m).cast and dtype(m) is torch.float32 for m in _upstream(source))
-            if upcast and _is_narrowing(source, to):
-                yield _Cast("autocast", source, to)
-                return
+        narrowed = (x for x in n.all_input_nodes if _is_narrowing(x, to))
+        upcast = (x for x in narrowed if any(row_of(m).cast and dtype(m) is torch.float32 for m in _upstream(x)))
+        return next((_Cast("autocast", x, to) for x in upcast), None)
+    return None
 
 
 def _is_narrowing(source: fx.Node, to: torch.dtype) -> bool:
     """Whether a dtype has fewer significant bits than the value's dtype and than FP32, the dtype of the reference."""
-    most = significant_bits(torch.float32)
-    return 0 < significant_bits(to) < min(significant_bits(dtype(source) or torch.bool), most)
+    before = significant_bits(dtype(source) or torch.bool)
+    return 0 < significant_bits(to) < min(before, significant_bits(torch.float32))
 
 
-def _upstream(n: fx.Node) -> Iterator[fx.Node]:
+def _upstream(n: fx.Node) -> list[fx.Node]:
     """A node and the operations upstream of it. The search does not go beyond results that are not FP32."""
-    waiting, seen = [n], {n}
-    while waiting:
-        yield (m := waiting.pop())
-        if dtype(m) is torch.float32:
-            waiting += [x for x in m.all_input_nodes if x not in seen and x.op == "call_function"]
-            seen.update(m.all_input_nodes)
+    values = reach([n], lambda m: m.all_input_nodes if dtype(m) is torch.float32 else ())
+    return [m for m in values if m.op == "call_function"]
 
 
 def _scale_of(n: fx.Node) -> fx.Node | None:
@@ -115,24 +136,3 @@ def _scale_of(n: fx.Node) -> fx.Node | None:
         n = n.all_input_nodes[0]
     scaled = row.packet in ("div", "mul") and len(n.all_input_nodes) == 2
     return n.all_input_nodes[1] if scaled else None
-
-
-def _measured_casts(capture: Capture, subject: Subject, casts: Mapping[fx.Node, _Cast]) -> Iterator[SilentCast]:
-    """The casts that change values, measured in one replay. Casts on one source line are merged into the first."""
-    policy, found = Policy.wide(capture), dict[Any, SilentCast]()
-    executor = Executor(capture.graph_module, policy)
-    with torch.no_grad():
-        for n, _ in executor.steps(*capture.bind(subject.model, subject.batches[0])):
-            cast = casts.get(n)
-            if cast is None or (cast.scale is not None and not bool((executor.value_of(cast.scale) == 1).all())):
-                continue
-            node, (args, kwargs) = capture.nodes[n.name], policy.kernel_arguments(n, executor.value_of)
-            x = executor.value_of(cast.source) if cast.source else target_of(n)(*args, **kwargs)
-            if (loss := loss_of(x, x.to(cast.to))) is not None:
-                file, _, line = (node.source or "").rpartition(":")
-                key = (cast.kind, node.source_path or file, int(line or 0), node.op)
-                dtypes = dtype_name(x.dtype), dtype_name(cast.to)
-                known = found.setdefault(key, SilentCast(cast.kind, (), *dtypes, loss, *key[1:3], n.name))
-                names = dict.fromkeys((*known.names, node.owner or "the model"))
-                found[key] = replace(known, names=tuple(names))
-    yield from found.values()

@@ -3,46 +3,37 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.weak import WeakIdKeyDictionary
 
-from .. import offload
+from ..capture.places import portable_path
 from ..capture.source import Place, kind_of, written_at
 from ..isolation.members import modules_of, named_modules, named_tensors
 from ..isolation.process import swap_attribute
 from ..numerics.entries import is_plain
-from ..numerics.formats import FORMATS, dtype_name, significant_bits
-from ..numerics.metrics import loss_of
+from ..numerics.formats import FORMATS, dtype_name, is_low, significant_bits
+from ..numerics.metrics import loss_of, runs
 from ..records.ledger import LedgerRow, Loss, SilentCast
 from . import statedicts
 
-READERS = (
-    ("torch", "load"),
-    ("safetensors", "safe_open"),
-    ("safetensors.torch", "load_file"),
-    ("transformers.modeling_utils", "safe_open"),
-)
 KEEP_LISTS = {
     "_keep_in_fp32_modules_strict": (torch.float16, torch.bfloat16),
     "_keep_in_fp32_modules": (torch.float16,),
 }
 """{attribute of a transformers class that lists name parts of modules to keep in FP32: dtypes of a model for which the
 list applies}."""
-PART = 1 << 20
-"""Number of entries that are compared at a time."""
 
 
 class Event(NamedTuple):
@@ -62,17 +53,17 @@ class Watch:
     seen: "restored" from a state dict, "read" from a file, "trained" by an optimizer. checkpoint: {tensor: the widest
     dtype in which it was loaded, and the line}. rounded, converted, created: {tensor: its cast on loading, by a call
     such as `module.to(dtype)`, or at creation}. default: {low-precision default dtype: the author's line that set it}.
+    Not weak references, since torch swaps no tensors that have some.
     """
 
     outermost: CodeType
     seen: set[str] = field(default_factory=set)
     files: dict[Path, Place | None] = field(default_factory=dict)
-    checkpoint: MutableMapping[Tensor, tuple[torch.dtype, Place | None]] = field(default_factory=WeakIdKeyDictionary)
-    rounded: MutableMapping[Tensor, Event] = field(default_factory=WeakIdKeyDictionary)
-    converted: MutableMapping[Tensor, Event] = field(default_factory=WeakIdKeyDictionary)
-    created: MutableMapping[Tensor, Event] = field(default_factory=WeakIdKeyDictionary)
+    checkpoint: dict[Tensor, tuple[torch.dtype, Place | None]] = field(default_factory=dict)
+    rounded: dict[Tensor, Event] = field(default_factory=dict)
+    converted: dict[Tensor, Event] = field(default_factory=dict)
+    created: dict[Tensor, Event] = field(default_factory=dict)
     default: dict[torch.dtype, Place] = field(default_factory=dict)
-    converting: bool = False
 
     def here(self) -> Place | None:
         """The author's line that runs or that called the running library; the library's line if no author's line did."""
@@ -83,16 +74,17 @@ class Watch:
     def compare(self, own: Mapping[str, Tensor], given: Mapping[str, Any], place: Place | None, now: bool) -> None:
         """Compare tensors of the model with the entries of the checkpoint that they were loaded from. now: whether the
         tensors were just loaded, before any conversion."""
+        rows = sorted(FORMATS.values(), key=lambda row: -row.mantissa)
         for name, x in own.items():
             y = given.get(name)
             if not isinstance(y, Tensor) or not _is_comparable(x) or not _is_comparable(y) or x.shape != y.shape:
                 continue
-            if (limit := offload.now()) is not None:
-                limit.ease()
             dtype, at = self.checkpoint.get(x, (y.dtype, place))
             self.checkpoint[x] = max(dtype, y.dtype, key=significant_bits), at
-            after = None if x in self.rounded else _rounded_to(y, x)
-            if after is not None and (now or x not in self.converted or self.converted[x].after is not after):
+            dtypes = (row.dtype for row in rows if row.dtype and row.mantissa < significant_bits(y.dtype))
+            after = next((dtype for dtype in dtypes if _is_equal(y, x, dtype)), y.dtype)  # the dtype that gives `x`
+            asked = not now and x in self.converted and self.converted[x].after is after
+            if after is not y.dtype and x not in self.rounded and not asked:
                 self.rounded[x] = Event(at, y.dtype, after, loss_of(y, x.to(y.device)))
 
     def read_files(self, model: nn.Module) -> None:
@@ -109,7 +101,7 @@ class Watch:
         self.seen.add("read")
         file = next(iter((*args, *kwargs.values())), None)
         if isinstance(file, str | PathLike):
-            self.files.setdefault(Path(fspath(file)), self.here())
+            self.files.setdefault(Path(file), self.here())
         return original(*args, **kwargs)
 
     def on_restore(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -121,28 +113,23 @@ class Watch:
 
     def on_convert(self, original: Callable[..., Any], module: nn.Module, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of `Module._apply` (called by `to`, `half`, `bfloat16`), and records casts to fewer bits."""
-        if self.converting:
-            return original(module, fn, *args, **kwargs)
-        casts, place = dict[int, Event](), self.here()
+        place = self.here()
 
         def convert(x: Tensor) -> Tensor:
             y: Tensor = fn(x)
             if _is_comparable(x) and _is_comparable(y) and significant_bits(y.dtype) < significant_bits(x.dtype):
-                casts[y.data_ptr()] = Event(place, x.dtype, y.dtype, loss_of(x, y.to(x.device)), module)
+                event = Event(place, x.dtype, y.dtype, loss_of(x, y.to(x.device)), module)
+                self.converted[x if isinstance(x, nn.Parameter) else y] = event  # a parameter gets the data of `y`
             return y
 
-        with swap_attribute(self, "converting", True):
-            result = original(module, convert, *args, **kwargs)
-        for x in (x for _, x in named_tensors(module) if casts and _is_comparable(x) and x.numel()):
-            if (event := casts.get(x.data_ptr())) is not None:
-                self.converted[x] = event
-        return result
+        with swap_attribute(nn.Module, "_apply", original):  # for the modules inside
+            return original(module, convert, *args, **kwargs)
 
     def on_create(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of `register_parameter` and `register_buffer`, and records low-precision tensors."""
         name = str(kwargs.get("name", args[0] if args else ""))
         for x in (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x not in self.created):
-            if _is_narrow(x.dtype) or "scale" in name:
+            if (x.dtype.is_floating_point and x.dtype.itemsize < 4) or "scale" in name:
                 place = self.default.get(x.dtype) if torch.get_default_dtype() is x.dtype else None
                 self.created[x] = Event(place or self.here(), torch.float32, x.dtype)
         return original(module, *args, **kwargs)
@@ -150,7 +137,7 @@ class Watch:
     def on_default(self, original: Callable[..., Any], d: torch.dtype) -> Any:
         """Runs in place of `torch.set_default_dtype`, and records low-precision defaults that the author sets."""
         written = written_at(self.outermost)
-        if _is_narrow(d) and written is not None and kind_of(written.place.file) == "own":
+        if is_low(d) and written is not None and kind_of(written.place.file) == "own":
             self.default[d] = written.place
         return original(d)
 
@@ -160,36 +147,22 @@ def _is_comparable(x: Tensor) -> bool:
     return not wrapped and is_plain(x) and not x.is_meta and significant_bits(x.dtype) > 0
 
 
-def _is_narrow(dtype: torch.dtype) -> bool:
-    return 0 < significant_bits(dtype) < significant_bits(torch.float32)
-
-
-def _rounded_to(before: Tensor, now: Tensor) -> torch.dtype | None:
-    """The narrower dtype such that rounding `before` to it gives `now`; None if both are equal, or no dtype fits."""
-    if _is_equal(before, now):
-        return None
-    rows = (row for row in FORMATS.values() if row.dtype and row.mantissa + 1 < significant_bits(before.dtype))
-    dtypes = (row.dtype for row in sorted(rows, key=lambda row: -row.mantissa))
-    return next((dtype for dtype in dtypes if _is_equal(before, now, dtype)), None)
-
-
-def _is_equal(x: Tensor, y: Tensor, via: torch.dtype | None = None) -> bool:
-    """Whether tensors of any dtypes have the same values. via: the dtype to which `x` is rounded first."""
-    parts = zip(*(torch.split(one.detach().reshape(-1), PART) for one in (x, y.to(x.device))), strict=True)
-    if via is None and x.dtype is y.dtype and x.dtype.itemsize > 1:
-        return all(torch.equal(a, b) for a, b in parts)
-    return all(torch.equal((a if via is None else a.to(via)).double(), b.double()) for a, b in parts)
+def _is_equal(x: Tensor, y: Tensor, via: torch.dtype) -> bool:
+    """Whether tensors of any dtypes have the same values after `x` is rounded to a dtype."""
+    parts = runs(x.detach(), y.detach().to(x.device))
+    return all(torch.equal(a.to(via).double(), b.double()) for a, b in parts)
 
 
 @contextmanager
 def watch_weights(outermost: CodeType) -> Iterator[Watch]:
     """In the body, observe how tensors of modules are created, loaded and converted. outermost: as in Watch."""
     watch = Watch(outermost)
-    for module in {module for module, _ in READERS if module.startswith("safetensors")}:
-        with suppress(ImportError):  # a library that the body imports gets these functions from it
-            importlib.import_module(module)
+    library = sys.modules.get("transformers.modeling_utils")  # has its own reference to the reader if imported before
     calls: list[tuple[Any, str, Callable[..., Any]]] = [
-        *((x, name, watch.on_read) for module, name in READERS if hasattr(x := sys.modules.get(module), name)),
+        (torch, "load", watch.on_read),
+        (safetensors, "safe_open", watch.on_read),
+        (safetensors.torch, "load_file", watch.on_read),
+        *([(library, "safe_open", watch.on_read)] if hasattr(library, "safe_open") else []),
         (nn.Module, "load_state_dict", watch.on_restore),
         (nn.Module, "_apply", watch.on_convert),
         (nn.Module, "register_parameter", watch.on_create),
@@ -210,21 +183,22 @@ def _through(handler: Callable[..., Any], original: Callable[..., Any]) -> Calla
 def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tuple[SilentCast, ...]]:
     """The model's parameters and buffers as loaded, and the casts to fewer bits that nobody asked for; casts of one
     line and kind are merged, with the largest loss."""
-    weights, rows, groups = _Weights(model, watch), list[LedgerRow](), dict[Any, list[tuple[str, Event]]]()
-    for key, x in weights.tensors.items():
-        name, kind = weights.names[key][0], "parameter" if isinstance(x, nn.Parameter) else "buffer"
-        dtypes = (watch.checkpoint.get(x, (None,))[0], weights.requested_dtype(key))
-        known, asked = (None if dtype is None else dtype_name(dtype) for dtype in dtypes)
-        rows.append(LedgerRow(name, kind, dtype_name(x.dtype), known, asked, module=name.rpartition(".")[0]))
-        for how, event in weights.silent_casts(key):
-            groups.setdefault((how, *event[:3]), []).append((name, event))
-    return tuple(rows), tuple(_together(how, *zip(*several, strict=True)) for (how, *_), several in groups.items())
-
-
-def _together(kind: str, names: tuple[str, ...], events: tuple[Event, ...]) -> SilentCast:
-    place, before, after, loss, _ = max(events, key=lambda event: event.loss.error if event.loss else -1.0)
-    own = place if place is not None and kind_of(place.file) == "own" else Place("", 0)
-    return SilentCast(kind, names, dtype_name(before), dtype_name(after), loss, own.file, own.line)
+    weights, rows, casts = _Weights(model, watch), list[LedgerRow](), list[SilentCast]()
+    groups = dict[Any, dict[str, Loss | None]]()
+    for x, (name, *_) in weights.names.items():
+        kind, known = "parameter" if isinstance(x, nn.Parameter) else "buffer", watch.checkpoint.get(x, (None,))[0]
+        asked = any(one is not None and one.after is x.dtype for one in (watch.converted.get(x), watch.created.get(x)))
+        author = torch.float32 if x in weights.kept else x.dtype if asked else None
+        read, requested = (dtype_name(dtype) if dtype else None for dtype in (known, author))
+        rows.append(LedgerRow(name, kind, dtype_name(x.dtype), read, requested, module=name.rpartition(".")[0]))
+        for how, event in weights.silent_casts(x):
+            groups.setdefault((how, *event[:3]), {})[name] = event.loss
+    for (how, place, before, after), losses in groups.items():
+        own = place is not None and kind_of(place.file) == "own"
+        source = f"{portable_path(place.file)}:{place.line}" if own else None
+        largest = max(filter(None, losses.values()), key=lambda loss: loss.error, default=None)
+        casts.append(SilentCast(how, (*losses,), dtype_name(before), dtype_name(after), largest, source))
+    return tuple(rows), tuple(casts)
 
 
 class _Weights:
@@ -235,48 +209,37 @@ class _Weights:
     """
 
     def __init__(self, model: nn.Module, watch: Watch) -> None:
-        self.watch, self.modules = watch, dict(named_modules(model))
-        self.names, self.tensors = dict[int, list[str]](), dict[int, Tensor]()
+        self.watch, self.modules, self.names = watch, dict(named_modules(model)), dict[Tensor, list[str]]()
         for name, x in named_tensors(model):
-            self.names.setdefault(id(x), []).append(name)
-            self.tensors[id(x)] = x
-        low = {x.dtype for x in self.tensors.values()}
-        lists = (key for key, dtypes in KEEP_LISTS.items() if low.intersection(dtypes))
+            self.names.setdefault(x, []).append(name)
+        lists = (key for key, dtypes in KEEP_LISTS.items() if any(x.dtype in dtypes for x in self.names))
         listed = {word for key in lists for word in vars(model).get(key) or getattr(type(model), key, None) or ()}
-        self.kept = {key for key, names in self.names.items() if listed.intersection(*(n.split(".") for n in names))}
-        parameters = {key: x for key, x in self.tensors.items() if isinstance(x, nn.Parameter)}
-        dtypes = {x.dtype for key, x in parameters.items() if key not in self.kept and significant_bits(x.dtype)}
+        self.kept = {x for x, names in self.names.items() if listed.intersection(*(n.split(".") for n in names))}
+        parameters = [x for x in self.names if isinstance(x, nn.Parameter)]
+        dtypes = {x.dtype for x in parameters if x not in self.kept and significant_bits(x.dtype)}
         self.uniform = dtypes.pop() if len(dtypes) == 1 else None
-        self.sources = {watch.checkpoint[x][0] for x in parameters.values() if x in watch.checkpoint}
+        self.sources = {watch.checkpoint[x][0] for x in parameters if x in watch.checkpoint}
 
-    def requested_dtype(self, key: int) -> torch.dtype | None:
-        """The dtype that the author asks for: by the list of FP32 modules, a conversion, or at creation."""
-        x = self.tensors[key]
-        events = (self.watch.converted.get(x), self.watch.created.get(x))
-        asked = next((one.after for one in events if one is not None and one.after is x.dtype), None)
-        return torch.float32 if key in self.kept else asked
-
-    def silent_casts(self, key: int) -> Iterator[tuple[str, Event]]:
+    def silent_casts(self, x: Tensor) -> Iterator[tuple[str, Event]]:
         """The casts of a tensor that nobody asked for, with their kinds.
 
         Casts of all parameters of a one-dtype checkpoint, or of a module, are not yielded: the author asked for them.
         """
-        watch, x, owners = self.watch, self.tensors[key], [n.rpartition(".")[0] for n in self.names[key]]
-        whole = isinstance(x, nn.Parameter) and key not in self.kept
+        watch, owners = self.watch, [self.modules[name.rpartition(".")[0]] for name in self.names[x]]
+        whole = isinstance(x, nn.Parameter) and x not in self.kept
         if (event := watch.rounded.get(x)) is not None:
             if not whole or self.uniform is not event.after or len(self.sources) > 1:
                 yield "loading", event
         elif (event := watch.converted.get(x)) is not None and event.module is not None:
-            inside = {id(module) for module in modules_of(event.module)}
-            asked = whole and x.dtype is event.after and all(id(self.modules[path]) in inside for path in owners)
+            asked = whole and x.dtype is event.after and {*owners}.issubset(modules_of(event.module))
             if not asked and event.loss is not None and _is_equal(x, x, event.after):
                 yield "conversion", event
-        elif (event := watch.created.get(x)) is not None and _is_narrow(x.dtype) and x.dtype.itemsize > 1:
+        elif (event := watch.created.get(x)) is not None and is_low(x.dtype):
             default = event.place in watch.default.values()
             if watch.checkpoint.get(x, (None,))[0] is not x.dtype and (default or self.uniform is not x.dtype):
                 yield "creation", event
-        if "scale" in self.names[key][0].rpartition(".")[2] and x not in watch.checkpoint and x in watch.created:
-            beside = (y.dtype for _, y in named_tensors(self.modules[owners[0]]))
+        if "scale" in self.names[x][0].rpartition(".")[2] and x not in watch.checkpoint and x in watch.created:
+            beside = (y.dtype for _, y in named_tensors(owners[0]))
             short = next((dtype for dtype in beside if dtype.itemsize == 1 and dtype is not torch.bool), None)
             if short is not None and _is_comparable(x) and bool((x == 1).all()):
                 yield "scale", watch.created[x]._replace(after=short)

@@ -81,27 +81,26 @@ class Sample:
         return ProductError(*parts) if all(map(math.isfinite, parts)) else None
 
     def flag_errors(self) -> dict[str, float]:
-        """{flag: relative L2 error of the product with only this flag on}, for flags that affect the product."""
-        row = operation_of(self.target)
-        of = "product" if row.packet in FACTORS else row.gemm
-        return {name: self._error_under(flag) for name, flag in FLAGS.items() if flag.of == of}
-
-    def _error_under(self, flag: Flag) -> float:
-        """Relative L2 error with a precision flag on; if the flag changes the accumulator, on SAMPLE entries only."""
-        row, known = FORMATS[flag.reads], operation_of(self.target)
-        factors = FACTORS.get(known.packet, (0, 1))
-        if flag.sum is None:
-            given = [round_to(x, row.name) if i in factors else x for i, x in enumerate(self.args)]
-            return relative_l2(self.exact, self.target(*over_tensors(_in_fp64, given)))
-        x, y = (self.args[i] for i in factors)
-        y = y if known.gemm == "linear" or y.dim() == 1 else y.mT
-        x, y = (z.unsqueeze(0) if z.dim() == 1 else z.reshape(-1, *z.shape[-2:])[0] for z in (x, y))  # [m, k], [n, k]
-        entry = torch.arange(SAMPLE, device=x.device)
-        x, y = x[entry % len(x)], y[(entry + entry // len(x)) % len(y)]
-        if row.bytes == 1:
-            x, y = (z * (row.largest / z.abs().max().clamp(min=1e-30)) for z in (x, y))
-        terms = (round_to(x, row.name).double() * round_to(y, row.name)).T
-        return relative_l2(terms.sum(0), flag.sum(terms))
+        """{flag: relative L2 error of the product with only this flag on}, for flags that affect the product; of a flag
+        that changes the accumulator, the error of SAMPLE entries."""
+        known, errors = operation_of(self.target), dict[str, float]()
+        factors, of = FACTORS.get(known.packet, (0, 1)), "product" if known.packet in FACTORS else known.gemm
+        for name, flag in ((name, flag) for name, flag in FLAGS.items() if flag.of == of):
+            row = FORMATS[flag.reads]
+            if flag.sum is None:
+                given = [round_to(x, row.name) if i in factors else x for i, x in enumerate(self.args)]
+                errors[name] = relative_l2(self.exact, self.target(*over_tensors(_in_fp64, given)))
+                continue
+            x, y = (self.args[i] for i in factors)
+            y = y if known.gemm == "linear" or y.dim() == 1 else y.mT
+            x, y = (z.reshape(-1, *z.shape[-2:])[0].reshape(-1, z.shape[-1]) for z in (x, y))  # [m, k], [n, k]
+            entry = torch.arange(SAMPLE, device=x.device)
+            x, y = x[entry % len(x)], y[(entry + entry // len(x)) % len(y)]
+            if row.bytes == 1:
+                x, y = (z * (row.largest / z.abs().max().clamp(min=1e-30)) for z in (x, y))
+            terms = (round_to(x, row.name).double() * round_to(y, row.name)).T
+            errors[name] = relative_l2(terms.sum(0), flag.sum(terms))
+        return errors
 
 
 def sample_product(n: fx.Node, values: Mapping[str, Any]) -> Sample | None:
@@ -109,16 +108,14 @@ def sample_product(n: fx.Node, values: Mapping[str, Any]) -> Sample | None:
     if not is_tensor_core(target_of(n)) or row_of(n).attention or n.kwargs:
         return None
     args = fx.node.map_arg(n.args, lambda source: values[source.name])
-    floats = [x for x in tensors_in(args) if type(x) is Tensor and is_plain(x) and x.is_floating_point()]
-    if len(floats) < len(tensors_in(args)) or any(x.is_meta or not x.numel() for x in floats):
+    if not all(type(x) is Tensor and is_plain(x) and x.is_floating_point() and x.numel() for x in tensors_in(args)):
         return None
     try:
         args = _some_of(target_of(n), args)
-        exact = target_of(n)(*over_tensors(_in_fp64, args))
+        return Sample(target_of(n), args, target_of(n)(*over_tensors(_in_fp64, args)))
     except Exception as error:  # the operation has no FP64 kernel
         let_through(error)
         return None
-    return Sample(target_of(n), args, exact)
 
 
 def flag_costs(
@@ -153,23 +150,25 @@ def _in_fp64(x: Tensor) -> Tensor:
 
 
 def _some_of(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments for some rows and columns of the result; for convolutions, part of one image and some channels."""
+    """The arguments for some rows and columns of the result; for convolutions, part of one image and, unless groups have
+    several channels, some channels."""
     row = operation_of(target)
-    if row.gemm == "linear" and args[1].dim() == 2:
-        return _some(args[0].reshape(-1, args[0].shape[-1])), *(y if y is None else _some(y) for y in args[1:])
-    if row.gemm == "convolution" and args[0].dim() == args[1].dim():
-        x, groups, whole = args[0][:1], args[6:], args[0].shape[1] == args[1].shape[1]  # not split into groups
-        if groups == args[0].shape[1:2] == args[1].shape[:1]:  # one filter for each channel
-            x, whole = _some(args[0][0]).unsqueeze(0), True
-            groups = x.shape[1:2]
-        w, *rest = [y if y is None or not whole else _some(y) for y in args[1:3]]
-        return (_crop(x, w, args[5] if len(args) > 5 else 1), w, *rest, *args[3:6], *groups)
-    if row.flops == "product" and args[1].dim() == 2 <= args[0].dim():
-        return _some(args[0].flatten(0, -2)), _some(args[1].T).T
-    if row.flops == "product" and args[0].dim() == args[1].dim() > 2 and args[0].shape[0] == args[1].shape[0]:
-        return args[0][:1], args[1][:1]
-    if row.flops == "added_product" and [x.dim() for x in args[:3]] == [1, 2, 2]:
-        return _some(args[0]), _some(args[1]), _some(args[2].T).T, *args[3:]
+    if row.packet not in FACTORS and row.gemm != "convolution":
+        return args
+    first, second = FACTORS.get(row.packet, (0, 1))
+    x, y, added = args[first], args[second], args[:first]
+    if row.gemm == "linear" and y.dim() == 2:
+        return _some(x.reshape(-1, x.shape[-1])), *(z if z is None else _some(z) for z in args[1:])
+    if row.gemm == "convolution" and x.dim() == y.dim():
+        apart = args[6:] == x.shape[1:2] == y.shape[:1]  # one filter for each channel
+        channels = [z if z is None or (x.shape[1] != y.shape[1] and not apart) else _some(z) for z in args[1:3]]
+        x = _some(x[0]).unsqueeze(0) if apart else x[:1]
+        groups = x.shape[1:2] if apart else args[6:]
+        return (_crop(x, y, args[5] if len(args) > 5 else 1), *channels, *args[3:6], *groups)
+    if y.dim() == 2 <= x.dim() and all(z.dim() == 1 for z in added):
+        return *map(_some, added), _some(x.flatten(0, -2)), _some(y.T).T, *args[second + 1 :]
+    if x.dim() == y.dim() > 2 and x.shape[0] == y.shape[0] and not added:
+        return x[:1], y[:1]
     return args
 
 

@@ -68,12 +68,14 @@ def sum_of_squares(x: torch.Tensor) -> float:
 
 
 def runs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Split tensors of one shape into chunks that fit a processor's cache; on a GPU, into larger chunks."""
+    """Split tensors of one shape into chunks that fit a processor's cache; on a GPU, into larger chunks. The entries are in
+    the first tensor's order in memory, so that tensors with the same strides are not copied."""
     step = _RUN if tensors[0].device.type == "cpu" else ON_GPU
     if tensors[0].numel() <= step:
         yield tensors
         return
-    yield from zip(*(torch.split(x.reshape(-1), step) for x in tensors), strict=True)
+    order = sorted(range(tensors[0].dim()), key=tensors[0].stride, reverse=True)
+    yield from zip(*(torch.split(x.permute(order).reshape(-1), step) for x in tensors), strict=True)
 
 
 def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
@@ -103,9 +105,7 @@ def loss_of(before: torch.Tensor, after: torch.Tensor) -> Loss | None:
 
 def disagreement(reference: torch.Tensor, candidate: torch.Tensor) -> float:
     """Share of entries of a discrete tensor (indices, masks) that differ; 0.0 for an empty tensor."""
-    if reference.numel() == 0:
-        return 0.0
-    return float((reference != candidate).double().mean())
+    return int((reference != candidate).sum()) / max(reference.numel(), 1)
 
 
 def sqnr_db(relative_error: float) -> float:

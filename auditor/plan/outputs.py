@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -82,10 +83,7 @@ def with_fewest_outputs(problem: Problem, low: Candidate, limit: float) -> Itera
 
     doubtful = {name for name, known in problem.verdicts.items() if known.verdict in ("sensitive", "unsafe")}
     order = sorted((path for path, names in problem.products.items() if names & doubtful), key=worth, reverse=True)
-    few, many = 0, len(order) + 1  # bisection: `few` are too few, `many` are enough
-    while many - few > 1:
-        middle = (few + many) // 2
-        held = problem.evaluate(low.high.union(order[:middle])).predicted_error <= limit
-        few, many = (few, middle) if held else (middle, many)
-    if many <= len(order):
-        yield problem.evaluate(low.high.union(order[:many]))
+    choices = [low.high.union(order[: number + 1]) for number in range(len(order))]
+    fewest = bisect_left(choices, True, key=lambda high: problem.evaluate(high).predicted_error <= limit)
+    if fewest < len(choices):
+        yield problem.evaluate(choices[fewest])

@@ -1,5 +1,4 @@
-"""The ledger: dtypes of all parameters, buffers and operations at each stage, and casts that the user did not
-request."""
+"""The ledger: dtypes of all parameters, buffers and operations at each stage, and casts that nobody asked for."""
 
 from __future__ import annotations
 
@@ -40,8 +39,8 @@ class Loss:
 class SilentCast:
     """A cast to fewer bits that the user did not request. kind: a key of rulebook.findings.SILENT.
 
-    names: parameters and buffers; for an operation, modules. file, line: place of the cast; file "": unknown. before,
-    after: dtypes by torch's names; loss: None if the values before the cast are unknown. node: the operation, if any.
+    names: parameters and buffers; for an operation, modules. before, after: dtypes by torch's names; loss: None if the
+    values before the cast are unknown. source: line of a cast on loading; None: unknown. node: the operation, if any.
     """
 
     kind: str
@@ -49,6 +48,5 @@ class SilentCast:
     before: str
     after: str
     loss: Loss | None = None
-    file: str = ""
-    line: int = 0
+    source: str | None = None
     node: str = ""

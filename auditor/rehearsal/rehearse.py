@@ -84,7 +84,7 @@ def rehearse(
             tell("rehearse", recipe.title, steps * recipes.index(recipe) + len(losses), steps * (len(recipes) + 1))
 
         try:
-            return call_forked(partial(session.run, recipe, steps), hear)[0]
+            return call_forked(partial(session.run, recipe, steps), hear)
         except AuditorError as error:
             let_through(error)
             if recipe == FP32:

@@ -45,11 +45,8 @@ DECOUPLED = ("Adafactor", "Muon")
 `decoupled_weight_decay`."""
 STUCK = 0.01
 """Relative distance to the squared gradient below which a second moment need not change."""
-
-
-def bad_step(message: str) -> LoadError:
-    """The error for a step that cannot be rehearsed."""
-    return LoadError(message, slug="bad-step")
+bad_step = partial(LoadError, slug="bad-step")
+"""The error for a step that cannot be rehearsed, from its message."""
 
 
 def call_forked(work: Callable[[Callable[[str], None]], Any], hear: Callable[[str], object] = str) -> Any:
@@ -88,9 +85,8 @@ class Session:
         self._step, self._batches, self._seed = step, batches, seed
         self._parameters = dict[nn.Parameter, str]()  # names of the trained parameters
         self._calls: list[nn.Module] = []  # the modules that are being called, innermost last
-        self._running: list[ExitStack] = []  # what ends with each running `step()` of an optimizer, innermost last
         self._casts_inputs, self.own_regions, self.recipe = False, False, FP32
-        _, used, self.own_regions = call_forked(partial(self.run, FP32, 1))
+        used, self.own_regions = call_forked(lambda tell: self.run(FP32, 1, tell) and (self._used, self.own_regions))
         if used.isdisjoint(self.optimizers):
             raise bad_step("the first step calls no optimizer's step(): give a function that runs one whole step")
         self.optimizers = {number: one for number, one in self.optimizers.items() if number in used}
@@ -111,9 +107,9 @@ class Session:
         if any(p.device.type in NATIVE for p in self.trained):
             raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
 
-    def run(self, recipe: Recipe, steps: int, tell: Callable[[str], None]) -> tuple[RecipeRun, set[int], bool]:
+    def run(self, recipe: Recipe, steps: int, tell: Callable[[str], None]) -> RecipeRun:
         """Run up to `steps` steps: the run ends with the batches, and without a loss scale with the first non-finite
-        step. Returns the results, the ids of the optimizers and modules that the last step called, and `own_regions`."""
+        step. tell: called with each step and its loss as text."""
         reseed(self._seed)
         self._prepare(recipe)
         batches, result, samples = self._batches(), self.result, {i * (steps - 1) // (LOOKS - 1) for i in range(LOOKS)}
@@ -150,7 +146,7 @@ class Session:
                 break
         if not result.losses:
             raise bad_step("batches is empty: give at least one batch")
-        return result, self._used, self.own_regions
+        return result
 
     def _call_step(self, batch: Any, handler: Trail | None = None) -> float:
         """Call the user's step with a batch (as one argument, several, or none, as its signature requires), in FP32 or in
@@ -203,8 +199,9 @@ class Session:
         self._convert(recipe)
         for name, optimizer in product(recipe.remedies, self.optimizers.values()):
             REMEDIES[name][1](optimizer)
-        register_optimizer_step_pre_hook(self._begin_update)
-        register_optimizer_step_post_hook(self._end_update)
+        running = dict[int, Iterator[None]]()  # {number of `step()` calls around one that is running: its `_update`}
+        register_optimizer_step_pre_hook(lambda *call: next(running.setdefault(len(running), self._update(*call))))
+        register_optimizer_step_post_hook(lambda *call: next(running.popitem()[1], None))
         called = nn.Module.__call__
         nn.Module.__call__ = lambda module, *a, **k: self._call(called, module, *a, **k)  # type: ignore[method-assign]
         engine: Any = torch.autograd  # its `backward` and `grad` both call this function
@@ -264,9 +261,10 @@ class Session:
             clear_weight_casts()
         return over_tensors(lambda x: x / scale, result)
 
-    def _begin_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Runs before each `step()` of an optimizer. If gradients are not finite, the optimizer gets no parameters, as
-        a GradScaler skips it. In an FP32 step for comparison (`_run_shadow`), the last optimizer gets none either."""
+    def _update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Iterator[None]:
+        """Runs around each `step()` of an optimizer, which begins at `yield`. If gradients are not finite, the optimizer
+        gets no parameters, as a GradScaler skips it. In an FP32 step for comparison (`_run_shadow`), the last optimizer
+        gets none either. After the update, the weights are checked."""
         kind = type(optimizer).__name__
         if id(optimizer) not in self.optimizers:
             advice = "create model and optimizers before the rehearsal, and call every optimizer in the first step"
@@ -275,28 +273,24 @@ class Session:
             advice = "which may run the model repeatedly: rehearse another optimizer"
             raise bad_step(f"{kind}.step gets a closure, {advice}")
         self._used.add(id(optimizer))
-        self._running.append(stack := ExitStack())
-        stack.enter_context(torch.autocast("cuda", enabled=False))
         own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        with plain_torch():
-            if not (is_finite := all(all_finite(p.grad) for _, p in own)):
-                self._broken = self._broken or ""
-            for group, p in own if is_finite and self._sampled else ():
-                if p in self._parameters and p not in self._updates:  # else measured in an earlier update
-                    gradient = dense(p.grad.detach()).clone()
-                    self._updates[p] = gradient, optimizer, {**group}, p.detach().clone(), _second_moment(optimizer, p)
-        if not is_finite or (self.recipe is not self.result.recipe and self._used >= {*self.optimizers}):
-            emptied = [{**group, "params": []} for group in optimizer.param_groups]
-            stack.enter_context(swap_attribute(optimizer, "param_groups", emptied))
-        if not self.recipe.stored:  # an update in FP32 needs no emulation, which takes longer
-            stack.enter_context(plain_torch())
-
-    def _end_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Runs after each `step()` of an optimizer, and checks the weights."""
-        self._running.pop().close()
+        with torch.autocast("cuda", enabled=False), ExitStack() as stack:
+            with plain_torch():
+                if not (is_finite := all(all_finite(p.grad) for _, p in own)):
+                    self._broken = self._broken or ""
+                for group, p in own if is_finite and self._sampled else ():
+                    if p in self._parameters and p not in self._updates:  # else measured in an earlier update
+                        before = p.detach().clone(), _second_moment(optimizer, p)
+                        self._updates[p] = dense(p.grad.detach()).clone(), optimizer, {**group}, *before
+            if not is_finite or (self.recipe is not self.result.recipe and self._used >= {*self.optimizers}):
+                emptied = [{**group, "params": []} for group in optimizer.param_groups]
+                stack.enter_context(swap_attribute(optimizer, "param_groups", emptied))
+            if not self.recipe.stored:  # an update in FP32 needs no emulation, which takes longer
+                stack.enter_context(plain_torch())
+            yield
         with plain_torch():
             if self._broken is None and not all(map(all_finite, self._parameters)):
-                self._broken = f"the update of {type(optimizer).__name__}, from finite gradients"
+                self._broken = f"the update of {kind}, from finite gradients"
 
     def _measure(self, step: int, fp32: dict[str, Any]) -> dict[str, Any]:
         """Record the gradient errors of a sampled step, of all parameters together and of each, and its updates, see

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ..capture.places import from_repository
 from ..capture.source import Place, is_installed
-from ..document.places import from_repository
 from ..records import Finding, Node
 from ..records.audit import Audit
 from ..records.paths import pattern

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shutil
@@ -125,28 +124,25 @@ def to_terminal(blocks: Iterable[Block], width: int | None = None, color: bool |
     Width and color follow stdout by default: without a terminal, 100 characters and no colors. FORCE_COLOR turns colors
     on and NO_COLOR turns them off, if not empty.
     """
-    seen, stream = sys.stdout.isatty(), io.StringIO()
-    width = width or (min(shutil.get_terminal_size().columns, WIDEST) if seen else 100)
-    if color is None:
-        color = bool(os.environ.get("FORCE_COLOR")) or (seen and os.environ.get("TERM") != "dumb")
-        color = color and not os.environ.get("NO_COLOR")
+    wide = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else 100
     console = Console(
-        file=stream,
-        width=max(width, 40),
+        width=max(width or wide, 40),
+        height=40,  # without a height, rich ignores the width if TERM=dumb
         force_terminal=color,
-        color_system="standard" if color else None,
+        color_system=None if color is None and os.environ.get("NO_COLOR") else "auto",
+        force_jupyter=False,
         legacy_windows=False,
         highlight=False,
         markup=False,
         emoji=False,
-        _environ={},
     )
-    for i, block in enumerate(block for block in blocks if block):
-        if i and (isinstance(block, Grid) or block.label):
-            console.print()
-        for part in _parts(block):
-            console.print(part, soft_wrap=isinstance(part, Text))
-    return "".join(f"{_PADDING.sub('', line)}\n" for line in stream.getvalue().splitlines())
+    with console.capture() as page:
+        for i, block in enumerate(block for block in blocks if block):
+            if i and (isinstance(block, Grid) or block.label):
+                console.print()
+            for part in _parts(block):
+                console.print(part, soft_wrap=isinstance(part, Text))
+    return "".join(f"{_PADDING.sub('', line)}\n" for line in page.get().splitlines())
 
 
 def _parts(block: Block) -> Iterator[RenderableType]:
@@ -227,74 +223,16 @@ def escape(text: str) -> str:
 
 
 def html(blocks: Iterable[Block]) -> Markup:
-    """Render blocks as HTML with the CSS classes of the report. A page that does not define the classes, such as a
-    notebook, shows the blocks in its own style."""
-    return Markup("\n").join(_html(block) for block in blocks if block)
-
-
-def _html(block: Block) -> Markup:
-    match block:
-        case Prose(label, texts, style, listed):
-            head = _markup("<b>{}</b> " * bool(label), label)
-            if not listed:
-                return Markup('<p class="{}">{}{}</p>').format(style, head, prose(" ".join(texts)))
-            points = Markup().join(Markup("<li>{}</li>").format(prose(text)) for text in texts)
-            return Markup("<div>{}<ul>{}</ul></div>").format(head, points)
-        case Code(label, text):
-            copied = Markup('<button type="button" class="copy quiet" hidden aria-label="Copy: {}">Copy</button>')
-            code = Markup('<div class="code">{}<pre tabindex="0"><code>{}</code></pre></div>')
-            head = _markup("<h3>{}</h3>", label) if label else Markup()
-            return head + code.format(copied.format(label or "the code"), text)
-        case Grid():
-            return _html_table(block)
-        case Item(head, notes, style):
-            item = Markup('<p class="{}"><code>{}</code><br>{}</p>')
-            return item.format(style, printable(head), prose(" ".join(notes)))
-        case Fold(label, blocks):
-            return _markup('<details class="fold"><summary>{}</summary>', label) + html(blocks) + Markup("</details>")
-        case Chart():
-            return _html_chart(block)
-
-
-def _markup(markup: str, *texts: str) -> Markup:
-    return Markup(markup).format(*map(printable, texts))
+    """Render blocks as HTML with the CSS classes of the report, each by the macro of blocks.html.jinja with the name of
+    its class. A page that does not define the classes, such as a notebook, shows the blocks in its own style."""
+    macros = environment().get_template("blocks.html.jinja").module
+    return Markup("\n").join(getattr(macros, type(block).__name__)(block) for block in blocks if block)
 
 
 def prose(text: str) -> Markup:
     """Escape text for HTML; text in `backticks` becomes code."""
     line = Markup.escape(printable(" ".join(text.split())))
     return line if line.count("`") % 2 else Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(line)))
-
-
-def _html_table(table: Grid) -> Markup:
-    def row(cells: Sequence[str], cell: str, style: str = "") -> Markup:
-        number, one = Markup(' class="n" style="text-align:right"'), Markup(f"<{cell}{{}}>{{}}</{cell[:2]}>")
-        made = (one.format(number if i >= table.texts else "", prose(text)) for i, text in enumerate(cells))
-        return Markup('<tr class="{}">{}</tr>').format(style, Markup().join(made))
-
-    body = Markup("\n").join(row(cells, "td", "chosen" * (i == table.bold)) for i, cells in enumerate(table.rows))
-    caption = _markup("<caption>{}</caption>", table.caption) if table.caption else ""
-    return Markup(
-        '<div class="scroll" tabindex="0" role="group" aria-label="{}"><table class="plain">{}<thead>{}</thead><tbody>{}</tbody>'
-        "</table></div>"
-    ).format(table.caption or "Table", caption, row(table.heads, 'th scope="col"'), body)
-
-
-def _html_chart(chart: Chart) -> Markup:
-    bottom = chart.height - BOTTOM
-    tick = '<text class="tick" x="{}" y="{}" text-anchor="{}">{}</text>'
-    drawn = [Markup(f'<path class="grid" d="M{LEFT} {y:g}H{RIGHT}"/>') for y, _ in chart.y_ticks]
-    drawn += [Markup('<path class="{}" d="{}"/>').format(*path) for path in chart.paths if path[1]]
-    drawn += [Markup(tick).format(LEFT - 6, y + 4, "end", text) for y, text in chart.y_ticks]
-    drawn += [Markup(tick).format(x, bottom + 18, "middle", text) for x, text in chart.x_ticks]
-    drawn += [Markup(tick).format(RIGHT, chart.height - 4, "end", chart.x_title)]
-    keys = Markup().join(_markup('<span class="key {}">{}</span>', *key) for key in chart.legend)
-    rows = Markup(' data-rows="{}"').format(",".join(map(str, chart.rows))) if chart.rows else ""
-    return _markup("<h3>{}</h3>" * chart.titled, chart.label) + Markup(
-        '<p class="about">{1}</p><figure class="chart"><p class="legend">{2}</p>'
-        '<div class="scroll" tabindex="0" role="group" aria-label="{0}">'
-        '<svg viewBox="0 0 {3} {4}" role="img" aria-label="{0}"{5}>{6}</svg></div></figure>'
-    ).format(chart.label, prose(chart.about), keys, WIDTH, chart.height, rows, Markup().join(drawn))
 
 
 @cache
@@ -313,5 +251,6 @@ def environment() -> Environment:
     made.globals.update(
         asset=lambda name: Markup((folder / name).read_text(encoding="utf-8")), words=words, rule_text=rule_text
     )
+    made.globals.update(WIDTH=WIDTH, LEFT=LEFT, RIGHT=RIGHT, BOTTOM=BOTTOM)
     made.filters.update(sentence=words.sentence, prose=prose, show=words.printable, html=html)
     return made

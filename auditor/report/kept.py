@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ..errors import AuditorError, suggest
 from ..execution.policy import choice_from_scopes
@@ -23,48 +22,32 @@ SHAPES = 3
 """Maximum number of module patterns with reason `no-gain` that get a line each."""
 
 
-@dataclass(frozen=True)
-class Island:
-    """Modules that a plan keeps in FP32 for the same kind of reason, or functions that stay FP32 in low-precision
-    modules. why: the reason in a clause, then codes of rules that report the modules; "" if unknown.
+def islands(plan: Plan) -> tuple[str, ...]:
+    """A line for each FP32 island of a plan, with the reason, if known, then codes of rules that report the modules. An
+    island is FP32 modules with the same kind of reason, or functions that stay FP32 in low-precision modules.
 
-    Paths differ only in block numbers (`blocks.*.norm`), except if over `SHAPES` patterns have the reason `no-gain`.
+    Paths in an island differ only in block numbers (`blocks.*.norm`), except if over `SHAPES` patterns have the reason
+    `no-gain`. For an exported program: its FP32 operations and outputs, grouped by operator and kind of reason.
     """
-
-    paths: tuple[str, ...]
-    name: str
-    why: str
-
-
-def islands(plan: Plan) -> tuple[Island, ...]:
-    """FP32 modules, with repeated blocks merged, and functions that stay FP32 in low-precision modules.
-
-    For an exported program: its FP32 operations and outputs, grouped by operator and kind of reason.
-    """
-    result = []
+    result = list[tuple[str, str]]()
     each = plan.program.kept if plan.program else ()
     for kept in fold(each, lambda _: "", lambda kept: (kept.kind, kept.op, kept.only_output)):
-        names = tuple(one.name for one in kept)
-        why = _one_for_all([one.because for one in kept])
-        result.append(Island(names, list_paths(names, 2, "operation"), why))
-    if plan.program is not None:
-        return tuple(result)
-    scopes = plan.scopes
+        name = list_paths([one.name for one in kept], 2, "operation")
+        result.append((name, _one_for_all([one.because for one in kept])))
     pairs = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
     idle = len({pattern(path) for path, reason in pairs if reason.kind == "no-gain"}) > SHAPES
     for same in fold(
         pairs, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind
     ):
-        paths, reasons = tuple(path for path, _ in same), [reason for _, reason in same]
+        paths, reasons = [path for path, _ in same], [reason for _, reason in same]
         name = list_paths(paths, 2).replace(scope(""), f"{scope('')} (without its submodules)")
-        why = _with_rules(_one_for_all([reason.words for reason in reasons]), reasons)
-        result.append(Island(paths, name, why))
-    for keeping in fold(dict.fromkeys(p for p, _ in plan.exceptions), str, lambda path: scopes[path].exceptions):
+        result.append((name, _with_rules(_one_for_all([reason.words for reason in reasons]), reasons)))
+    for keeping in fold(dict.fromkeys(p for p, _ in plan.exceptions), str, lambda p: plan.scopes[p].exceptions):
         place = "the whole model" if keeping == [""] else list_paths(keeping, 2)
         reasons = [*plan.reasons_of(keeping[0])]
         why = _with_rules(", ".join(reason.words for reason in reasons), reasons)
-        result.append(Island(tuple(keeping), f"{', '.join(scopes[keeping[0]].exceptions)} in {place}", why))
-    return tuple(result)
+        result.append((f"{', '.join(plan.scopes[keeping[0]].exceptions)} in {place}", why))
+    return tuple(f"{name}: {why}" if why else name for name, why in result)
 
 
 def _one_for_all(reasons: Sequence[str]) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from ..isolation.process import ON_A_CPU, ON_A_GPU
-from ..records import Finding
+from ..records import Finding, Subject
 from ..records.audit import Audit
 from ..records.ledger import LedgerRow
 from ..rulebook.findings import SILENT
@@ -15,6 +16,7 @@ from .kept import dtype_label
 from .words import count, fold, fold_paths, line, op, ratio, remedy, sentence
 
 HEADS = ("Name", "Checkpoint", "As loaded", "Author", "Planned", "Executed")
+DTYPES = attrgetter("checkpoint", "loaded", "author", "planned", "executed")
 SETTINGS = "Predicted error of the outputs with only this setting on, in all products that it affects. FP8 sums in 14 bits: the arithmetic of Hopper GPUs"
 SHOWN = 60
 """Maximum lines of a table of dtypes in the report; measurements.json and `auditor ledger` have all lines."""
@@ -26,20 +28,18 @@ ABOUT = (
 REDUCED = "allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"
 
 
-def overview(
-    name: str, rows: Sequence[LedgerRow], findings: Sequence[Finding], flags: Mapping[str, Any]
-) -> list[Block]:
+def overview(subject: Subject, rows: Sequence[LedgerRow], findings: Sequence[Finding]) -> list[Block]:
     """Blocks of the page that `auditor ledger` prints: casts, flags, and the dtypes of weights and operations."""
-    kinds = [f"{count(sum(row.kind == kind for row in rows), kind)}" for kind in ("parameter", "buffer", "operation")]
-    return [Prose(f"Dtypes in {name}", (", ".join(kinds),), "title"), *_blocks(rows, findings, flags, len(rows))]
+    kinds = [count(sum(row.kind == kind for row in rows), kind) for kind in ("parameter", "buffer", "operation")]
+    title = Prose(f"Dtypes in {subject.name}", (", ".join(kinds),), "title")
+    return [title, *_blocks(rows, findings, subject.flags, len(rows))]
 
 
 def ledger_section(audit: Audit) -> list[Block]:
     """The report's section on dtypes; empty for an audit without a ledger."""
-    silent = [finding for finding in audit.findings if finding.rule in SILENT.values()]
     costs = tuple((flag, ratio(share)) for flag, share in audit.flags.items())
     table = Grid(("Setting", "Share of the error budget"), costs, caption=SETTINGS)
-    return [*_blocks(audit.ledger, silent, audit.environment.flags, SHOWN), table] if audit.ledger else []
+    return [*_blocks(audit.ledger, audit.findings, audit.environment.flags, SHOWN), table] if audit.ledger else []
 
 
 def headline(findings: Sequence[Finding]) -> str:
@@ -50,22 +50,18 @@ def headline(findings: Sequence[Finding]) -> str:
 
 def _blocks(rows: Sequence[LedgerRow], findings: Sequence[Finding], flags: Mapping[str, Any], most: int) -> list[Block]:
     page: list[Block] = [Prose("Casts", (sentence(headline(findings)),))]
-    for f in findings:
+    for f in (finding for finding in findings if finding.rule in SILENT.values()):
         where = line(f.source, f.called_from) or "unknown line"
         page.append(Item(f"{where} {f.rule} {sentence(f.message)}", (remedy(f.advice),), f.severity))
     page += [Prose("Flags", (_flags(flags),)), Prose("", (ABOUT,), "about")]
     for caption, operations in (("Parameters and buffers", False), ("Operations", True)):
         own = [row for row in rows if (row.kind == "operation") is operations]
-        merged = fold(own, lambda r: r.module if r.op else r.name, lambda r: (*_dtypes(r), r.kind, r.op, r.source))
-        cells = [(_names(same), *map(_dtype, _dtypes(same[0]))) for same in merged]
+        merged = fold(own, lambda r: r.module if r.op else r.name, lambda r: (*DTYPES(r), r.kind, r.op, r.source))
+        cells = [(_names(same), *map(_dtype, DTYPES(same[0]))) for same in merged]
         page.append(Grid(HEADS, tuple(cells[:most]), caption=caption))
         if len(cells) > most:
             page.append(Prose("", (f"and {count(len(cells) - most, 'more line')}, in measurements.json",)))
     return page
-
-
-def _dtypes(row: LedgerRow) -> tuple[str | None, ...]:
-    return row.checkpoint, row.loaded, row.author, row.planned, row.executed
 
 
 def _names(same: Sequence[LedgerRow]) -> str:
@@ -86,6 +82,5 @@ def _flags(flags: Mapping[str, Any]) -> str:
     known = {name: flags.get(name) for name in (*ON_A_GPU, *ON_A_CPU)}
     loose = [f"{name}={value}" for name, value in known.items() if value not in (None, "none", "ieee")]
     loose += [f"{name}=True" for name in REDUCED if flags.get(f"cuda.matmul.{name}") is True]
-    named = ", ".join(loose)
-    allow = f"These flags allow FP32 operations, or sums of low-precision values, to use fewer bits than FP32: {named}."
-    return allow if named else "No flag allows fewer bits than FP32."
+    allow = "These flags allow FP32 operations, or sums of low-precision values, to use fewer bits than FP32"
+    return f"{allow}: {', '.join(loose)}." if loose else "No flag allows fewer bits than FP32."

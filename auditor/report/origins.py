@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from ..artefact.strategies import plan_title, strategy_of
 from ..criteria.criterion import counts_flips
@@ -28,14 +27,12 @@ DECISIONS_CAPTION = "Operations with discrete results, called decisions. Flips i
 
 def origins(audit: Audit) -> list[Block]:
     """For each format: where Inf or NaN first appears, and which operations and regions add most error."""
-    if not audit.nodes:
-        return [Prose("", ("No operation was measured.",), "empty")]
-    return [block for fmt in audit.formats for block in _origins(audit, fmt)]
+    return [block for fmt in audit.formats if audit.nodes for block in _origins(audit, fmt)]
 
 
 def _origins(audit: Audit, fmt: str) -> list[Block]:
-    runs = [run for run in nonfinite_runs(audit) if run.format == fmt]
-    first = {run.first.node: run.first for run in runs if run.first is not None}
+    runs = nonfinite_runs(audit, fmt)
+    first = {first.node: first for first in runs.values() if first is not None}
     born = [r for r in audit.nodes if fmt in r.errors and (r.errors[fmt].born or r.node.name in first)]
     kinds = fold(born, lambda r: r.node.owner, lambda r: (r.node.op, r.errors[fmt].cause, r.exposed.get(fmt)))
     said = [_birth(same, fmt, first.get(same[0].node.name)) for same in kinds[:SHOWN]]
@@ -118,15 +115,6 @@ def _linearity(audit: Audit, fmt: str) -> str:
     return " ".join(words)
 
 
-class NonFiniteRun(NamedTuple):
-    """Runs in one format that become non-finite at the same operation. first: the operation; None if a replay of the
-    graph is finite. said: sentences on the place and the cause."""
-
-    format: str
-    first: NonFinite | None
-    said: str
-
-
 def cause(first: NonFinite) -> str:
     """A sentence that names the cause of Inf or NaN."""
     fired = f"; see {', '.join(first.rules)}" if first.rules else ""
@@ -141,23 +129,23 @@ def at(name: str, owner: str, source: str | None) -> str:
     return f"{op(name).partition('.')[0]} in {scope(owner)}{f' ({source})' if source else ''}"
 
 
-def nonfinite_runs(audit: Audit) -> list[NonFiniteRun]:
-    """Plans, and runs of the whole model in low precision, with Inf or NaN; runs are grouped by format and cause."""
-    groups: dict[tuple[str, NonFinite | None, str], list[str]] = {}
+def nonfinite_runs(audit: Audit, fmt: str) -> dict[str, NonFinite | None]:
+    """{sentence: the operation that it names} on runs in one format with Inf or NaN: of the whole model in low precision,
+    then of plans. Runs with the same cause share a sentence; None: a replay of the graph is finite."""
+    groups: dict[tuple[str, NonFinite | None], list[str]] = {}
     for name, plan in audit.plans.items():
-        title = strategy_of(plan.strategy).title
         for run, whose in ((audit.baselines.get(name), ""), (plan.verification, f"The plan {plan_title(plan)}")):
-            if run is not None and not run.finite and not run.failure:
-                groups.setdefault((plan.format, run.nonfinite, whose), []).append(title)
-    result = []
-    for (fmt, first, whose), titles in sorted(groups.items(), key=lambda group: group[0][2] != ""):
+            if plan.format == fmt and run is not None and not run.finite and not run.failure:
+                groups.setdefault((whose, run.nonfinite), []).append(strategy_of(plan.strategy).title)
+    result = {}
+    for (whose, first), titles in sorted(groups.items(), key=lambda group: group[0][0] != ""):
         title = whose or f"{label(fmt)} {' and '.join(titles)}, without a plan"
         said = "the outputs turn Inf or NaN. A replay of the recorded graph stays finite, so the operation responsible is unknown."
         if first is not None:
             batch = "" if first.batch == 1 else f", in batch {first.batch}"
             place = at(first.op, first.owner, first.source)
             said = f"values turn {first.value} at {place}{batch}. {cause(first)}"
-        result.append(NonFiniteRun(fmt, first, f"{title}: {said}"))
+        result[f"{title}: {said}"] = first
     return result
 
 

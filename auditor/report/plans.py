@@ -15,7 +15,7 @@ from ..records.audit import Audit
 from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
 from .blocks import Block, Code, Fold, Grid, Prose
-from .kept import Island, islands
+from .kept import islands
 from .words import count, in_bytes, label, percent, ratio, sentence, shorten
 
 ISLANDS_SHOWN = 12
@@ -133,11 +133,6 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     yield Prose("Program", tuple(p.program for p in plans if p.program))
 
 
-def island_lines(kept: tuple[Island, ...], most: int) -> tuple[str, ...]:
-    """A line for each FP32 island (modules or functions) of a plan, with its reason; at most `most` islands."""
-    return shorten([f"{island.name}{f': {island.why}' if island.why else ''}" for island in kept], most)
-
-
 def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
     """Each plan with its FP32 islands, reasons, and the figures that the tables of plans and times omit."""
     for p in plans:
@@ -158,7 +153,7 @@ def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
             (
                 Grid(("Figure", "Value"), tuple(facts), texts=2),
                 Prose("", notes, "muted"),
-                Prose("Kept in FP32", island_lines(p.islands, ISLANDS_SHOWN), listed=True),
+                Prose("Kept in FP32", shorten(p.islands, ISLANDS_SHOWN), listed=True),
                 Prose("", (f"No {what} runs in low precision." if p.idle else rest,), "muted"),
             ),
         )

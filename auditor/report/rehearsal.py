@@ -106,15 +106,14 @@ def _curve(run: RecipeRun, values: Iterable[tuple[int, float | None]]) -> tuple[
 
 def _parameters(result: Rehearsal) -> Iterator[Fold]:
     """The parameters with the largest gradient errors or shares of lost updates, the worst first."""
-    fp32, rows = result.runs["fp32"], list[tuple[float, tuple[str, ...]]]()
-    for run in (run for run in result.runs.values() if run is not fp32 and not run.recipe.repairs):
-        for name in run.parameters:
-            noise, zero = fp32.share("error", name), run.share("zero_gradient", name)
-            cells = or_blank(noise, ratio), *_measures(run, name), or_blank(zero, percent)
-            worst = max(run.share(kind, name) or 0.0 for kind in MEASURES)
-            rows.append((worst, (name, run.recipe.title, *cells)))
-    shown = tuple(cells for _, cells in sorted(rows, key=lambda row: -row[0])[:WORST])
+    fp32, *others = result.runs.values()
+    found = [(name, run) for run in others if not run.recipe.repairs for name in run.parameters]
+    found.sort(key=lambda one: -max(one[1].share(kind, one[0]) or 0.0 for kind in MEASURES))
     heads = ("Parameter", "Recipe", "Noise", *MEASURES.values(), "Gradient zero")
-    left = f" of {len(rows):,}; rehearsal.json lists all" if len(rows) > len(shown) else ""
-    if shown:
-        yield Fold(f"Parameters and recipes: the {len(shown)} worst{left}", (Grid(heads, shown),))
+    rows = list[tuple[str, ...]]()
+    for name, run in found[:WORST]:
+        noise, zero = or_blank(fp32.share("error", name), ratio), or_blank(run.share("zero_gradient", name), percent)
+        rows.append((name, run.recipe.title, noise, *_measures(run, name), zero))
+    left = f" of {len(found):,}; rehearsal.json lists all" if len(found) > len(rows) else ""
+    if rows:
+        yield Fold(f"Parameters and recipes: the {len(rows)} worst{left}", (Grid(heads, tuple(rows)),))

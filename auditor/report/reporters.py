@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ..document.codec import to_document
 from ..records.audit import Audit
@@ -20,7 +21,7 @@ from .origins import decision_words, decisions_section, origins
 from .quantization import quantization_lines, quantization_section
 from .table import table
 from .training import training_section
-from .view import ReportView, method
+from .view import ReportView, method, next_step
 from .words import count, line, printable, remedy, sentence, shorten
 
 LINES = 40
@@ -118,7 +119,7 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
         "Score": [plans.score_headline(audit), *(f"{p.title}: {p.score}" for p in seen.plans if p.score)],
         "Times": plans.times(audit),
         "Formats": [tally.sentence for tally in seen.tallies],
-        "In FP32": plans.island_lines(seen.chosen.islands, ISLANDS_SHOWN) if seen.chosen else (),
+        "In FP32": shorten(seen.chosen.islands, ISLANDS_SHOWN) if seen.chosen else (),
         "Outputs": shorten([*map(plans.proposal_words, audit.proposals)], PROPOSALS_SHOWN),
         "Decisions": [decision_words(audit)],
         "Memory": [sentence(audit.environment.held or "")],
@@ -133,6 +134,17 @@ def text(audit: Audit, *, width: int | None = None, color: bool | None = None, m
     """The page for a terminal, in lines of at most `width` characters; only a cause's first line is never broken.
     color: whether to add ANSI codes. most: maximum number of lines, counted at a width of 100."""
     return to_terminal(screen(audit, most), width, color)
+
+
+def below(audit: Audit, directory: Path, files: Sequence[Path], new: int | None) -> str:
+    """The lines after the page on a terminal: the audit's files, and the next step. new: the number of findings that a
+    baseline lacks; None without a baseline."""
+    report = directory / "report.html"
+    paths = (file.relative_to(directory) for file in files if file != report)
+    names = ", ".join(dict.fromkeys("quantized/" if "quantized" in path.parts else str(path) for path in paths))
+    known = "" if new is None else f"Baseline {len(audit.findings) - new} findings known, {new} new\n"
+    step = to_terminal([Prose("Next", (next_step(audit, directory),))])
+    return f"Report   {report}\nFiles    {directory}/: {names}\n{known}{step}"
 
 
 def markdown(audit: Audit) -> str:
@@ -161,14 +173,12 @@ def html(audit: Audit) -> str:
         table=table(audit),
         snippets=plans.snippets(audit),
         more_ways=plans.more_ways(audit),
-        decisions=decisions_section(audit),
-        decisions_summary=decision_words(audit).replace("`", ""),
-        generation=generation_section(audit),
-        generation_summary=next(iter(generation_lines(audit)), "").replace("`", ""),
-        quantization=quantization_section(audit),
-        quantization_summary=next(iter(quantization_lines(audit)), "").replace("`", ""),
-        ledger=ledger_section(audit),
-        ledger_summary=headline(audit.findings),
+        optional={
+            "decisions": ("Decisions inside the model", [decision_words(audit)], decisions_section(audit)),
+            "ledger": ("Dtypes, and what decided them", [headline(audit.findings)], ledger_section(audit)),
+            "generation": ("Tokens", generation_lines(audit)[:1], generation_section(audit)),
+            "quantization": ("Quantization below 16 bits", quantization_lines(audit)[:1], quantization_section(audit)),
+        },
         training=training_section(audit),
         method=method(audit, seen.limits),
     )

@@ -1,30 +1,43 @@
-"""The verdict, counts and plans of an Audit in words, shared by all reporters; the method, and next steps."""
+"""The verdict, counts and plans of an Audit in words, shared by all reporters; the method, warnings, next steps, and dry
+runs."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..artefact.strategies import all_strategies
+from ..criteria.criterion import FLOOR
 from ..errors import AuditorError
+from ..loading.inputs import shapes_of
+from ..measure.causes import storage_notes
 from ..numerics.formats import FORMATS, runs
 from ..plan.recommend import kept_apart, outcome
-from ..records import NodeReport
-from ..records.audit import Audit
+from ..records import Batch, NodeReport, Subject
+from ..records.audit import FILES, Audit
+from ..records.training import Training
 from .blocks import Block, Code, Grid, Prose
 from .findings import causes
 from .origins import at, nonfinite_runs
 from .plans import PlanView, advice, inputs_of, limit_line, proposal_words
 from .training import training_headline
-from .words import VERDICTS, compact, count, label, op, ratio, sentence, shorten, terms
+from .words import VERDICTS, compact, count, label, op, printable, ratio, scope, sentence, shorten, terms
 
-NAMED = 12
+if TYPE_CHECKING:  # else a saved audit would import the search for plans when it is shown
+    from ..plan.workbench import Workbench
+    from ..settings import Settings
+
+NAMED, WARNED = 12, 4
+"""Maximum numbers of non-deterministic operations that the method and a warning name."""
+STEADY = 0.1
+"""Share of the error budget up to which differences between FP32 runs need no warning."""
 FEW = 1000
 """Number of decisions (such as choices of topk) on a batch below which other inputs may well have flips."""
 
@@ -41,8 +54,8 @@ class Tally:
 
 
 def _tally(audit: Audit, fmt: str) -> Tally:
-    runs = [run for run in nonfinite_runs(audit) if run.format == fmt]
-    vanished = {run.first.node for run in runs if run.first is not None and run.first.cause == "underflow"}
+    runs = nonfinite_runs(audit, fmt)
+    vanished = {first.node for first in runs.values() if first is not None and first.cause == "underflow"}
     judged = [node for node in audit.nodes if fmt in node.verdicts]
     kinds = Counter(node.verdicts[fmt].verdict for node in judged)
     limits = {_limit(node, fmt, vanished) for node in judged if node.verdicts[fmt].verdict in ("sensitive", "unsafe")}
@@ -92,7 +105,8 @@ class ReportView:
         self.chosen = next((p for p in self.plans if p.recommended), None)
         self.headline, self.proof = _verdict(audit, self.chosen)
         self.tallies = [_tally(audit, fmt) for fmt in audit.formats]
-        self.broken = tuple(run.said for run in nonfinite_runs(audit))
+        formats = dict.fromkeys(plan.format for plan in audit.plans.values())
+        self.broken = tuple(said for fmt in formats for said in nonfinite_runs(audit, fmt))
         self.limits = tuple(_limits(audit, self.tallies))
 
 
@@ -210,6 +224,67 @@ def noise(audit: Audit) -> dict[str, str]:
     apart = {places.get(name, name): measured.nodes.get(name, 0.0) for name in measured.operations}
     listed = [f"{place}, differs by {ratio(error)}" for place, error in apart.items()]
     return {**said, "Not deterministic": "; ".join(shorten(listed, NAMED, "measurements.json"))}
+
+
+def warnings_of(bench: Workbench, training: Training | None) -> Iterator[str]:
+    """Warnings about stored weights, noise, held-out inputs, training batches, and the verification."""
+    subject, noise = bench.subject, bench.noise.found
+    yield from storage_notes(subject, bench.capture, bench.measured.ranges, bench.options.formats)
+    if noise.error > STEADY * bench.yardstick.budget:
+        nodes = [bench.capture.nodes[name] for name in noise.operations]
+        listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))
+        named = ", ".join(shorten(listed, WARNED, "measurements.json"))
+        begins = f"The first operations that gave different results for equal inputs: {named}. "
+        keeps = (
+            "The model keeps state that the audit cannot restore (in a generator, in C++, in another process), or computes "
+            "in a varying order. "
+        )
+        allowed = f"Errors up to {FLOOR:g} times this difference ({noise.floor:.2g}) are ignored."
+        yield (
+            "The model is not reproducible: FP32 runs from the same state and random numbers differ by "
+            f"{noise.error:.2g}. {begins if nodes else keeps}"
+            f"{allowed if noise.floor else 'No plan can have a smaller error.'}"
+        )
+    if not subject.held_out:
+        yield "The plans were verified on the calibration inputs; get_eval_inputs() can give other inputs."
+    if training is not None and training.batches != len(subject.batches):
+        yield (
+            f"Gradients were measured on {training.batches} of {len(subject.batches)} batches, "
+            "since the other batches have other shapes or operations in the training step."
+        )
+    for reason in bench.not_fresh[:1]:
+        yield (
+            f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "
+            "the model, but did not run its plans."
+        )
+
+
+def dry_run(subject: Subject, options: Settings, directory: Path) -> str:
+    """For `--dry-run`: lines that name the model, inputs, weights, plans, device and files that an audit would use."""
+    numbers = sum(parameter.numel() for parameter in subject.model.parameters())
+    made = f", from {subject.origin.symbol}" if subject.origin else ""
+    plans = [f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats]
+    apart = f", except for {'; '.join(map(str, options.criteria))}" if options.criteria else ""
+    rows = {
+        "Target": subject.target,
+        "Model": f"{type(subject.model).__name__} with {numbers:,} parameters{made}",
+        "Inputs": f"{_inputs(subject.batches)}, from {subject.inputs_source}",
+        "Held out": _inputs(subject.held_out) or "none: plans are verified on the calibration inputs",
+        "Weights": subject.weights_source,
+        "Plans": f"{', '.join((*plans, *options.schemes))}; error budget {options.max_error:g}{apart}",
+    }
+    if (scoring := options.scoring) is not None:
+        judged = "any loss is allowed" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse than FP32"
+        rows["Score"] = f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
+    rows["Device"] = "the GPU runs the formats natively" if options.native else "the CPU emulates a GPU's arithmetic"
+    rows["Files"] = f"{directory}/: {', '.join(FILES)}"
+    lines = [f"{name:<9}{printable(text)}" for name, text in rows.items()]
+    return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"
+
+
+def _inputs(batches: Sequence[Batch]) -> str:
+    kinds = Counter(", ".join(shapes_of(batch)) for batch in batches)
+    return "; ".join(f"{count(number, 'batch', 'batches')} of {kind}" for kind, number in kinds.items())
 
 
 def next_step(audit: Audit, directory: Path) -> str:

@@ -177,13 +177,8 @@ def silent_findings(
     found = []
     for cast in casts:
         if (rule := known.get(SILENT[cast.kind])) is not None:
-            written = f"{cast.file}:{cast.line}" if cast.file else None
-            place = {
-                "node": cast.node,
-                "owner": cast.names[0].rpartition(".")[0],
-                "op": "auditor.cast",
-                "source": written,
-            }
+            owner = cast.names[0].rpartition(".")[0]
+            place = {"node": "", "owner": owner, "op": "auditor.cast", "source": cast.source}
             place = _at(capture.nodes[cast.node]) if cast.node in capture.nodes else place
             lost = vars(cast.loss) if cast.loss else {}
             evidence = {"names": cast.names, "before": cast.before, "after": cast.after, **lost}

@@ -2,6 +2,22 @@
 
 from dataclasses import dataclass
 
+from auditor.asked import Command
+from auditor.execution.ledger import run_ledger
+from auditor.loading import load
+from auditor.records import Finding
+from auditor.records.ledger import LedgerRow
+from auditor.rulebook.findings import silent_findings
+
+OPTIONS = Command(fail_on="never")
+
+
+def ledger(target: str, weights: str | None = None) -> tuple[tuple[LedgerRow, ...], tuple[Finding, ...]]:
+    """The rows and the findings that the command `ledger` prints of a target, without a plan."""
+    capture, rows, casts = run_ledger(load(target, weights=weights), None, OPTIONS.seed)
+    return rows, silent_findings(casts, capture, OPTIONS.rulebook, OPTIONS.formats)
+
+
 NET = """
 import torch
 import torch.nn.functional as F
@@ -276,7 +292,21 @@ PLANTED = (*LOADING, *CONVERTED, *CREATED, *FORWARD, *AUTOCAST, *SCALES)
 
 ASKED = {
     "a model in FP32": "",
-    "a model that is halved": "def get_model():\n    return Net().half()\n",
+    "a model that is halved by a swap of tensors": """
+def get_model():
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    net = Net().half().half()
+    torch.__future__.set_swap_module_params_on_conversion(False)
+    return net
+""",
+    "a model with a tied weight that is halved": """
+class Mine(Net):
+    def setup(self):
+        self.head.weight = self.embed.weight
+
+def get_model():
+    return Mine().half()
+""",
     "a layer that is halved": """
 def get_model():
     net = Converting()

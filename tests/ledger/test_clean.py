@@ -6,12 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from auditor.asked import Command
-from auditor.flow import ledger
-from auditor.loading import load
+from tests.ledger.planted import ledger
 from tests.support.thinned import thinned
 
-OPTIONS = Command(fail_on="never")
 EXAMPLES = sorted(Path("examples").glob("0*.py"))
 TIMM = (
     "test_byobnet test_convnext test_convnext2 test_efficientnet test_efficientnet_evos test_efficientnet_gn test_mambaout "
@@ -45,7 +42,7 @@ TRANSFORMERS = {
 
 
 def silent(target: str) -> list[tuple[str, str | None, str]]:
-    return [(one.rule, one.source, one.message) for one in ledger(load(target), OPTIONS, None)[1]]
+    return [(one.rule, one.source, one.message) for one in ledger(target)[1]]
 
 
 @pytest.mark.parametrize("file", thinned(EXAMPLES), ids=lambda file: file.stem)

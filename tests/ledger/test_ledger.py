@@ -8,16 +8,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from auditor.asked import Command
 from auditor.cli import main
-from auditor.flow import ledger
-from auditor.loading import load
 from auditor.records import Finding
 from auditor.records.ledger import LedgerRow
 from auditor.rulebook.rule import Rule
-from tests.ledger.planted import ASKED, NET, PLANTED, Planted
-
-OPTIONS = Command(fail_on="never")
+from tests.ledger.planted import ASKED, NET, OPTIONS, PLANTED, Planted, ledger
 
 
 @pytest.fixture
@@ -47,7 +42,7 @@ def kept_by(code: str, weights: str | None = None) -> tuple[tuple[LedgerRow, ...
         "" if "def get_model" in code else f"\ndef get_model():\n    return {'Mine' if 'Mine' in code else 'Net'}()\n"
     )
     Path("model.py").write_text(NET + code + made)
-    return ledger(load("model.py", weights=weights), OPTIONS, None)
+    return ledger("model.py", weights)
 
 
 @pytest.mark.parametrize("case", PLANTED, ids=lambda case: case.name)
@@ -80,7 +75,7 @@ def test_the_example_of_each_rule_is_reported_and_its_repair_is_not(rule: Rule, 
         file = Path("model.py")
         head = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
         file.write_text(f"{head}{code}\ndef get_inputs():\n    return {rule.example.inputs[0]}\n")
-        found.append({one.rule for one in ledger(load("model.py"), OPTIONS, None)[1]})
+        found.append({one.rule for one in ledger("model.py")[1]})
     assert found == [{rule.code}, set()]
 
 
@@ -182,7 +177,7 @@ def test_tensors_of_a_transformers_checkpoint_that_only_it_keeps_in_fp32(tmp_pat
             f"    return LlamaForCausalLM.from_pretrained('llama', dtype={dtype})\n\n"
             "def get_inputs():\n    return torch.arange(8)[None]\n"
         )
-        found = ledger(load("model.py"), OPTIONS, None)[1]
+        found = ledger("model.py")[1]
         assert {one.rule for one in found} == expected
         assert all(one.source == "model.py:5" and "norm" in one.evidence["names"][0] for one in found)
 

@@ -21,7 +21,7 @@ import auditor
 from auditor import Audit
 from auditor.cli import main
 from auditor.errors import AuditorError
-from auditor.flow import TOO_SMALL, run
+from auditor.flow import run
 from auditor.loading import load
 from auditor.numerics.devices import choose
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
@@ -40,6 +40,8 @@ from tests.support.refusing import refused
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded
 from tests.support.thinned import thinned
+
+TOO_SMALL = "The GPU's memory was too small, so the audit ran on the CPU, which emulates a GPU."
 
 
 def places(model: nn.Module) -> list[str]:

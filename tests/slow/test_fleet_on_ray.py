@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.fleet.running import run_on_cluster
-from auditor.fleet.targets import FleetTarget
+from auditor.fleet import FleetTarget, run_all
 
 ray = pytest.importorskip("ray")
 
@@ -46,7 +45,9 @@ def test_a_killed_node_costs_no_audit(cluster, tmp_path):
     nodes, second = cluster
     (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
     names = ["a", "b", "c", "broken", "d"]
-    words = {name: ("--quick", f"{'missing' if name == 'broken' else 'model'}.py") for name in names}
+    words = {
+        name: ("--quick", "--model-explorer", f"{'missing' if name == 'broken' else 'model'}.py") for name in names
+    }
     tasks = [FleetTarget(name, words[name], tmp_path, tmp_path / "out" / name, retries=2) for name in names]
 
     def kill() -> None:
@@ -57,10 +58,11 @@ def test_a_killed_node_costs_no_audit(cluster, tmp_path):
     killer = threading.Thread(target=kill)
     killer.start()
     ends = {}
-    run_on_cluster(tasks, nodes.address, lambda task, ended: ends.update({task.name: ended}))
+    run_all(tasks, 1, nodes.address, lambda task, ended: ends.update({task.name: ended}))
     killer.join()
-    assert {name: ended.has_audit for name, ended in ends.items()} == {name: name != "broken" for name in names}
+    assert {name: not ended.said for name, ended in ends.items()} == {name: name != "broken" for name in names}
     assert "missing.py does not exist" in ends["broken"].said
     for name in ("a", "b", "c", "d"):
         plan = json.loads((tmp_path / "out" / name / "plan.json").read_text())
         assert plan["recommended"]
+        assert any((tmp_path / "out" / name / "model_explorer").iterdir())

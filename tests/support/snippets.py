@@ -9,8 +9,7 @@ import pytest
 from torch import nn
 
 from auditor.artefact.emit import emit
-from auditor.document.codec import under_several_names
-from auditor.isolation.members import named_modules, named_parameters
+from auditor.document.live import fields_of
 from auditor.records import Plan, ScopeChoice
 from tests.support import documents
 
@@ -19,8 +18,8 @@ Scopes = dict[str, dict[str, str]]
 
 def document(plans: dict[str, Scopes], recommended: str | None, model: nn.Module | None = None) -> dict[str, Any]:
     """What plan.json holds, as far as a snippet reads it; all plans verified. Names are `strategy_format`."""
-    named = {"tied_parameters": named_parameters, "shared_modules": named_modules} if model is not None else {}
-    groups = {key: list(map(list, under_several_names(of(model)))) for key, of in named.items()}
+    known = fields_of(model, ()) if model is not None else {}
+    groups = {key: list(map(list, known[key])) for key in ("tied_parameters", "shared_modules") if known}
     of = {"verification": {"measured_error": 0.004, "holds": True}}
     made = {
         name: {"strategy": name.partition("_")[0], "format": name.partition("_")[2], "scopes": scopes, **of}

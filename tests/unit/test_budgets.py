@@ -14,7 +14,7 @@ GOAL = {
     "capture": 2800,
     "isolation": 1200,
     "numerics": 2000,
-    "execution": 1200,
+    "execution": 1150,
     "measure": 2300,
     "rules": 2400,
     "plan": 2000,
@@ -29,21 +29,23 @@ GOAL = {
     "settings": 1100,
     "criteria": 1250,
     "offload": 350,
-    "fleet": 400,
+    "fleet": 450,
     "telling": 300,
     "snippets": 450,
     "flow": 450,
 }
-"""Lines that a part of the package is to come down to. The files of WITH_CLI count to settings, those of WITH_PROGRESS to telling, all other loose ones to flow."""
+"""Lines that a part of the package is to come down to. Loose files count to flow, except those of WITH. Fleet was planned with
+400 and execution with 1,200: the supervisor of processes in fleet serves the command, verification and rehearsal too."""
 
-WITH_CLI = {"settings", "asked", "api"}
-"""Files in no folder that count to the command line's room: all that an audit is asked by."""
+WITH = {
+    **dict.fromkeys(("settings", "asked", "api"), "cli"),  # all that an audit is asked by
+    "stages": "progress",  # the clock whose calls are shown there
+    **dict.fromkeys(("fleet", "processes"), "fleet"),  # with the supervisor of processes
+}
+"""{file in no folder: the room that it counts to}."""
 
-WITH_PROGRESS = {"stages"}
-"""Those that count to the room of progress: the clock whose calls are shown there."""
-
-CAPABILITIES = {"dtypes": 900, "generation": 1500, "quantization": 2200, "rehearsal": 900}
-"""Lines that what came after the third house may have in all, wherever its files are."""
+CAPABILITIES = {"dtypes": 900, "generation": 1500, "quantization": 2200, "rehearsal": 960}
+"""Lines that what came after the third house may have in all, wherever its files are. Of rehearsal 900 without its verb."""
 
 PARTS = {
     "artefact/configs.py": "quantization",
@@ -80,17 +82,17 @@ PARTS = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1160, "settings"),
+    "cli": (1100, "settings"),
     "criteria": (920, "criteria"),
     "document": (900, "document"),
-    "dtypes": (950, "dtypes"),
-    "execution": (1200, "execution"),
-    "fleet": (400, "fleet"),
+    "dtypes": (900, "dtypes"),
+    "execution": (1150, "execution"),
+    "fleet": (450, "fleet"),
     "generation": (1500, "generation"),
     "graphs": (1100, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1800, "loading"),
-    "loose files": (700, "flow"),
+    "loose files": (450, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
@@ -98,7 +100,7 @@ BUDGET = {
     "progress": (300, "telling"),
     "quantization": (2200, "quantization"),
     "records": (1500, "records"),
-    "rehearsal": (980, "rehearsal"),
+    "rehearsal": (960, "rehearsal"),
     "report": (2800, "report"),
     "rulebook": (2400, "rules"),
     "score": (280, "criteria"),
@@ -108,7 +110,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 29820, 216, 24
+LINES, FILES, ROOMS = 29590, 213, 23
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
@@ -117,7 +119,7 @@ def lines() -> dict[str, int]:
     found: Counter[str] = Counter()
     for file in modules().values():
         path = file.relative_to(PACKAGE)
-        loose = "cli" if file.stem in WITH_CLI else "progress" if file.stem in WITH_PROGRESS else LOOSE
+        loose = WITH.get(file.stem, LOOSE)
         room = PARTS.get(path.as_posix(), path.parts[0] if len(path.parts) > 1 else loose)
         found[room] += len(file.read_text(encoding="utf-8").splitlines())
     return dict(found)

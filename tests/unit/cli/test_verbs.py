@@ -13,7 +13,8 @@ import pytest
 
 import auditor
 from auditor import cli
-from auditor.document.places import default_directory, portable_path
+from auditor.capture.places import portable_path
+from auditor.document.read import default_directory
 from auditor.resources import errors
 from tests.unit.report.factory import HOSTILE, make_audit
 

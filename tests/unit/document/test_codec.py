@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import auditor
+from auditor.capture.places import from_repository, portable, portable_path
 from auditor.capture.source import is_installed
 from auditor.document.codec import (
     adapter,
@@ -25,7 +26,6 @@ from auditor.document.codec import (
     to_measurements,
     to_plan,
 )
-from auditor.document.places import from_repository, portable, portable_path
 from auditor.document.read import ALONE, load
 from auditor.document.reference import objects, with_tables
 from auditor.records import Audit, Environment, Finding, FlaggedRegion, NodeReport, Plan, Verification, Weight

@@ -7,17 +7,29 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
-from auditor import cli
+from auditor import cli, fleet
 from auditor.document.codec import to_document
+from auditor.document.compare import VerdictChange, compare, regressions
 from auditor.document.read import audit_of
 from auditor.errors import AuditorError
-from auditor.fleet import running
-from auditor.fleet.index import headline, render, rows_of, worse
-from auditor.fleet.running import KEPT, Outcome, asked_of, earlier_outcomes, keep, run, run_all
-from auditor.fleet.targets import FleetTarget, read
+from auditor.fleet import (
+    KEPT,
+    FleetTarget,
+    Outcome,
+    earlier_outcomes,
+    headline,
+    keep,
+    read,
+    render,
+    row_of,
+    run,
+    run_all,
+)
+from auditor.processes import Process
 from tests.support.refusing import refused
 from tests.unit.report.factory import make_audit
 
@@ -29,23 +41,44 @@ def scripted(monkeypatch, tmp_path):
     def task(name, script, **how):
         return FleetTarget(name, (script,), tmp_path, tmp_path / name, **how)
 
-    monkeypatch.setattr(running, "command_of", lambda task: [sys.executable, "-c", task.words[0]])
+    monkeypatch.setattr(fleet, "Process", lambda command, **how: Process([sys.executable, "-c", command[3]], **how))
     return task
 
 
 def test_findings_are_an_audit_and_an_error_says_its_line(scripted):
-    assert run(scripted("a", "import sys; sys.exit(1)")).has_audit
+    assert run(scripted("a", "import sys; sys.exit(1)")).said == ""
     script = "import sys; print('warning: w\\nerror: no such file\\nhint: look', file=sys.stderr); sys.exit(2)"
     ended = run(scripted("b", script))
-    assert not ended.has_audit
-    assert ended.said == "no such file"
+    assert (ended.code, ended.said) == (2, "no such file")
 
 
-def test_one_that_a_signal_ended_is_tried_again_and_others_are_not(scripted):
-    killed = run(scripted("a", "import os; os.kill(os.getpid(), 9)", retries=2))
-    assert (killed.tries, killed.said) == (3, "the process was killed by SIGKILL")
-    assert not killed.has_audit
-    assert run(scripted("b", "import sys; sys.exit(2)", retries=2)).tries == 1
+@pytest.mark.parametrize(
+    ("script", "tries", "said"),
+    [
+        ("os.kill(os.getpid(), 9)", 3, "the process was killed by SIGKILL"),
+        ("os.kill(os.getpid(), 9) if os.path.getsize('tries') == 1 else sys.exit(1)", 2, ""),
+        ("sys.stderr.write('error: killed\\nhint: `auditor explain process-ended`'); sys.exit(2)", 3, "killed"),
+        ("sys.exit(2)", 1, "it ended with exit code 2 without a message"),
+    ],
+)
+def test_one_that_crashed_is_tried_again_and_others_are_not(scripted, tmp_path, script, tries, said):
+    ended = run(scripted("a", f"import os, sys\nopen('tries', 'a').write('x')\n{script}", retries=2))
+    assert ended.said == said
+    assert (tmp_path / "tries").read_text() == "x" * tries
+
+
+def test_one_that_cannot_be_started_is_told_and_the_others_run(scripted, tmp_path):
+    tasks = [FleetTarget("a", (), tmp_path / "missing", tmp_path / "a"), scripted("b", "")]
+    ends = {}
+    run_all(tasks, 1, None, lambda task, ended: ends.update({task.name: ended.said}))
+    assert ends["a"].startswith("it could not be run, FileNotFoundError: ")
+    assert ends["b"] == ""
+
+
+def test_a_cluster_needs_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with refused(AuditorError, "no-ray", "no Ray cluster at auto"):
+        run_all([], 1, "auto", print)
 
 
 def test_one_that_hangs_is_ended(scripted):
@@ -88,7 +121,7 @@ def test_an_interrupted_fleet_leaves_nothing_running(scripted, tmp_path, interru
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        run_all(tasks, 2, lambda task, ended: None)
+        run_all(tasks, 2, None, lambda task, ended: None)
     started = [int(file.name.removeprefix("pid")) for file in tmp_path.glob("pid*")]
     assert len(started) == 2
     assert not [pid for pid in started if subprocess.run(["ps", "-p", str(pid)], capture_output=True).returncode == 0]
@@ -105,7 +138,7 @@ def document(audit):
 
 
 def target(name, folder, *words):
-    return FleetTarget(name, (*words, f"{name}.py"), folder)
+    return FleetTarget(name, (*words, f"{name}.py"), folder, folder / name)
 
 
 def test_rows_link_to_reports_and_say_why_there_is_none(tmp_path, audit):
@@ -116,39 +149,54 @@ def test_rows_link_to_reports_and_say_why_there_is_none(tmp_path, audit):
         "lost": Outcome(asked="", code=0),
         "broken": Outcome(asked="", code=2, said="no such <file>"),
     }
-    rows = {row.name: row for row in rows_of(targets, ends, tmp_path, None)}
-    assert [row.state for row in rows.values()] == ["findings", "failed", "failed", "waiting"]
-    assert rows["good one"].plan == audit.recommended
-    page = render([*rows.values()], None)
+    rows = [row_of(target, ends.get(target.name), None) for target in targets]
+    assert [row.state for row in rows] == ["findings", "failed", "failed", "not audited yet"]
+    assert rows[0].plan.name == audit.recommended
+    page = render(rows, None)
     assert 'href="good%20one/report.html"' in page
     assert "no such &lt;file&gt;" in page
-    (row,) = rows_of([target("good one", tmp_path)], {"good one": ends["broken"]}, tmp_path / "new", tmp_path)
-    assert (row.state, row.worse) == ("failed", ["audited before, not now"])
-    assert headline([*rows.values()]) == "4 models: 2 failed, 1 not audited yet."
+    row = row_of(target("good one", tmp_path / "new"), ends["broken"], tmp_path)
+    assert (row.state, row.said) == ("failed", ["no such <file>", "audited before, not now"])
+    assert headline(rows) == "4 models: 2 failed, 1 not audited yet."
     assert not re.search(r"""(src|href)=["'](https?:)?//""", page)
 
 
 def test_what_got_worse_is_told_and_what_did_not_is_not(document):
     before = audit_of(document, "before")
+
+    def worse(one, two):
+        return regressions(compare(one, two))
+
     assert worse(before, audit_of(copy.deepcopy(document), "after")) == []
     after = copy.deepcopy(document)
     name = after["recommended"]
     after["plans"][name]["verification"]["measured_error"] *= 5
     after["plans"][name]["predicted_speedup"] *= 0.5
     told = worse(before, audit_of(after, "after"))
+    assert told[0] == "error 5.0 times as large as before"
     assert [line.split()[0] for line in told] == ["error", "speed-up"]
     assert worse(audit_of(after, "after"), before) == []
     after["recommended"] = None
     assert f"{name} was recommended before, no plan now" in worse(before, audit_of(after, "after"))
 
 
+def test_new_findings_and_verdicts_of_unsafe_are_told(audit):
+    node, finding = audit.nodes[0].node, audit.findings[0]
+    changes = [VerdictChange(node, "fp16", before, after) for before in ("safe", None) for after in ("unsafe", "safe")]
+    new = [replace(finding, severity=severity) for severity in ("error", "error", "info")]
+    assert regressions(replace(compare(audit, audit), new=tuple(new), verdicts=tuple(changes))) == [
+        f"new findings of severity error: 2 ({finding.rule})",
+        "operations that became unsafe: 1",
+    ]
+
+
 def test_outcomes_that_stand_are_kept_and_a_damaged_file_counts_as_none(tmp_path):
     targets = [target(name, tmp_path) for name in "abc"]
-    good = Outcome(asked=asked_of(targets[0]), code=0, seconds=1.5)
+    good = Outcome(asked=targets[0].asked, code=0, seconds=1.5)
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "plan.json").touch()
-    other = Outcome(asked=asked_of(targets[2]), code=0)  # whose files are gone
-    keep(tmp_path, {"a": good, "b": Outcome(asked=asked_of(targets[1]), code=-9, said="killed", tries=2), "c": other})
+    other = Outcome(asked=targets[2].asked, code=0)  # whose files are gone
+    keep(tmp_path, {"a": good, "b": Outcome(asked=targets[1].asked, code=-9, said="killed"), "c": other})
     assert earlier_outcomes(tmp_path, targets) == {"a": good}
     (tmp_path / KEPT).write_text('{"a": 1}', encoding="utf-8")
     assert earlier_outcomes(tmp_path, targets) == {}
@@ -156,15 +204,15 @@ def test_outcomes_that_stand_are_kept_and_a_damaged_file_counts_as_none(tmp_path
 
 def test_a_changed_file_or_option_is_asked_for_anew(tmp_path):
     (tmp_path / "a.py").write_text("x = 1", encoding="utf-8")
-    first = asked_of(target("a", tmp_path))
-    assert asked_of(target("a", tmp_path)) == first
-    assert asked_of(target("a", tmp_path, "--seed=1")) != first
+    first = target("a", tmp_path).asked
+    assert target("a", tmp_path).asked == first
+    assert target("a", tmp_path, "--seed=1").asked != first
     (tmp_path / "a.py").write_text("x = 2", encoding="utf-8")
-    assert asked_of(target("a", tmp_path)) != first
+    assert target("a", tmp_path).asked != first
     symbol = FleetTarget("a", ("a.py:Net(2)",), tmp_path)
-    was = asked_of(symbol)
+    was = symbol.asked
     (tmp_path / "a.py").write_text("x = 3", encoding="utf-8")
-    assert asked_of(symbol) != was
+    assert symbol.asked != was
 
 
 def written(tmp_path, text):
@@ -252,16 +300,16 @@ BAD = '[[target]]\nname = "bad"\ntarget = "bad.py"\n'
 
 
 @pytest.fixture
-def fleet(monkeypatch, here):
+def run_fleet(monkeypatch, here):
     (here / "audit.py").write_text(SCRIPT, encoding="utf-8")
     made = make_audit(5)
     made.save(here / "made")
     (here / "made" / "plan.json").rename(here / "plan.json")
-    monkeypatch.setattr(
-        running,
-        "command_of",
-        lambda task: [sys.executable, "audit.py", task.words[-1], str(task.directory.absolute())],
-    )
+
+    def process(command, **how):
+        return Process([sys.executable, "audit.py", *command[-4::2]], **how)
+
+    monkeypatch.setattr(fleet, "Process", process)
 
     def called(text, *options):
         if text is not None:
@@ -276,13 +324,13 @@ def calls(tmp_path):
     return file.read_text().split() if file.exists() else []
 
 
-def test_what_is_done_is_not_done_again_and_a_failure_is_exit_code_1(fleet, tmp_path, capsys):
-    fleet(FLEET)
+def test_what_is_done_is_not_done_again_and_a_failure_is_exit_code_1(run_fleet, tmp_path, capsys):
+    run_fleet(FLEET)
     assert calls(tmp_path) == ["one.py", "two.py"]
-    assert fleet(BAD + FLEET) == 1
-    assert fleet(BAD + FLEET) == 1
+    assert run_fleet(BAD + FLEET) == 1
+    assert run_fleet(BAD + FLEET) == 1
     assert calls(tmp_path) == ["one.py", "two.py", "bad.py", "bad.py"]
-    fleet(BAD + FLEET, "--force")
+    run_fleet(BAD + FLEET, "--force")
     assert len(calls(tmp_path)) == 7
     told = capsys.readouterr()
     assert "bad: failed, it cannot be loaded\n" in told.out
@@ -300,8 +348,8 @@ def test_what_is_done_is_not_done_again_and_a_failure_is_exit_code_1(fleet, tmp_
         (None, (), "cannot read"),
     ],
 )
-def test_wrong_input_is_one_line_and_writes_nothing(fleet, tmp_path, capsys, text, options, said):
-    assert fleet(text, *options) == 2
+def test_wrong_input_is_one_line_and_writes_nothing(run_fleet, tmp_path, capsys, text, options, said):
+    assert run_fleet(text, *options) == 2
     told = capsys.readouterr()
     assert said in told.err
     assert told.err.startswith("error: ")

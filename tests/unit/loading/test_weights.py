@@ -4,7 +4,6 @@ import argparse
 import io
 import json
 import pickle
-import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -122,10 +121,8 @@ def test_random_weights_are_noticed(write, tmp_path, tail, random):
     assert any("RANDOM" in warning for warning in cautions(subject)) is random
 
 
-def test_a_library_that_is_imported_while_the_model_is_made_is_watched_too(write, tmp_path, monkeypatch):
+def test_a_library_that_is_imported_while_the_model_is_made_is_watched_too(write, tmp_path):
     """As `from transformers import AutoModel` in a factory, which takes `safe_open` before anybody could replace it there."""
-    for name in [name for name in sys.modules if name in ("safetensors", "safetensors.torch")]:
-        monkeypatch.delitem(sys.modules, name)
     save_file(state(), tmp_path / "w.safetensors")
     (tmp_path / "some_hub.py").write_text(
         "from safetensors import safe_open\n"
