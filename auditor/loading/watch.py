@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from ..capture.places import portable_path
 from ..capture.source import Place, kind_of, written_at
@@ -173,7 +173,8 @@ def watch_weights(outermost: CodeType) -> Iterator[Watch]:
     ]
     with ExitStack() as stack:
         stack.callback(register_optimizer_step_post_hook(lambda *_: watch.seen.add("trained")).remove)
-        stack.enter_context(swap_attribute(weakref, "getweakrefs", lambda x: []))  # else torch would swap no tensors
+        get, own = weakref.getweakrefs, WeakIdRef  # because of which torch would swap no watched tensors
+        stack.enter_context(swap_attribute(weakref, "getweakrefs", lambda x: [r for r in get(x) if type(r) is not own]))
         for holder, name, handler in calls:
             stack.enter_context(swap_attribute(holder, name, _through(handler, getattr(holder, name))))
         yield watch

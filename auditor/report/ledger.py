@@ -65,10 +65,9 @@ def _blocks(rows: Sequence[LedgerRow], findings: Sequence[Finding], flags: Mappi
 
 
 def _names(same: Sequence[LedgerRow]) -> str:
-    first = same[0]
+    first, paths = same[0], list(dict.fromkeys(row.module for row in same))
     if first.kind != "operation":
         return fold_paths([row.name for row in same])
-    paths = list(dict.fromkeys(row.module for row in same))
     times = f" x{len(same)}" if len(same) > len(paths) else ""
     return f"{fold_paths(paths)} {op(first.op)}{times}{f' {first.source}' if first.source else ''}"
 
