@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -116,23 +116,13 @@ def check(subject: Subject) -> Subject:
     around = next((f"torch.autocast({name!r})" for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)), "")
     around = around or ("torch.device('meta')" if torch.get_default_device().type == "meta" else "")
     if around:  # these modes would change the run
-        raise LoadError(
-            f"the audit was called inside {around}: call auditor.audit outside of that context", slug="bad-surroundings"
-        )
+        raise LoadError(f"the audit was called inside {around}: call auditor.audit outside of it", "bad-surroundings")
+    _reject_classes(subject.name, (x for _, x in named_tensors(subject.model)))
     state.reject_non_finite(subject.model)
     with under({}), in_eval(subject.model):
         subject, answers = _run(subject)
         leaves = [leaf for answer in answers for leaf in answer]
-        for leaf in (x for x in (*leaves, *tensors_in(subject.batches)) if type(x) not in (Tensor, nn.Parameter)):
-            try:
-                bool((entries(leaf) if is_number(leaf) else leaf).isnan().any())
-            except Exception as error:  # tensors whose class restricts operations cannot be compared
-                let_through(error)
-                raise LoadError(
-                    f"{subject.name} takes or returns a {type(leaf).__name__}, a tensor class that rejects operations "
-                    f"needed for comparison ({describe(error)}): use plain tensors",
-                    slug="tensor-class",
-                ) from error
+        _reject_classes(subject.name, (*leaves, *tensors_in(subject.batches)))
         if any(is_number(leaf) and bool(entries(leaf).isnan().any()) for leaf in leaves):
             hint = "there is no reference to compare with. Give inputs with finite results, or fix the model first"
             raise LoadError(f"{subject.name} returns NaN in FP32 already: {hint}", slug="nan-output")
@@ -140,6 +130,20 @@ def check(subject: Subject) -> Subject:
     if any(x.numel() for x in numbers) and not any(bool(x.count_nonzero()) for x in numbers):
         return replace(subject, warnings=(*subject.warnings, ZEROS))
     return subject
+
+
+def _reject_classes(name: str, tensors: Iterable[Tensor]) -> None:
+    """Reject tensors whose class restricts operations, so that they cannot be compared. Raises: LoadError."""
+    for leaf in (x for x in tensors if type(x) not in (Tensor, nn.Parameter)):
+        try:
+            bool((entries(leaf) if is_number(leaf) else leaf).isnan().any())
+        except Exception as error:
+            let_through(error)
+            raise LoadError(
+                f"{name} takes, returns or stores a {type(leaf).__name__}, a tensor class that rejects operations "
+                f"needed for comparison ({describe(error)}): use plain tensors",
+                slug="tensor-class",
+            ) from error
 
 
 def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:

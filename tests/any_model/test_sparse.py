@@ -177,12 +177,13 @@ def test_a_masked_tensor_inside_of_a_model() -> None:
     held(lambda: (Model(inside, first=linear(8, 8)).eval(), ((normal(4, 8),), {})))
 
 
-@pytest.mark.parametrize("returned", [True, False])
-def test_a_masked_tensor_that_is_taken_or_returned_is_refused_in_one_line(returned: bool) -> None:
+@pytest.mark.parametrize("where", ["taken", "returned", "stored"])
+def test_a_masked_tensor_that_is_taken_returned_or_stored_is_refused_in_one_line(where: str) -> None:
     def forward(m: Model, x: Tensor) -> Tensor:
-        return masked_tensor(m.first(x), x > 0) if returned else m.first((x * 2).to_tensor(0.0))
+        return masked_tensor(m.first(x), x > 0) if where == "returned" else m.first((x * 2).to_tensor(0.0))
 
-    x = normal(4, 8)
-    given = x if returned else masked_tensor(x, x > 0)
+    model, x = Model(forward, first=linear(8, 8)).eval(), normal(4, 8)
+    if where == "stored":
+        model.register_buffer("mask", masked_tensor(x, x > 0))
     with refused(LoadError, "tensor-class", match=r"MaskedTensor.*plain tensors"):
-        auditor.audit(Model(forward, first=linear(8, 8)).eval(), (given,), device="cpu")
+        auditor.audit(model, (masked_tensor(x, x > 0) if where == "taken" else x,), device="cpu")
