@@ -62,8 +62,8 @@ def test_findings_are_an_audit_and_an_error_says_its_line(scripted):
     ],
 )
 def test_one_that_crashed_is_tried_again_and_others_are_not(scripted, tmp_path, script, tries, said):
-    ended = run(scripted("a", f"import os, sys, time\ntime.sleep(0.3)\nopen('tries', 'a').write('x')\n{script}", retries=2))
-    assert (ended.said, ended.seconds > 0.3 * tries) == (said, True)
+    ended = run(scripted("a", f"import os,sys,time\ntime.sleep(1)\nopen('tries', 'a').write('x')\n{script}", retries=2))
+    assert (ended.said, ended.seconds > tries) == (said, True)
     assert (tmp_path / "tries").read_text() == "x" * tries
 
 
