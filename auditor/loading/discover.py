@@ -22,7 +22,6 @@ from ..errors import LoadError, suggest
 from ..isolation.members import size_of
 from ..isolation.process import reseed, swap_attribute
 from ..numerics.formats import dtype_name, is_low
-from ..offload import onto
 from ..records import Origin
 from .importer import digest_of
 from .state import convert_errors
@@ -215,7 +214,6 @@ def _hugging_face(target: Target) -> BuiltModel:
     transformers.utils.logging.set_verbosity_error()  # the notes list missing and ignored weights instead
     transformers.utils.logging.disable_progress_bar()
     model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **asked)
-    onto(model)
     said, low = tuple(_differences(model, info, folder.name)), Counter[str]()
     ignored = set(info.get("unexpected_keys", ()))
     for value in {x.data_ptr(): x for name, x in stored.items() if name not in ignored}.values():

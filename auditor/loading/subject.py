@@ -168,6 +168,7 @@ def _load(
         _reject_unfit(model, lazy=True)
         if weights_text:
             notes += tuple(state.load_into(model, Path(weights_text)))
+    offload.onto(model)
     watch.read_files(model)
     stored, casts = ledger_of(model, watch)
     switch(model, training=False)

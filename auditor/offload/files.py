@@ -27,17 +27,19 @@ MADV_PAGEOUT = 21
 _files: dict[int, StorageWeakRef] = {}
 """{address: weak reference to the storage in a file}; a freed storage's address may be reused."""
 
-_FIXED = "resize storage that is not resizable"
-"""torch's message when an operation enlarges a tensor beyond its file."""
-
 
 class OffloadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside this mode, every large result of an operation is stored in a temporary file, with unchanged strides.
 
-    These results include tensors that autograd saves or computes.
+    These results include tensors that autograd saves or computes. stays: whether a result of this many bytes may stay
+    in memory.
     """
 
     supports_higher_order_operators = True
+
+    def __init__(self, stays: Callable[[int], bool] = lambda size: False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._stays = stays
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -55,12 +57,12 @@ class OffloadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             result = run(*args, **given[1])
         except RuntimeError as error:
-            if _FIXED not in str(error):
-                raise
+            if "resize storage that is not resizable" not in str(error):
+                raise  # otherwise the operation enlarges a tensor beyond its file
             for x in filter(is_offloaded, tensors_in(given)):
                 x.data = laid_as(x, x.untyped_storage().clone())  # type: ignore[no-untyped-call]
             result = run(*args, **given[1])
-        return over_tensors(lambda x: _to_file(x, given) if is_large(x) else x, result)
+        return over_tensors(lambda x: _to_file(x, given, self._stays) if is_large(x) else x, result)
 
 
 def in_file(storage: torch.UntypedStorage) -> torch.UntypedStorage:
@@ -90,13 +92,14 @@ def folder() -> str:
 
 
 def release(*, others: bool) -> None:
-    """Drop mapped files from resident memory; their pages are read again on access.
+    """Drop mapped files and freed memory from resident memory; the files' pages are read again on access.
 
     The call keeps each storage alive: the addresses of a freed storage may belong to other memory, which would be
     zeroed. others: include private mappings such as a library's checkpoint, but no shared libraries. Unmodified pages
     are read from the disk again; modified pages are kept.
     """
     madvise = ctypes.CDLL(None).madvise
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)  # glibc keeps freed blocks below 32 MiB
     for reference in list(_files.values()):
         storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)  # type: ignore[no-untyped-call]
         if storage is not None:
@@ -123,13 +126,14 @@ def _is_plain(x: Tensor) -> bool:
     return ordinary and not (x.is_nested or x.is_quantized or x.is_conj() or x.is_neg())
 
 
-def _to_file(x: Tensor, given: Any) -> Tensor:
-    """Move a result to a file, unless the result shares memory with an input or autograd has recorded its parts."""
+def _to_file(x: Tensor, given: Any, stays: Callable[[int], bool]) -> Tensor:
+    """Move a result to a file, unless it stays, shares memory with an input, or autograd has recorded its parts."""
     storage = x.untyped_storage()
     if (
         is_offloaded(x)
         or x.requires_grad
         or any(_is_plain(y) and y.untyped_storage()._cdata == storage._cdata for y in tensors_in(given))
+        or stays(storage.nbytes())
     ):
         return x
     return laid_as(x, in_file(storage))

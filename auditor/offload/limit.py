@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import threading
@@ -24,6 +23,9 @@ STEP = 1 / 32
 
 LOOK = 0.004
 """Seconds between two checks of resident memory."""
+
+OWN = 0.5
+"""Share of the limit up to which results of operations stay in memory: most are soon freed."""
 
 ROOM = 64 << 20
 """Minimum difference between a limit and the resident memory when the limit is checked, in bytes."""
@@ -60,6 +62,10 @@ class Limit:
                 slug="memory-too-small",
             )
 
+    def stays(self, size: int) -> bool:
+        """Whether a result of `size` bytes may stay in memory instead of a file."""
+        return resident(mapped=False) + size <= OWN * self.size
+
     def ease(self) -> None:
         """Drop mapped files when resident memory approaches the limit."""
         held = resident()
@@ -87,8 +93,7 @@ def resident_limit(size: int | None) -> Iterator[Limit | None]:
         return
     if not STATM.exists():
         raise AuditorError(
-            "this system does not report a process's memory (/proc/self/statm): leave --memory out",
-            "no-paging",
+            "this system does not report a process's memory (/proc/self/statm): leave --memory out", "no-paging"
         )
     limit, ended = Limit(size), threading.Event()
 
@@ -101,8 +106,7 @@ def resident_limit(size: int | None) -> Iterator[Limit | None]:
     thread.start()
     try:
         os.environ[SINGLE] = "1"
-        _mmap_from(4 << 20)
-        with OffloadMode():  # type: ignore[no-untyped-call]
+        with OffloadMode(limit.stays):  # type: ignore[no-untyped-call]
             yield limit
     except Exception as error:
         if (full := caused_by(error, DiskError)) is not None and full is not error:
@@ -110,16 +114,9 @@ def resident_limit(size: int | None) -> Iterator[Limit | None]:
         raise
     finally:
         os.environ.pop(SINGLE, None)
-        _mmap_from(32 << 20)
         ended.set()
         thread.join()
         _now.remove(limit)
-
-
-def _mmap_from(size: int) -> None:
-    """Make glibc return freed memory of at least `size` bytes to the system: by default it keeps blocks below 32
-    MiB."""
-    getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(-3, size)
 
 
 def onto(model: nn.Module) -> None:
@@ -141,14 +138,12 @@ def now() -> Limit | None:
 
 def within() -> tuple[str, ...]:
     """How the audit keeps within the limit, in words; empty without a limit."""
-    limit = now()
-    return () if limit is None else (f"large tensors in memory-mapped files, with a limit of {words(limit.size)}",)
+    return tuple(f"large tensors in memory-mapped files, with a limit of {words(one.size)}" for one in _now[-1:])
 
 
 def came_to() -> str | None:
     """A text about the peak memory so far, compared with the limit; None without a limit."""
-    limit = now()
-    if limit is None:
+    if (limit := now()) is None:
         return None
     of = "more than" if limit.peak > limit.size else "of"
     return f"{limit.peak / 1e9:.2f} GB in memory at most, {of} the {words(limit.size)} allowed"
@@ -166,17 +161,16 @@ def free() -> int | None:
     with suppress(OSError):
         left = 1024 * int(MEMINFO.read_text(encoding="utf-8").split("MemAvailable:")[1].split()[0])
         with suppress(OSError, ValueError):  # "max": without a limit
-            limit, taken = (
-                int((GROUP / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current")
-            )
-            return min(left, max(limit - taken, 0))
+            limit, used = (int((GROUP / name).read_text("utf-8")) for name in ("memory.max", "memory.current"))
+            return min(left, max(limit - used, 0))
         return left
     return None
 
 
-def resident() -> int:
-    """Resident bytes of this process, including mapped files."""
-    return int(STATM.read_bytes().split()[1]) * mmap.PAGESIZE
+def resident(*, mapped: bool = True) -> int:
+    """Resident bytes of this process. mapped: including mapped files."""
+    held, files = map(int, STATM.read_bytes().split()[1:3])
+    return (held if mapped else held - files) * mmap.PAGESIZE
 
 
 def words(size: float) -> str:

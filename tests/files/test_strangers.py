@@ -1,6 +1,7 @@
 """Command lines of any words, and plans, weights and inputs from strangers: a correct result or one clear line, no stray file,
 and nothing in them is run."""
 
+import argparse
 import ast
 import copy
 import importlib
@@ -231,8 +232,9 @@ class Runs:
 
 def weights() -> dict[str, bytes]:
     """Files that are no weights, by name."""
-    saved, array, bomb = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    saved, beside, array, bomb = (io.BytesIO() for _ in range(4))
     torch.save({"0.weight": Runs()}, saved)
+    torch.save({"model": {"0.weight": torch.ones(4, 3)}, "arguments": argparse.Namespace(runs=Runs())}, beside)
     np.savez(array, x=np.array([Runs()], dtype=object))
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", bytes(20_000_000))
@@ -240,6 +242,7 @@ def weights() -> dict[str, bytes]:
     header = json.dumps({"0.weight": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
     return {
         "code.pt": saved.getvalue(),
+        "beside.pt": beside.getvalue(),
         "legacy.pth": pickle.dumps({"0.weight": Runs()}),
         "code.npz": array.getvalue(),
         "bomb.npz": bomb.getvalue(),

@@ -215,6 +215,7 @@ def raising(*given: Any) -> Any:
         ({"seed": -1}, "bad-option", "seed"),
         ({"metric": 3}, "bad-option", "metric takes a function"),
         ({"progress": 3}, "bad-option", "progress takes True, False or a function"),
+        ({"select": "SFT001,NMR"}, "no-rule", "no code begins with 'NMR'"),
         ({"rules": 3}, "bad-option", "rules takes the path of a directory, not 3"),
         ({"criteria": 3}, "bad-criterion", "criteria are strings or a dict"),
         ({"objective": None}, "bad-option", "objective takes"),
@@ -305,8 +306,3 @@ def test_what_is_no_path_or_model_or_name(given: Any, tmp_path: Path) -> None:
     for call in calls:
         with pytest.raises(AuditorError):
             call()
-
-
-def test_a_selection_of_no_rule_is_refused_before_anything_is_recorded() -> None:
-    with pytest.raises(AuditorError, match="no code begins with 'NMR'"):
-        auditor.audit(nn.Linear(4, 4), normal(2, 4), select="SFT001,NMR")

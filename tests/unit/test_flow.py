@@ -3,6 +3,7 @@
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -198,50 +199,37 @@ def test_errors_go_from_one_process_to_another() -> None:
 
 
 HOST_FULL = RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried")
-
-
-@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("full"), HOST_FULL])
-def test_want_of_memory_is_let_through_unless_that_is_the_answer(error: Exception) -> None:
-    assert out_of_memory(error)
-    with pytest.raises(type(error)):
-        let_through(error)
-    let_through(error, memory=False)
-
-
-def test_a_gpu_that_failed_is_let_through_unless_that_is_the_answer() -> None:
-    error = torch.AcceleratorError("CUDA error: device-side assert triggered")
-    wrapped = RuntimeError("a library's own words")
-    wrapped.__cause__ = error
-    for one in (error, wrapped):
-        assert device_failed(one) and not device_is_full(one)
-        with pytest.raises(type(one)):
-            let_through(one)
-        let_through(one, memory=False)
+FAILED, WRAPPED = (
+    torch.AcceleratorError("CUDA error: device-side assert triggered"),
+    RuntimeError("a library's own words"),
+)
+WRAPPED.__cause__ = FAILED
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "memory", "full", "failed"),
     [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-        torch.AcceleratorError("CUDA error: out of memory"),
-        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+        (MemoryError(), True, False, False),
+        (HOST_FULL, True, False, False),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True, True, False),
+        (torch.AcceleratorError("CUDA error: out of memory"), True, True, False),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True, True, False),
+        (FAILED, False, False, True),
+        (WRAPPED, False, False, True),
+        (RuntimeError("no memory format"), False, False, False),
+        (ValueError("out of memory"), False, False, False),
+        (KeyError("x"), False, False, False),
     ],
 )
-def test_a_gpu_that_is_too_small_is_left_for_the_cpu(error: Exception) -> None:
-    """By whatever library says so; tests/pretend_gpu/test_places.py goes there."""
-    assert device_is_full(error) and not device_failed(error)
-
-
-@pytest.mark.parametrize("error", [MemoryError("host"), HOST_FULL, ValueError()])
-def test_other_errors_are_not_about_the_gpu(error: Exception) -> None:
-    assert not device_is_full(error)
-
-
-@pytest.mark.parametrize("error", [RuntimeError("no memory format"), ValueError("DefaultCPUAllocator"), KeyError("x")])
-def test_other_errors_are_about_what_ran(error: Exception) -> None:
-    assert not out_of_memory(error)
+def test_what_is_about_memory_or_the_gpu_is_let_through_unless_that_is_the_answer(
+    error: Exception, memory: bool, full: bool, failed: bool
+) -> None:
+    """A GPU that is too small is left for the CPU; tests/pretend_gpu/test_places.py goes there."""
+    assert (out_of_memory(error), device_is_full(error), device_failed(error)) == (memory, full, failed)
+    with pytest.raises(type(error)) if memory or failed else nullcontext():
+        let_through(error)
+    let_through(error, memory=False)
     assert not caused_by(error, TimeoutError)
-    let_through(error)
 
 
 def test_a_time_limit_stays_one_when_a_library_wraps_it() -> None:

@@ -1,18 +1,15 @@
-"""Files appear together or not at all; processes that this one answers for."""
+"""Files appear together or not at all."""
 
 import errno
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from auditor.errors import AuditorError
-from auditor.processes import Process
 from auditor.records.folder import OWN, check_directory, write
 from tests.support.refusing import refused
 
@@ -125,22 +122,3 @@ def test_a_disk_without_room_is_found_beforehand(tmp_path: Path, root: Path) -> 
     assert len(done.stdout.splitlines()) == 2
     assert all("File too large" in line for line in done.stdout.splitlines())
     assert list(tmp_path.iterdir()) == []
-
-
-# Processes that this one answers for: a group that ends with its leader.
-
-
-@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-def test_a_group_is_killed_with_its_leader() -> None:
-    code = "import subprocess, sys; sys.stderr.write('on'); subprocess.run(['sleep', '60'], close_fds=False)"
-    read, write = os.pipe()
-    os.set_inheritable(write, True)
-    process = Process([sys.executable, "-c", code], close_fds=False)
-    os.close(write)
-    while process.last_words() != ["on"]:
-        time.sleep(0.05)
-    process.end()
-    assert process.returncode == -signal.SIGKILL
-    assert os.read(read, 1) == b""  # the child, which held the pipe open, is gone as well
-    os.close(read)
-    process.end()  # one that has ended is left in peace

@@ -43,15 +43,16 @@ def test_a_number_that_follows_a_dtype_is_found(ask: Any) -> None:
     assert found.literals["fp16"].arguments == {1: 1e-3}
 
 
-def test_a_constant_in_the_dtype_of_another_tensor_is_found() -> None:
-    found = capture_of(Function(lambda x: (x.new_tensor([0.1, 0.2]) + x + 1e-6).exp()), X)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.new_tensor([0.1, 0.2]) + x + 1e-6).exp(),
+        lambda x: x + torch.tensor([0.1, 0.2], dtype=x.dtype),  # a dtype that no operation of the recording is given
+    ],
+)
+def test_a_constant_in_the_dtype_of_another_tensor_is_found(function: Callable[[Tensor], Tensor]) -> None:
+    found = capture_of(Function(function), X)
     assert any(place.made_in.get("fp16") is torch.float16 for place in found.placeholders)
-
-
-def test_a_constant_that_python_makes_in_a_dtype_it_looked_at_is_found() -> None:
-    """No operation of the recording has the dtype, or a limit of it, among its arguments."""
-    model = Function(lambda x: x + torch.tensor([0.1, 0.2], dtype=x.dtype))
-    assert any(place.made_in.get("fp16") is torch.float16 for place in capture_of(model, X).placeholders)
 
 
 # Which other batches a recorded path is good for: their own run decides.

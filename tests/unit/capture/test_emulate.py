@@ -10,7 +10,6 @@ from torch.amp import GradScaler
 
 import auditor
 from auditor.capture.emulation import Emulation, Endless, scaled_as_on_cuda
-from auditor.capture.record import record
 from auditor.capture.regions import Region
 from auditor.errors import MeasureError
 from auditor.numerics.kernels import UnsupportedInFormat
@@ -73,15 +72,6 @@ def run_in_thread(target: object) -> None:
     thread = threading.Thread(target=target)
     thread.start()
     thread.join()
-
-
-def test_inside_a_run_that_is_recorded_it_says_no() -> None:
-    def emulates_itself(x: Tensor) -> Tensor:
-        with auditor.emulate():
-            return x.exp()
-
-    with refused(MeasureError, "emulation-busy", match="being recorded or emulated"):
-        record(Function(emulates_itself), ((normal(4, 8),), {}))
 
 
 def test_an_audit_inside_an_emulation_or_of_a_model_that_emulates_says_so() -> None:

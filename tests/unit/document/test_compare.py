@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from auditor.document.codec import to_document
-from auditor.document.compare import BAND, compare, contributions_of, figures, fresh
+from auditor.document.compare import BAND, VerdictChange, compare, contributions_of, figures, fresh, regressions
 from auditor.document.read import audit_of
 from auditor.records import Contribution, Finding
 from tests.unit.report.factory import make_audit
@@ -116,6 +116,30 @@ def test_settings_that_differ_are_said(document, other):
     assert [(what, after) for what, _, after in compared(document, other).caveats] == [
         ("budget", "0.5 relative L2 of the outputs"),
         ("torch", "9.9"),
+    ]
+
+
+def test_what_got_worse_is_told_and_what_did_not_is_not(document, other):
+    assert regressions(compared(document, other)) == []
+    name = other["recommended"]
+    other["plans"][name]["verification"]["measured_error"] *= 5
+    other["plans"][name]["predicted_speedup"] *= 0.5
+    told = regressions(compared(document, other))
+    assert told[0] == "error 5.0 times as large as before"
+    assert [line.split()[0] for line in told] == ["error", "speed-up"]
+    assert regressions(compared(other, document)) == []
+    other["recommended"] = None
+    assert f"{name} was recommended before, no plan now" in regressions(compared(document, other))
+
+
+def test_new_findings_and_verdicts_of_unsafe_are_told():
+    audit = make_audit(20)
+    node, finding = audit.nodes[0].node, audit.findings[0]
+    changes = [VerdictChange(node, "fp16", before, after) for before in ("safe", None) for after in ("unsafe", "safe")]
+    new = [replace(finding, severity=severity) for severity in ("error", "error", "info")]
+    assert regressions(replace(compare(audit, audit), new=tuple(new), verdicts=tuple(changes))) == [
+        f"new findings of severity error: 2 ({finding.rule})",
+        "operations that became unsafe: 1",
     ]
 
 

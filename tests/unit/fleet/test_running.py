@@ -1,5 +1,3 @@
-import copy
-import json
 import os
 import re
 import signal
@@ -7,14 +5,10 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 
 from auditor import cli, fleet
-from auditor.document.codec import to_document
-from auditor.document.compare import VerdictChange, compare, regressions
-from auditor.document.read import audit_of
 from auditor.errors import AuditorError
 from auditor.fleet import (
     KEPT,
@@ -45,25 +39,19 @@ def scripted(monkeypatch, tmp_path):
     return task
 
 
-def test_findings_are_an_audit_and_an_error_says_its_line(scripted):
-    assert run(scripted("a", "import sys; sys.exit(1)")).said == ""
-    script = "import sys; print('warning: w\\nerror: no such file\\nhint: look', file=sys.stderr); sys.exit(2)"
-    ended = run(scripted("b", script))
-    assert (ended.code, ended.said) == (2, "no such file")
-
-
 @pytest.mark.parametrize(
-    ("script", "tries", "said"),
+    ("script", "tries", "code", "said"),
     [
-        ("os.kill(os.getpid(), 9)", 3, "the process was killed by SIGKILL"),
-        ("os.kill(os.getpid(), 9) if os.path.getsize('tries') == 1 else sys.exit(1)", 2, ""),
-        ("sys.stderr.write('error: killed\\nhint: `auditor explain process-ended`'); sys.exit(2)", 3, "killed"),
-        ("sys.exit(2)", 1, "it ended with exit code 2 without a message"),
+        ("os.kill(os.getpid(), 9)", 3, -9, "the process was killed by SIGKILL"),
+        ("os.kill(os.getpid(), 9) if os.path.getsize('tries') == 1 else sys.exit(1)", 2, 1, ""),
+        ("sys.stderr.write('error: killed\\nhint: `auditor explain process-ended`'); sys.exit(2)", 3, 2, "killed"),
+        ("sys.stderr.write('warning: w\\nerror: no such file\\nhint: look'); sys.exit(2)", 1, 2, "no such file"),
+        ("sys.exit(2)", 1, 2, "it ended with exit code 2 without a message"),
     ],
 )
-def test_one_that_crashed_is_tried_again_and_others_are_not(scripted, tmp_path, script, tries, said):
-    ended = run(scripted("a", f"import os,sys,time\ntime.sleep(1)\nopen('tries', 'a').write('x')\n{script}", retries=2))
-    assert (ended.said, ended.seconds > tries) == (said, True)
+def test_one_that_crashed_is_tried_again_and_others_say_their_error(scripted, tmp_path, script, tries, code, said):
+    ended = run(scripted("a", f"import os,sys,time\ntime.sleep(.3)\nopen('tries','a').write('x')\n{script}", retries=2))
+    assert (ended.code, ended.said, ended.seconds > 0.3 * tries) == (code, said, True)
     assert (tmp_path / "tries").read_text() == "x" * tries
 
 
@@ -89,8 +77,8 @@ def test_one_that_hangs_is_ended(scripted):
 
 def test_one_that_is_given_up_leaves_nothing_that_it_started(scripted, tmp_path):
     script = (
-        "import subprocess, sys, time\nfrom pathlib import Path\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "import signal, subprocess, time\nfrom pathlib import Path\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen(['sleep', '60'])\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)\n"  # it ignores SIGTERM
         "Path('draft').write_text(str(child.pid))\nPath('draft').rename('child')\ntime.sleep(60)"
     )
     run(scripted("a", script, limit=60), (tmp_path / "child").exists)
@@ -127,21 +115,12 @@ def test_an_interrupted_fleet_leaves_nothing_running(scripted, tmp_path, interru
     assert not [pid for pid in started if subprocess.run(["ps", "-p", str(pid)], capture_output=True).returncode == 0]
 
 
-@pytest.fixture(scope="module")
-def audit():
-    return make_audit(20)
-
-
-@pytest.fixture(scope="module")
-def document(audit):
-    return json.loads(json.dumps(to_document(audit)))
-
-
 def target(name, folder, *words):
     return FleetTarget(name, (*words, f"{name}.py"), folder, folder / name)
 
 
-def test_rows_link_to_reports_and_say_why_there_is_none(tmp_path, audit):
+def test_rows_link_to_reports_and_say_why_there_is_none(tmp_path):
+    audit = make_audit(20)
     audit.save(tmp_path / "good one")
     targets = [target(name, tmp_path) for name in ("good one", "lost", "broken", "later")]
     ends = {
@@ -159,35 +138,6 @@ def test_rows_link_to_reports_and_say_why_there_is_none(tmp_path, audit):
     assert (row.state, row.said) == ("failed", ["no such <file>", "audited before, not now"])
     assert headline(rows) == "4 models: 2 failed, 1 not audited yet."
     assert not re.search(r"""(src|href)=["'](https?:)?//""", page)
-
-
-def test_what_got_worse_is_told_and_what_did_not_is_not(document):
-    before = audit_of(document, "before")
-
-    def worse(one, two):
-        return regressions(compare(one, two))
-
-    assert worse(before, audit_of(copy.deepcopy(document), "after")) == []
-    after = copy.deepcopy(document)
-    name = after["recommended"]
-    after["plans"][name]["verification"]["measured_error"] *= 5
-    after["plans"][name]["predicted_speedup"] *= 0.5
-    told = worse(before, audit_of(after, "after"))
-    assert told[0] == "error 5.0 times as large as before"
-    assert [line.split()[0] for line in told] == ["error", "speed-up"]
-    assert worse(audit_of(after, "after"), before) == []
-    after["recommended"] = None
-    assert f"{name} was recommended before, no plan now" in worse(before, audit_of(after, "after"))
-
-
-def test_new_findings_and_verdicts_of_unsafe_are_told(audit):
-    node, finding = audit.nodes[0].node, audit.findings[0]
-    changes = [VerdictChange(node, "fp16", before, after) for before in ("safe", None) for after in ("unsafe", "safe")]
-    new = [replace(finding, severity=severity) for severity in ("error", "error", "info")]
-    assert regressions(replace(compare(audit, audit), new=tuple(new), verdicts=tuple(changes))) == [
-        f"new findings of severity error: 2 ({finding.rule})",
-        "operations that became unsafe: 1",
-    ]
 
 
 def test_outcomes_that_stand_are_kept_and_a_damaged_file_counts_as_none(tmp_path):
@@ -302,8 +252,7 @@ BAD = '[[target]]\nname = "bad"\ntarget = "bad.py"\n'
 @pytest.fixture
 def run_fleet(monkeypatch, here):
     (here / "audit.py").write_text(SCRIPT, encoding="utf-8")
-    made = make_audit(5)
-    made.save(here / "made")
+    make_audit(5).save(here / "made")
     (here / "made" / "plan.json").rename(here / "plan.json")
 
     def process(command, **how):
@@ -344,7 +293,7 @@ def test_what_is_done_is_not_done_again_and_a_failure_is_exit_code_1(run_fleet, 
     [
         ("[[target]]\nname = 'a'\n", (), "target 'a' has no key `target`"),
         (FLEET, ("--baseline", "nowhere"), "--baseline takes the --out directory of an earlier run, not 'nowhere'"),
-        (FLEET, ("--out", "targets.toml"), "targets.toml"),
+        (FLEET, ("--out", "targets.toml"), "cannot write to 'targets.toml' (Not a directory)"),
         (None, (), "cannot read"),
     ],
 )

@@ -3,7 +3,6 @@
 import argparse
 import io
 import json
-import pickle
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from auditor.errors import LoadError
 from auditor.loading import cautions, load
 from auditor.loading.state import load_into, reject_non_finite
-from auditor.loading.statedicts import load_state, read_checkpoint
+from auditor.loading.statedicts import load_state
 from tests.support.refusing import refused
 from tests.support.small_models import tied
 from tests.support.subjects import seeded
@@ -291,19 +290,6 @@ def test_what_cannot_be_read_is_one_line_that_names_it(kind: str, tmp_path: Path
     make, words = UNREAD[kind]
     with refused(LoadError, "bad-weights", match=words):
         load_into(model_of(), make(tmp_path))
-
-
-def test_nothing_that_a_checkpoint_says_is_run(tmp_path: Path, capsys: Any) -> None:
-    class Evil:
-        def __reduce__(self) -> Any:
-            return (print, ("ran",))
-
-    (tmp_path / "w.pt").write_bytes(pickle.dumps({"model": Evil()}))
-    for content in (Evil(), {"model": state_of(), "arguments": argparse.Namespace(evil=Evil())}):
-        with pytest.raises(ValueError, match="cannot be read without running code"):
-            read_checkpoint(tmp_path / "w.pt")
-        torch.save(content, tmp_path / "w.pt")
-    assert capsys.readouterr().out == ""
 
 
 WRONG = {

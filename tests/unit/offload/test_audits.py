@@ -70,7 +70,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     in_file = files.in_file
     monkeypatch.setattr(files, "in_file", noted)
     monkeypatch.setattr(files, "LARGE", 256)
-    for name in ("NEARLY", "STEP"):
+    for name in ("NEARLY", "OWN", "STEP"):
         monkeypatch.setattr(limit, name, 0.0)
     return made
 
@@ -165,7 +165,7 @@ with resident_limit(resident() + ROOM + (60 << 20)) as held:
     assert now() is held
     kept = [torch.full((2_500_000,), float(i)) for i in range(40)]  # 400 MB
     assert all(bool((x == i).all()) for i, x in enumerate(kept))
-    assert all(map(is_offloaded, kept))
+    assert sum(map(is_offloaded, kept)) > 30  # the others fit in memory
 assert now() is None
 assert held.peak < held.size, (held.peak, held.size)
 """
@@ -183,12 +183,13 @@ import torch
 from auditor.offload import resident_limit
 from auditor.offload.limit import resident
 
-with resident_limit(1 << 40):
+with resident_limit(1 << 40) as held:
     before, small = resident(), []
     for _ in range(40):
         large = torch.ones(6_000_000)
         small.append(torch.ones(20_000))
         del large
+    held.let_go()
     assert resident() - before < 30_000_000, resident() - before
 """
 

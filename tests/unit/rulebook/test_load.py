@@ -242,7 +242,7 @@ def test_every_audited_format_has_one_of_the_measurement() -> None:
 # A rule in words and as data: sections, the example, a chain drawn once.
 
 
-def test_an_example_is_read_and_explained(tmp_path: Path) -> None:
+def test_a_rule_with_an_example_is_read_explained_and_all_in_its_data(tmp_path: Path) -> None:
     write(tmp_path, RULE.replace("[match]", EXAMPLE + "[match]"))
     (rule,) = load_rules([tmp_path])
     assert rule.example == Example(
@@ -254,11 +254,6 @@ def test_an_example_is_read_and_explained(tmp_path: Path) -> None:
         assert f"\n    {line}\n" in explain(rule)
     assert "called with `torch.ones(4)`" in explain(rule)
     assert "Confidence: low, or high if the operation is measured to be unsafe." in explain(rule)
-
-
-def test_all_of_a_rule_is_in_its_data(tmp_path: Path) -> None:
-    write(tmp_path, RULE.replace("[match]", EXAMPLE + "[match]"))
-    (rule,) = load_rules([tmp_path])
     data = json.loads(json.dumps(as_data(rule)))
     assert data["looks_for"] == ["operations: `aten.sum`"]
     assert data["fires_where"] == "`upcast` is false, and `reduction_length` is above 8 elements"

@@ -39,13 +39,18 @@ def doubling(model: nn.Linear, plan: str) -> None:
 PATCHED: Any = SimpleNamespace(apply=doubling, PLANS={"plan": {}, "broken": {}})
 
 
+def of_ones() -> nn.Linear:
+    found = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(found.weight)
+    return found
+
+
 def runs(module: Any, model: nn.Module) -> Runs:
     return Runs(partial(patch_model, model, module.PLANS, module.apply), [BATCH], gradients=True)
 
 
 def test_the_answer_is_the_patched_models_and_the_model_is_as_before() -> None:
-    model = nn.Linear(2, 1, bias=False)
-    nn.init.ones_(model.weight)
+    model = of_ones()
     found = runs(PATCHED, model).answers("plan")
     assert isinstance(found, Answers)
     assert [[(x.tolist(), x.dtype) for x in batch] for batch in found.outputs] == [[([[4.0]], torch.float16)]]
@@ -90,12 +95,6 @@ def function(here: Path) -> Iterator[str]:
     yield f"{file}:weights"
     for name in [name for name, module in sys.modules.items() if getattr(module, "__file__", None) == str(file)]:
         del sys.modules[name]
-
-
-def of_ones() -> nn.Linear:
-    found = nn.Linear(2, 1, bias=False)
-    nn.init.ones_(found.weight)
-    return found
 
 
 def test_the_plan_is_applied_for_as_long_as_the_function_runs(function: str) -> None:
