@@ -213,8 +213,7 @@ def _run_on_node(task: FleetTarget) -> tuple[Outcome, dict[str, bytes]]:
     with tempfile.TemporaryDirectory(prefix=folder.OWN, ignore_cleanup_errors=True) as scratch:
         directory = Path(scratch, "audit")
         outcome = run(replace(task, directory=directory))
-        files = [file for file in directory.rglob("*") if file.is_file()]
-        return outcome, {str(file.relative_to(directory)): file.read_bytes() for file in files}
+        return outcome, {str(f.relative_to(directory)): f.read_bytes() for f in directory.rglob("*") if f.is_file()}
 
 
 def run(task: FleetTarget, unwanted: Callable[[], bool] = lambda: False) -> Outcome:
@@ -231,7 +230,8 @@ def run(task: FleetTarget, unwanted: Callable[[], bool] = lambda: False) -> Outc
     code, lines = process.returncode, process.last_words()
     crashed = code < 0 or (code > 1 and any(CRASHED in line for line in lines))
     if crashed and is_in_time and task.retries and not unwanted():
-        return run(replace(task, retries=task.retries - 1), unwanted)
+        ended = run(replace(task, retries=task.retries - 1), unwanted)
+        return replace(ended, seconds=round(time.monotonic() - start, 2))
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     said = (errors or lines or [f"it {how_ended(code)} without a message"])[-1][:500] if code > 1 else ""
     if not is_in_time:

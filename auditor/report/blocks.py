@@ -124,13 +124,17 @@ def to_terminal(blocks: Iterable[Block], width: int | None = None, color: bool |
     Width and color follow stdout by default: without a terminal, 100 characters and no colors. FORCE_COLOR turns colors
     on and NO_COLOR turns them off, if not empty.
     """
-    wide = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else 100
+    seen = sys.stdout.isatty()
+    wide = min(shutil.get_terminal_size().columns, WIDEST) if seen else 100
+    if color is None:
+        color = bool(os.environ.get("FORCE_COLOR")) or (seen and os.environ.get("TERM") != "dumb")
+        color = color and not os.environ.get("NO_COLOR")
     console = Console(
         width=max(width or wide, 40),
-        height=40,  # without a height, rich ignores the width if TERM=dumb
         force_terminal=color,
-        color_system=None if color is None and os.environ.get("NO_COLOR") else "auto",
+        color_system="standard" if color else None,
         force_jupyter=False,
+        _environ={},  # whose colors and width were decided above
         legacy_windows=False,
         highlight=False,
         markup=False,

@@ -50,8 +50,8 @@ def scripted(monkeypatch, tmp_path):
     ],
 )
 def test_one_that_crashed_is_tried_again_and_others_say_their_error(scripted, tmp_path, script, tries, code, said):
-    ended = run(scripted("a", f"import os, sys\nopen('tries', 'a').write('x')\n{script}", retries=2))
-    assert (ended.code, ended.said) == (code, said)
+    ended = run(scripted("a", f"import os,sys,time\ntime.sleep(.3)\nopen('tries','a').write('x')\n{script}", retries=2))
+    assert (ended.code, ended.said, ended.seconds > 0.3 * tries) == (code, said, True)
     assert (tmp_path / "tries").read_text() == "x" * tries
 
 

@@ -57,10 +57,10 @@ def looks() -> tuple[int, bool]:
     [
         (True, {}, (100, True)),
         (True, {"NO_COLOR": "1"}, (100, False)),
-        (True, {"NO_COLOR": ""}, (100, True)),
+        (True, {"NO_COLOR": "", "FORCE_COLOR": ""}, (100, True)),
         (True, {"TERM": "dumb"}, (100, False)),
         (False, {}, (100, False)),
-        (False, {"FORCE_COLOR": "1"}, (100, True)),
+        (False, {"FORCE_COLOR": "1", "TERM": "dumb"}, (100, True)),
         (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, (100, False)),
     ],
 )
