@@ -110,7 +110,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 29590, 213, 23
+LINES, FILES, ROOMS = 29600, 213, 23
 """Lines without the capabilities; files and rooms of the whole package."""
 
 
