@@ -203,7 +203,7 @@ class Profile:
             regular &= reference.isfinite()
         small = (size < fmt.smallest_normal).logical_and_(regular)
         if many := int(torch.count_nonzero(small)):
-            counts["underflow"] = many - int(torch.count_nonzero(small.logical_and_(size)))
+            counts["underflow"] = many - int(torch.count_nonzero(small & size.bool()))
             counts["subnormal"] = many - counts["underflow"]
         if not float(size.amax()) < math.inf:
             finite = reference.isfinite()

@@ -62,7 +62,7 @@ def sum_of_squares(x: torch.Tensor) -> float:
     """Sum of squares of all entries of a chunk; in float64 if float32 would overflow or underflow."""
     flat = x.reshape(-1)
     square = float(torch.dot(flat, flat))
-    if _SQUARES[0] < square < _SQUARES[1] or not flat.numel() or not int(torch.count_nonzero(flat)):
+    if _SQUARES[0] < square < _SQUARES[1] or not flat.numel() or not int(torch.count_nonzero(flat.bool())):
         return square
     return float(flat.double().square().sum())
 
