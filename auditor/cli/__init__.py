@@ -131,7 +131,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
         unknown = re.findall(r"(?<=\s)-[^\s=]+", message) if message.startswith("unrecognized arguments: ") else []
-        close = dict.fromkeys(match for flag in unknown for match in difflib.get_close_matches(flag, known, n=1))
+        close = dict.fromkeys(match for flag in unknown for match in difflib.get_close_matches(flag, known, 1, 0.7))
         raise bad(f"{message}: did you mean {' and '.join(close)}?" if close else message)
 
 

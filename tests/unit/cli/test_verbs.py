@@ -74,7 +74,7 @@ def test_the_version_is_said_by_every_verb(capsys):
         (["model.py", "--max_error=0.1"], ": did you mean --max-error?"),
         (["model.py", "--basline", "x", "--quite"], ": did you mean --baseline and --quiet?"),
         (["diff", "a", "b", "--htlm", "c.html"], ": did you mean --html?"),
-        (["model.py", "--zzzzzzz"], "error: unrecognized arguments: --zzzzzzz"),
+        (["model.py", "--cache"], "error: unrecognized arguments: --cache"),
         (["fleet", "a.toml", "--out", "b", "--jobs", "many"], "--jobs takes a whole number, not 'many'"),
         (["fleet", "a.toml"], "the following arguments are required: --out"),
         (["rules", "--format", "sarif"], "invalid choice: 'sarif'"),
@@ -83,7 +83,7 @@ def test_the_version_is_said_by_every_verb(capsys):
 def test_a_wrong_option_is_one_line_and_what_was_meant(words, said, capsys):
     assert cli.main(words) == 2
     first, second = capsys.readouterr().err.splitlines()
-    assert said in first
+    assert said in first and ("did you mean" in first) is ("did you mean" in said)
     assert second.startswith("hint: ")
 
 
