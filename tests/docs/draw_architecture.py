@@ -6,23 +6,17 @@ python -m tests.docs.draw_architecture
 import ast
 
 from tests.support.structure import BANDS, PACKAGE
-from tests.unit.test_budgets import BUDGET, LOOSE
 
 DOCS = PACKAGE.parent / "docs"
 START, END = "<!-- rooms -->\n", "<!-- end of rooms -->"
 
 
 def table() -> str:
-    """Markdown: every room with the first sentence of its docstring and its budget, from the top down; loose files have one."""
-    rows = ["| room | what it holds | lines, at most |", "|---|---|---|"]
+    """Markdown: every room with the first sentence of its docstring, from the top down."""
+    rows = ["| room | what it holds |", "|---|---|"]
     for band in reversed(BANDS.values()):
-        rows += [f"| `{room}` | {summary(room)} | {_most(room)} |" for room in band]
-    rows.append(f"| | all files that are a room by themselves | {_most(LOOSE)} |")
+        rows += [f"| `{room}` | {summary(room)} |" for room in band]
     return "\n".join(rows) + "\n"
-
-
-def _most(room: str) -> str:
-    return f"{BUDGET[room][0]:,}" if room in BUDGET else ""
 
 
 def summary(room: str) -> str:
