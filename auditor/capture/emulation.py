@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from ..errors import MeasureError
-from ..isolation.draws import in_float32, may_draw
+from ..isolation.draws import in_float32
 from ..isolation.process import swap_attribute
 from ..numerics.autocast import autocast_arguments, autocast_target
 from ..numerics.devices import is_native
 from ..numerics.entries import over_tensors
 from ..numerics.formats import dtype_of, format_of, is_low
-from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, run_op
+from ..numerics.kernels import UnsupportedInFormat, run_op
 from ..numerics.nodes import mutates, operation_of
 from .intercept import Handler, intercept
 from .regions import Region, cast_weight
@@ -76,11 +76,7 @@ class Emulation(Handler):
             )
         if plain:
             return op(*args, **kwargs)
-        row = operation_of(op)
-        # Recurrent layers and attention have dropout inside, but need half kernels; dropout may be off.
-        idle = row.thins and (args[2] if len(args) > 2 else kwargs.get("train")) is False
-        draws = may_draw(op) and not is_tensor_core(op) and not row.recurrent and not idle
-        if draws or (self.lenient and row.recurrent):
+        if self.lenient and operation_of(op).recurrent:
             return in_float32(op, args, kwargs)
         try:
             return run_op(op, args, kwargs)

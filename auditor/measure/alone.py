@@ -17,7 +17,7 @@ from ..numerics.casting import carried_in, in_format, like, round_tree, widen
 from ..numerics.entries import entries, extent, is_number, over_tensors
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import Profile
-from ..numerics.kernels import UnsupportedInFormat, adds_bias_apart, is_product, is_tensor_core, run_op
+from ..numerics.kernels import UnsupportedInFormat, is_product, is_tensor_core, run_op, run_with_exact
 from ..numerics.metrics import disagreement, output_error, runs, sqnr_db
 from ..numerics.nodes import op_of, operation_of, row_of, target_of, tensors_in, view_source, wait_for_result
 from ..records import Capture, NodeError
@@ -74,7 +74,7 @@ class Ran:
     """Result of a node that ran separately in a format, or the reason why it cannot run.
 
     exact: the FP32 result on the same rounded inputs; None if not requested, for operations that only move entries, and
-    for CPU products that only round their result.
+    for emulated products that only round their result.
     """
 
     low: Any = None
@@ -192,14 +192,15 @@ class InFormat:
         inputs, unless the operation rounds only once."""
         args, kwargs = inputs
         target = target_of(n)
+        literals = low_literals(self._nodes[n.name], self.row.name)
         try:
-            on_cpu = all(leaf.device.type == "cpu" for leaf in tensors_in(args))
-            fused = is_tensor_core(target) and on_cpu and not adds_bias_apart(target, args)
-            rounded_once = view_source(n) is not None or row_of(n).exact or fused
-            exact = None
-            if beside and not rounded_once:
+            low, exact, roundings = run_with_exact(target, *with_literals(args, kwargs, literals))
+            is_rounded_product = roundings == 1 and is_tensor_core(target)
+            if not beside or is_rounded_product or view_source(n) is not None or row_of(n).exact:
+                return Ran(low)
+            if exact is None:
                 exact = wait_for_result(target, target(*widen(args), **widen(kwargs)))
-            return Ran(self._compute(n, args, kwargs), exact)
+            return Ran(low, exact)
         except UnsupportedInFormat as error:
             return Ran(unsupported=str(error))
         except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation

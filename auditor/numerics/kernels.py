@@ -1,27 +1,34 @@
-"""Runs one operation in the dtypes of its arguments, with the arithmetic of a GPU."""
+"""Runs operations with the arithmetic of CUDA's kernels: a kernel computes in float32, and rounds its result once.
+
+The rule holds for kernels below autograd, forwards and backwards. Operations that torch composes of several kernels
+unfold, so that their intermediate results are rounded. Exceptions are rows of cuda_kernels.toml.
+"""
 
 from __future__ import annotations
 
-import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import MeasureError, first_line, let_through
-from .casting import carried_in, format_in, in_float32, in_format, scalars_lowered, widen
+from .casting import carried_in, format_in, in_float32, in_format, widen
 from .cells import is_fused_cell, run_cell, run_layer
-from .entries import over_tensors, tensors_in
+from .cuda_facts import KernelFacts, facts_of
+from . import cuda_indexing, cuda_resampling  # noqa: F401  they register their exceptions
+from .cuda_exceptions import ROUNDINGS, rounded_number
+from .cuda_roundings import saturated_integers
+from .entries import is_plain, over_tensors, tensors_in
 from .formats import FORMATS, Format, dtype_name, format_of, is_low
 from .nodes import arguments_of, mutates, operation_of, overload_of, wait_for_result
 from .operations import Operation
-from .scans import fourier_transform, is_scan, run_scan
+from .scans import transformed_lengths
 
-_NO_KERNEL = re.compile(
-    r"not implemented for|not supported for|Unsupported dtype|low precision dtypes|Expected.*(Half|BFloat16)", re.I
-)
-_TOO_WIDE = "without overflow"
+_EMULATED = ("cpu", "meta")
+"""Device types on which CUDA's arithmetic is emulated; on others, operations run natively."""
 
 
 class UnsupportedInFormat(MeasureError, RuntimeError):
@@ -38,107 +45,365 @@ class UnsupportedInFormat(MeasureError, RuntimeError):
 def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute `target(*args, **kwargs)` as a GPU does; the result has the dtype that torch gives it.
 
-    On a CPU, matrix products of half-precision tensors accumulate in float32 and round the result, as tensor cores do.
-    Recurrent layers and cells round their products and results; running sums round every partial result. A
-    zero-dimensional tensor is rounded first if all others are in low precision. Other operations run natively in half
-    precision, so that intermediate rounding is included. On a GPU everything runs natively. In a format without native
-    arithmetic, the operation computes in float32 and its result is rounded. Raises: UnsupportedInFormat if CUDA has no
-    half kernel, a constant is out of range, dtypes are mixed, or the operation raises in half precision.
+    On a CPU, the kernels that `target` consists of follow the rule of this module. On a GPU everything runs natively.
+    In a format without native arithmetic, the operation computes in float32 and its result is rounded.
+    Raises: UnsupportedInFormat if CUDA has no half kernel, a constant is out of range, dtypes are mixed that CUDA
+    refuses, or the operation raises in half precision.
     """
     tensors = tensors_in((args, kwargs))
-    asked = any(isinstance(value, Format) for value in (*args, *kwargs.values()))
-    if asked or any(carried_in(x) is not None for x in tensors):
-        if is_tensor_core(target) and (mixed := _different_dtypes((args, kwargs))):
-            raise UnsupportedInFormat(f"{operation_of(target).name} has {mixed}")
+    asks_format = any(isinstance(value, Format) for value in (*args, *kwargs.values()))
+    if asks_format or any(carried_in(x) is not None for x in tensors):
+        if is_tensor_core(target):
+            _refuse_different_dtypes(operation_of(target).name, tensors)
         return rounding(target, args, kwargs)
-    known = operation_of(target)
-    row, on_cpu = _low_format(tensors, known)
-    if row is None:
-        return wait_for_result(target, _run_discrete(target, known.name, args, kwargs))
-    name = known.name
-    if on_cpu and row.name in known.refused_on_cuda:
-        raise UnsupportedInFormat(f"{name} has no {row.storage} kernel on CUDA")
-    if on_cpu and known.powers_of_two:
-        result, lengths = fourier_transform(target, args, kwargs, row)
-        if odd := [length for length in lengths if length & (length - 1)]:
-            said = f"{name} has no {row.storage} kernel on CUDA for length {odd[0]}, which is not a power of two"
-            raise UnsupportedInFormat(said)
-        return result
-    kinds = ((is_tensor_core(target), product), (is_fused_cell(target), run_cell), (known.recurrent, run_layer))
-    for run in (run for applies, run in kinds if on_cpu and applies):
-        if mixed := _different_dtypes((args, kwargs)):
-            raise UnsupportedInFormat(f"{name} has {mixed}")
-        return run(target, args, kwargs, row)
-    if on_cpu and is_scan(target):
-        return run_scan(target, args, kwargs, row)
-    wide_sums = on_cpu and known.sums_gradients_in_fp32 and not arguments_of(target, args, kwargs).get("sparse")
-    if wide_sums and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return in_float32(target, args, kwargs, row)
-    if on_cpu and known.promotes:
-        args, kwargs = scalars_lowered((args, kwargs))
-    try:
+    low = _low_dtype(tensors, args, kwargs)
+    if low is None and not operation_of(target).cast:
         return wait_for_result(target, target(*args, **kwargs))
-    except (Exception, SystemExit) as error:  # a user-defined operation may raise anything
-        let_through(error)
-        why = first_line(error)
-        lacking = not known.half_on_cpu and _NO_KERNEL.search(why)
-        if on_cpu and (lacking or (known.wide_literals and _TOO_WIDE in why)):
-            return in_float32(target, args, kwargs, row)
-        raise UnsupportedInFormat(_reason(name, row, error, (args, kwargs)), literal=_TOO_WIDE in why) from error
-
-
-def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Format | None, bool]:
-    """The low-precision format of the tensors (None for FP32 tensors, or if torch promotes to FP32), and whether they
-    are on a CPU; Fourier transforms may have complex tensors."""
-    promoted = known.promotes and any(x.dtype in (torch.float32, torch.complex64) and x.dim() for x in tensors)
-    for x in tensors if not promoted else ():
-        dtype = x.dtype.to_real() if known.powers_of_two and x.is_complex() else x.dtype
-        if is_low(dtype):
-            return format_of(dtype), x.device.type == "cpu"
-    return None, False
-
-
-def _run_discrete(target: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation on discrete tensors; numbers in the arguments must fit a requested FP16 or BF16 dtype."""
     try:
-        return target(*args, **kwargs)
-    except RuntimeError as error:
-        asked = kwargs.get("dtype")
-        if not isinstance(asked, torch.dtype) or not is_low(asked) or _TOO_WIDE not in first_line(error):
+        if any(x.device.type not in _EMULATED for x in tensors):
+            return wait_for_result(target, target(*args, **kwargs))
+        return wait_for_result(target, _emulate(target, args, kwargs, low))
+    except UnsupportedInFormat:
+        raise
+    except (Exception, SystemExit) as error:  # a user-defined operation may raise anything
+        if low is None:
             raise
-        row = format_of(asked)
+        let_through(error)
+        raise UnsupportedInFormat(f"{operation_of(target).name}: {first_line(error)[:160]}") from error
+
+
+def _emulate(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], low: torch.dtype | None) -> Any:
+    """Run an operation on a CPU with CUDA's arithmetic. low: the low-precision dtype among its arguments, if any."""
+    op, known = overload_of(target), operation_of(target)
+    facts = facts_of(op)
+    if low is not None:
+        _refuse(op, facts, args, kwargs, low)
+        row = format_of(low)
         assert row is not None
-        raise UnsupportedInFormat(_reason(name, row, error, ()), literal=True) from error
+        if is_fused_cell(target) or known.recurrent:
+            _WATCH.roundings += 2
+        if is_fused_cell(target):
+            return run_cell(target, args, kwargs, row)
+        if known.recurrent:
+            return run_layer(target, args, kwargs, row)
+        if known.powers_of_two or not all(map(is_plain, tensors_in((args, kwargs)))):
+            return _transformed(target, args, kwargs)
+        if facts.whole and not _is_idle_dropout(known, args, kwargs):
+            _WATCH.roundings += 1
+            return in_float32(target, args, kwargs, row)
+    if isinstance(target, torch._ops.OpOverload) and not facts.composite and not _needs_gradients(args, kwargs):
+        return run_kernel(target, args, kwargs)
+    with CUDA_ARITHMETIC:
+        return target(*args, **kwargs)
 
 
-def _different_dtypes(given: Any) -> str:
-    """The formats of the floating-point tensors in `given`, in words; "" if all have the same."""
-    floats = [x for x in tensors_in(given) if x.is_floating_point()]
-    names = {row.name if (row := carried_in(x)) is not None else dtype_name(x.dtype) for x in floats}
-    return f"inputs of different dtypes, {' and '.join(sorted(names))}" if len(names) > 1 else ""
+def _transformed(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a Fourier transform, or an operation on sparse or nested tensors, as one kernel. The CPU's implementations
+    would refuse half precision before a kernel is called. What cuFFT rounds between passes is not emulated."""
+    if mutates(overload_of(target)):
+        return target(*args, **kwargs)
+    common = _common_dtype(target, args, kwargs)
+    result = target(*widen(args), **widen(kwargs))
+    _WATCH.roundings += 1
+    return over_tensors(lambda x: _rounded(x, common), result)
 
 
-def _reason(name: str, row: Format, error: BaseException, given: Any) -> str:
-    text = first_line(error)
-    if _TOO_WIDE in text:
-        return f"{name} has a constant outside the range of {row.storage}"
-    if _NO_KERNEL.search(text):
-        return f"{name} has {_different_dtypes(given) or f'no {row.storage} kernel here'} ({text[:120]})"
-    return f"{name}: {text[:160]}"
+def _is_idle_dropout(known: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the operation is dropout in evaluation mode, which returns its argument."""
+    return known.thins and (args[2] if len(args) > 2 else kwargs.get("train")) is False
 
 
-def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """Compute a matrix product or convolution on a CPU in a format, with the rounding of tensor cores."""
-    if adds_bias_apart(target, args):
-        result: torch.Tensor = product(target, (*args[:2], None), kwargs, row) + args[2]
+def _needs_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in((args, kwargs)))
+
+
+class CudaArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """In the `with` block, in this thread, kernels on CPU tensors compute as CUDA's do.
+
+    The mode acts below autograd: it sees the kernels of a backward pass, and none of the operations that torch composes.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False, since True would import the compiler, which takes a second."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run_kernel(func, args, kwargs or {})
+
+
+CUDA_ARITHMETIC = CudaArithmetic()  # type: ignore[no-untyped-call]
+
+
+class _Watch(threading.local):
+    """What this thread's kernels rounded since `run_with_exact` began.
+
+    roundings: number of rounded results; a kernel that rounds more often counts twice. pairs: the last kernel's result
+    and its float32 values, None outside `run_with_exact`.
+    """
+
+    roundings = 0
+    pair: tuple[Any, Any] | None = None
+    is_on = False
+
+
+_WATCH = _Watch()
+
+
+def run_with_exact(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, int]:
+    """(the result of `run_op`; its values before the rounding, in float32; the number of roundings).
+
+    The float32 values are None unless a single kernel rounded the result. Roundings: 0 on a GPU, where they are unknown.
+    """
+    _WATCH.roundings, _WATCH.pair, _WATCH.is_on = 0, None, True
+    try:
+        result = run_op(target, args, kwargs)
+        low, wide = _WATCH.pair or (None, None)
+    finally:
+        _WATCH.pair, _WATCH.is_on = None, False
+    is_last = _WATCH.roundings == 1 and low is result
+    return result, wide if is_last else None, _WATCH.roundings
+
+
+def run_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one kernel below autograd as CUDA computes it. Raises: UnsupportedInFormat."""
+    facts = facts_of(op)
+    if facts.view:
+        return op(*args, **kwargs)
+    if facts.parts is not None:
+        with CUDA_ARITHMETIC:
+            return op._op_dk(facts.parts, *args, **kwargs)
+    if facts.cast:
+        return saturated_integers(op, args, kwargs)
+    tensors = tensors_in((args, kwargs))
+    low = _low_dtype(tensors, args, kwargs)
+    if low is None or any(x.device.type not in _EMULATED for x in tensors):
+        return op(*args, **kwargs)
+    _refuse(op, facts, args, kwargs, low)
+    if facts.native:
+        return op(*args, **kwargs)
+    moved = tensors if facts.moves else [x for x in tensors if x.is_floating_point()] if facts.moves_by_index else ()
+    if moved and all(x.dtype is low for x in moved):
+        return on_bits(op, args, kwargs)
+    if facts.rounding is not None and _common_dtype(op, args, kwargs) is low:
+        return _exceptional(op, facts.rounding, args, kwargs, low)
+    return rounded_once(op, facts, args, kwargs)
+
+
+def on_bits(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a kernel that only moves entries on their bits, as 16-bit integers: no arithmetic can be involved."""
+    given = tensors_in((args, kwargs))
+    dtype = next(x.dtype for x in given if is_low(x.dtype))
+    bits = {id(x): x.view(torch.int16) for x in given if x.dtype is dtype}
+    owners = {id(bits[id(x)]): x for x in given if id(x) in bits}
+    moved_args, moved_kwargs = over_tensors(lambda x: bits.get(id(x), x), (args, kwargs))
+    result = op(*moved_args, **moved_kwargs)
+
+    def restored(x: torch.Tensor) -> torch.Tensor:
+        if id(x) in owners:  # an argument that was written in place
+            return owners[id(x)]
+        return x.view(dtype) if x.dtype is torch.int16 else x
+
+    return over_tensors(restored, result)
+
+
+def rounded_once(op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a kernel in float32, and round each float32 result once, to the dtype that CUDA gives it.
+
+    Arguments that the kernel writes are computed in float32 too, and rounded when they are stored.
+    """
+    _WATCH.roundings += 1
+    common = _common_dtype(op, args, kwargs)
+    wide_args, wide_kwargs = _widened(op, facts, args, kwargs, common)
+    result = op(*wide_args, **wide_kwargs)
+    if not facts.results and not facts.writes and not mutates(op):
+        rounded = over_tensors(lambda x: _rounded(x, common), result)
+        if _WATCH.is_on:
+            _WATCH.pair = rounded, result
+        return rounded
+    given, wide = arguments_of(op, args, kwargs), arguments_of(op, wide_args, wide_kwargs)
+    stored = _store_written(op, facts, given, wide)
+    if isinstance(result, torch.Tensor):
+        return stored.get(id(result), result) if stored else _rounded(result, _dtypes(facts, given, common, 1)[0])
+    if result is None:
+        return None
+    dtypes = _dtypes(facts, given, common, len(result))
+    several = [
+        over_tensors(lambda x, dtype=dtype: stored[id(x)] if id(x) in stored else _rounded(x, dtype), each)  # type: ignore[misc]
+        for each, dtype in zip(result, dtypes, strict=True)
+    ]
+    return tuple(several) if isinstance(result, tuple) else several
+
+
+def _dtypes(
+    facts: KernelFacts, given: dict[str, Any], common: torch.dtype | None, count: int
+) -> list[torch.dtype | None]:
+    """The dtype of each result: that of the argument that the table names, float32, or the common dtype."""
+    dtypes = list[torch.dtype | None]()
+    for name in facts.results[:count]:
+        argument = given.get(name)
+        dtypes.append(torch.float32 if name == "fp32" else argument.dtype if argument is not None else common)
+    return dtypes + [common] * (count - len(dtypes))
+
+
+def _store_written(op: Any, facts: KernelFacts, given: dict[str, Any], wide: dict[str, Any]) -> dict[int, torch.Tensor]:
+    """Store the float32 values of the arguments that a kernel wrote; {id of these values: the argument itself}."""
+    stored = dict[int, torch.Tensor]()
+    written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    for name in (*written, *facts.writes):
+        for target, values in zip(tensors_in(given.get(name)), tensors_in(wide.get(name)), strict=True):
+            if values is not target:
+                stored[id(values)] = _store(target, values)
+    return stored
+
+
+def _store(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Store values in the memory of an argument; an `out=` argument gets the shape of the values."""
+    if target.shape != values.shape:
+        target.resize_(values.shape)
+    return target.copy_(values)
+
+
+def _rounded(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Round a float32 or complex64 result to a low-precision dtype; other tensors are returned unchanged."""
+    if dtype is None or not is_low(dtype):
+        return x
+    if x.dtype is torch.complex64:
+        return torch.view_as_complex(torch.view_as_real(x.resolve_conj()).to(dtype))
+    if x.dtype is not torch.float32:
+        return x
+    row = format_of(dtype)
+    assert row is not None
+    return in_format(x, row)
+
+
+def _widened(
+    op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str, Any], common: torch.dtype | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments in float32, exactly; what CUDA rounds to the common dtype first is rounded.
+
+    These are FP32 tensors if the call asks for a low-precision dtype, zero-dimensional and integer tensors of operations
+    that promote, and numbers of operations whose row says so.
+    """
+    low = common is not None and is_low(common)
+    asks = any(isinstance(value, torch.dtype) and is_low(value) for value in (*args, *kwargs.values()))
+
+    def wide(x: torch.Tensor) -> torch.Tensor:
+        is_loaded = facts.promotes and (not x.dim() or not x.is_floating_point()) and x.dtype is not torch.bool
+        if low and x.dtype is not common and not x.is_complex() and (is_loaded or (asks and x.is_floating_point())):
+            x = x.to(common)
+        return widen(x)
+
+    def number(value: Any) -> Any:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return rounded_number(value, common) if is_number and common is not None else value
+
+    args, kwargs = over_tensors(wide, args), over_tensors(wide, kwargs)
+    if asks:
+        args = tuple(torch.float32 if isinstance(value, torch.dtype) else value for value in args)
+        kwargs = {key: torch.float32 if isinstance(x, torch.dtype) else x for key, x in kwargs.items()}
+    if facts.rounded and low:
+        args, kwargs = tuple(map(number, args)), {key: number(value) for key, value in kwargs.items()}
+    return args, kwargs
+
+
+def _common_dtype(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+    """The dtype of an operation's results: the one that the call asks for, or that of the first tensor, or torch's
+    promotion of the floating-point tensors, in which zero-dimensional ones count only if there are no others."""
+    asked = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)), None)
+    if asked is not None:
+        return asked
+    floats = [x for x in tensors_in((args, kwargs)) if x.is_floating_point() or x.is_complex()]
+    if not floats:
+        return None
+    if operation_of(op).dtype_of_first or mutates(op):
+        return _real(floats[0].dtype)
+    deciding = {x.dtype for x in floats if x.dim()} or {x.dtype for x in floats}
+    common = deciding.pop()
+    for dtype in deciding:
+        common = torch.promote_types(common, dtype)
+    return _real(common)
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return dtype.to_real() if dtype.is_complex else dtype
+
+
+def _exceptional(op: Any, rule: str, args: tuple[Any, ...], kwargs: dict[str, Any], low: torch.dtype) -> Any:
+    """Run a kernel that rounds otherwise than once, by the function of its row's rule."""
+    _WATCH.roundings += 2
+    given = {"op": operation_of(op).name, **arguments_of(op, args, kwargs, defaults=True)}
+    result = ROUNDINGS[rule](given, low)
+    written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if not written:
         return result
-    return in_float32(target, args, kwargs, row)
+    target: torch.Tensor = given[written[0]]
+    return _store(target, result)
 
 
-def adds_bias_apart(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether CUDA rounds a linear layer before adding the bias: for non-contiguous inputs of at least 3 dimensions."""
-    given = operation_of(target).gemm == "linear" and len(args) == 3 and args[2] is not None
-    return given and args[0].dim() > 2 and not args[0].is_contiguous()
+def _low_dtype(tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+    """The low-precision dtype among the tensors, or that the call asks for; None without one."""
+    for x in tensors:
+        dtype = torch.float16 if x.dtype is torch.complex32 else x.dtype
+        if is_low(dtype):
+            return dtype
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.dtype) and is_low(value):
+            return value
+    return None
+
+
+def _refuse(op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str, Any], low: torch.dtype) -> None:
+    """Raise UnsupportedInFormat if CUDA refuses the call: no kernel, mixed dtypes, or a number out of range."""
+    known = operation_of(op)
+    row = format_of(low)
+    assert row is not None
+    is_wide = (known.promotes or facts.promotes) and _common_dtype(op, args, kwargs) is torch.float32
+    if is_wide:
+        return
+    if row.name in known.refused_on_cuda:
+        raise UnsupportedInFormat(f"{known.name} has no {row.storage} kernel on CUDA")
+    if known.powers_of_two:
+        odd = [length for length in transformed_lengths(op, args, kwargs) if length & (length - 1)]
+        if odd:
+            raise UnsupportedInFormat(
+                f"{known.name} has no {row.storage} kernel on CUDA for length {odd[0]}, which is not a power of two"
+            )
+    if facts.mixture == "same":
+        _refuse_different_dtypes(known.name, tensors_in((args, kwargs)))
+    elif facts.equal:
+        given = arguments_of(op, args, kwargs)
+        _refuse_other_parameters(known.name, facts, given)
+        for names in facts.equal:
+            _refuse_different_dtypes(known.name, tensors_in([given.get(name) for name in names]))
+    if facts.checked:
+        _refuse_numbers(known.name, row, (*args, *kwargs.values()))
+
+
+def _refuse_other_parameters(name: str, facts: KernelFacts, given: dict[str, Any]) -> None:
+    """Refuse parameters that have neither the input's dtype nor, beside a low-precision input, float32."""
+    if not facts.fp32_beside_low:
+        return
+    x = next(iter(given.values()))
+    for parameter in (given.get(each) for each in facts.fp32_beside_low):
+        if parameter is not None and not (is_low(x.dtype) and parameter.dtype is torch.float32):
+            _refuse_different_dtypes(name, [x, parameter])
+
+
+def _refuse_numbers(name: str, row: Format, arguments: Sequence[Any]) -> None:
+    for value in arguments:
+        if isinstance(value, torch.Tensor) and not value.dim() and value.is_floating_point():
+            value = float(value)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and row.largest < abs(value) < float("inf"):
+            raise UnsupportedInFormat(f"{name} has a constant outside the range of {row.storage}", literal=True)
+
+
+def _refuse_different_dtypes(name: str, tensors: Sequence[torch.Tensor]) -> None:
+    floats = [x for x in tensors if x.is_floating_point()]
+    names = {row.name if (row := carried_in(x)) is not None else dtype_name(x.dtype) for x in floats}
+    if len(names) > 1:
+        raise UnsupportedInFormat(f"{name} has inputs of different dtypes, {' and '.join(sorted(names))}")
 
 
 def is_tensor_core(target: Callable[..., Any]) -> bool:

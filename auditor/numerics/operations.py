@@ -29,7 +29,7 @@ _LISTS: tuple[tuple[str, Treatment], ...] = (
 
 @dataclass(frozen=True)
 class Operation:
-    """Properties of an operation, from operations.toml, autocast.toml and half_kernels.toml.
+    """Properties of an operation, from operations.toml, autocast.toml and cuda_kernels.toml.
 
     op: the requested name. packet: the row's name. known: whether any of these files lists it.
     """
@@ -61,7 +61,6 @@ class Operation:
     recurrent: bool = False  # a recurrent layer over time
     cell: bool = False  # one step of a recurrent layer
     embedding: bool = False  # reads rows of a table, or limits their norm
-    sums_gradients_in_fp32: bool = False  # CUDA's backward does; the CPU's sums in half precision
     layer: bool = False  # forms a layer if an argument is a parameter; products and recurrent layers always do
 
     # Other arithmetic.
@@ -69,7 +68,6 @@ class Operation:
     cancels: bool = False  # the result may be far smaller than the terms
     scales: bool = False  # multiplies or divides entry by entry
     guards: bool = False  # a small literal in it keeps a denominator from zero
-    wide_literals: bool = False  # CUDA's kernels keep literals in FP32: none is too large for the format
     promotes: bool = False  # computes in the widest dtype of its operands; others raise, or use the first
     dtype_of_first: bool = False  # floating-point results have the first tensor's dtype
     wave: bool = False  # sine or cosine
@@ -103,12 +101,11 @@ class Operation:
     twin: str = ""  # the packet of the functional variant, if its name differs
     known_as: str = ""  # the overload, with the same arguments, whose name rules use
 
-    # From the lists of torch: autocast.toml and half_kernels.toml.
+    # From the lists of torch: autocast.toml and cuda_kernels.toml.
     autocast: Treatment = "none"  # what CUDA's autocast does to its arguments
     only_fp16: bool = False  # autocast casts to FP16 even in a BF16 region
     refused_on_cuda: frozenset[str] = frozenset()  # low formats without a CUDA kernel
     powers_of_two: bool = False  # low formats with a CUDA kernel only for lengths that are powers of two
-    half_on_cpu: bool = True  # whether the CPU has half kernels if CUDA has them
 
     @property
     def name(self) -> str:
@@ -139,17 +136,14 @@ def operation(op: str) -> Operation:
     Variants use the row of their base: `add_` and `prims.add` use the row of `add`; `view_copy` uses the row of
     `view`, without the properties of a view. Without a row, boolean properties have their defaults, and `known` is False.
     """
-    own, lists, kernels = packet(op), table("numerics/autocast"), table("numerics/half_kernels")
+    own, lists, missing = packet(op), table("numerics/autocast"), table("numerics/cuda_kernels")["missing"]
     row = _row(own)
     refused = frozenset(
         each.name
         for each in FORMATS.values()
-        if each.low
-        and each.native
-        and _matches(own, kernels["missing_on_cuda"], kernels.get(f"missing_on_cuda_in_{each.name}", ()))
+        if each.low and each.native and _matches(own, missing["in_both"], missing.get(f"in_{each.name}", ()))
     )
-    half_on_cpu = not _matches(own, kernels["missing_on_cpu"])
-    listed = refused or not half_on_cpu or any(treatment(op, device) != "none" for device in ("cuda", "cpu"))
+    listed = refused or any(treatment(op, device) != "none" for device in ("cuda", "cpu"))
     return replace(
         row or Operation(packet=own),
         op=op,
@@ -157,8 +151,7 @@ def operation(op: str) -> Operation:
         autocast=treatment(op),
         only_fp16=own in lists["cuda"]["only_fp16"],
         refused_on_cuda=refused,
-        powers_of_two=_matches(own, kernels["powers_of_two_on_cuda"]),
-        half_on_cpu=half_on_cpu,
+        powers_of_two=_matches(own, missing["but_powers_of_two"]),
     )
 
 

@@ -15,10 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .casting import in_float32, in_format, widen
-from .entries import over_tensors, tensors_in
-from .formats import Format
-from .nodes import arguments_of, mutates, operation_of, overload_named, overload_of
+from .entries import tensors_in
+from .nodes import arguments_of
 
 _Combine = Callable[[Tensor, Tensor], Tensor]
 _THREADS_LOG, _LEAST_LOG = 9, 4
@@ -26,72 +24,33 @@ _THREADS_LOG, _LEAST_LOG = 9, 4
 _CUB_THREADS, _CUB_ITEMS, _WARP = 128, 30, 32
 """Threads of a cub block, entries per thread, and threads per warp."""
 
-
-_COMBINES: dict[str, tuple[_Combine, float]] = {
+SCANS: dict[str, tuple[_Combine, float]] = {
     "sum": (torch.add, 0.0),
     "product": (torch.mul, 1.0),
-    "log_sum": (
-        lambda earlier, later: torch.logaddexp(earlier.float(), later.float()).to(earlier.dtype),
-        float("-inf"),
-    ),
+    "log_sum": (torch.logaddexp, float("-inf")),
 }
+"""{kind of scan: how float32 numbers combine, and the neutral number}."""
 
 
-def is_scan(target: Callable[..., Any]) -> bool:
-    """Whether the operation, such as cumsum or cumsum_, returns all partial results along one dimension."""
-    return bool(operation_of(target).scan) and (not mutates(overload_of(target)) or _is_in_place(target))
+def scan(x: Tensor, dim: int, kind: str) -> Tensor:
+    """All partial results of a FP16 or BF16 tensor along one dimension, each rounded as on CUDA. Shapes: [*] -> [*]."""
+    if not x.dim() or not x.numel():
+        return x.clone()
+    exact, neutral = SCANS[kind]
+    dtype, dim = x.dtype, dim % x.dim()
 
+    def combine(earlier: Tensor, later: Tensor) -> Tensor:
+        return exact(earlier, later).to(dtype).float()
 
-def _is_in_place(target: Callable[..., Any]) -> bool:
-    return operation_of(target).name.endswith("_")
-
-
-def run_scan(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """A running sum or product of half-precision tensors on a CPU, rounded like on CUDA; its gradient is torch's."""
-    if _is_in_place(target):
-        base = overload_named(f"aten.{operation_of(target).packet}.default")
-        return args[0].copy_(run_scan(base, args, kwargs, row))
-    x, dim = args[0], args[1] if len(args) > 1 else kwargs["dim"]
-    asked = kwargs.get("dtype") or x.dtype
-    if asked is not x.dtype or not isinstance(dim, int) or not x.dim() or not x.numel():
-        return in_float32(target, args, kwargs, row) if asked is x.dtype else target(*args, **kwargs)
-    values = _scan(x.detach(), dim % x.dim(), *_COMBINES[operation_of(target).scan])
-    if not (torch.is_grad_enabled() and x.requires_grad):
-        return values
-    return _InPlaceOf.apply(in_float32(target, args, kwargs, row), values)  # type: ignore[no-untyped-call]
-
-
-class _InPlaceOf(torch.autograd.Function):
-    """Returns `values` in place of a result `computed` from the inputs; the gradient passes to `computed`."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(computed: Tensor, values: Tensor) -> Tensor:
-        return values.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save no tensor: the backward pass needs none."""
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return gradients[0], None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return tangents[0].clone()
-
-
-def _scan(x: Tensor, dim: int, combine: _Combine, neutral: float) -> Tensor:
-    rows = x.movedim(dim, -1)
+    wide = x.float()
+    rows = wide.movedim(dim, -1)
     if x.numel() == x.shape[dim]:
-        return _by_cub(rows.reshape(-1), combine, neutral).reshape(x.shape)
-    if dim < x.dim() - 1:
-        result = _in_order(rows, combine)
+        result = _by_cub(rows.reshape(-1), combine, neutral).reshape(x.shape)
+    elif dim < x.dim() - 1:
+        result = _in_order(rows, combine).movedim(-1, dim)
     else:
-        result = _in_tiles(rows.reshape(-1, x.shape[dim]), combine, neutral).reshape(rows.shape)
-    return result.movedim(-1, dim).contiguous()
+        result = _in_tiles(rows.reshape(-1, x.shape[dim]), combine, neutral).reshape(x.shape)
+    return result.to(dtype).contiguous()
 
 
 def _in_order(rows: Tensor, combine: _Combine) -> Tensor:
@@ -144,34 +103,21 @@ def _by_cub(entries: Tensor, combine: _Combine, neutral: float) -> Tensor:
     return _in_order(torch.cat([prefix, blocks], -1), combine)[..., 1:].reshape(-1)[: len(entries)]
 
 
-def fourier_transform(
-    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format
-) -> tuple[Any, list[int]]:
-    """The Fourier transform in float32, rounded to the format; and the lengths of the transformed dimensions.
-
-    cuFFT's rounding between passes is not emulated.
-    """
-    result = target(*widen(args), **widen(kwargs))
-    return over_tensors(lambda x: _round(x, row), result), _lengths(target, args, kwargs, result)
-
-
-def _round(x: torch.Tensor, row: Format) -> torch.Tensor:
-    if not x.is_complex():
-        return in_format(x, row)
-    return torch.view_as_complex(in_format(torch.view_as_real(x.resolve_conj()), row))
-
-
-def _lengths(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> list[int]:
-    """Lengths of a Fourier transform's dimensions, from the result; for a half spectrum, from the real input."""
+def transformed_lengths(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """Lengths of a Fourier transform's dimensions; of a half spectrum, the length of the real signal."""
     given = arguments_of(target, args, kwargs, defaults=True)
     if "n_fft" in given:
         return [given["n_fft"]]
     x = tensors_in((args, kwargs))[0]
     sizes = _several(given.get("n", given.get("s")))
     dims = _several(given["dim"]) or list(range(-len(sizes), 0)) or list(range(x.dim()))
-    lengths = [result.shape[d] for d in dims]
-    if dims and result.is_complex() and not x.is_complex():
-        lengths[-1] = sizes[-1] if sizes and sizes[-1] > 0 else x.shape[dims[-1]]
+    lengths = [x.shape[dim] for dim in dims]
+    gives_signal = any(name in str(target) for name in ("irfft", "hfft", "c2r")) and "ihfft" not in str(target)
+    if dims and gives_signal:
+        lengths[-1] = given.get("last_dim_size", 2 * (lengths[-1] - 1))
+    for place, size in enumerate(sizes):
+        if size > 0:
+            lengths[place] = size
     return lengths
 
 

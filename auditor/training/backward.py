@@ -18,7 +18,7 @@ from ..isolation import isolate
 from ..numerics.casting import round_tree
 from ..numerics.entries import dense, finite, is_plain
 from ..numerics.formats import FORMATS
-from ..numerics.kernels import UnsupportedInFormat, run_op
+from ..numerics.kernels import CUDA_ARITHMETIC, UnsupportedInFormat, run_op
 from ..numerics.metrics import output_error
 from ..numerics.nodes import operation_of, target_of, tensors_in
 from ..records import NodeError
@@ -215,7 +215,8 @@ def _backward(results: list[torch.Tensor], gradients: Leaves, leaves: list[torch
     pairs = [(y, g.to(y.dtype)) for y, g in zip(results, gradients, strict=False) if g is not None and y.requires_grad]
     if not pairs or not leaves:
         return [None] * len(leaves)
-    result = torch.autograd.grad([y for y, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
+    with CUDA_ARITHMETIC:  # FP32 tensors are not affected
+        result = torch.autograd.grad([y for y, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
     return [None if g is None else dense(g).float() for g in result]
 
 

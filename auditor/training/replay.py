@@ -21,6 +21,7 @@ from ..numerics.casting import round_tree
 from ..numerics.devices import NATIVE
 from ..numerics.entries import dense, is_plain
 from ..numerics.formats import FORMATS
+from ..numerics.kernels import CUDA_ARITHMETIC
 from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_in
 from ..records import Batch, Capture, Subject
@@ -191,7 +192,8 @@ def _replay_step(step: Step, policy: Semantics, scale: float, observer: Observe 
     try:
         with isolate(seed=step.seed), torch.enable_grad():
             loss = tensors_in(executor.run(*step.flat))[0].reshape(())
-            result = torch.autograd.grad(loss * scale, leaves, allow_unused=True)
+            with CUDA_ARITHMETIC:
+                result = torch.autograd.grad(loss * scale, leaves, allow_unused=True)
     except Exception as error:
         let_through(error)
         return failure_of_step(error)

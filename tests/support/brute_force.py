@@ -12,12 +12,7 @@ from tests.support.subjects import DTYPES
 
 
 class OneLow(fx.Interpreter):
-    """Runs the graph in FP32 but for one node: its inputs are rounded, it is run in the format, its result rounded.
-
-    Products accumulate in FP32, as everywhere; here that is written out once more, on purpose.
-    """
-
-    products = ("linear", "matmul", "conv2d", "scaled_dot_product_attention")
+    """Runs the graph in FP32 but for one node: its inputs are rounded, it is computed in FP32, its result rounded."""
 
     def __init__(self, graph_module: fx.GraphModule, name: str, fmt: str) -> None:
         super().__init__(graph_module)
@@ -27,9 +22,7 @@ class OneLow(fx.Interpreter):
         if n.name != self.name:
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        low = self._to((args, kwargs), self.dtype)
-        if any(word in str(n.target) for word in self.products):
-            low = self._to(low, torch.float32)
+        low = self._to(self._to((args, kwargs), self.dtype), torch.float32)
         result = n.target(*low[0], **low[1])
         return self._to(self._to(result, self.dtype), torch.float32)
 

@@ -162,7 +162,7 @@ def test_a_group_that_does_no_harm_bounds_each_of_its_operations(spent: list[flo
     measured = measured_in("fp16", forward, 100 * normal(64, 8))
     found = attributed(measured)
     grouped = {name: one for name, one in found.items() if one.decided_by == "group"}
-    assert len(grouped) > 8
+    assert len(grouped) >= 8
     for name, one in grouped.items():
         assert true_isolated(measured, name, "fp16") <= one.isolated <= BUDGET
         assert 0 < one.own < one.isolated
