@@ -88,12 +88,6 @@ LARGE: dict[str, Callable[[], Made]] = {"resnet50": _resnet50, "convnext_tiny": 
 specimen = partial(zoo.specimen, among=MODELS | LARGE)
 
 
-class OneLow(brute_force.OneLow):
-    """Also knows the products that only large models use."""
-
-    products = (*brute_force.OneLow.products, "addmm", "bmm", "conv1d")
-
-
 @dataclass(frozen=True)
 class Attributed:
     """A model's measurement and the contributions of its nodes."""
@@ -148,7 +142,7 @@ def compare(name: str, fmt: str, every: int = 1) -> Compared:
     graph_module, floor = found.measured.capture.graph_module, found.floor()
     nodes = [node.name for node in found.measured.capture.nodes.values() if node.floating][::every]
     predicted = {node: found.contributions[node][fmt].isolated for node in nodes}
-    true = {node: found.error(OneLow(graph_module, node, fmt)) for node in nodes}
+    true = {node: found.error(brute_force.OneLow(graph_module, node, fmt)) for node in nodes}
     kept = {node: error for node, error in true.items() if error > floor}
     left_out = {node: predicted[node] for node in nodes if node not in kept}
     return Compared({node: predicted[node] for node in kept}, kept, left_out, floor)

@@ -13,6 +13,7 @@ from auditor.records import NodeError
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.both import ratios_of, spread
 from benchmarks.gpu.steps import STEPS
+from benchmarks.gpu.summary import summary
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINE = {"device": "NVIDIA H100 80GB", "driver": "580", "cuda": "13.0", "torch": "2.11.0+cu130", "code": "abc"}
@@ -53,6 +54,8 @@ def test_every_step_runs_small_and_not_again(tmp_path: Path) -> None:
     assert result_of(tmp_path, "one_thread")["rows"]["07_vae_decoder.py"]["threads"] == 1
     tests = result_of(tmp_path, "tests")["rows"]["nodes"]
     assert tests["passed"] > 30 and not tests.get("failed") and not tests.get("error")
+    published = result_of(tmp_path, "published")["rows"]
+    assert all(row["native equals emulated"] for row in published.values())
     example = result_of(tmp_path, "examples")["rows"]["07_vae_decoder.py"]
     assert example["execution"] == "native" and example["differences"] == [] and example["verdicts"] == []
     assert all(row["agree"] for row in result_of(tmp_path, "operations")["rows"].values())
@@ -104,6 +107,22 @@ def test_a_process_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch,
     assert command.run_child(["ratios"], 1, dict(os.environ))[0] == "cut short"
     (tmp_path / "benchmarks" / "gpu" / "child.py").write_text("raise ValueError('in a word')")
     assert command.run_child(["ratios"], 60, dict(os.environ)) == ("ended", "exit code 1: ValueError: in a word")
+
+
+def test_the_summary_lists_published_results_that_differ() -> None:
+    same = {
+        "native": "1",
+        "emulated": "1",
+        "published": "1",
+        "native equals emulated": True,
+        "native equals published": True,
+    }
+    other = {**same, "native": "2", "native equals emulated": False, "native equals published": False}
+    result = {"status": "done", "seconds": 1.0, "rows": {"pytorch#1": same, "pytorch#2": other}}
+    text = summary(MACHINE, {"published": result})
+    assert "Published results: 1 of 2 are the same natively; 1 are emulated as they are natively." in text
+    assert "| pytorch#2 | 1 | 2 | 1 |" in text
+    assert "| pytorch#1 |" not in text
 
 
 def test_ratios_are_of_what_both_have() -> None:

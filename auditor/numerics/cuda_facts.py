@@ -10,10 +10,13 @@ from typing import Any, Literal
 import torch
 
 from ..resources import table
-from .nodes import mutates, operation_of
+from .nodes import is_collective, is_torchs_own, mutates, operation_of
 
 Mixture = Literal["any", "same"]
 """Whether a kernel refuses floating-point tensors of different dtypes."""
+
+_CHECKED_BY_PARTS = ("einsum", "inner", "linear")
+"""Products that accept some mixtures: without a contraction, or with a bias that is added apart."""
 
 _COMPOSITE_KEYS = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
@@ -31,7 +34,8 @@ class KernelFacts:
     Python numbers: refused if outside the format's range; rounded to the format. None of both: kept in float32.
     mixture: whether tensors of different dtypes may meet. promotes: converts all tensors to their common dtype when it
     loads them, zero-dimensional and integer tensors too. equal: groups of arguments that must have one dtype.
-    fp32_beside_low: arguments that have the first tensor's dtype, or float32 beside a low-precision one.
+    fp32_beside_low: arguments that have the first tensor's dtype, or float32 beside a low-precision one. fp32: arguments
+    that are float32. out_equal: an `out=` argument must have the result's dtype.
     """
 
     composite: bool = False
@@ -50,6 +54,8 @@ class KernelFacts:
     mixture: Mixture = "any"
     promotes: bool = False
     fp32_beside_low: tuple[str, ...] = ()
+    fp32: tuple[str, ...] = ()
+    out_equal: bool = False
     equal: tuple[tuple[str, ...], ...] = ()
 
 
@@ -61,7 +67,7 @@ def facts_of(op: Any) -> KernelFacts:
     rows, name = table("numerics/cuda_kernels"), _listed_name(op)
     kernels = rows["kernels"]
     composite = _composite_key(op)
-    unfolds = composite == _COMPOSITE_KEYS[0] or name in kernels["unfold"]
+    unfolds = composite == _COMPOSITE_KEYS[0] or name in kernels["unfold"] or not is_torchs_own(op)
     return KernelFacts(
         composite=composite == _COMPOSITE_KEYS[0],
         parts=torch._C._dispatch_key_parse(composite or "CPU") if unfolds else None,
@@ -69,7 +75,7 @@ def facts_of(op: Any) -> KernelFacts:
         view=_is_view(op),
         moves=name in kernels["move"],
         moves_by_index=name in kernels["move_by_index"],
-        native=name in kernels["native"],
+        native=name in kernels["native"] or is_collective(str(op)),
         cast=operation_of(op).cast or name == "copy_",
         rounding=_roundings().get(name),
         results=tuple(rows["results"].get(name, ())),
@@ -79,6 +85,8 @@ def facts_of(op: Any) -> KernelFacts:
         mixture=_mixture(op, name),
         promotes=name in rows["mixtures"]["promote"],
         fp32_beside_low=tuple(rows["mixtures"]["fp32_beside_low"].get(name, ())),
+        out_equal=name in rows["mixtures"]["out"],
+        fp32=tuple(rows["mixtures"]["fp32"].get(name, ())),
         equal=tuple(tuple(names) for names in rows["mixtures"]["equal"].get(name, ())),
     )
 
@@ -116,4 +124,5 @@ def _is_view(op: Any) -> bool:
 def _mixture(op: Any, name: str) -> Mixture:
     known = operation_of(op)
     is_listed = name in table("numerics/cuda_kernels")["mixtures"]["same"]
-    return "same" if is_listed or known.product or known.recurrent or known.cell else "any"
+    is_product = known.product and name not in _CHECKED_BY_PARTS
+    return "same" if is_listed or is_product or known.recurrent or known.cell else "any"

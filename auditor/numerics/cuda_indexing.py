@@ -34,14 +34,14 @@ def _scatter_reduce(given: Given, dtype: torch.dtype) -> Tensor:
         return _largest(given, dtype)
     apply = multiply_in_order if reduce in ("prod", "multiply") else add_in_order
     if not given.get("include_self", True):
-        neutral = torch.ones_like(terms) if apply is multiply_in_order else torch.zeros_like(terms)
-        totals = totals.scatter(dim, index, neutral)
+        neutral = 1.0 if apply is multiply_in_order else 0.0
+        totals = totals.float().scatter(dim, index, neutral).to(dtype)
     result = _scattered(totals, dim, index, terms, apply)
     if reduce != "mean":
         return result
     counts = torch.ones_like(totals)
     if not given.get("include_self", True):
-        counts = counts.scatter(dim, index, torch.zeros_like(terms))
+        counts = counts.float().scatter(dim, index, 0.0).to(dtype)
     counts = _scattered(counts, dim, index, torch.ones_like(terms), add_in_order).float()
     return (result.float() / counts.masked_fill(counts == 0, 1)).to(dtype)
 

@@ -109,9 +109,9 @@ def _interpolate_backward(given: Given, dtype: torch.dtype) -> Tensor:
 def _antialias_weights(given: Given, size: int, out: int, scale: float | None, dtype: torch.dtype) -> Tensor:
     """Weights of an antialiasing filter along one dimension, rounded to the format. Shape: [out, size]."""
     forward = aten._upsample_bicubic2d_aa if "bicubic" in given["op"] else aten._upsample_bilinear2d_aa
-    unit = torch.eye(size).reshape(1, size, size, 1)
-    weights = forward(unit, [out, 1], given["align_corners"], scale, None)
-    return weights.reshape(size, out).T.to(dtype).float()
+    units = torch.eye(size).reshape(size, 1, size, 1).repeat(1, 1, 1, 2)  # torch mistakes a width of 1
+    weights = forward(units, [out, 2], given["align_corners"], scale, None)[:, 0, :, 0]
+    return weights.T.to(dtype).float()
 
 
 @exception("antialias")
@@ -305,6 +305,8 @@ def _unfold_backward(given: Given, dtype: torch.dtype) -> Tensor:
     """Windows are added in their order, every sum rounded. Shapes: grad_in [*, windows, *, size] -> input_sizes."""
     grad, dim, size, step = given["grad_in"].float(), given["dim"], given["size"], given["step"]
     r, result = rounder(dtype), torch.zeros(tuple(given["input_sizes"]))
+    if not result.dim():
+        return grad.reshape(()).to(dtype)
     dim = dim % result.dim()
     windows = grad.movedim(-1, 0)  # [size, *]: entry by entry
     for entry in reversed(range(size)):  # a position's first window holds it at its last entry
@@ -336,9 +338,10 @@ def _grid_sampler_backward(given: Given, dtype: torch.dtype) -> tuple[Tensor | N
         one = _Sample(x[sample].float(), grid[sample].float(), given["grad_output"][sample].float(), given, r, dtype)
         run = {_LINEAR: one.linear, _NEAREST: one.nearest, _CUBIC: one.cubic}[mode]
         grad_input, grad_grid = run()
-        grads.append(grad_input.T.reshape(x.shape[1:]))
-        places.append(grad_grid.reshape(grid.shape[1:]))
-    return (torch.stack(grads) if mask[0] else None), (torch.stack(places) if mask[1] else None)
+        grads.append(grad_input.float().T.reshape(x.shape[1:]))
+        places.append(grad_grid.float().reshape(grid.shape[1:]))
+    grad_x, grad_places = torch.stack(grads).to(dtype), torch.stack(places).to(dtype)
+    return (grad_x if mask[0] else None), (grad_places if mask[1] else None)
 
 
 class _Sample:

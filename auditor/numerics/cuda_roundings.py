@@ -252,6 +252,8 @@ def _huber_loss_backward(given: Given, dtype: torch.dtype) -> Tensor:
 @exception("binary_cross_entropy")
 def _binary_cross_entropy(given: Given, dtype: torch.dtype) -> Tensor:
     """r(r(r(t - 1) * r(log1p(-x))) - r(t * r(log x))), logarithms at least -100; then times the weight."""
+    if not given["target"].is_floating_point():
+        raise TypeError(f"targets of {given['target'].dtype} are not supported: {dtype} is")
     r, x, target = rounder(dtype), given["self"].float(), given["target"].float()
     ones = torch.clamp(r(torch.log(x)), min=-100)
     zeros = torch.clamp(r(torch.log1p(-x)), min=-100)
@@ -281,6 +283,8 @@ def _picked(given: Given) -> tuple[Tensor, Tensor, Tensor]:
     Shapes: self [n, c, *] or [c], target [n, *] -> all [n, *].
     """
     x, target = given["self"].float(), given["target"]
+    if target.dtype not in (torch.int64, torch.uint8):
+        raise TypeError(f"targets of {target.dtype} are not supported: int64 is")
     if x.dim() == 1:
         x, target = x.unsqueeze(0), target.reshape(1)
     ignored = target == given["ignore_index"]
@@ -351,7 +355,7 @@ def _multi_margin_loss(given: Given, dtype: torch.dtype) -> Tensor:
     """z = r(r(margin - x_t) + x_i) where positive; to the power p and weighted, rounded; a row's sum over the classes is
     rounded, and so is the sum over rows."""
     r, x, target = rounder(dtype), given["self"].float(), given["target"].reshape(-1)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(1, -1)
     z, own = _margins(rows, target, rounded_number(given["margin"], dtype), r)
     each = z if given["p"] == 1 else r(z * z)
     if given.get("weight") is not None:
@@ -374,7 +378,7 @@ def _margins(rows: Tensor, target: Tensor, margin: float, r: Callable[[Tensor], 
 @exception("multi_margin_loss_backward")
 def _multi_margin_loss_backward(given: Given, dtype: torch.dtype) -> Tensor:
     r, x, target = rounder(dtype), given["self"].float(), given["target"].reshape(-1)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(1, -1)
     z, own = _margins(rows, target, rounded_number(given["margin"], dtype), r)
     factor = 1 / (rows.shape[1] * (len(rows) if given["reduction"] == _MEAN else 1))
     each = (z > 0) * factor if given["p"] == 1 else 2 * factor * z
@@ -405,6 +409,13 @@ def _renorm(given: Given, dtype: torch.dtype) -> Tensor:
     norm = torch.linalg.vector_norm(x, given["p"], others, keepdim=True)
     factor = rounder(dtype)(given["maxnorm"] / (norm + 1e-7))
     return torch.where(norm > given["maxnorm"], x * factor, x).to(dtype)
+
+
+@exception("bincount")
+def _bincount(given: Given, dtype: torch.dtype) -> Tensor:
+    """FP64 sums of the weights."""
+    weights = given["weights"].double()
+    return torch.bincount(given["self"], weights, given["minlength"])
 
 
 @exception("group_norm")
@@ -486,7 +497,7 @@ def _addbmm(given: Given, dtype: torch.dtype) -> Tensor:
 def _cross(given: Given, dtype: torch.dtype) -> Tensor:
     """r(r(a * b) - r(c * d)) for every component"""
     r, dim = rounder(dtype), given["dim"] if given.get("dim") is not None else -1
-    x, y = torch.broadcast_tensors(given["self"].float(), given["other"].float())
+    x, y = torch.broadcast_tensors(given["self"].float(), given["other"].float())  # type: ignore[no-untyped-call]
     next_x, next_y = x.roll(-1, dim), y.roll(-1, dim)
     last_x, last_y = x.roll(-2, dim), y.roll(-2, dim)
     return (r(next_x * last_y) - r(last_x * next_y)).to(dtype)

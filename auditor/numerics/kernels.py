@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import _StopRecomputationError
 
 from ..errors import MeasureError, first_line, let_through
+from . import cuda_indexing, cuda_resampling  # noqa: F401  they register their exceptions
+from .attention import fused_attention
 from .casting import carried_in, format_in, in_float32, in_format, widen
 from .cells import is_fused_cell, run_cell, run_layer
-from .cuda_facts import KernelFacts, facts_of
-from . import cuda_indexing, cuda_resampling  # noqa: F401  they register their exceptions
 from .cuda_exceptions import ROUNDINGS, rounded_number
+from .cuda_facts import KernelFacts, facts_of
 from .cuda_roundings import saturated_integers
 from .entries import is_plain, over_tensors, tensors_in
 from .formats import FORMATS, Format, dtype_name, format_of, is_low
@@ -63,7 +65,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         if any(x.device.type not in _EMULATED for x in tensors):
             return wait_for_result(target, target(*args, **kwargs))
         return wait_for_result(target, _emulate(target, args, kwargs, low))
-    except UnsupportedInFormat:
+    except (UnsupportedInFormat, _StopRecomputationError):  # the second ends torch's checkpoint early
         raise
     except (Exception, SystemExit) as error:  # a user-defined operation may raise anything
         if low is None:
@@ -89,12 +91,28 @@ def _emulate(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         if known.powers_of_two or not all(map(is_plain, tensors_in((args, kwargs)))):
             return _transformed(target, args, kwargs)
         if facts.whole and not _is_idle_dropout(known, args, kwargs):
-            _WATCH.roundings += 1
-            return in_float32(target, args, kwargs, row)
+            return _run_whole(target, args, kwargs, low)
     if isinstance(target, torch._ops.OpOverload) and not facts.composite and not _needs_gradients(args, kwargs):
         return run_kernel(target, args, kwargs)
     with CUDA_ARITHMETIC:
-        return target(*args, **kwargs)
+        result = target(*args, **kwargs)
+    if known.packet == "linear" and low is not None:  # a bias of another dtype is added to the product in place
+        return result.to(low)
+    return result
+
+
+def _run_whole(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], low: torch.dtype) -> Any:
+    """Run what is one kernel on CUDA, and composed of several on a CPU: in FP32, rounded once, or as fused attention."""
+    given = arguments_of(target, args, kwargs, defaults=True)
+    if operation_of(target).packet == "scaled_dot_product_attention" and not given["dropout_p"]:
+        _WATCH.roundings += 2
+        return fused_attention(given, low)
+    _WATCH.roundings += 1
+    common = _common_dtype(target, args, kwargs)
+    row = None if common is None else format_of(common)
+    if row is None or not row.low:
+        return target(*widen(args), **widen(kwargs))
+    return in_float32(target, args, kwargs, row)
 
 
 def _transformed(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -170,9 +188,13 @@ def run_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     facts = facts_of(op)
     if facts.view:
         return op(*args, **kwargs)
+    if facts.whole and _low_dtype(tensors_in((args, kwargs)), args, kwargs) is not None:
+        return _emulate(op, args, kwargs, _low_dtype(tensors_in((args, kwargs)), args, kwargs))
     if facts.parts is not None:
         with CUDA_ARITHMETIC:
             return op._op_dk(facts.parts, *args, **kwargs)
+    if operation_of(op).product and op._overloadname.startswith("dtype"):
+        return _product_in_fp32(op, args, kwargs)
     if facts.cast:
         return saturated_integers(op, args, kwargs)
     tensors = tensors_in((args, kwargs))
@@ -188,6 +210,14 @@ def run_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if facts.rounding is not None and _common_dtype(op, args, kwargs) is low:
         return _exceptional(op, facts.rounding, args, kwargs, low)
     return rounded_once(op, facts, args, kwargs)
+
+
+def _product_in_fp32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A product of low-precision factors with an FP32 result (`out_dtype`), of which a CPU has no kernel."""
+    _refuse_different_dtypes(operation_of(op).name, tensors_in(args[-3:] if len(args) > 3 else args))
+    plain = [value for value in args if not isinstance(value, torch.dtype)]
+    rest = {key: value for key, value in kwargs.items() if key != "out_dtype"}
+    return op.overloadpacket(*widen(plain), **widen(rest))
 
 
 def on_bits(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -222,6 +252,8 @@ def rounded_once(op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: dic
             _WATCH.pair = rounded, result
         return rounded
     given, wide = arguments_of(op, args, kwargs), arguments_of(op, wide_args, wide_kwargs)
+    if facts.out_equal:
+        _refuse_out(op, args, kwargs)
     stored = _store_written(op, facts, given, wide)
     if isinstance(result, torch.Tensor):
         return stored.get(id(result), result) if stored else _rounded(result, _dtypes(facts, given, common, 1)[0])
@@ -242,8 +274,19 @@ def _dtypes(
     dtypes = list[torch.dtype | None]()
     for name in facts.results[:count]:
         argument = given.get(name)
-        dtypes.append(torch.float32 if name == "fp32" else argument.dtype if argument is not None else common)
+        dtypes.append(
+            torch.float32 if name == "fp32" else argument.dtype if isinstance(argument, torch.Tensor) else common
+        )
     return dtypes + [common] * (count - len(dtypes))
+
+
+def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that an operator writes, by its schema."""
+    if not mutates(op):
+        return []
+    given = arguments_of(op, args, kwargs)
+    names = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return tensors_in([given.get(name) for name in names])
 
 
 def _store_written(op: Any, facts: KernelFacts, given: dict[str, Any], wide: dict[str, Any]) -> dict[int, torch.Tensor]:
@@ -298,7 +341,12 @@ def _widened(
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return rounded_number(value, common) if is_number and common is not None else value
 
-    args, kwargs = over_tensors(wide, args), over_tensors(wide, kwargs)
+    written = {id(x) for x in _written(op, args, kwargs)}
+
+    def convert(x: torch.Tensor) -> torch.Tensor:
+        return widen(x) if id(x) in written else wide(x)
+
+    args, kwargs = over_tensors(convert, args), over_tensors(convert, kwargs)
     if asks:
         args = tuple(torch.float32 if isinstance(value, torch.dtype) else value for value in args)
         kwargs = {key: torch.float32 if isinstance(x, torch.dtype) else x for key, x in kwargs.items()}
@@ -316,13 +364,17 @@ def _common_dtype(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tor
     floats = [x for x in tensors_in((args, kwargs)) if x.is_floating_point() or x.is_complex()]
     if not floats:
         return None
-    if operation_of(op).dtype_of_first or mutates(op):
+    if operation_of(op).dtype_of_first or _is_in_place(op):
         return _real(floats[0].dtype)
     deciding = {x.dtype for x in floats if x.dim()} or {x.dtype for x in floats}
     common = deciding.pop()
     for dtype in deciding:
         common = torch.promote_types(common, dtype)
     return _real(common)
+
+
+def _is_in_place(op: Any) -> bool:
+    return isinstance(op, torch._ops.OpOverload) and op._schema.name.endswith("_") and mutates(op)
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:
@@ -369,25 +421,44 @@ def _refuse(op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str
             raise UnsupportedInFormat(
                 f"{known.name} has no {row.storage} kernel on CUDA for length {odd[0]}, which is not a power of two"
             )
+    if known.packet == "linear" and (args[0].dim() < 3 or args[0].is_contiguous()):
+        _refuse_different_dtypes(known.name, tensors_in((args, kwargs)))
     if facts.mixture == "same":
         _refuse_different_dtypes(known.name, tensors_in((args, kwargs)))
-    elif facts.equal:
-        given = arguments_of(op, args, kwargs)
-        _refuse_other_parameters(known.name, facts, given)
-        for names in facts.equal:
-            _refuse_different_dtypes(known.name, tensors_in([given.get(name) for name in names]))
+    elif facts.equal or facts.fp32_beside_low or facts.fp32:
+        _refuse_listed(known.name, facts, arguments_of(op, args, kwargs))
     if facts.checked:
         _refuse_numbers(known.name, row, (*args, *kwargs.values()))
 
 
-def _refuse_other_parameters(name: str, facts: KernelFacts, given: dict[str, Any]) -> None:
-    """Refuse parameters that have neither the input's dtype nor, beside a low-precision input, float32."""
-    if not facts.fp32_beside_low:
-        return
-    x = next(iter(given.values()))
-    for parameter in (given.get(each) for each in facts.fp32_beside_low):
-        if parameter is not None and not (is_low(x.dtype) and parameter.dtype is torch.float32):
-            _refuse_different_dtypes(name, [x, parameter])
+def _refuse_listed(name: str, facts: KernelFacts, given: dict[str, Any]) -> None:
+    """Refuse mixtures among the arguments that the table lists."""
+    for names in facts.equal:
+        several = [given.get(each.removesuffix("~")) for each in names]
+        is_free = [
+            each.endswith("~") and isinstance(x, torch.Tensor) and not x.dim()
+            for each, x in zip(names, several, strict=True)
+        ]
+        _refuse_different_dtypes(name, tensors_in([x for x, free in zip(several, is_free, strict=True) if not free]))
+    first = next(iter(tensors_in(list(given.values()))))
+    parameters = [x for x in map(given.get, facts.fp32_beside_low) if x is not None]
+    for x in parameters:
+        if not (is_low(first.dtype) and x.dtype is torch.float32):
+            _refuse_different_dtypes(name, [first, x])
+    for x in tensors_in([given.get(each) for each in facts.fp32]):
+        if x.dtype is not torch.float32:
+            raise UnsupportedInFormat(f"{name} has inputs of different dtypes, {dtype_name(x.dtype)} and float32")
+
+
+def _refuse_out(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse an `out=` argument of another dtype than the result's."""
+    outs = [a.name for a in op._schema.arguments if a.kwarg_only and a.alias_info is not None]
+    common = _common_dtype(op, args, {key: value for key, value in kwargs.items() if key not in outs})
+    for x in tensors_in([kwargs.get(name) for name in outs]):
+        if x.is_floating_point() and common is not None and x.dtype is not common:
+            raise UnsupportedInFormat(
+                f"{operation_of(op).name} has an `out` of {dtype_name(x.dtype)} for a result of {dtype_name(common)}"
+            )
 
 
 def _refuse_numbers(name: str, row: Format, arguments: Sequence[Any]) -> None:

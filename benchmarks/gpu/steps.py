@@ -70,6 +70,31 @@ def _pytest(arguments: list[str]) -> Row:
     return {"code": done.returncode, **counts, "failures": failures[:50], **said}
 
 
+FEW = 8
+
+
+def published(asked: Asked) -> Items:
+    """Results of other GPUs that were published, natively and emulated."""
+    from tests.emulation.published import ROWS
+
+    for row in ROWS[:FEW] if asked.small else ROWS:
+        yield row.id, lambda row=row: _published(row, asked.device)  # type: ignore[misc]
+
+
+def _published(row: Any, device: str) -> Row:
+    from tests.emulation.published import Raised, agree, emulated_result, matches, native_result, short
+
+    native = native_result(row, device)
+    emulated = emulated_result(row)
+    return {
+        "native": f"raises {native.message[:160]}" if isinstance(native, Raised) else short(native),
+        "emulated": short(emulated),
+        "published": short(row.printed),
+        "native equals emulated": agree(row, native, emulated),
+        "native equals published": matches(row, native),
+    }
+
+
 def examples(asked: Asked) -> Items:
     """Every example, natively and emulated."""
     from benchmarks.gpu.both import compared, example
@@ -254,6 +279,7 @@ def _plain(record: Any) -> Any:
 
 STEPS = (
     Step("tests", "Do the tests of what computes pass with a GPU at hand?", 240, tests),
+    Step("published", "Does the GPU print what others published, and what the emulation gives?", 120, published),
     Step("examples", "Does every example come to the same natively?", 360, examples),
     Step("one_thread", "And with one thread?", 60, one_thread, {"OMP_NUM_THREADS": "1"}),
     Step("ratios", "How near are emulated errors to native ones?", 180, ratios),

@@ -14,7 +14,8 @@ RATIOS = ("ratios", "ratios_without_tf32")
 def summary(machine: Mapping[str, str], results: Mapping[str, Result | None]) -> str:
     """Tables that documents can include."""
     of = ", ".join(f"{name} {value}" for name, value in machine.items() if value)
-    parts = [f"Measured on {of}.", "", *_steps(results), "", *_compared(results), "", *_plans(results)]
+    parts = [f"Measured on {of}.", "", *_steps(results), "", *_published(results.get("published"))]
+    parts += ["", *_compared(results), "", *_plans(results)]
     parts += [
         "",
         *_corpus(results.get("corpus")),
@@ -46,6 +47,22 @@ def _steps(results: Mapping[str, Result | None]) -> list[str]:
             (name, result["status"], len(result["rows"]), f"{result['seconds']:.0f} s", ", ".join(broken)[:200])
         )
     return _table(("step", "status", "rows", "time", "rows that failed"), rows)
+
+
+def _published(result: Result | None) -> list[str]:
+    """Published results of other GPUs that this one does not give, or that the emulation does not."""
+    rows = [(name, row) for name, row in _rows(result) if "published" in row]
+    if not rows:
+        return []
+    as_published = sum(row["native equals published"] for _, row in rows)
+    as_emulated = sum(row["native equals emulated"] for _, row in rows)
+    said = f"Published results: {as_published} of {len(rows)} are the same natively; {as_emulated} are emulated as they are natively."
+    different: list[tuple[object, ...]] = [
+        (name, row["published"], row["native"], row["emulated"])
+        for name, row in rows
+        if not (row["native equals published"] and row["native equals emulated"])
+    ]
+    return [said, "", *_table(("result", "published", "native", "emulated"), different)]
 
 
 def _compared(results: Mapping[str, Result | None]) -> list[str]:

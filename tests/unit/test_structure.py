@@ -4,7 +4,7 @@ import ast
 
 import networkx as nx
 
-from tests.support.structure import ORDER, functions, imports, modules, room, tree
+from tests.support.structure import ORDER, imports, modules, room, tree
 
 LAZY_UPWARDS = {
     ("records.audit", "document"),
@@ -41,12 +41,6 @@ def test_functions_that_import_upwards_are_the_records_that_write_themselves() -
         if source and height[room(source)] < height[room(target)]
     }
     assert upwards == LAZY_UPWARDS
-
-
-def test_no_function_over_60_lines_and_no_file_over_400() -> None:
-    assert [(where, lines) for where, lines in functions() if lines > 60] == []
-    lengths = {name: len(file.read_text(encoding="utf-8").splitlines()) for name, file in modules().items()}
-    assert [(name, lines) for name, lines in lengths.items() if lines > 400] == []
 
 
 def test_no_room_takes_private_names_of_another() -> None:

@@ -156,13 +156,13 @@ def test_what_the_code_computes_in_fp32_is_not_run(spent: list[float]) -> None:
 def test_a_group_that_does_no_harm_bounds_each_of_its_operations(spent: list[float]) -> None:
     def forward(x: Tensor) -> Tensor:
         for _ in range(6):
-            x = (x * 1.01 + 0.1).round(decimals=3)
+            x = (x * 1.01 + 0.1).round(decimals=2)
         return x
 
     measured = measured_in("fp16", forward, 100 * normal(64, 8))
     found = attributed(measured)
     grouped = {name: one for name, one in found.items() if one.decided_by == "group"}
-    assert len(grouped) >= 8
+    assert len(grouped) > 8
     for name, one in grouped.items():
         assert true_isolated(measured, name, "fp16") <= one.isolated <= BUDGET
         assert 0 < one.own < one.isolated
