@@ -1,4 +1,4 @@
-"""Emulates CUDA on a CPU: CUDA's autocast lists, and half-precision kernels that accumulate in FP32."""
+"""Emulates CUDA on a CPU: CUDA's autocast lists, and the arithmetic of CUDA's half-precision kernels."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
                 loss = loss_fn(model(inputs), targets)
             loss.backward()
 
-    In the block, `torch.autocast` of any device type follows CUDA's lists; matrix products of half-precision tensors,
-    and their gradients, accumulate in FP32 and round once; other operations run in half precision; an operation that
-    CUDA lacks in half precision raises RuntimeError; random numbers are drawn in FP32 and rounded; `GradScaler("cuda")`
-    scales. Tensors are not moved. Compiled functions run eagerly. The emulation ends with the block, even if the block
-    raises.
+    In the block, `torch.autocast` of any device type follows CUDA's lists; kernels on half-precision tensors, forwards
+    and backwards, compute in FP32 and round once, with the exceptions of CUDA's kernels (docs/emulation.md); an
+    operation that CUDA lacks in half precision, or refuses for its mixture of dtypes, raises RuntimeError; random
+    numbers are drawn in FP32 and rounded; `GradScaler("cuda")` scales. Tensors are not moved. Compiled functions run
+    eagerly. The emulation ends with the block, even if the block raises.
     Create `torch.autocast("cuda")` and `GradScaler("cuda")` in the block: outside, without CUDA, torch disables them.
     Call `backward()` in the block as well. Threads that the block starts are not emulated. A nested call in the same
     thread changes nothing. Tensors on a GPU run natively.

@@ -13,9 +13,11 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from ..records.audit import FORMAT_VERSION
 from ..records.written import NOT_FINITE
+from ..resources import table
 from .codec import MEASUREMENTS, PLAN, adapter
 
 _TABLE = re.compile(r"(?P<start><!-- fields: (?P<name>[^\n]+?) -->\n).*?(?P<end><!-- end of fields -->)", re.DOTALL)
+_EXCEPTIONS = re.compile(r"(?P<start><!-- exceptions -->\n).*?(?P<end><!-- end of exceptions -->)", re.DOTALL)
 _TOP = {"format_version": {"const": FORMAT_VERSION, "type": "integer", "description": str(FORMAT_VERSION)}}
 _BESIDE = {
     "plan": {
@@ -85,6 +87,16 @@ def _table(fields: Mapping[str, Any]) -> str:
     return "\n".join(("", "| field | meaning |", "|---|---|", *rows, "", ""))
 
 
+def with_exceptions(page: str) -> str:
+    """Regenerate a page's table of CUDA kernels that round otherwise than once, between its two markers."""
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in row['operations'])} | {row['says']} | {row['source']} | {row['sure']} |"
+        for row in table("numerics/cuda_kernels")["exceptions"]
+    ]
+    lines = ("", "| operations | what CUDA computes | source | how sure |", "|---|---|---|---|", *rows, "", "")
+    return _EXCEPTIONS.sub(lambda match: match["start"] + "\n".join(lines) + match["end"], page)
+
+
 def _is_measured(value: Any) -> bool:
     return bool(value.get("measured"))
 
@@ -108,9 +120,10 @@ def _named_in(fields: Any, records: Mapping[str, Any]) -> set[str]:
 
 
 def main(directory: Path) -> None:
-    """Rewrite plan.schema.json and measurements.schema.json, and the tables of plan-json.md in place."""
-    page = directory / "plan-json.md"
-    page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+    """Rewrite plan.schema.json and measurements.schema.json, and the tables of plan-json.md and emulation.md in place."""
+    for name, rewritten in (("plan-json.md", with_tables), ("emulation.md", with_exceptions)):
+        page = directory / name
+        page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
     for file in (PLAN, MEASUREMENTS):
         (directory / file.replace(".json", ".schema.json")).write_text(json_schema(file), encoding="utf-8")
 

@@ -13,9 +13,10 @@ from torch import fx
 from ..artefact.strategies import names
 from ..numerics.autocast import autocast_target
 from ..numerics.casting import asked_for
+from ..numerics.cuda_facts import refuses_mixture
 from ..numerics.formats import FORMATS, Format
 from ..numerics.kernels import promoted_format
-from ..numerics.nodes import row_of, tensors_in
+from ..numerics.nodes import arguments, overload_of, row_of, tensors_in
 from ..records import Capture, Node
 from .execute import Executor, Run, Semantics, ValueOf
 from .policy import Policy, plain
@@ -202,6 +203,8 @@ class _Algebra(Semantics):
         if not _moves(own) or not floats:
             return own, False
         row = row_of(n)
+        if self._is_refused(n, handed):
+            return floats[0][0], True
         if row.dtype_of_first or self.policy.capture.nodes[n.name].in_place:
             first, *others = (dtype for dtype, _ in floats)  # of a norm, its input; an FP32 input needs FP32 weights
             promotes = not row.normalizes or row.packet == "rms_norm"
@@ -211,6 +214,16 @@ class _Algebra(Semantics):
             bool(row.refused_on_cuda) and not row.promotes and torch.Tag.pointwise not in getattr(n.target, "tags", ())
         )
         return promoted_format(floats), len(shaped) > 1 and (row.autocast == "lower" or strict)
+
+    def _is_refused(self, n: fx.Node, handed: Mapping[str, str]) -> bool:
+        """Whether CUDA refuses the mixture of formats that the kernel's tensors have."""
+
+        def formats(argument: Any) -> list[tuple[str, bool]]:
+            read: list[fx.Node] = []
+            fx.node.map_arg(argument, read.append)
+            return [(handed[source.name], self._kinds[source].scalar) for source in read if handed[source.name]]
+
+        return refuses_mixture(overload_of(n.target), {name: formats(value) for name, value in arguments(n).items()})
 
 
 def kept_low(capture: Capture, strategies: Collection[str], format: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from ..resources import table
+from .formats import FORMATS
 from .nodes import is_collective, is_torchs_own, mutates, operation_of
 
 Mixture = Literal["any", "same"]
@@ -57,6 +58,11 @@ class KernelFacts:
     fp32: tuple[str, ...] = ()
     out_equal: bool = False
     equal: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def restricts_dtypes(self) -> bool:
+        """Whether the kernel refuses any mixture of dtypes."""
+        return self.mixture == "same" or bool(self.equal or self.fp32_beside_low or self.fp32)
 
 
 @cache
@@ -126,3 +132,26 @@ def _mixture(op: Any, name: str) -> Mixture:
     is_listed = name in table("numerics/cuda_kernels")["mixtures"]["same"]
     is_product = known.product and name not in _CHECKED_BY_PARTS
     return "same" if is_listed or is_product or known.recurrent or known.cell else "any"
+
+
+def refuses_mixture(op: Any, formats: Mapping[str, Sequence[tuple[str, bool]]]) -> bool:
+    """Whether CUDA refuses a call for the formats of its floating-point tensors.
+
+    formats: {argument: the (name of the format, whether zero-dimensional) of each tensor in it}.
+    """
+    facts = facts_of(op)
+    if facts.mixture == "same":
+        return _differ(each for several in formats.values() for each in several)
+    for group in facts.equal:
+        members = ((each.removesuffix("~"), each.endswith("~")) for each in group)
+        chosen = [one for name, free in members for one in formats.get(name, ()) if not (free and one[1])]
+        if _differ(chosen):
+            return True
+    first = next((name for several in formats.values() for name, _ in several), "")
+    beside = [name for each in facts.fp32_beside_low for name, _ in formats.get(each, ())]
+    accepted = {first, "fp32"} if first and FORMATS[first].low else {first}
+    return not accepted.issuperset(beside)
+
+
+def _differ(formats: Iterable[tuple[str, bool]]) -> bool:
+    return len({name for name, _ in formats}) > 1

@@ -21,7 +21,7 @@ from .attention import fused_attention
 from .casting import carried_in, format_in, in_float32, in_format, widen
 from .cells import is_fused_cell, run_cell, run_layer
 from .cuda_exceptions import ROUNDINGS, rounded_number
-from .cuda_facts import KernelFacts, facts_of
+from .cuda_facts import KernelFacts, facts_of, refuses_mixture
 from .cuda_roundings import saturated_integers
 from .entries import is_plain, over_tensors, tensors_in
 from .formats import FORMATS, Format, dtype_name, format_of, is_low
@@ -423,31 +423,24 @@ def _refuse(op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str
             )
     if known.packet == "linear" and (args[0].dim() < 3 or args[0].is_contiguous()):
         _refuse_different_dtypes(known.name, tensors_in((args, kwargs)))
-    if facts.mixture == "same":
-        _refuse_different_dtypes(known.name, tensors_in((args, kwargs)))
-    elif facts.equal or facts.fp32_beside_low or facts.fp32:
-        _refuse_listed(known.name, facts, arguments_of(op, args, kwargs))
+    if facts.restricts_dtypes:
+        _refuse_mixture(op, facts, args, kwargs)
     if facts.checked:
         _refuse_numbers(known.name, row, (*args, *kwargs.values()))
 
 
-def _refuse_listed(name: str, facts: KernelFacts, given: dict[str, Any]) -> None:
-    """Refuse mixtures among the arguments that the table lists."""
-    for names in facts.equal:
-        several = [given.get(each.removesuffix("~")) for each in names]
-        is_free = [
-            each.endswith("~") and isinstance(x, torch.Tensor) and not x.dim()
-            for each, x in zip(names, several, strict=True)
-        ]
-        _refuse_different_dtypes(name, tensors_in([x for x, free in zip(several, is_free, strict=True) if not free]))
-    first = next(iter(tensors_in(list(given.values()))))
-    parameters = [x for x in map(given.get, facts.fp32_beside_low) if x is not None]
-    for x in parameters:
-        if not (is_low(first.dtype) and x.dtype is torch.float32):
-            _refuse_different_dtypes(name, [first, x])
-    for x in tensors_in([given.get(each) for each in facts.fp32]):
+def _refuse_mixture(op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse the mixtures of dtypes that the table lists."""
+    given = arguments_of(op, args, kwargs)
+    formats = {
+        name: [(row.name, not x.dim()) for x in tensors_in(value) if (row := format_in(x))]
+        for name, value in given.items()
+    }
+    if refuses_mixture(op, formats):
+        _refuse_different_dtypes(operation_of(op).name, tensors_in((args, kwargs)))
+    for x in tensors_in([given.get(name) for name in facts.fp32]):
         if x.dtype is not torch.float32:
-            raise UnsupportedInFormat(f"{name} has inputs of different dtypes, {dtype_name(x.dtype)} and float32")
+            raise UnsupportedInFormat(f"{operation_of(op).name} needs float32, not {dtype_name(x.dtype)}")
 
 
 def _refuse_out(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

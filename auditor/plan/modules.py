@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+from ..capture.paths import reach
 from ..execution.policy import Policy, choice_from_scopes, choice_keeping
 from ..execution.resolve import Resolution, is_low
 from ..numerics.formats import label
@@ -212,7 +213,10 @@ def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, own
     kind, by, place = verdict.verdict, name if inside else where, "" if inside else f" in {where or 'the whole model'}"
     why = f"{name}{place} is {kind}, since {verdict.reason}"
     if worst in then.conflicts and kind not in ("unsafe", "untested"):
-        kind, why = "conflict", f"{name}{place} would get tensors of two dtypes, which raises an error"
+        kind = "conflict"
+        why = (
+            f"{name}{place}{_line_of(nodes[worst])} would get tensors of two dtypes{_fp32_origin(problem, then, worst)}"
+        )
     if worst in own:
         return Reason(kind, why, by=by)
     if kind == "conflict" and owner in problem.forced_fp32 and owner != module_of(owner):
@@ -220,6 +224,25 @@ def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, own
     if where in group:
         return Reason("tied", f"shares a weight with {where or 'the whole model'}, and {why}", by=where)
     return Reason("inherited", f"with its results in low precision, {why}", by=by)
+
+
+def _line_of(node: Node) -> str:
+    return f" ({node.source})" if node.source else ""
+
+
+def _fp32_origin(problem: Problem, resolution: Resolution, conflict: str) -> str:
+    """Words on the tensor that is FP32 where others are in low precision: which operation made it, at which line."""
+    nodes = problem.capture.nodes
+
+    def wide_inputs(name: str) -> list[str]:
+        inputs = nodes[name].inputs if name in nodes else ()
+        return [source for source in inputs if source in nodes and resolution.dtypes[source] == "fp32"]
+
+    chain = [name for name in reach(wide_inputs(conflict), wide_inputs) if not wide_inputs(name)]
+    if not chain:
+        return ", which raises an error"
+    first = min(chain, key=list(nodes).index)
+    return f", which raises an error: {first}{_line_of(nodes[first])} makes one in FP32"
 
 
 def explain_gain(saves: float, objective: str) -> str:
