@@ -29,8 +29,8 @@ from .nodes import arguments_of, mutates, operation_of, overload_of, wait_for_re
 from .operations import Operation
 from .scans import transformed_lengths
 
-_EMULATED = ("cpu", "meta")
-"""Device types on which CUDA's arithmetic is emulated; on others, operations run natively."""
+_EMULATED = "cpu"
+"""The device type on which CUDA's arithmetic is emulated; on others, operations run natively."""
 
 
 class UnsupportedInFormat(MeasureError, RuntimeError):
@@ -62,7 +62,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if low is None and not operation_of(target).cast:
         return wait_for_result(target, target(*args, **kwargs))
     try:
-        if any(x.device.type not in _EMULATED for x in tensors):
+        if any(x.device.type != _EMULATED for x in tensors):
             return wait_for_result(target, target(*args, **kwargs))
         return wait_for_result(target, _emulate(target, args, kwargs, low))
     except (UnsupportedInFormat, _StopRecomputationError):  # the second ends torch's checkpoint early
@@ -156,7 +156,7 @@ CUDA_ARITHMETIC = CudaArithmetic()  # type: ignore[no-untyped-call]
 class _Watch(threading.local):
     """What this thread's kernels rounded since `run_with_exact` began.
 
-    roundings: number of rounded results; a kernel that rounds more often counts twice. pairs: the last kernel's result
+    roundings: number of rounded results; a kernel that rounds more often counts twice. pair: the last kernel's result
     and its float32 values, None outside `run_with_exact`.
     """
 
@@ -188,28 +188,34 @@ def run_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     facts = facts_of(op)
     if facts.view:
         return op(*args, **kwargs)
-    if facts.whole and _low_dtype(tensors_in((args, kwargs)), args, kwargs) is not None:
-        return _emulate(op, args, kwargs, _low_dtype(tensors_in((args, kwargs)), args, kwargs))
+    tensors = tensors_in((args, kwargs))
+    low = _low_dtype(tensors, args, kwargs)
+    if facts.whole and low is not None:
+        return _emulate(op, args, kwargs, low)
     if facts.parts is not None:
         with CUDA_ARITHMETIC:
             return op._op_dk(facts.parts, *args, **kwargs)
-    if operation_of(op).product and op._overloadname.startswith("dtype"):
-        return _product_in_fp32(op, args, kwargs)
     if facts.cast:
         return saturated_integers(op, args, kwargs)
-    tensors = tensors_in((args, kwargs))
-    low = _low_dtype(tensors, args, kwargs)
-    if low is None or any(x.device.type not in _EMULATED for x in tensors):
+    if low is None or any(x.device.type != _EMULATED for x in tensors):
         return op(*args, **kwargs)
+    if operation_of(op).product and op._overloadname.startswith("dtype"):
+        return _product_in_fp32(op, args, kwargs)
     _refuse(op, facts, args, kwargs, low)
     if facts.native:
         return op(*args, **kwargs)
-    moved = tensors if facts.moves else [x for x in tensors if x.is_floating_point()] if facts.moves_by_index else ()
-    if moved and all(x.dtype is low for x in moved):
+    if _moves_entries(facts, tensors, low):
         return on_bits(op, args, kwargs)
     if facts.rounding is not None and _common_dtype(op, args, kwargs) is low:
         return _exceptional(op, facts.rounding, args, kwargs, low)
     return rounded_once(op, facts, args, kwargs)
+
+
+def _moves_entries(facts: KernelFacts, tensors: Sequence[torch.Tensor], low: torch.dtype) -> bool:
+    """Whether a kernel only moves entries of one low-precision dtype; indices and masks are not entries."""
+    if facts.moves_by_index:
+        tensors = [x for x in tensors if x.is_floating_point()]
+    return (facts.moves or facts.moves_by_index) and all(x.dtype is low for x in tensors)
 
 
 def _product_in_fp32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
