@@ -28,7 +28,7 @@ class KernelFacts:
 
     composite: composed of other kernels, so that autograd and this emulation see those. parts: the dispatch key of the
     implementation that calls other kernels, each of which rounds; None: it runs as one kernel. whole: one kernel
-    on CUDA, although the CPU composes it. view, moves, moves_by_index, native: no arithmetic; moves run on the bits,
+    on CUDA, although the CPU composes it. sparse_by_dense: no half kernel for a sparse and a dense matrix. view, moves, moves_by_index, native: no arithmetic; moves run on the bits,
     `native` by torch's own code. cast: converts dtypes. rounding: key of the exception in cuda_roundings.ROUNDINGS.
     results: the dtype of each result: the name of the argument that has it, or "fp32"; empty: torch's promotion.
     writes: arguments that the kernel writes although its schema does not say so. checked, rounded: what happens to
@@ -42,6 +42,7 @@ class KernelFacts:
     composite: bool = False
     parts: Any = None
     whole: bool = False
+    sparse_by_dense: bool = False
     view: bool = False
     moves: bool = False
     moves_by_index: bool = False
@@ -78,6 +79,7 @@ def facts_of(op: Any) -> KernelFacts:
         composite=composite == _COMPOSITE_KEYS[0],
         parts=torch._C._dispatch_key_parse(composite or "CPU") if unfolds else None,
         whole=name in kernels["whole"],
+        sparse_by_dense=name in rows["missing"]["sparse_by_dense"],
         view=_is_view(op),
         moves=name in kernels["move"],
         moves_by_index=name in kernels["move_by_index"],

@@ -419,7 +419,7 @@ def _refuse(op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str
     is_wide = (known.promotes or facts.promotes) and _common_dtype(op, args, kwargs) is torch.float32
     if is_wide:
         return
-    if row.name in known.refused_on_cuda:
+    if row.name in known.refused_on_cuda or (facts.sparse_by_dense and _mixes_layouts((args, kwargs))):
         raise UnsupportedInFormat(f"{known.name} has no {row.storage} kernel on CUDA")
     if known.powers_of_two:
         odd = [length for length in transformed_lengths(op, args, kwargs) if length & (length - 1)]
@@ -433,6 +433,11 @@ def _refuse(op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str
         _refuse_mixture(op, facts, args, kwargs)
     if facts.checked:
         _refuse_numbers(known.name, row, (*args, *kwargs.values()))
+
+
+def _mixes_layouts(tree: Any) -> bool:
+    """Whether there are sparse and dense matrices."""
+    return len({is_plain(x) for x in tensors_in(tree) if x.dim()}) > 1
 
 
 def _refuse_mixture(op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

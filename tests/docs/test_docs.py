@@ -306,7 +306,8 @@ def test_every_field_is_described_and_none_is_stale(root, schemas):
 
 
 def test_all_are_as_generated(tmp_path):
-    (tmp_path / "plan-json.md").write_text(text("plan-json.md"), encoding="utf-8")
+    for name in ("plan-json.md", "emulation.md"):
+        (tmp_path / name).write_text(text(name), encoding="utf-8")
     write_reference(tmp_path)
-    for name in ("plan-json.md", *(f"{name}.schema.json" for name in SCHEMAS)):
+    for name in ("plan-json.md", "emulation.md", *(f"{name}.schema.json" for name in SCHEMAS)):
         assert (tmp_path / name).read_text(encoding="utf-8") == text(name), "run `make docs`"

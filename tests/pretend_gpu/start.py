@@ -85,7 +85,7 @@ def start() -> None:
         return
     backend_registration._setup_privateuseone_for_python_backend(NAME, _Module(), device_guard=_Guard())
     from auditor.numerics import devices
-    from tests.pretend_gpu import autocast, kernels, recurrent
+    from tests.pretend_gpu import attention, autocast, kernels, recurrent
 
     library = torch.library.Library("_", "IMPL", "PrivateUse1")
     library.fallback(kernels.run)
@@ -100,6 +100,8 @@ def start() -> None:
     for op in (torch.ops.aten._thnn_fused_gru_cell.default, torch.ops.aten._thnn_fused_lstm_cell.default):
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             ours.impl(op._schema.name.partition("::")[2], partial(recurrent.cell, op), key)
+    for key in ("PrivateUse1", "AutogradPrivateUse1"):
+        ours.impl("scaled_dot_product_attention", attention.run, key)
     _kept.extend([library, ours, *autocast.register()])
     devices.NATIVE.insert(0, NAME)
     _copying()
