@@ -13,7 +13,7 @@ from torch import fx
 from ..artefact.strategies import names
 from ..numerics.autocast import autocast_target
 from ..numerics.casting import asked_for
-from ..numerics.cuda_facts import refuses_mixture
+from ..numerics.cuda_facts import facts_of, refuses_mixture
 from ..numerics.formats import FORMATS, Format
 from ..numerics.kernels import promoted_format
 from ..numerics.nodes import arguments, overload_of, row_of, tensors_in
@@ -217,6 +217,9 @@ class _Algebra(Semantics):
 
     def _is_refused(self, n: fx.Node, handed: Mapping[str, str]) -> bool:
         """Whether CUDA refuses the mixture of formats that the kernel's tensors have."""
+
+        if not facts_of(overload_of(n.target)).restricts_dtypes:
+            return False
 
         def formats(argument: Any) -> list[tuple[str, bool]]:
             read: list[fx.Node] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import torch
@@ -36,7 +36,8 @@ class KernelFacts:
     mixture: whether tensors of different dtypes may meet. promotes: converts all tensors to their common dtype when it
     loads them, zero-dimensional and integer tensors too. equal: groups of arguments that must have one dtype.
     fp32_beside_low: arguments that have the first tensor's dtype, or float32 beside a low-precision one. fp32: arguments
-    that are float32. out_equal: an `out=` argument must have the result's dtype.
+    that are float32. out_equal: an `out=` argument must have the result's dtype. writes_arguments: by its schema.
+    is_special: a recurrent layer or cell, or a Fourier transform.
     """
 
     composite: bool = False
@@ -58,9 +59,16 @@ class KernelFacts:
     fp32_beside_low: tuple[str, ...] = ()
     fp32: tuple[str, ...] = ()
     out_equal: bool = False
+    writes_arguments: bool = False
+    is_special: bool = False
     equal: tuple[tuple[str, ...], ...] = ()
 
-    @property
+    @cached_property
+    def is_simple(self) -> bool:
+        """Whether the operation is one kernel wherever it is called, so that it can run without a dispatch mode."""
+        return not (self.composite or self.whole or self.parts or self.is_special)
+
+    @cached_property
     def restricts_dtypes(self) -> bool:
         """Whether the kernel refuses any mixture of dtypes."""
         return self.mixture == "same" or bool(self.equal or self.fp32_beside_low or self.fp32)
@@ -71,6 +79,7 @@ def facts_of(op: Any) -> KernelFacts:
     """The facts about an operator overload; of other callables, that they are composed of kernels."""
     if not isinstance(op, torch._ops.OpOverload):
         return KernelFacts(composite=True)
+    known = operation_of(op)
     rows, name = table("numerics/cuda_kernels"), _listed_name(op)
     kernels = rows["kernels"]
     composite = _composite_key(op)
@@ -84,7 +93,7 @@ def facts_of(op: Any) -> KernelFacts:
         moves=name in kernels["move"],
         moves_by_index=name in kernels["move_by_index"],
         native=name in kernels["native"] or is_collective(str(op)),
-        cast=operation_of(op).cast or name == "copy_",
+        cast=known.cast or name == "copy_",
         rounding=_roundings().get(name),
         results=tuple(rows["results"].get(name, ())),
         writes=tuple(rows["writes"].get(name, ())),
@@ -95,6 +104,8 @@ def facts_of(op: Any) -> KernelFacts:
         fp32_beside_low=tuple(rows["mixtures"]["fp32_beside_low"].get(name, ())),
         out_equal=name in rows["mixtures"]["out"],
         fp32=tuple(rows["mixtures"]["fp32"].get(name, ())),
+        writes_arguments=mutates(op),
+        is_special=known.recurrent or known.cell or known.powers_of_two,
         equal=tuple(tuple(names) for names in rows["mixtures"]["equal"].get(name, ())),
     )
 

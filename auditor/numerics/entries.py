@@ -18,14 +18,42 @@ _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors among the leaves of `tree`, in order."""
-    if isinstance(tree, torch.Tensor):  # most results; the general way takes many times as long
+    if isinstance(tree, torch.Tensor):
         return [tree]
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    found = list[torch.Tensor]()
+    _collect(tree, found)
+    return found
+
+
+_PLAIN = (int, float, bool, str, type(None), torch.dtype)
+"""Types of leaves that occur as arguments of operations."""
+
+
+def _collect(tree: Any, found: list[torch.Tensor]) -> None:
+    """Append the tensors in `tree`. Tuples, lists and dicts are walked here, since pytree takes many times as long."""
+    kind = type(tree)
+    if isinstance(tree, torch.Tensor):
+        found.append(tree)
+    elif kind is tuple or kind is list:
+        for item in tree:
+            _collect(item, found)
+    elif kind is dict:
+        for item in tree.values():
+            _collect(item, found)
+    elif kind not in _PLAIN:
+        found += [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def over_tensors(function: Callable[[torch.Tensor], Any], tree: T) -> T:
     """Apply `function` to every tensor in `tree`."""
-    return function(tree) if isinstance(tree, torch.Tensor) else pytree.tree_map_only(torch.Tensor, function, tree)  # type: ignore[no-any-return]
+    kind = type(tree)
+    if isinstance(tree, torch.Tensor):
+        return function(tree)  # type: ignore[no-any-return]
+    if kind is tuple or kind is list:
+        return kind(over_tensors(function, item) for item in tree)  # type: ignore[attr-defined, call-arg, no-any-return]
+    if kind is dict:
+        return {key: over_tensors(function, item) for key, item in tree.items()}  # type: ignore[attr-defined, return-value]
+    return tree if kind in _PLAIN else pytree.tree_map_only(torch.Tensor, function, tree)
 
 
 def entries(x: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,9 @@ from .nodes import arguments_of, mutates, operation_of, overload_of, wait_for_re
 from .operations import Operation
 from .scans import transformed_lengths
 
+_LOW = frozenset((torch.float16, torch.bfloat16))
+"""The low-precision dtypes in which CUDA's kernels compute."""
+
 _EMULATED = "cpu"
 """The device type on which CUDA's arithmetic is emulated; on others, operations run natively."""
 
@@ -64,7 +67,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     try:
         if any(x.device.type != _EMULATED for x in tensors):
             return wait_for_result(target, target(*args, **kwargs))
-        return wait_for_result(target, _emulate(target, args, kwargs, low))
+        return wait_for_result(target, _emulate(target, args, kwargs, low, tensors))
     except (UnsupportedInFormat, _StopRecomputationError):  # the second ends torch's checkpoint early
         raise
     except (Exception, SystemExit) as error:  # a user-defined operation may raise anything
@@ -74,12 +77,23 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         raise UnsupportedInFormat(f"{operation_of(target).name}: {first_line(error)[:160]}") from error
 
 
-def _emulate(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], low: torch.dtype | None) -> Any:
-    """Run an operation on a CPU with CUDA's arithmetic. low: the low-precision dtype among its arguments, if any."""
+def _emulate(
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    low: torch.dtype | None,
+    tensors: Sequence[torch.Tensor],
+) -> Any:
+    """Run an operation on a CPU with CUDA's arithmetic. low: the low-precision dtype among its arguments, if any.
+    tensors: those in the arguments."""
     op, known = overload_of(target), operation_of(target)
     facts = facts_of(op)
+    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    are_plain = all(map(is_plain, tensors))
+    if isinstance(target, torch._ops.OpOverload) and facts.is_simple and are_plain and not gradients:
+        return run_kernel(target, args, kwargs)
     if low is not None:
-        _refuse(op, facts, args, kwargs, low)
+        _refuse(op, facts, args, kwargs, low, tensors)
         row = format_of(low)
         assert row is not None
         if is_fused_cell(target) or known.recurrent:
@@ -88,11 +102,11 @@ def _emulate(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
             return run_cell(target, args, kwargs, row)
         if known.recurrent:
             return run_layer(target, args, kwargs, row)
-        if known.powers_of_two or not all(map(is_plain, tensors_in((args, kwargs)))):
+        if known.powers_of_two or not are_plain:
             return _transformed(target, args, kwargs)
         if facts.whole and not _is_idle_dropout(known, args, kwargs):
             return _run_whole(target, args, kwargs, low)
-    if isinstance(target, torch._ops.OpOverload) and not facts.composite and not _needs_gradients(args, kwargs):
+    if isinstance(target, torch._ops.OpOverload) and not facts.composite and not gradients:
         return run_kernel(target, args, kwargs)
     with CUDA_ARITHMETIC:
         result = target(*args, **kwargs)
@@ -108,7 +122,7 @@ def _run_whole(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         _WATCH.roundings += 2
         return fused_attention(given, low)
     _WATCH.roundings += 1
-    common = _common_dtype(target, args, kwargs)
+    common = _common_dtype(target, args, kwargs, tensors_in((args, kwargs)))
     row = None if common is None else format_of(common)
     if row is None or not row.low:
         return target(*widen(args), **widen(kwargs))
@@ -120,7 +134,7 @@ def _transformed(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     would refuse half precision before a kernel is called. What cuFFT rounds between passes is not emulated."""
     if mutates(overload_of(target)):
         return target(*args, **kwargs)
-    common = _common_dtype(target, args, kwargs)
+    common = _common_dtype(target, args, kwargs, tensors_in((args, kwargs)))
     result = target(*widen(args), **widen(kwargs))
     _WATCH.roundings += 1
     return over_tensors(lambda x: _rounded(x, common), result)
@@ -129,10 +143,6 @@ def _transformed(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 def _is_idle_dropout(known: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the operation is dropout in evaluation mode, which returns its argument."""
     return known.thins and (args[2] if len(args) > 2 else kwargs.get("train")) is False
-
-
-def _needs_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in((args, kwargs)))
 
 
 class CudaArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -191,7 +201,7 @@ def run_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensors = tensors_in((args, kwargs))
     low = _low_dtype(tensors, args, kwargs)
     if facts.whole and low is not None:
-        return _emulate(op, args, kwargs, low)
+        return _emulate(op, args, kwargs, low, tensors)
     if facts.parts is not None:
         with CUDA_ARITHMETIC:
             return op._op_dk(facts.parts, *args, **kwargs)
@@ -201,14 +211,15 @@ def run_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return op(*args, **kwargs)
     if operation_of(op).product and op._overloadname.startswith("dtype"):
         return _product_in_fp32(op, args, kwargs)
-    _refuse(op, facts, args, kwargs, low)
+    _refuse(op, facts, args, kwargs, low, tensors)
     if facts.native:
         return op(*args, **kwargs)
     if _moves_entries(facts, tensors, low):
         return on_bits(op, args, kwargs)
-    if facts.rounding is not None and _common_dtype(op, args, kwargs) is low:
+    common = _common_dtype(op, args, kwargs, tensors)
+    if facts.rounding is not None and common is low:
         return _exceptional(op, facts.rounding, args, kwargs, low)
-    return rounded_once(op, facts, args, kwargs)
+    return rounded_once(op, facts, args, kwargs, common)
 
 
 def _moves_entries(facts: KernelFacts, tensors: Sequence[torch.Tensor], low: torch.dtype) -> bool:
@@ -243,16 +254,18 @@ def on_bits(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return over_tensors(restored, result)
 
 
-def rounded_once(op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def rounded_once(
+    op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str, Any], common: torch.dtype | None
+) -> Any:
     """Run a kernel in float32, and round each float32 result once, to the dtype that CUDA gives it.
 
-    Arguments that the kernel writes are computed in float32 too, and rounded when they are stored.
+    Arguments that the kernel writes are computed in float32 too, and rounded when they are stored. common: see
+    `_common_dtype`.
     """
     _WATCH.roundings += 1
-    common = _common_dtype(op, args, kwargs)
     wide_args, wide_kwargs = _widened(op, facts, args, kwargs, common)
     result = op(*wide_args, **wide_kwargs)
-    if not facts.results and not facts.writes and not mutates(op):
+    if not facts.results and not facts.writes and not facts.writes_arguments:
         rounded = over_tensors(lambda x: _rounded(x, common), result)
         if _WATCH.is_on:
             _WATCH.pair = rounded, result
@@ -315,15 +328,20 @@ def _store(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     """Round a float32 or complex64 result to a low-precision dtype; other tensors are returned unchanged."""
-    if dtype is None or not is_low(dtype):
+    if dtype not in _LOW:
         return x
     if x.dtype is torch.complex64:
         return torch.view_as_complex(torch.view_as_real(x.resolve_conj()).to(dtype))
     if x.dtype is not torch.float32:
         return x
-    row = format_of(dtype)
-    assert row is not None
-    return in_format(x, row)
+    return (x.contiguous() if x.is_nested else x).to(dtype)  # torch converts only contiguous nested tensors
+
+
+def _to_fp32(x: torch.Tensor) -> torch.Tensor:
+    """A low-precision tensor in float32; other tensors are returned unchanged."""
+    if x.dtype in _LOW:
+        return x.float()
+    return x.to(torch.complex64) if x.dtype is torch.complex32 else x
 
 
 def _widened(
@@ -334,25 +352,24 @@ def _widened(
     These are FP32 tensors if the call asks for a low-precision dtype, zero-dimensional and integer tensors of operations
     that promote, and numbers of operations whose row says so.
     """
-    low = common is not None and is_low(common)
-    asks = any(isinstance(value, torch.dtype) and is_low(value) for value in (*args, *kwargs.values()))
+    low = common in _LOW
+    asks = any(isinstance(value, torch.dtype) and value in _LOW for value in (*args, *kwargs.values()))
+    written = {id(x) for x in _written(op, args, kwargs)} if facts.writes_arguments else ()
+
+    def is_rounded(x: torch.Tensor) -> bool:
+        if x.dtype is common or x.dtype is torch.bool or x.is_complex() or id(x) in written:
+            return False
+        is_loaded = facts.promotes and (not x.dim() or not x.is_floating_point())
+        return is_loaded or (asks and x.is_floating_point())
 
     def wide(x: torch.Tensor) -> torch.Tensor:
-        is_loaded = facts.promotes and (not x.dim() or not x.is_floating_point()) and x.dtype is not torch.bool
-        if low and x.dtype is not common and not x.is_complex() and (is_loaded or (asks and x.is_floating_point())):
-            x = x.to(common)
-        return widen(x)
+        return _to_fp32(x.to(common) if low and is_rounded(x) else x)
 
     def number(value: Any) -> Any:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return rounded_number(value, common) if is_number and common is not None else value
 
-    written = {id(x) for x in _written(op, args, kwargs)}
-
-    def convert(x: torch.Tensor) -> torch.Tensor:
-        return widen(x) if id(x) in written else wide(x)
-
-    args, kwargs = over_tensors(convert, args), over_tensors(convert, kwargs)
+    args, kwargs = over_tensors(wide, args), over_tensors(wide, kwargs)
     if asks:
         args = tuple(torch.float32 if isinstance(value, torch.dtype) else value for value in args)
         kwargs = {key: torch.float32 if isinstance(x, torch.dtype) else x for key, x in kwargs.items()}
@@ -361,15 +378,19 @@ def _widened(
     return args, kwargs
 
 
-def _common_dtype(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+def _common_dtype(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
+) -> torch.dtype | None:
     """The dtype of an operation's results: the one that the call asks for, or that of the first tensor, or torch's
     promotion of the floating-point tensors, in which zero-dimensional ones count only if there are no others."""
     asked = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)), None)
     if asked is not None:
         return asked
-    floats = [x for x in tensors_in((args, kwargs)) if x.is_floating_point() or x.is_complex()]
+    floats = [x for x in tensors if x.is_floating_point() or x.is_complex()]
     if not floats:
         return None
+    if all(x.dtype is floats[0].dtype for x in floats):
+        return _real(floats[0].dtype)
     if operation_of(op).dtype_of_first or _is_in_place(op):
         return _real(floats[0].dtype)
     deciding = {x.dtype for x in floats if x.dim()} or {x.dtype for x in floats}
@@ -402,24 +423,33 @@ def _exceptional(op: Any, rule: str, args: tuple[Any, ...], kwargs: dict[str, An
 def _low_dtype(tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
     """The low-precision dtype among the tensors, or that the call asks for; None without one."""
     for x in tensors:
-        dtype = torch.float16 if x.dtype is torch.complex32 else x.dtype
-        if is_low(dtype):
-            return dtype
+        if x.dtype in _LOW:
+            return x.dtype
+        if x.dtype is torch.complex32:
+            return torch.float16
     for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.dtype) and is_low(value):
+        if isinstance(value, torch.dtype) and value in _LOW:
             return value
     return None
 
 
-def _refuse(op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str, Any], low: torch.dtype) -> None:
+def _refuse(
+    op: Any,
+    facts: KernelFacts,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    low: torch.dtype,
+    tensors: Sequence[torch.Tensor],
+) -> None:
     """Raise UnsupportedInFormat if CUDA refuses the call: no kernel, mixed dtypes, or a number out of range."""
     known = operation_of(op)
+    are_mixed = len({_real(x.dtype) for x in tensors if x.is_floating_point() or x.is_complex()}) > 1
+    promotes = are_mixed and (known.promotes or facts.promotes)
+    if promotes and _common_dtype(op, args, kwargs, tensors) is torch.float32:
+        return
     row = format_of(low)
     assert row is not None
-    is_wide = (known.promotes or facts.promotes) and _common_dtype(op, args, kwargs) is torch.float32
-    if is_wide:
-        return
-    if row.name in known.refused_on_cuda or (facts.sparse_by_dense and _mixes_layouts((args, kwargs))):
+    if row.name in known.refused_on_cuda or (facts.sparse_by_dense and _mixes_layouts(tensors)):
         raise UnsupportedInFormat(f"{known.name} has no {row.storage} kernel on CUDA")
     if known.powers_of_two:
         odd = [length for length in transformed_lengths(op, args, kwargs) if length & (length - 1)]
@@ -427,9 +457,9 @@ def _refuse(op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str
             raise UnsupportedInFormat(
                 f"{known.name} has no {row.storage} kernel on CUDA for length {odd[0]}, which is not a power of two"
             )
-    if known.packet == "linear" and (args[0].dim() < 3 or args[0].is_contiguous()):
-        _refuse_different_dtypes(known.name, tensors_in((args, kwargs)))
-    if facts.restricts_dtypes:
+    if are_mixed and known.packet == "linear" and (args[0].dim() < 3 or args[0].is_contiguous()):
+        _refuse_different_dtypes(known.name, tensors)
+    if facts.restricts_dtypes and (are_mixed or facts.fp32):
         _refuse_mixture(op, facts, args, kwargs)
     if facts.checked:
         _refuse_numbers(known.name, row, (*args, *kwargs.values()))
@@ -457,7 +487,8 @@ def _refuse_mixture(op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: 
 def _refuse_out(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse an `out=` argument of another dtype than the result's."""
     outs = [a.name for a in op._schema.arguments if a.kwarg_only and a.alias_info is not None]
-    common = _common_dtype(op, args, {key: value for key, value in kwargs.items() if key not in outs})
+    rest = {key: value for key, value in kwargs.items() if key not in outs}
+    common = _common_dtype(op, args, rest, tensors_in((args, rest)))
     for x in tensors_in([kwargs.get(name) for name in outs]):
         if x.is_floating_point() and common is not None and x.dtype is not common:
             raise UnsupportedInFormat(
