@@ -59,8 +59,12 @@ def is_culprit(case: Case, node: Node) -> bool:
     return any(packet == operation and node.owner.startswith(owner) for operation, owner in case.culprits)
 
 
+OF_A_CPU = {"antialias_resize"}
+"""Cases that fail on a CPU alone, for want of a kernel that CUDA has; rule LIN005 warns of it."""
+
+
 def test_the_culprit_is_unsafe(audited: Callable[[Case], Audited]) -> None:
-    rows = [(case, fmt) for case in INFERENCE for fmt in case.formats]
+    rows = [(case, fmt) for case in INFERENCE if case.name not in OF_A_CPU for fmt in case.formats]
     misses = []
     for case, fmt in rows:
         unsafe = [report.node for report in audited(case).audit.nodes if report.verdicts[fmt].verdict == "unsafe"]
@@ -70,9 +74,7 @@ def test_the_culprit_is_unsafe(audited: Callable[[Case], Audited]) -> None:
     print(f"{len(rows) - len(misses)} of {len(rows)} rows hold")
     # The relative error of these boxes, 2e-4 in FP16 and 4e-3 in BF16, is within the budget of 1 %. What hurts is half a
     # pixel of 2800, which a relative error does not know of; test_repair gives the budget in pixels.
-    # CUDA has the kernel of an antialiased resize: it fails on a CPU alone, of which rule LIN005 warns.
-    missed = {case for case, _ in misses}
-    assert missed == {"yolo_grid_decode", "antialias_resize"}
+    assert misses == [("yolo_grid_decode", "fp16"), ("yolo_grid_decode", "bf16")]
     assert len(misses) <= 0.05 * len(rows)
 
 
