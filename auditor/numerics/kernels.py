@@ -88,12 +88,12 @@ def _emulate(
     tensors: those in the arguments."""
     op, known = overload_of(target), operation_of(target)
     facts = facts_of(op)
-    if facts.view:  # of the argument's own memory, also of a sparse matrix
+    are_plain = all(map(is_plain, tensors))
+    if facts.view and not (facts.composite and are_plain):  # a view of the argument's own memory
         if low is not None:
             _refuse(op, facts, args, kwargs, low, tensors)
         return target(*args, **kwargs)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    are_plain = all(map(is_plain, tensors))
     if isinstance(target, torch._ops.OpOverload) and facts.is_simple and are_plain and not gradients:
         return run_kernel(target, args, kwargs)
     if low is not None:
