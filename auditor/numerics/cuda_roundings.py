@@ -227,10 +227,18 @@ def _smooth_l1_loss(given: Given, dtype: torch.dtype) -> Tensor:
 
 @exception("smooth_l1_loss_backward")
 def _smooth_l1_loss_backward(given: Given, dtype: torch.dtype) -> Tensor:
-    r, grad, n = rounder(dtype), given["grad_output"].float(), _share(given, dtype)
-    beta, x = rounded_number(given["beta"], dtype), _difference(given, dtype)
-    near = r(r(r(n * x) * grad) / beta) if beta else torch.zeros_like(x)
-    return torch.where(x < -beta, -n * grad, torch.where(x > beta, n * grad, near)).to(dtype)
+    """x = r(a - b): n * g beyond beta, with the sign of x; else r(r(r(n * x) * g) / beta), n = r(1 / N)."""
+    r = rounder(dtype)
+    grad = given["grad_output"].float()
+    n = _share(given, dtype)
+    beta = rounded_number(given["beta"], dtype)
+    x = _difference(given, dtype)
+    near = torch.zeros_like(x)
+    if beta:
+        near = r(r(r(n * x) * grad) / beta)
+    result = torch.where(x > beta, n * grad, near)
+    result = torch.where(x < -beta, -n * grad, result)
+    return result.to(dtype)
 
 
 @exception("huber_loss")
@@ -243,10 +251,17 @@ def _huber_loss(given: Given, dtype: torch.dtype) -> Tensor:
 
 @exception("huber_loss_backward")
 def _huber_loss_backward(given: Given, dtype: torch.dtype) -> Tensor:
-    r, grad, n = rounder(dtype), given["grad_output"].float(), _share(given, dtype)
-    delta, x = rounded_number(given["delta"], dtype), _difference(given, dtype)
+    """x = r(a - b): r(r(n * g) * delta) beyond delta, with the sign of x; else r(r(n * x) * g), n = r(1 / N)."""
+    r = rounder(dtype)
+    grad = given["grad_output"].float()
+    n = _share(given, dtype)
+    delta = rounded_number(given["delta"], dtype)
+    x = _difference(given, dtype)
+    near = r(n * x) * grad
     far = r(n * grad) * delta
-    return torch.where(x < -delta, -far, torch.where(x > delta, far, r(n * x) * grad)).to(dtype)
+    result = torch.where(x > delta, far, near)
+    result = torch.where(x < -delta, -far, result)
+    return result.to(dtype)
 
 
 @exception("binary_cross_entropy")
