@@ -212,6 +212,21 @@ def test_the_memory_of_a_sparse_matrix_stays_while_it_is_measured() -> None:
     assert all(plan.is_verified for plan in found.plans.values())
 
 
+def test_indices_changed_by_the_audit_never_make_a_matrix_that_reads_beyond_its_memory() -> None:
+    made = list[torch.Tensor]()
+
+    def convolve(m: Any, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        starts = torch._convert_indices_from_coo_to_csr(edges[0], len(x))
+        matrix = torch.sparse_csr_tensor(starts, edges[1], torch.ones(edges.shape[1]), (len(x), len(x)))
+        made.append(edges)  # the next line would read what does not belong to the matrix
+        return m.layer(matrix @ x)
+
+    edges = sum(torch.eye(20).roll(shift, 1) for shift in (1, 2, 3)).nonzero().T.contiguous()
+    model = Model(convolve, layer=linear(6, 4))
+    auditor.audit(model, (normal(20, 6), edges), formats=("bf16",), progress=False)
+    assert made and all(torch.equal(seen, edges) for seen in made)
+
+
 # Plans that run nothing low do not claim an error of 0: every reporter says what the smallest reachable error is.
 
 
