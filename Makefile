@@ -58,10 +58,10 @@ format: $(VENV)/.lint ## Rewrite the code in the house format
 	$(BIN)/ruff format .
 
 test: lint $(VENV)/.tests ## Lint, then run every test that is quick
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 0 -m "not slow"
 
 test-slow: $(VENV)/.tests ## Run the oracles and the large models: about an hour (see docs/architecture.md)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 0 -m slow
 
 gpu: ## Hold what the CPU emulates against a GPU: half an hour of steps, into benchmarks/results/gpu/ (see benchmarks/README.md)
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(STEPS)
