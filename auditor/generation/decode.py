@@ -65,18 +65,18 @@ def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
     names = inspect.signature(model.forward).parameters
     args, kwargs = batch
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    ends = _ends(model)
+    ends, has_cache = _ends(model), _cache_argument(model) is not None
     if callable(step := getattr(model, "step", None)) and len(inspect.signature(step).parameters) > 1:
         ids = _check_ids(model, next(iter(given.values()), None))
         result = Prompts("step", ids, torch.ones_like(ids), ends=ends)
-    elif "past_key_values" in names and "decoder_input_ids" in names:
+    elif has_cache and "decoder_input_ids" in names:
         ids = given.pop("decoder_input_ids", None)
         if ids is None:
             first = next(x for x in given.values() if isinstance(x, torch.Tensor))
             start: Any = model.config.decoder_start_token_id  # type: ignore[union-attr]
             ids = torch.full((first.shape[0], 1), int(start), device=first.device)
         return Prompts("encoder-decoder", _check_ids(model, ids), torch.ones_like(ids), given, ends)
-    elif "past_key_values" in names and "input_ids" in names:
+    elif has_cache and "input_ids" in names:
         ids = _check_ids(model, given.get("input_ids"))
         mask = torch.ones_like(ids) if given.get("attention_mask") is None else given["attention_mask"].to(ids)
         order = mask.bool().to(torch.int8).argsort(dim=1, stable=True)  # the padding of the prompts goes to the left
@@ -84,11 +84,26 @@ def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
     else:
         raise cannot_generate(
             f"{type(model).__name__} cannot generate token by token: its forward takes no "
-            "past_key_values, and it has no step(tokens, state) that returns logits and a state"
+            "cache (past_key_values), and it has no step(tokens, state) that returns logits and a state"
         )
     if int(result.mask.sum(1).min()) < LEAST:
         raise cannot_generate(f"a prompt has fewer than {LEAST} tokens: give longer prompts for --generate")
     return result
+
+
+CACHES = ("cache", "past_key_values")
+"""Names of the argument, and of the output, that is the cache: in transformers from 5.24, and before."""
+
+
+def _cache_argument(model: nn.Module) -> str | None:
+    """The name of the argument of the model's forward that takes a cache; None if there is none."""
+    names = inspect.signature(type(model).forward).parameters
+    return next((name for name in CACHES if name in names), None)
+
+
+def _cache_of(result: Any) -> Any:
+    """The cache in the result of a model of transformers."""
+    return next(result[name] for name in CACHES if name in result)
 
 
 def _check_ids(model: nn.Module, ids: Any) -> torch.Tensor:
@@ -148,21 +163,20 @@ def advance(model: nn.Module, prompts: Prompts, fed: torch.Tensor, mask: torch.T
             raise cannot_generate(f"step of {type(model).__name__} must return two values, logits and a state")
         logits, state = answered
         return logits[:, -1] if logits.dim() == 3 else logits, state
+    cache = str(_cache_argument(model))
     given: dict[str, Any] = {"use_cache": True, "logits_to_keep": 1}
     if prompts.kind == "causal":
-        given |= {"input_ids": fed, "past_key_values": state, **_places(mask, fed.shape[1])}
+        given |= {"input_ids": fed, cache: state, **_places(mask, fed.shape[1])}
         result = model(**_accepted_arguments(model, given))
-        return result.logits[:, -1], result.past_key_values
+        return result.logits[:, -1], _cache_of(result)
     given["decoder_input_ids"] = fed
     if state is None:
         result = model(**_accepted_arguments(model, {**prompts.rest, **given}))
-        return result.logits[:, -1], (result.past_key_values, result.encoder_last_hidden_state)
+        return result.logits[:, -1], (_cache_of(result), result.encoder_last_hidden_state)
     past, encoded = state
     read = {name: x for name, x in prompts.rest.items() if name in MASKS}
-    result = model(
-        **_accepted_arguments(model, {**read, **given, "past_key_values": past, "encoder_outputs": (encoded,)})
-    )
-    return result.logits[:, -1], (result.past_key_values, encoded)
+    result = model(**_accepted_arguments(model, {**read, **given, cache: past, "encoder_outputs": (encoded,)}))
+    return result.logits[:, -1], (_cache_of(result), encoded)
 
 
 def decode(

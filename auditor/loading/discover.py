@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import networkx as nx
 from torch import Tensor, nn
 
 from ..capture.source import is_installed
@@ -116,8 +118,10 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
             "the symbol, as in model.py:Net"
         )
         raise LoadError(f"no model found in {target.label}: {hint}", slug="no-model")
-    names = [name for name, kind in classes.items() if not required_arguments(kind)] or list(classes)[-1:]
-    if len(names) > 1:  # prefer classes that no other model contains or derives from
+    names = _outermost(module, classes)
+    names = [name for name in names if not required_arguments(classes[name])] or names
+    if len(names) > 1 and not any(required_arguments(classes[name]) for name in names):
+        # prefer classes that no other model contains or derives from
         built = {name: _build(classes[name], target, name, seed) for name in names}
         parts = {name: {type(part) for part in model.modules()} for name, model in built.items()}
         kinds = {name: set[type]().union(*(parts[other] for other in names if other != name)) for name in names}
@@ -126,6 +130,35 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
         options = " or ".join(f"{target.label}:{name}" for name in names)
         raise LoadError(f"{target.label} defines several models: name one, {options}", slug="ambiguous-model")
     return names[0]
+
+
+def _outermost(module: ModuleType, classes: Mapping[str, type]) -> list[str]:
+    """The names of the model classes that no other model class of the module uses, by name in its source or through
+    functions and variables of the module. All names if the source is unknown, or if each class uses another."""
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except (OSError, TypeError, SyntaxError):
+        return list(classes)
+    uses = nx.DiGraph()
+    uses.add_nodes_from(classes)
+    for statement in tree.body:
+        defined = _defined_by(statement)
+        read = {part.id for part in ast.walk(statement) if isinstance(part, ast.Name)}
+        uses.add_edges_from((name, other) for name in defined for other in read - {name})
+    inside = {part for name in classes for part in nx.descendants(uses, name)}
+    return [name for name in classes if name not in inside] or list(classes)
+
+
+def _defined_by(statement: ast.stmt) -> list[str]:
+    """The names that a statement of a module defines: of a class, a function or variables."""
+    match statement:
+        case ast.ClassDef() | ast.FunctionDef():
+            return [statement.name]
+        case ast.Assign():
+            return [part.id for target in statement.targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+    return []
 
 
 def _find_symbol(module: ModuleType, target: Target, symbol: str) -> Any:

@@ -164,6 +164,27 @@ def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch,
     return (_one_call(value, source),)
 
 
+def without_labels(model: nn.Module, batches: tuple[Batch, ...]) -> tuple[tuple[Batch, ...], tuple[str, ...]]:
+    """Leave out the last tensor of each batch where forward takes one argument less: a DataLoader of (x, label) pairs.
+
+    The tensor must have as many rows as the first one. Returns the batches, and a note if something was left out.
+    """
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return batches, ()
+    most = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    if not all(most and len(args) == most + 1 and _are_pairs(args[0], args[-1]) for args, _ in batches):
+        return batches, ()
+    note = f"The last tensor of each batch is taken for labels and left out: forward takes only {most} of {most + 1}."
+    return tuple((args[:-1], kwargs) for args, kwargs in batches), (note,)
+
+
+def _are_pairs(first: Any, last: Any) -> bool:
+    """Whether two values are tensors with equally many rows."""
+    are_tensors = isinstance(first, Tensor) and isinstance(last, Tensor)
+    return are_tensors and first.dim() > 0 and last.dim() > 0 and len(first) == len(last)
+
+
 def shapes_of(batch: Batch) -> tuple[str, ...]:
     """Dtype and shape of every input tensor, such as `float32[2, 3]`."""
     shapes = [(x, extent(x) if x.is_nested else x.shape) for x in tensors_in(batch)]

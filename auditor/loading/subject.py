@@ -91,9 +91,12 @@ def from_object(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | 
     def subject(arrays: bool) -> Subject:
         batches = inputs.as_batches(given, "example_inputs", arrays=arrays)
         calls = tuple((args, {**own, **(kwargs or {})}) for args, own in batches)
+        calls, labels = inputs.without_labels(model, calls)
         kind = type(model)
         target = f"{kind.__module__}:{kind.__qualname__}"
-        made = Subject(model, calls, kind.__name__, target, "example_inputs", "a live nn.Module", warnings=notes)
+        made = Subject(
+            model, calls, kind.__name__, target, "example_inputs", "a live nn.Module", warnings=(*notes, *labels)
+        )
         return replace(made, stored=ledger_of(model, Watch(subject.__code__))[0])
 
     model, notes = _unwrap(model)
@@ -178,6 +181,9 @@ def _load(
     switch(model, training=False)
     with present(model), in_fp32(model):
         given, held_out = _find_inputs(module, target, result.spec, model, inputs_text, seed)
+    batches, labels = inputs.without_labels(model, given.batches)
+    held_out, _ = inputs.without_labels(model, held_out)
+    given, notes = replace(given, batches=batches), (*notes, *labels)
     unread = filter(inputs.LIKE_INPUTS.match, vars(module) if given.synthetic and not inputs_text else ())
     notes += tuple(f"{target.label} defines {name}, which is not read: rename it to get_inputs" for name in unread)
     materialise(model, given.batches[0], seed)

@@ -186,7 +186,11 @@ def _module_name(path: Path) -> str:
     while folders[depth].name.isidentifier() and (folders[depth] / "__init__.py").exists():
         depth += 1
     names, dots = _imports(path)
-    named = (level for level, folder in enumerate(folders, 1) if folder.name in names and not _is_elsewhere(folder))
+    named = (
+        level
+        for level, folder in enumerate(folders, 1)
+        if folder.name in names and not _holds_its_namesake(folder, path) and not _is_elsewhere(folder)
+    )
     parts = [folder.name for folder in reversed(folders[: max(depth, next(named, 0), dots)])]
     return ".".join(parts if path.name == "__init__.py" and parts else [*parts, path.stem])
 
@@ -206,6 +210,16 @@ def _imports(path: Path) -> tuple[set[str], int]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.partition(".")[0])
     return names, dots
+
+
+def _holds_its_namesake(folder: Path, file: Path) -> bool:
+    """Whether `import NAME`, with the folder's name, finds a package or module inside the folder, as in a clone whose
+    folder has the package's name: around the file, in the folder itself, or in its `src`."""
+    around = [place for place in file.parents if folder in (place, *place.parents)]
+    for place in (*around, folder / "src"):
+        if (place / f"{folder.name}.py").is_file() or (place / folder.name).is_dir():
+            return True
+    return False
 
 
 def _is_elsewhere(folder: Path) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from posixpath import commonpath
+from itertools import takewhile
 from typing import Any
 
 import networkx as nx
@@ -169,8 +169,15 @@ def regions_of(
         for explained, nodes in sorted(ranked, key=lambda pair: -pair[0])[:MAX_REGIONS]:
             names = tuple(node.name for node in nodes if node.name in measured.capture.nodes)
             local, error, failure = reruns.region([node.name for node in nodes])
-            around = commonpath([measured.capture.nodes[name].owner.replace(".", "/") for name in names])
-            yield FlaggedRegion(fmt, names, around.replace("/", "."), local, error, explained, failure)
+            around = _innermost(measured.capture.nodes[name].owner for name in names)
+            yield FlaggedRegion(fmt, names, around, local, error, explained, failure)
+
+
+def _innermost(modules: Iterable[str]) -> str:
+    """The path of the innermost module that contains all modules of these paths; "" is the root."""
+    parts = [path.split(".") for path in modules]
+    shared = takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False))
+    return ".".join(names[0] for names in shared)
 
 
 def of_verdicts(

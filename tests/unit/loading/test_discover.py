@@ -11,6 +11,7 @@ from torch import nn
 from auditor.artefact.emit import emit
 from auditor.errors import LoadError
 from auditor.loading import load
+from auditor.loading.target import parse
 from tests.support.refusing import refused
 
 NET = """
@@ -91,6 +92,42 @@ class Outer(nn.Module):
 def test_of_several_classes_one_is_meant(write, source, found):
     subject = load(write(source))
     assert (subject.origin.kind, subject.origin.symbol) == ("class", found)
+
+
+BLOCK_AND_GPT = """
+class Activation(nn.Module):
+    def forward(self, x):
+        return x.relu()
+ACTIVATIONS = {"relu": Activation}
+def activation(name):
+    return ACTIVATIONS[name]()
+class GPT(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.act = activation("relu")
+"""
+
+
+def test_a_class_that_the_model_uses_inside_is_never_taken_for_the_model(write):
+    with refused(LoadError, "needs-arguments", match=r"GPT\(\) in model.py needs arguments \(width\)"):
+        load(write(BLOCK_AND_GPT))
+
+
+CLONES = {
+    "beside the package": ("net/audit_me.py", "net/net/__init__.py"),
+    "in a folder beside the package": ("net/tools/audit_me.py", "net/net/__init__.py"),
+    "beside a package without __init__": ("net/audit_me.py", "net/net/part.py"),
+    "above src": ("net/audit_me.py", "net/src/net/__init__.py"),
+}
+
+
+@pytest.mark.parametrize(("script", "package"), CLONES.values(), ids=list(CLONES))
+def test_a_clone_whose_folder_has_the_packages_name_is_not_the_package(script, package, tmp_path):
+    file = tmp_path / script
+    for path in (file, tmp_path / package):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("import net\n" if path == file else "")
+    assert parse(str(file)).module == "audit_me"
 
 
 def test_unrelated_classes_are_ambiguous(write):

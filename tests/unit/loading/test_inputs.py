@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from auditor.errors import LoadError
-from auditor.loading import cautions, load
+from auditor.loading import cautions, inputs, load
 from auditor.loading.inputs import as_batches
 from tests.support.refusing import refused
 
@@ -175,3 +175,24 @@ def test_of_two_sources_of_inputs_the_earlier_wins(write, step):
     assert SOURCES[step][0] in subject.inputs_source
     assert subject.synthetic_inputs is (step > 2)
     assert load(target, inputs="float32[5,3]").inputs_source == "--inputs float32[5,3]"
+
+
+class _Takes(nn.Module):
+    """Forward takes one tensor, and a second one if it is asked to."""
+
+    def forward(self, x):
+        return x.sum()
+
+
+def test_labels_of_a_loader_are_left_out_and_said():
+    pairs = (((torch.ones(4, 3), torch.arange(4)), {}), ((torch.ones(2, 3), torch.arange(2)), {}))
+    batches, notes = inputs.without_labels(_Takes(), pairs)
+    assert [len(args) for args, _ in batches] == [1, 1]
+    assert "taken for labels" in notes[0]
+
+
+def test_what_is_no_label_stays():
+    other_rows = (((torch.ones(4, 3), torch.arange(3)), {}),)
+    assert inputs.without_labels(_Takes(), other_rows) == (other_rows, ())
+    single = (((torch.ones(4, 3),), {}),)
+    assert inputs.without_labels(_Takes(), single) == (single, ())
