@@ -68,7 +68,7 @@ def propose(
     the user's own metric.
 
     given: the user's criteria. outputs: of the first batch. Suggested are a limit for each output whose error is far
-    larger than the joint error of all outputs, in the first of `runs` (title of a plan, its run) with such outputs; and
+    larger than the joint error of all outputs, in its first such run of `runs` (title of a plan, its run); and
     limits for log-probabilities, probable logits and positions, by the operations that compute them. max_error: the
     error budget.
     """
@@ -77,9 +77,13 @@ def propose(
         return
     for one in sorted(set(criteria) - set(given), key=str):
         yield Proposal(one.output, str(one), "it is discrete, but computed from floating-point values", holds=True)
-    for title, run in [(title, run) for title, run in runs if run.apart][:1]:
+    proposed = set[str]()
+    for title, run in runs:
         joint = run.joint if run.joint is not None else run.measured_error
-        for name, error in ((name, error) for name, error in run.apart.items() if not _spoken_of(criteria, name)):
+        for name, error in run.apart.items():
+            if name in proposed or _spoken_of(criteria, name):
+                continue
+            proposed.add(name)
             times = f", {error / joint:,.0f} times the error of all outputs together" if joint else ""
             because = f"its own relative error is {error:.2g} in {title}{times}"
             yield Proposal(name, f"{name}: rel_l2 <= {max_error:g}", because)

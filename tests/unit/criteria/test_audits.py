@@ -13,6 +13,7 @@ import auditor
 from auditor.cli import main
 from auditor.records import Audit
 from auditor.report.reporters import REPORTERS
+from auditor.report.view import ReportView
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 
@@ -243,4 +244,11 @@ def test_an_output_far_worse_than_the_rest_is_named() -> None:
         f"its own relative error is {error:.2g} in BF16 with cast weights, {error / plan.measured_error:,.0f} times"
         in one.because
     )
-    assert proposals(found_by(forward, criteria="small: rel_l2 <= 1000")) == {}
+    own = found_by(forward, criteria="small: rel_l2 <= 1000")
+    assert proposals(own) == {}
+    assert found.recommended == own.recommended == "cast_bf16"
+    sentence = f"But output `small` on its own has error {error:.2g}, above the budget of 0.01;"
+    headline = " ".join(ReportView(found).headline.split())
+    assert sentence in headline
+    assert "--criterion 'small: rel_l2 <= 0.01'" in headline
+    assert "on its own" not in ReportView(own).headline
