@@ -93,7 +93,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             planned = _make_plans(bench, stages, score, generating, step)
         if (known := mark_unsafe(judged, planned.baselines)) is not judged:
             judged, findings = known, find(known)
-        recommended, reason = recommend(planned.plans, budget, options.use)
+        recommended, reason = recommend(planned.plans, budget, options.use, baselines=planned.baselines)
         if step is not None:
             with stages("low-precision steps", f"run the training step in {' and '.join(map(label, options.formats))}"):
                 training = conclude(step, planned.plans, recommended)

@@ -20,16 +20,31 @@ from .measure import Criteria, names_of
 NATS, KL, UNITS = 0.02, 0.001, 0.5
 """Suggested limits: 2 % change of any probability; 0.001 nats of KL divergence; half a unit, such as half a pixel."""
 
+FLIPS = 0.001
+"""Default limit of `flips` for a large discrete output: one entry in a thousand may differ from FP32."""
+
+LARGE = 1000
+"""Number of entries from which a discrete output is large: 1 / FLIPS, so that FLIPS allows at least one entry."""
+
 APART = 10.0
 """A criterion is suggested for an output whose own error exceeds this multiple of the error of all outputs together."""
 
 
 def by_default(criteria: Sequence[Criterion], outputs: NamedTensors, capture: Capture) -> tuple[Criterion, ...]:
-    """Criteria `flips <= 0` for discrete outputs that have no criterion and that floating-point values may affect."""
+    """Criteria for discrete outputs that have no criterion and that floating-point values may affect.
+
+    The limit is `flips <= 0.001` for an output of at least LARGE entries, else `flips <= 0`. An entry flips if the
+    margin of its decision is below the error of its scores. If margins have a bounded density near 0, an error of e
+    times the usual margin flips a share of about e, and the smallest of n margins is about 1/n of the usual one. A limit
+    of zero for 65,536 pixels thus demands an error of 1.5e-5, below FP16's unit roundoff of 4.9e-4; FLIPS is twice
+    that. In an output of fewer entries, one entry is a larger share: a class label, a decision per box or a short list
+    of indices may not change. Entries are compared by position. Where order matters (`topk`, `sort`, non-maximum suppression), two swapped entries
+    count as two flips, and one inserted or missing entry shifts all later ones, which exceeds the limit.
+    """
     nodes = _output_nodes(capture)
     told_apart = len(nodes) == len(outputs)
     return tuple(
-        Criterion(name, "flips", 0.0)
+        Criterion(name, "flips", FLIPS if output.numel() >= LARGE else 0.0)
         for index, (name, output) in enumerate(zip(outputs.names, outputs, strict=True))
         if not is_number(output) and output.numel() and not _spoken_of(criteria, name)
         if not told_apart or _reads_floating(nodes[index])
@@ -53,7 +68,7 @@ def propose(
     the user's own metric.
 
     given: the user's criteria. outputs: of the first batch. Suggested are a limit for each output whose error is far
-    larger than the joint error of all outputs, in the first of `runs` (title of a plan, its run) with such outputs; and
+    larger than the joint error of all outputs, in its first such run of `runs` (title of a plan, its run); and
     limits for log-probabilities, probable logits and positions, by the operations that compute them. max_error: the
     error budget.
     """
@@ -62,9 +77,13 @@ def propose(
         return
     for one in sorted(set(criteria) - set(given), key=str):
         yield Proposal(one.output, str(one), "it is discrete, but computed from floating-point values", holds=True)
-    for title, run in [(title, run) for title, run in runs if run.apart][:1]:
+    proposed = set[str]()
+    for title, run in runs:
         joint = run.joint if run.joint is not None else run.measured_error
-        for name, error in ((name, error) for name, error in run.apart.items() if not _spoken_of(criteria, name)):
+        for name, error in run.apart.items():
+            if name in proposed or _spoken_of(criteria, name):
+                continue
+            proposed.add(name)
             times = f", {error / joint:,.0f} times the error of all outputs together" if joint else ""
             because = f"its own relative error is {error:.2g} in {title}{times}"
             yield Proposal(name, f"{name}: rel_l2 <= {max_error:g}", because)

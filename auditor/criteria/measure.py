@@ -108,6 +108,7 @@ class Criteria:
                 value=None if held.value is None or math.isnan(held.value) else held.value,
                 share=held.share if runs and math.isfinite(held.share) else None,
                 holds=held.value is not None and held.holds and criterion not in failed,
+                entries=_entries_of(criterion, outputs),
                 predicted=(max(flips) if criterion.how.sign == "<=" else 1 - max(flips)) if predictable else None,
             )
             result.append(value)
@@ -133,6 +134,17 @@ class Criteria:
         if margins is not None and not math.isnan(worst):
             return CriterionResult(criterion, worst, margins.share(reference[meant[0]], candidate[meant[0]]))
         return CriterionResult(criterion, worst, criterion.share(worst))
+
+
+def _entries_of(criterion: Criterion, runs: Sequence[Tensors]) -> int | None:
+    """Number of entries of the one output of a `flips` criterion; None for other measures, and if runs differ in it.
+
+    runs: the outputs that the criterion covers, of each run.
+    """
+    if criterion.kind != "flips" or criterion.function is not None:
+        return None
+    sizes = {one[0].numel() if len(one) == 1 else None for one in runs}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def words_of(distance: Distance) -> str:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Collection, Mapping
 
 from ..artefact.strategies import plan_title, strategy_of
+from ..criteria.defaults import FLIPS
+from ..criteria.measure import OTHERS
 from ..errors import PlanError
 from ..numerics.formats import label, runs
-from ..records import Plan
+from ..records import CriterionValue, Plan, Verification
 from ..settings import MODES
 from ..verify.running import says_nothing
 from .modules import GAINS
@@ -52,9 +54,15 @@ def best_for(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | Non
 
 
 def recommend(
-    plans: Mapping[str, Plan], max_error: float, use: str = "inference", stepped: Collection[str] | None = None
+    plans: Mapping[str, Plan],
+    max_error: float,
+    use: str = "inference",
+    stepped: Collection[str] | None = None,
+    baselines: Mapping[str, Verification] | None = None,
 ) -> tuple[str | None, str]:
     """The name of the plan to use, or None for FP32; and the reason in words. stepped: as in `best_for`.
+
+    baselines: {name of a plan: the run of its format and strategy with nothing kept in FP32}.
 
     Raises: PlanError(slug="no-verdict") if no plan qualifies and one could not be run for reasons other than precision.
     """
@@ -67,7 +75,7 @@ def recommend(
         )
     else:
         _require_runs(plans)
-        said = _none(plans, max_error, use)
+        said = _none(plans, max_error, use, baselines or {})
     if each := [f"for {name}: {_worth(plan)}" for name, plan in best.items() if plan]:
         said += f". F{'; '.join(each)[1:]}"
     return chosen.name if chosen else None, f"{said}."
@@ -82,8 +90,9 @@ def _limit_clause(plan: Plan, max_error: float) -> str:
     return f"the {floor:.2g} by which FP32 runs differ" if floor else f"the error budget of {max_error:g}"
 
 
-def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
-    """A text on why no plan is recommended, with the smallest reachable error if every error is too large."""
+def _none(plans: Mapping[str, Plan], max_error: float, use: str, baselines: Mapping[str, Verification]) -> str:
+    """A text on why no plan is recommended, with the limits that block, or the smallest reachable error if it is too
+    large."""
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
         return f"Keep the model in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified"
@@ -91,7 +100,9 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
     for plan in plans.values():
         error = plan.measured_error if plan.has_low else plan.reach
         errors += [] if error is None else [(error, plan_title(plan))]
-    least = "; the smallest reachable error is {:.2g}, in {}".format(*min(errors)) if errors else ""
+    least = _blocking_limits(plans, baselines)
+    if not least and errors and min(errors)[0] > max_error:
+        least = "; the smallest reachable error is {:.2g}, in {}".format(*min(errors))
     allowed, keep = _limit_clause(first, max_error), "Keep the model in FP32:"
     fails = "keeps the score" if any(plan.score for plan in plans.values()) else "can generate tokens"
     return {
@@ -101,6 +112,55 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str) -> str:
         "lowers nothing": f"{keep} no plan within {allowed} runs any operation in low precision",
         "out of reach": f"{keep} no plan with low precision is within {allowed}{least}",
     }[outcome(plans, use)]
+
+
+def _blocking_limits(plans: Mapping[str, Plan], baselines: Mapping[str, Verification]) -> str:
+    """The violated limits of the low-precision run that comes nearest to all limits, with options that allow them.
+
+    The result is "" if no run with criteria violates a limit.
+    """
+    nearest, failed, title = math.inf, list[CriterionValue](), ""
+    for name, plan in plans.items():
+        run = plan.verification if plan.has_low else baselines.get(name)
+        criteria = run.criteria if run is not None else ()
+        blocking = [one for one in criteria if not one.holds]
+        share = max((math.inf if one.share is None else one.share for one in blocking), default=math.inf)
+        if share < nearest:
+            nearest, failed, title = share, blocking, plan_title(plan)
+            title += ", with nothing kept in FP32" * (not plan.has_low)
+    return f". In {title}: {'; '.join(map(_blocking_limit, failed))}" if failed else ""
+
+
+def _blocking_limit(one: CriterionValue) -> str:
+    """A violated limit in words, with the option that allows the measured value if errors have an upper limit."""
+    value = "not finite" if one.value is None else f"{one.value:.3g}"
+    measured = flipped_words(one) or f"{one.kind} of {one.output} is {value}"
+    allowed = f"{measured}, and the limit is `{one.output}: {one.kind} {one.sign} {one.limit:g}`"
+    if one.output == OTHERS:
+        allowed = f"{measured}, and the limit is {one.limit:g}"
+    if one.value is None or one.sign == ">=" or not one.limit < one.value:
+        return allowed
+    needed = _round_up(one.value)
+    if one.kind == "flips":
+        needed = max(FLIPS, min(needed, 1.0))
+    option = f"--criterion '{one.output}: {one.kind} <= {needed:g}'"
+    if one.output == OTHERS:
+        option = f"--max-error {needed:g}"
+    return f"{allowed}; to allow this: {option}"
+
+
+def flipped_words(one: CriterionValue) -> str:
+    """How many entries of an output differ: `1 of 65,536 entries of mask changes`; "" if their number is unknown."""
+    if one.kind != "flips" or one.value is None or not one.entries:
+        return ""
+    changed = round(one.value * one.entries)
+    return f"{changed:,} of {one.entries:,} entries of `{one.output}` change{'s' * (changed == 1)}"
+
+
+def _round_up(value: float) -> float:
+    """The smallest number of one significant digit that is at least `value`, which is positive."""
+    unit = 10.0 ** math.floor(math.log10(value))
+    return float(f"{math.ceil(value / unit) * unit:.1g}")
 
 
 def _worth(plan: Plan) -> str:

@@ -28,6 +28,10 @@ class CriterionValue:
     predicted: Annotated[
         float | None, FileField("first-order prediction of `top1`, `topk` or `flips`; `null`: no prediction")
     ] = None
+    entries: Annotated[
+        int | None,
+        FileField("for `flips`: number of the output's entries; `null`: another measure, or several outputs"),
+    ] = None
 
 
 @dataclass(frozen=True)

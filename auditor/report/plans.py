@@ -9,7 +9,7 @@ from ..artefact.strategies import plan_title, strategy_of
 from ..criteria.criterion import FLOOR
 from ..numerics.devices import CPU
 from ..numerics.formats import runs
-from ..plan.recommend import kept_apart
+from ..plan.recommend import flipped_words, kept_apart
 from ..records import CriterionValue, Evaluation, Onnx, Plan, Proposal, Score, TimeAndMemory, Times, Today, Verification
 from ..records.audit import Audit
 from ..snippets import TOOLS
@@ -207,7 +207,8 @@ def limit_line(one: CriterionValue) -> str:
     allowed = f"at most {one.limit:.12g} is allowed" if one.sign == "<=" else f"at least {one.limit:.12g} is required"
     broken = "" if one.holds else ": limit exceeded"
     told = "" if one.predicted is None else f" ({one.predicted:.3g} predicted)"
-    return f"{one.kind} of {one.output} is {shown_value(one)}{told}, {allowed}{broken}"
+    changed = f" ({words})" if (words := flipped_words(one)) else ""
+    return f"{one.kind} of {one.output} is {shown_value(one)}{changed}{told}, {allowed}{broken}"
 
 
 def shown_value(one: CriterionValue) -> str:
@@ -226,8 +227,10 @@ def shown_value(one: CriterionValue) -> str:
 def proposal_words(offer: Proposal) -> str:
     """A default or suggested criterion in words, with the option that sets the limit."""
     if offer.holds:
-        allowing = offer.criterion.replace("<= 0", "<= X")
-        default = f"By default no entry of {offer.output} may differ from FP32, since {offer.because}."
+        measure, _, limit = offer.criterion.partition(" <= ")
+        allowing = f"{measure} <= X"
+        allowed = "no entry" if float(limit) == 0 else f"at most a share of {limit} of the entries"
+        default = f"By default {allowed} of {offer.output} may differ from FP32, since {offer.because}."
         return f"{default} To allow a share X of the entries to differ: --criterion '{allowing}'"
     return f"Output {offer.output!r}: {offer.because}. To set a limit: --criterion '{offer.criterion}'"
 

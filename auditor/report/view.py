@@ -20,7 +20,7 @@ from ..loading.inputs import shapes_of
 from ..measure.causes import storage_notes
 from ..numerics.formats import FORMATS, runs
 from ..plan.recommend import kept_apart, outcome
-from ..records import Batch, NodeReport, Subject
+from ..records import Batch, NodeReport, Subject, Verification
 from ..records.audit import FILES, Audit
 from ..records.training import Training
 from .blocks import Block, Code, Grid, Prose
@@ -127,7 +127,7 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
     beyond = " except what autocast itself runs in FP32" * (plan.strategy == "autocast")
     apart = f", keeping {kept} in FP32" if kept else f"; nothing has to stay in FP32{beyond}"
-    said = f"Run the model in {chosen.title}{apart}. {trained}".strip()
+    said = " ".join(filter(None, (f"Run the model in {chosen.title}{apart}.", _outputs_beyond(audit, ran), trained)))
     budget = f"{audit.max_error:g}"
     if plan.measured_error is None:
         return said, f"Predicted error {ratio(plan.predicted_error)}, budget {budget}; {chosen.detail}."
@@ -147,6 +147,25 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     before = f"the {'largest share of a limit' if audit.criteria else 'error'} is {chosen.before}"
     before = "the model fails to run" if chosen.before == "fails to run" else before
     return said, f"{proof} Without the plan, in {chosen.title}, {before}."
+
+
+def _outputs_beyond(audit: Audit, run: Verification | None) -> str:
+    """A sentence on outputs whose own relative L2 error exceeds the budget that all outputs together are within.
+
+    Outputs that a criterion covers are excluded; the result is "" without such outputs.
+    """
+    errors = run.apart if run is not None else {}
+    offers = {offer.output: offer.criterion for offer in audit.proposals if not offer.holds}
+    beyond = {name: errors[name] for name in errors if ": rel_l2 <= " in offers.get(name, "")}
+    beyond = {name: error for name, error in beyond.items() if error > audit.max_error}
+    if not beyond:
+        return ""
+    worst = max(beyond, key=lambda name: beyond[name])
+    more = f" {count(len(beyond) - 1, 'other output')} likewise;" if len(beyond) > 1 else ""
+    return (
+        f"But output `{worst}` on its own has error {ratio(beyond[worst])}, above the budget of {audit.max_error:g};{more} "
+        f"to hold it to the budget: --criterion '{offers[worst]}'."
+    )
 
 
 def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:

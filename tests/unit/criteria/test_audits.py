@@ -1,6 +1,7 @@
 """Whole audits under criteria: what the files say is what the patched model does, by hand and by definition."""
 
 from functools import cache
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import auditor
 from auditor.cli import main
 from auditor.records import Audit
 from auditor.report.reporters import REPORTERS
+from auditor.report.view import ReportView
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 
@@ -158,9 +160,27 @@ def test_a_mask_may_not_flip_by_default() -> None:
     assert all(plan.verification.criteria[0].value == 0 for plan in found.plans.values() if plan.is_verified)
     held = next(one for one in found.proposals if one.holds)
     assert (held.output, held.criterion) == ("mask", "mask: flips <= 0")
+    assert found.baselines["cast_bf16"].criteria[0].entries == 32 * 16
     flat = " ".join(REPORTERS["text"](found).split())
     assert "By default no entry of mask may differ" in flat
     assert "To allow a share X of the entries to differ: --criterion 'mask: flips <= X'" in flat
+
+
+def mask_of(self: Any, x: Tensor) -> dict[str, Tensor]:
+    """A mask of 16 entries for each row, above 0."""
+    return {"mask": self.body(x) > 0}
+
+
+@pytest.mark.parametrize(("rows", "limit"), [(62, "0"), (63, "0.001"), (64, "0.001")])
+def test_the_default_limit_of_a_mask_depends_on_its_size(rows: int, limit: str) -> None:
+    # 62 x 16 = 992 entries, of which 0.001 is less than one entry; 63 x 16 = 1,008
+    found = auditor.audit(net(mask_of), normal(rows, 6), device="cpu", formats=("bf16",))
+    assert found.criteria == (f"mask: flips <= {limit}",)
+    flat = unescape(" ".join(REPORTERS["md"](found).split()).replace("\\", ""))
+    allowed = "no entry" if limit == "0" else "at most a share of 0.001 of the entries"
+    assert f"By default {allowed} of mask may differ" in flat
+    assert "--criterion 'mask: flips <= X'" in flat
+    assert f" of {rows * 16:,} entries of `mask` change" in flat
 
 
 def test_some_flips_are_allowed_by_a_criterion_or_a_metric_of_ones_own() -> None:
@@ -224,4 +244,11 @@ def test_an_output_far_worse_than_the_rest_is_named() -> None:
         f"its own relative error is {error:.2g} in BF16 with cast weights, {error / plan.measured_error:,.0f} times"
         in one.because
     )
-    assert proposals(found_by(forward, criteria="small: rel_l2 <= 1000")) == {}
+    own = found_by(forward, criteria="small: rel_l2 <= 1000")
+    assert proposals(own) == {}
+    assert found.recommended == own.recommended == "cast_bf16"
+    sentence = f"But output `small` on its own has error {error:.2g}, above the budget of 0.01;"
+    headline = " ".join(ReportView(found).headline.split())
+    assert sentence in headline
+    assert "--criterion 'small: rel_l2 <= 0.01'" in headline
+    assert "on its own" not in ReportView(own).headline

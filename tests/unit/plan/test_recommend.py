@@ -184,3 +184,37 @@ def test_what_is_kept_are_the_modules_that_reasons_name() -> None:
         Reason("strategy", "autocast always runs softmax in FP32", operations=("softmax",)),
     )
     assert replace(kept, reasons=reasons).kept_modules == ("norm", "norm.inner")
+
+
+MASK = CriterionValue("mask", "flips", "<=", 0.0, 2 / 65536, 2.0, False, entries=65536)
+OTHER = CriterionValue("the other outputs", "rel_l2", "<=", 0.01, 0.0123, 1.23, False)
+
+
+@pytest.mark.parametrize(
+    ("blocking", "words"),
+    [
+        (MASK, "2 of 65,536 entries of `mask` change, and the limit is `mask: flips <= 0`"),
+        (MASK, "to allow this: --criterion 'mask: flips <= 0.001'"),
+        (replace(MASK, value=1 / 65536), "1 of 65,536 entries of `mask` changes"),
+        (replace(MASK, value=0.3, entries=10), "3 of 10 entries of `mask` change, and the limit is"),
+        (replace(MASK, value=0.3, entries=10), "--criterion 'mask: flips <= 0.3'"),
+        (OTHER, "rel_l2 of the other outputs is 0.0123, and the limit is 0.01; to allow this: --max-error 0.02"),
+        (replace(OTHER, value=None), "rel_l2 of the other outputs is not finite, and the limit is 0.01"),
+    ],
+)
+@pytest.mark.parametrize("low", [True, False])
+def test_the_limit_that_blocks_is_named_with_the_option_that_allows_it(
+    blocking: CriterionValue, words: str, low: bool
+) -> None:
+    run = Verification(2.0, criteria=(blocking,))
+    plan = replace(BASE, verification=run) if low else replace(WHOLE, reach=2.0)
+    name, reason = recommend(plans(plan), 1.0, baselines={plan.name: run})
+    assert name is None and words in reason
+    assert "smallest reachable" not in reason
+    assert ("nothing kept in FP32" in reason) is not low
+
+
+@pytest.mark.parametrize("error", [0.00011, 0.01])
+def test_an_error_within_the_budget_is_never_the_smallest_reachable(error: float) -> None:
+    name, reason = recommend(plans(replace(BASE, verification=Verification(error))), 0.01)
+    assert name is None and "reachable" not in reason
