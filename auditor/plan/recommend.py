@@ -81,6 +81,14 @@ def recommend(
     return chosen.name if chosen else None, f"{said}."
 
 
+def _largest_error(plan: Plan, max_error: float) -> float:
+    """The largest error within the limit that `_limit_clause` names; below 0 if criteria decide instead of errors."""
+    ran = plan.verification
+    if ran is None:
+        return max_error
+    return -math.inf if ran.criteria else ran.floor or max_error
+
+
 def _limit_clause(plan: Plan, max_error: float) -> str:
     """A text that names the limit with which the plan's error is compared."""
     ran = plan.verification
@@ -92,7 +100,10 @@ def _limit_clause(plan: Plan, max_error: float) -> str:
 
 def _none(plans: Mapping[str, Plan], max_error: float, use: str, baselines: Mapping[str, Verification]) -> str:
     """A text on why no plan is recommended, with the limits that block, or the smallest reachable error if it is too
-    large."""
+    large.
+
+    An error within the budget is no such reason: without a plan, low precision is then unsafe for another reason.
+    """
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
         return f"Keep the model in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified"
@@ -104,13 +115,17 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str, baselines: Mapp
     if not least and errors and min(errors)[0] > max_error:
         least = "; the smallest reachable error is {:.2g}, in {}".format(*min(errors))
     allowed, keep = _limit_clause(first, max_error), "Keep the model in FP32:"
+    is_near = bool(errors) and min(errors)[0] <= _largest_error(first, max_error)
+    out_of_reach = f"{keep} no plan with low precision is within {allowed}{'' if is_near else least}"
+    if is_near and not any(plan.has_low for plan in plans.values()):
+        out_of_reach = f"{keep} low precision is unsafe for its operations, although its error is within {allowed}"
     fails = "keeps the score" if any(plan.score for plan in plans.values()) else "can generate tokens"
     return {
         "not asked for": f"No plan for {use} was requested: plans of strategy autocast can train",
         "loses": f"{keep} no plan within {allowed} {fails}",
         "saves nothing": f"{keep} low precision within {allowed} saves no {GAINS[first.objective]}",
         "lowers nothing": f"{keep} no plan within {allowed} runs any operation in low precision",
-        "out of reach": f"{keep} no plan with low precision is within {allowed}{least}",
+        "out of reach": out_of_reach,
     }[outcome(plans, use)]
 
 

@@ -18,12 +18,15 @@ from ..isolation import isolate
 from ..numerics.casting import round_tree
 from ..numerics.entries import dense, finite, is_plain
 from ..numerics.formats import FORMATS
+from ..numerics.histogram import magnitudes_of, merge_magnitudes, significant
 from ..numerics.kernels import CUDA_ARITHMETIC, UnsupportedInFormat, run_op
 from ..numerics.metrics import output_error
 from ..numerics.nodes import operation_of, target_of, tensors_in
 from ..records import NodeError
 from ..records.training import BackwardNode, GradientChange
+from .recommend import least_exponent
 from .replay import LowStep, Step, broken_gradients, gradient_error, one_low
+from .step import LOSS
 
 RERUNS, FEWEST = 64, 16
 """Maximum number of operations with a separate training step in each format, usually and for the largest models."""
@@ -33,6 +36,9 @@ ELEMENTS = 2_000_000_000
 
 MOST_SCALED = 24
 """Largest exponent of the power of two that scales the loss of a step with one low-precision operation."""
+
+LOWERED = 2
+"""Exponent of the power of two that divides the loss scale after a backward pass that overflows."""
 
 OTHER_GRADIENTS = (
     "the recorded operations do not have the model's gradients, for example because of an autograd.Function"
@@ -50,7 +56,8 @@ class BackwardTest:
 
     error: errors of the returned gradients. weight: expected change of the loss by the errors of the operation's
     results, if their signs are random. gaps: {tensor argument: low-precision minus FP32 gradient, unscaled}, as
-    bfloat16. scale: the loss scale (at least 1) at which the incoming gradient is near 1.
+    bfloat16. scale: the loss scale of the test, from 1 to
+    2 ** MOST_SCALED.
     """
 
     error: NodeError
@@ -120,23 +127,50 @@ def _broken_parameter(step: Step, low: LowStep) -> str | None:
 def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, BackwardTest]]:
     """{node: {format: its backward test}} for every operation that receives a gradient.
 
-    The incoming gradient is scaled by a power of two, so that its largest entry is near 1: problems that a loss scale
-    repairs do not count.
+    The loss is scaled by a power of two, so that the largest entry of the incoming gradient is near 1. In a format that
+    needs loss scaling, a backward pass that overflows there is tested again at smaller scales, as GradScaler would try
+    them, while the other gradients of the step do not underflow. Problems that a loss scale repairs thus do not count.
     """
+    least = _least_exponent(step)
     result: dict[str, dict[str, BackwardTest]] = {}
     for node in step.capture.graph_module.graph.nodes:
         arriving = step.gradients.get(node.name)
         floating = any(x.is_floating_point() and x.requires_grad for x in step.live.get(node.name, []))
         if node.op == "call_function" and arriving is not None and floating:
-            result[node.name] = {fmt: _test_one(step, node, arriving, fmt) for fmt in formats}
+            result[node.name] = {fmt: _test_one(step, node, arriving, fmt, least) for fmt in formats}
     return result
 
 
-def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> BackwardTest:
+def _least_exponent(step: Step) -> int:
+    """The exponent of the smallest loss scale at which the gradients of the step, without the loss's, do not underflow
+    in FP16. Negligible gradients do not count."""
+    nodes = step.capture.nodes
+    inside = (found for name, found in step.gradients.items() if name not in nodes or nodes[name].owner != LOSS)
+    pool = merge_magnitudes(significant(magnitudes_of(g)) for found in inside for g in found if g is not None)
+    return least_exponent(pool, -MOST_SCALED)
+
+
+def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str, least: int) -> BackwardTest:
+    """Test at the largest loss scale without an overflow; without such a scale, where the gradient is near 1.
+
+    least: the exponent of the smallest scale to test; larger scales than that of a gradient near 1 are not tested.
+    """
     sizes = [float(finite(g).abs().max()) for g in arriving if g is not None and g.numel()]
     largest = max(sizes, default=0.0)
-    exponent = math.floor(math.log2(largest)) if largest > 0 else 0
-    scaled = _scale_by(arriving, -exponent)
+    near_one = -math.floor(math.log2(largest)) if largest > 0 else 0
+    first = _test_at(step, node, arriving, fmt, near_one)
+    if not first.is_broken or not FORMATS[fmt].loss_scaling:
+        return first
+    for exponent in range(near_one - LOWERED, least - 1, -LOWERED):
+        again = _test_at(step, node, arriving, fmt, exponent)
+        if not again.is_broken:
+            return again
+    return first
+
+
+def _test_at(step: Step, node: fx.Node, arriving: Leaves, fmt: str, exponent: int) -> BackwardTest:
+    """Test an operation's backward pass at a loss scale of 2 ** exponent."""
+    scaled = _scale_by(arriving, exponent)
     reference = _vjp(step, node, scaled, None)
     if isinstance(reference, str):
         return BackwardTest(NodeError(unsupported=f"FP32 backward: {reference}"))
@@ -146,8 +180,8 @@ def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> Backward
     (results, exact), (low_results, rounded) = reference, low
     error = _error([*exact.values()], [*rounded.values()])
     off = [_gap(ours, theirs, 0) for ours, theirs in zip(results, low_results, strict=False)]
-    gaps = {key: gap for key in exact if (gap := _gap(exact[key], rounded[key], exponent)) is not None}
-    return BackwardTest(error, _weight(off, arriving), gaps, 2.0 ** min(max(-exponent, 0), MOST_SCALED))
+    gaps = {key: gap for key in exact if (gap := _gap(exact[key], rounded[key], -exponent)) is not None}
+    return BackwardTest(error, _weight(off, arriving), gaps, 2.0 ** min(max(exponent, 0), MOST_SCALED))
 
 
 def _weight(errors: Leaves, gradients: Leaves) -> float:

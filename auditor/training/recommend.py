@@ -147,7 +147,7 @@ def loss_scale(low: Mapping[str, Magnitudes]) -> LossScale | None:
     if not pool.nonzero:
         return None
     top = min(math.floor(math.log2(largest_scale(pool, FP16))), _HIGHEST)
-    needed = next(k for k in range(min(0, top), _HIGHEST + 400) if underflow_share(pool.exponents, FP16, k) <= ALLOWED)
+    needed = least_exponent(pool, min(0, top))
     largest = max(low, key=lambda module: low[module].max_abs)
     hungry = max(low, key=lambda module: count_underflows(low[module], top))
     open_ = needed <= top
@@ -164,6 +164,12 @@ def loss_scale(low: Mapping[str, Magnitudes]) -> LossScale | None:
         flushed={k: underflow_share(pool.exponents, FP16, k) for k in shifts},
         subnormal={k: subnormal_share(pool.exponents, FP16, k) for k in shifts},
     )
+
+
+def least_exponent(gradients: Magnitudes, start: int) -> int:
+    """The smallest exponent, from `start` on, of a loss scale at which FP16 turns at most the share ALLOWED to zero."""
+    scales = range(start, _HIGHEST + 400)
+    return next(k for k in scales if underflow_share(gradients.exponents, FP16, k) <= ALLOWED)
 
 
 def count_underflows(magnitudes: Magnitudes, shift: int = 0) -> int:

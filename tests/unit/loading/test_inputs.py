@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from auditor.errors import LoadError
 from auditor.loading import cautions, inputs, load

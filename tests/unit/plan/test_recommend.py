@@ -110,6 +110,7 @@ def test_the_sentence_holds_the_evidence() -> None:
             "reachable error is 0.5, in FP16 under autocast",
         ),
         (replace(WHOLE, reach=0.03), "out of reach", "the smallest reachable error is 0.03"),
+        (replace(WHOLE, reach=0.001), "out of reach", "is unsafe for its operations, although its error is within the"),
         (replace(WHOLE, reasons=(UNSAFE,)), "out of reach", "no plan with low precision is within the error budget"),
         (replace(WHOLE, reasons=(UNSAFE, replace(IDLE, adds=0.0))), "out of reach", "no plan with low precision"),
         (replace(WHOLE, reasons=(UNSAFE, IDLE)), "out of reach", "no plan with low precision"),

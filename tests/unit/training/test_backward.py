@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from auditor.records import NodeError
 from auditor.training import backward
@@ -38,6 +38,39 @@ def test_a_gradient_that_overflows_names_the_weight_reached(fmt: str, overflow: 
     step = stepped(Scaled(12.0, Tensor.exp), torch.tensor([1.0]), torch.tensor([1.0]))
     (found,) = (node for node in backward_nodes(step, (fmt,))[0] if node.name == "exp")
     assert (found.errors[fmt].overflow, found.errors[fmt].nan, found.reaches) == (overflow, 0, reaches)
+
+
+POSITIONS = 70_000
+"""More than FP16's largest number, 65,504: a sum of as many gradients near 1 overflows."""
+
+
+def test_a_sum_over_many_positions_is_tested_at_a_smaller_scale() -> None:
+    # w gets 70,000 gradients of 1/70,000: their sum fits at a loss scale of 1, but overflows at 2 ** 17
+    x, targets = torch.ones(POSITIONS), torch.full((POSITIONS,), 1 / POSITIONS)
+    found = backward_errors(stepped(Scaled(), x, targets, ("fp16",)), ("fp16",))["mul"]["fp16"]
+    assert not found.is_broken
+    assert 1 <= found.scale < 2**16
+
+
+class Apart(nn.Module):
+    """A weight summed over all positions, and a weight per position, whose gradients are tiny."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Parameter(torch.ones(1))
+        self.each = nn.Parameter(torch.ones(POSITIONS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((x * self.shared, self.each.sin()))
+
+
+def test_a_sum_that_overflows_at_every_scale_that_other_gradients_need_is_found() -> None:
+    # `shared` gets 70,000 and overflows at any scale of 1 or more; without a scale, 2e-9 for each of `each` is zero
+    targets = torch.cat((torch.ones(POSITIONS), torch.full((POSITIONS,), 2e-9)))
+    step = stepped(Apart(), torch.ones(POSITIONS), targets, ("fp16",))
+    assert backward_errors(step, ("fp16",))["mul"]["fp16"].is_broken
+    (product,) = (node for node in backward_nodes(step, ("fp16",))[0] if node.name == "mul")
+    assert product.reaches == {"fp16": "shared"}
 
 
 def test_infinite_and_undefined_gradients_are_told_apart() -> None:
