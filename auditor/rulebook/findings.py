@@ -114,12 +114,13 @@ def compare_with_verdicts(
     """Set `agrees` of each finding; if rule and measurement differ, the measurement decides.
 
     A finding on an operation that was measured to be safe becomes info. An MSR finding (of the measurement alone) is
-    kept if, in one of its formats, no rule's warning or error is about its node or module.
+    kept if, in one of its formats, no rule's warning or error is confirmed on its node or in its module.
     """
     compared = [_confront(finding, verdicts.get(finding.node, {})) for finding in findings]
     causes = [one for one in compared if one.rule not in MEASURED and one.severity != "info" and one.measurable]
-    nodes = {(finding.node, fmt) for finding in causes for fmt in finding.formats}
-    owners = {(finding.owner, fmt) for finding in causes for fmt in finding.formats if finding.owner}
+    confirmed = [(one, fmt) for one in causes for fmt in _confirmed_formats(one, verdicts.get(one.node, {}))]
+    nodes = {(finding.node, fmt) for finding, fmt in confirmed}
+    owners = {(finding.owner, fmt) for finding, fmt in confirmed if finding.owner}
     return tuple(
         finding
         for finding in compared
@@ -206,6 +207,11 @@ def _confront(finding: Finding, verdicts: Mapping[str, Verdict]) -> Finding:
         return finding
     agrees, confidence = not measured.isdisjoint(FLAGGED), "high" if "unsafe" in measured else finding.confidence
     return replace(finding, agrees=agrees, confidence=confidence, severity=finding.severity if agrees else "info")
+
+
+def _confirmed_formats(finding: Finding, verdicts: Mapping[str, Verdict]) -> list[str]:
+    """The formats of a finding in which its operation was measured to be unsafe or sensitive."""
+    return [fmt for fmt in finding.formats if fmt in verdicts and verdicts[fmt].verdict in FLAGGED]
 
 
 def _ignores(ignore: Ignore, finding: Finding) -> bool:

@@ -82,6 +82,20 @@ def test_one_format_does_not_explain_the_other() -> None:
     assert codes(found) == [("NRM001", "a"), ("MSR002", "a")]
 
 
+@pytest.mark.parametrize("in_fp16", [SAFE, UNTESTED])
+def test_a_finding_hides_only_the_formats_in_which_it_is_confirmed(in_fp16: Verdict) -> None:
+    verdicts = {"total": {"fp16": in_fp16, "bf16": UNSAFE}, "product": {"fp16": UNSAFE, "bf16": UNSAFE}}
+    found = compare_with_verdicts(
+        [
+            finding("RED003", "total", "bank", formats=("fp16", "bf16")),  # confirmed in BF16 only
+            finding("MSR001", "product", "bank"),
+            finding("MSR002", "product", "bank", formats=("bf16",)),
+        ],
+        verdicts,
+    )
+    assert codes(found) == [("RED003", "total"), ("MSR001", "product")]
+
+
 def test_facts_of_the_measurement_fire_their_rules() -> None:
     toy = captured(Function(lambda x: x.tanh().cos()), torch.ones(2, 4))
     verdicts = {"tanh": {"fp16": UNSAFE, "bf16": SAFE}, "cos": {"fp16": SAFE, "bf16": UNSAFE}}
