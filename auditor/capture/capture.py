@@ -171,7 +171,7 @@ def history_matters(
 
     try:
         # Kernels on sparse matrices read beyond their memory if rolled indices describe no matrix: such ones must raise.
-        with torch.sparse.check_sparse_tensor_invariants():
+        with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
             call_model(over_tensors(roll, batch))
     except Exception as problem:  # the model may not accept these values
         let_through(problem)

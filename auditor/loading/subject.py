@@ -181,12 +181,9 @@ def _load(
     switch(model, training=False)
     with present(model), in_fp32(model):
         given, held_out = _find_inputs(module, target, result.spec, model, inputs_text, seed)
-    batches, labels = inputs.without_labels(model, given.batches)
-    held_out, _ = inputs.without_labels(model, held_out)
-    given, notes = replace(given, batches=batches), (*notes, *labels)
     unread = filter(inputs.LIKE_INPUTS.match, vars(module) if given.synthetic and not inputs_text else ())
     notes += tuple(f"{target.label} defines {name}, which is not read: rename it to get_inputs" for name in unread)
-    materialise(model, given.batches[0], seed)
+    materialise(model, inputs.without_labels(model, given.batches)[0][0], seed)
     origin = result.origin
     # a file may contain inputs: count only files that are read while the model is built
     read = {"instance": read, "spec": False}.get(origin.kind if origin else "", "read" in seen)
@@ -213,7 +210,16 @@ def _load(
         stored=stored,
         casts=casts,
     )
-    return objective(module, result.spec, subject) if objective is not None else subject
+    if objective is not None:  # takes the labels that its loss needs
+        subject = objective(module, result.spec, subject)
+    return _without_labels(subject)
+
+
+def _without_labels(subject: Subject) -> Subject:
+    """The subject without labels that forward does not take, and with a note if there were some."""
+    batches, notes = inputs.without_labels(subject.model, subject.batches)
+    held_out, _ = inputs.without_labels(subject.model, subject.held_out)
+    return replace(subject, batches=batches, held_out=held_out, warnings=(*subject.warnings, *notes))
 
 
 def _find_inputs(
