@@ -67,6 +67,9 @@ def list_of_torch(name: str, device: str) -> list[tuple[Any, ...]]:
         sys.modules["expecttest"] = stub
     from torch.testing._internal.autocast_test_lists import AutocastTestLists
 
+    # That import freezes the flags of torch.backends for all tests that follow in this process.
+    torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
+
     return list(getattr(AutocastTestLists(device), name))
 
 

@@ -211,7 +211,7 @@ def test_nothing_stays_of_a_measurement_once_its_effects_are_known(monkeypatch: 
     first_order(measurement_of(model, x))
     before = tensors()
     first_order(measurement_of(model, x))
-    assert tensors() == before
+    assert tensors() <= before  # what earlier tests left may be freed meanwhile
 
 
 def normed(norm: nn.Module, by_batch: bool) -> nn.Module:
