@@ -38,8 +38,9 @@ def by_default(criteria: Sequence[Criterion], outputs: NamedTensors, capture: Ca
     times the usual margin flips a share of about e, and the smallest of n margins is about 1/n of the usual one. A limit
     of zero for 65,536 pixels thus demands an error of 1.5e-5, below FP16's unit roundoff of 4.9e-4; FLIPS is twice
     that. In an output of fewer entries, one entry is a larger share: a class label, a decision per box or a short list
-    of indices may not change. Entries are compared by position. Where order matters (`topk`, `sort`, non-maximum suppression), two swapped entries
-    count as two flips, and one inserted or missing entry shifts all later ones, which exceeds the limit.
+    of indices may not change. Entries are compared by position. Where order matters (`topk`, `sort`, non-maximum
+    suppression), two swapped entries count as two flips, and one inserted or missing entry shifts all later ones, which
+    exceeds the limit.
     """
     nodes = _output_nodes(capture)
     told_apart = len(nodes) == len(outputs)
@@ -154,10 +155,16 @@ def _counts(node: fx.Node) -> bool:
     """Whether integers are added to a node's value, which is afterwards only summed, scaled or rearranged."""
 
     def upstream(item: tuple[fx.Node, bool]) -> list[tuple[fx.Node, bool]]:
-        (at, added), row = item, row_of(item[0])
+        at, added = item
+        is_discrete = dtype(at) is not None and not _is_floating(at)
+        if is_discrete:
+            return []
+        row = row_of(at)
         passes = row.sum or row.scales or row.transparent or row.joins
-        discrete = dtype(at) is not None and not _is_floating(at)
-        return [(x, added or row.sum) for x in at.all_input_nodes] if passes and not discrete else []
+        if not passes:
+            return []
+        return [(source, added or row.sum) for source in at.all_input_nodes]
 
-    added = (at for at, added in reach([(node, False)], upstream) if added and not _is_floating(at))
-    return any(dtype(at) not in (None, torch.bool) for at in added)
+    reached = reach([(node, False)], upstream)
+    summands = [at for at, added in reached if added and not _is_floating(at)]
+    return any(dtype(at) not in (None, torch.bool) for at in summands)

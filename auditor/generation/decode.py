@@ -31,6 +31,9 @@ Choose = Callable[[int, torch.Tensor], torch.Tensor]
 Store = Callable[[Any], None]
 """A function that changes, in place, the cache that one step passes to the next."""
 
+CACHES = ("cache", "past_key_values")
+"""Names of the argument, and of the output, that is the cache: in transformers from 5.24, and before."""
+
 
 @dataclass(frozen=True)
 class Prompts:
@@ -65,7 +68,8 @@ def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
     names = inspect.signature(model.forward).parameters
     args, kwargs = batch
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    ends, has_cache = _ends(model), _cache_argument(model) is not None
+    ends = _ends(model)
+    has_cache = _cache_argument(model) is not None
     if callable(step := getattr(model, "step", None)) and len(inspect.signature(step).parameters) > 1:
         ids = _check_ids(model, next(iter(given.values()), None))
         result = Prompts("step", ids, torch.ones_like(ids), ends=ends)
@@ -89,10 +93,6 @@ def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
     if int(result.mask.sum(1).min()) < LEAST:
         raise cannot_generate(f"a prompt has fewer than {LEAST} tokens: give longer prompts for --generate")
     return result
-
-
-CACHES = ("cache", "past_key_values")
-"""Names of the argument, and of the output, that is the cache: in transformers from 5.24, and before."""
 
 
 def _cache_argument(model: nn.Module) -> str | None:

@@ -118,10 +118,10 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
             "the symbol, as in model.py:Net"
         )
         raise LoadError(f"no model found in {target.label}: {hint}", slug="no-model")
-    names = _outermost(module, classes)
-    names = [name for name in names if not required_arguments(classes[name])] or names
-    if len(names) > 1 and not any(required_arguments(classes[name]) for name in names):
-        # prefer classes that no other model contains or derives from
+    outermost = _outermost(module, classes)
+    constructible = [name for name in outermost if not required_arguments(classes[name])]
+    names = constructible or outermost
+    if len(constructible) > 1:  # prefer classes that no other model contains or derives from
         built = {name: _build(classes[name], target, name, seed) for name in names}
         parts = {name: {type(part) for part in model.modules()} for name, model in built.items()}
         kinds = {name: set[type]().union(*(parts[other] for other in names if other != name)) for name in names}

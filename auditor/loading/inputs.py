@@ -173,9 +173,11 @@ def without_labels(model: nn.Module, batches: tuple[Batch, ...]) -> tuple[tuple[
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return batches, ()
     most = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-    if not all(most and len(args) == most + 1 and _are_pairs(args[0], args[-1]) for args, _ in batches):
+    has_labels = [len(args) == most + 1 > 1 and _are_pairs(args[0], args[-1]) for args, _ in batches]
+    if not batches or not all(has_labels):
         return batches, ()
-    note = f"The last tensor of each batch is taken for labels and left out: forward takes only {most} of {most + 1}."
+    taken = "one argument" if most == 1 else f"{most} arguments"
+    note = f"The last tensor of each batch is taken for labels and left out, since forward takes only {taken}."
     return tuple((args[:-1], kwargs) for args, kwargs in batches), (note,)
 
 

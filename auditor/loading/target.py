@@ -216,10 +216,8 @@ def _holds_its_namesake(folder: Path, file: Path) -> bool:
     """Whether `import NAME`, with the folder's name, finds a package or module inside the folder, as in a clone whose
     folder has the package's name: around the file, in the folder itself, or in its `src`."""
     around = [place for place in file.parents if folder in (place, *place.parents)]
-    for place in (*around, folder / "src"):
-        if (place / f"{folder.name}.py").is_file() or (place / folder.name).is_dir():
-            return True
-    return False
+    searched = [*around, folder / "src"]
+    return any((place / f"{folder.name}.py").is_file() or (place / folder.name).is_dir() for place in searched)
 
 
 def _is_elsewhere(folder: Path) -> bool:

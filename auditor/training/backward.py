@@ -56,8 +56,7 @@ class BackwardTest:
 
     error: errors of the returned gradients. weight: expected change of the loss by the errors of the operation's
     results, if their signs are random. gaps: {tensor argument: low-precision minus FP32 gradient, unscaled}, as
-    bfloat16. scale: the loss scale of the test, from 1 to
-    2 ** MOST_SCALED.
+    bfloat16. scale: the loss scale of the test, from 1 to 2 ** MOST_SCALED.
     """
 
     error: NodeError
@@ -110,12 +109,16 @@ def _change(step: Step, low: LowStep, gaps: Mapping[Key, torch.Tensor]) -> Gradi
     at = [step.live[name][index] for name, index in gaps]
     errors = [gap.to(x.dtype) for gap, x in zip(gaps.values(), at, strict=True)]
     moved = torch.autograd.grad(at, [*step.parameters.values()], errors, retain_graph=True, allow_unused=True)
-    backward, whole = (_norm([g for g in found if g is not None]) for found in (moved, step.by_parameter.values()))
-    return GradientChange(gradient_error(step.by_parameter, low.gradients), backward / whole if whole else 0.0)
+    backward = _norm(moved)
+    whole = _norm([*step.by_parameter.values()])
+    by_backward = backward / whole if whole else 0.0
+    return GradientChange(gradient_error(step.by_parameter, low.gradients), by_backward)
 
 
-def _norm(gradients: Sequence[torch.Tensor]) -> float:
-    return math.sqrt(sum(float(dense(g.detach()).double().square().sum()) for g in gradients))
+def _norm(gradients: Sequence[torch.Tensor | None]) -> float:
+    """L2 norm of all gradients together; None counts as zero."""
+    squares = [dense(gradient.detach()).double().square() for gradient in gradients if gradient is not None]
+    return math.sqrt(sum(float(square.sum()) for square in squares))
 
 
 def _broken_parameter(step: Step, low: LowStep) -> str | None:
@@ -246,12 +249,17 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> tuple
 
 
 def _backward(results: list[torch.Tensor], gradients: Leaves, leaves: list[torch.Tensor]) -> Leaves:
-    pairs = [(y, g.to(y.dtype)) for y, g in zip(results, gradients, strict=False) if g is not None and y.requires_grad]
-    if not pairs or not leaves:
+    """Gradients of `leaves`, in FP32, from the gradients of an operation's results; None where a leaf has none."""
+    outputs, incoming = list[torch.Tensor](), list[torch.Tensor]()
+    for output, gradient in zip(results, gradients, strict=False):
+        if gradient is not None and output.requires_grad:
+            outputs.append(output)
+            incoming.append(gradient.to(output.dtype))
+    if not outputs or not leaves:
         return [None] * len(leaves)
     with CUDA_ARITHMETIC:  # FP32 tensors are not affected
-        result = torch.autograd.grad([y for y, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
-    return [None if g is None else dense(g).float() for g in result]
+        found = torch.autograd.grad(outputs, leaves, incoming, allow_unused=True)
+    return [None if gradient is None else dense(gradient).float() for gradient in found]
 
 
 def _scale_by(gradients: Leaves, exponent: int) -> Leaves:

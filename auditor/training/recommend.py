@@ -184,13 +184,20 @@ def scaler_code(init: float) -> str:
 
 def ratios_of(weight: torch.Tensor, gradient: torch.Tensor) -> dict[int, int]:
     """{floor(log2(|g| / half the BF16 spacing at w)): count}, over the entries whose gradient is not zero."""
-    w, g = weight.detach().float().reshape(-1), gradient.detach().float().reshape(-1)
-    moved = torch.isfinite(g) & (g != 0)
-    w, g = w[moved], g[moved]
-    still = w == 0
-    spacing = torch.ldexp(torch.ones_like(w), torch.frexp(w).exponent - 1 - _HALF_SPACING)
-    counts = exponent_counts((g.abs() / spacing)[~still]) if bool((~still).any()) else {}
-    return counts if not bool(still.any()) else {**counts, _NEVER: int(still.sum())}
+    flat = gradient.detach().float().reshape(-1)
+    counted = torch.isfinite(flat) & (flat != 0)
+    g = flat[counted]
+    w = weight.detach().float().reshape(-1)[counted]
+
+    is_zero = w == 0  # any update moves such a weight
+    exponents = torch.frexp(w).exponent - 1
+    half_spacing = torch.ldexp(torch.ones_like(w), exponents - _HALF_SPACING)
+    ratios = (g.abs() / half_spacing)[~is_zero]
+
+    counts = exponent_counts(ratios) if ratios.numel() else {}
+    if zeros := int(is_zero.sum()):
+        counts = {**counts, _NEVER: zeros}
+    return counts
 
 
 def lost_by_sgd(parameters: Iterable[ParameterGradients], rate: float) -> float:

@@ -11,6 +11,7 @@ from torch import nn
 from auditor.errors import LoadError
 from auditor.loading import cautions, inputs, load
 from auditor.loading.inputs import as_batches
+from auditor.loading.subject import from_object
 from tests.support.refusing import refused
 
 NET = """
@@ -179,7 +180,7 @@ def test_of_two_sources_of_inputs_the_earlier_wins(write, step):
 
 
 class _Takes(nn.Module):
-    """Forward takes one tensor, and a second one if it is asked to."""
+    """Forward takes one tensor."""
 
     def forward(self, x):
         return x.sum()
@@ -190,6 +191,25 @@ def test_labels_of_a_loader_are_left_out_and_said():
     batches, notes = inputs.without_labels(_Takes(), pairs)
     assert [len(args) for args, _ in batches] == [1, 1]
     assert "taken for labels" in notes[0]
+
+
+PAIRS = """
+from torch.utils.data import DataLoader, TensorDataset
+def get_inputs(): return DataLoader(TensorDataset(torch.ones(4, 3), torch.arange(4)), batch_size=2)
+def get_eval_inputs(): return DataLoader(TensorDataset(torch.zeros(2, 3), torch.arange(2)), batch_size=2)
+"""
+
+
+def test_held_out_batches_lose_their_labels_too_and_the_note_comes_once(write):
+    subject = load(write(NET + PAIRS))
+    assert [len(args) for args, _ in (*subject.batches, *subject.held_out)] == [1, 1, 1]
+    assert sum("taken for labels" in note for note in cautions(subject)) == 1
+
+
+def test_a_live_model_takes_a_loader_of_pairs():
+    subject = from_object(_Takes(), [(torch.ones(4, 3), torch.arange(4))])
+    assert [len(args) for args, _ in subject.batches] == [1]
+    assert "taken for labels" in subject.warnings[0]
 
 
 def test_what_is_no_label_stays():

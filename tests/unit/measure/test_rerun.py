@@ -291,6 +291,27 @@ def test_views_between_flagged_nodes_belong_to_the_region() -> None:
     assert len(region.nodes) == 3
 
 
+@pytest.mark.parametrize(
+    ("names", "scope"),
+    [(("/conv1/Mul", "/conv2/Exp"), ""), (("net./conv1/Mul", "net.plain"), "net"), (("a", "a.inner"), "a")],
+)
+def test_a_region_lies_in_the_innermost_module_around_it_whatever_names_have(
+    names: tuple[str, str], scope: str
+) -> None:
+    model = Function(lambda x: second(first(x)))
+    first, second = Function(lambda x: x * 3.0), Function(lambda x: x.exp())
+    for path, part in zip(names, (first, second), strict=True):
+        *parents, last = path.split(".")
+        holder: nn.Module = model
+        for parent in parents:
+            if not hasattr(holder, parent):
+                holder.add_module(parent, nn.Module())
+            holder = getattr(holder, parent)
+        holder.add_module(last, part)
+    (region,) = regions(model, normal(4, 8), flagged=named("mul", "exp"), fmt="fp16")
+    assert region.scope == scope
+
+
 def test_a_region_that_turns_non_finite_says_so() -> None:
     model = Function(lambda x: (x * 1e4) / 1e4 + x)
     (region,) = regions(model, normal(4, 8) * 100, flagged=named("mul", "div"), fmt="fp16")
