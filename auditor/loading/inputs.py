@@ -7,7 +7,7 @@ import inspect
 import itertools
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,7 @@ def without_labels(model: nn.Module, batches: tuple[Batch, ...]) -> tuple[tuple[
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return batches, ()
     most = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-    has_labels = [len(args) == most + 1 > 1 and _are_pairs(args[0], args[-1]) for args, _ in batches]
+    has_labels = [len(args) == most + 1 and may_end_in_labels(args) for args, _ in batches]
     if not batches or not all(has_labels):
         return batches, ()
     taken = "one argument" if most == 1 else f"{most} arguments"
@@ -181,8 +181,11 @@ def without_labels(model: nn.Module, batches: tuple[Batch, ...]) -> tuple[tuple[
     return tuple((args[:-1], kwargs) for args, kwargs in batches), (note,)
 
 
-def _are_pairs(first: Any, last: Any) -> bool:
-    """Whether two values are tensors with equally many rows."""
+def may_end_in_labels(args: Sequence[Any]) -> bool:
+    """Whether the last of several arguments is a tensor with as many rows as the first one."""
+    if len(args) < 2:
+        return False
+    first, last = args[0], args[-1]
     are_tensors = isinstance(first, Tensor) and isinstance(last, Tensor)
     return are_tensors and first.dim() > 0 and last.dim() > 0 and len(first) == len(last)
 

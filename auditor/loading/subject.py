@@ -300,7 +300,10 @@ def _forward(subject: Subject, batch: Batch) -> NamedTensors:
         several = len(args) > 1 and not batch[1] and all(isinstance(x, Tensor) for x in args)
         listed = ". A list of tensors is one call; several batches are written [(t1,), (t2,)]" if several else ""
         source = "the held-out inputs" if any(batch is one for one in subject.held_out) else subject.inputs_source
-        hint = f"check number, shapes and dtypes of the inputs{listed}"
+        labels = (
+            ". If the last tensor holds labels, give the other inputs only" if inputs.may_end_in_labels(args) else ""
+        )
+        hint = f"check number, shapes and dtypes of the inputs{listed}{labels}"
         raise LoadError(
             f"{subject.name} raised {blame(error)} on inputs {shapes} from {source}: {hint}",
             slug="forward-raises",

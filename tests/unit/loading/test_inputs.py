@@ -201,9 +201,16 @@ def get_eval_inputs(): return DataLoader(TensorDataset(torch.zeros(2, 3), torch.
 
 
 def test_held_out_batches_lose_their_labels_too_and_the_note_comes_once(write):
-    subject = load(write(NET + PAIRS))
+    subject = load(
+        write(NET.replace(", scale=None", "").replace(" if scale is None else self.head(x) * scale", "") + PAIRS)
+    )
     assert [len(args) for args, _ in (*subject.batches, *subject.held_out)] == [1, 1, 1]
     assert sum("taken for labels" in note for note in cautions(subject)) == 1
+
+
+def test_labels_that_forward_takes_for_something_else_are_asked_about(write):
+    with refused(LoadError, "forward-raises", match="If the last tensor holds labels, give the other inputs only"):
+        load(write(NET + PAIRS))
 
 
 def test_a_live_model_takes_a_loader_of_pairs():
