@@ -39,6 +39,7 @@ from .numerics.devices import CPU, follow, let_go, libraries, name_of
 from .plan.plans import Planner
 from .plan.quantized import QuantizedPlans
 from .plan.recommend import recommend
+from .plan.repairs import predict_repairs
 from .plan.scores import InFp32, in_fp32
 from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
 from .plan.workbench import Workbench, in_unit
@@ -102,6 +103,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         with stages("follow", f"record the dtypes under {recommended or 'FP32'}"):
             graph = FlowGraph(captured.nodes, bench.measured, judged.verdicts)
             findings = about(findings, planned.plans, recommended, captured, graph)
+            repairs = predict_repairs(bench, planned.plans, recommended, findings)
             followed = under_plan(captured, subject.model, subject.batches[0], plan)
     flops = {name: cost.flops for name, cost in bench.costs.items()}
     tried = [plan] if plan else [one for one in planned.plans.values() if one.is_verified]
@@ -115,6 +117,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         regions=of_verdicts(bench.measured.regions, captured, judged.verdicts),
         **{name: value for name, value in vars(planned).items() if name not in ("said", "held")},
         decisions=(*bench.measured.decisions, *planned.held),
+        repairs=repairs,
         evaluation=replace(score.evaluation, function=portable(score.evaluation.function)) if score else None,
         generation=generating.record(plan) if generating else None,
         training=training,

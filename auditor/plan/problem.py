@@ -37,7 +37,7 @@ def find_forced_fp32(problem: Problem) -> frozenset[str]:
     forced = set[str]()
     while True:
         resolution = problem.resolve(choice_keeping(forced, problem.format))
-        conflicts = (name for name in problem.capture.nodes if name in resolution.conflicts)
+        conflicts = (name for name in problem.capture.nodes if name in resolution.conflicts - problem.repaired)
         ways = (way - forced for name in conflicts for way in _ways_out(problem, resolution, forced, name))
         if (first := next(filter(None, ways), None)) is None:
             return frozenset(forced)
@@ -156,7 +156,8 @@ class Problem:
     contributions: {format: {node or placeholder: Contribution}} of all measured formats. verdicts: per node, in the
     format that the node computes in if everything is in low precision. device: name of a GPU in devices.toml.
     objective: what the plan minimizes: `time`, `memory`, or `flops` in FP32. All prices are in seconds: bytes and FLOPs
-    count as the time that they take at the device's peak rates.
+    count as the time that they take at the device's peak rates. repaired: nodes that are assumed to be repaired in the
+    model's source, see repairs.py.
     """
 
     capture: Capture
@@ -167,6 +168,7 @@ class Problem:
     format: str
     device: str
     objective: str = "time"
+    repaired: frozenset[str] = frozenset()
     evaluated: dict[frozenset[str], Candidate] = field(default_factory=dict, init=False, repr=False, compare=False)
     """{modules and functions in FP32: Candidate}, the cache of `evaluate`."""
 
@@ -289,7 +291,23 @@ class Problem:
         cost, fmt = cost_of(self, name, resolution), timed_in(resolution, name)
         own = price(self.objective, cost, self.elements[name], fmt, self.device)
         square, elapsed = self.node_square(resolution, name), seconds(cost, fmt, self.device)
+        if name in self.repaired and FORMATS[fmt].low:
+            slower = self._slowdown_by_repair(name, fmt)
+            own, elapsed = own + slower, elapsed + slower
         return square, own, elapsed, cost.flops * FORMATS[fmt].low
+
+    def _slowdown_by_repair(self, name: str, fmt: str) -> float:
+        """Seconds by which a repaired operation is slower than its low-precision kernel: it computes in FP32, converts
+        inputs that are not repaired operations' results, and converts its result for other readers. A product is
+        repaired by scaling, which takes no such time."""
+        cost, nodes = self.costs[name], self.capture.nodes
+        if cost.free or cost.flops:
+            return 0.0
+        values = [source for source in dict.fromkeys(nodes[name].inputs) if source not in self.repaired]
+        if not self.repaired.issuperset(self.users.get(name, ())) or not self.users.get(name):
+            values.append(name)
+        wide = seconds(cost, "fp32", self.device) - seconds(cost, fmt, self.device)
+        return wide + cast_seconds(sum(self.elements.get(value, 0) for value in values), fmt, self.device)
 
     @cached_property
     def least(self) -> float:
@@ -343,8 +361,9 @@ class Problem:
         count."""
         verdict, typed = self.verdicts.get(name), resolution.nodes[name]
         kind = "" if verdict is None or name in self.kept_formats else verdict.verdict
-        if typed.conflict or kind not in ("unsafe", "untested"):
-            return typed.conflict
+        conflict = typed.conflict and name not in self.repaired
+        if conflict or kind not in ("unsafe", "untested"):
+            return conflict
         if typed.factors:
             return kind == "untested" or fails_by_inputs(self.contribution(name, self.format))
         return resolution.touches_low(name) and (resolution.low(name) or not self.capture.nodes[name].floating)

@@ -35,7 +35,8 @@ def is_worth_it(plan: Plan) -> bool:
 def best_for(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | None = None) -> Plan | None:
     """Choose the plan with the best objective for a use, among plans within all limits that improve on FP32.
 
-    A program is chosen only if no plan for the live model qualifies. stepped: names of the plans under which the
+    A program is chosen only if no plan for the live model qualifies, and a plan with a doubtful error (see
+    Plan.is_doubtful) only if all are. stepped: names of the plans under which the
     audited training step holds; None if no step was audited. Among equal plans the higher-ranked strategy is chosen,
     then the smaller error.
     """
@@ -43,6 +44,7 @@ def best_for(plans: Mapping[str, Plan], use: str, stepped: Collection[str] | Non
     good = [plan for plan in good if plan.program is None] or good
     if use == "training" and stepped is not None:
         good = [plan for plan in good if plan.name in stepped]
+    good = [plan for plan in good if not plan.is_doubtful] or good
     for figure in (_need, _time):
         most = min((figure(plan)[1] for plan in good), default=math.inf)
         good = [plan for plan in good if figure(plan)[0] <= most]
@@ -102,31 +104,48 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str, baselines: Mapp
     """A text on why no plan is recommended, with the limits that block, or the smallest reachable error if it is too
     large.
 
-    An error within the budget is no such reason: without a plan, low precision is then unsafe for another reason.
+    Only if no run was within all limits, the text says that the model should be kept in FP32.
     """
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
-        return f"Keep the model in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified"
-    first, errors = next(iter(plans.values())), list[tuple[float, str]]()
-    for plan in plans.values():
-        error = plan.measured_error if plan.has_low else plan.reach
-        errors += [] if error is None else [(error, plan_title(plan))]
-    least = _blocking_limits(plans, baselines)
-    if not least and errors and min(errors)[0] > max_error:
-        least = "; the smallest reachable error is {:.2g}, in {}".format(*min(errors))
-    allowed, keep = _limit_clause(first, max_error), "Keep the model in FP32:"
-    is_near = bool(errors) and min(errors)[0] <= _largest_error(first, max_error)
-    out_of_reach = f"{keep} no plan with low precision is within {allowed}{'' if is_near else least}"
-    if is_near and not any(plan.has_low for plan in plans.values()):
-        out_of_reach = f"{keep} low precision is unsafe for its operations, although its error is within {allowed}"
+        return f"No plan is recommended: torch has no arithmetic in {labels}, so no plan can be run or verified"
+    first = next(iter(plans.values()))
+    allowed = _limit_clause(first, max_error)
     fails = "keeps the score" if any(plan.score for plan in plans.values()) else "can generate tokens"
     return {
         "not asked for": f"No plan for {use} was requested: plans of strategy autocast can train",
-        "loses": f"{keep} no plan within {allowed} {fails}",
-        "saves nothing": f"{keep} low precision within {allowed} saves no {GAINS[first.objective]}",
-        "lowers nothing": f"{keep} no plan within {allowed} runs any operation in low precision",
-        "out of reach": out_of_reach,
+        "loses": f"Keep the model in FP32: no plan within {allowed} {fails}",
+        "saves nothing": f"No plan is recommended: low precision is within {allowed}, but saves no {GAINS[first.objective]}",
+        "lowers nothing": f"No plan is recommended: within {allowed}, no plan runs any operation in low precision",
+        "out of reach": _out_of_reach(plans, max_error, allowed, baselines),
     }[outcome(plans, use)]
+
+
+def _out_of_reach(
+    plans: Mapping[str, Plan], max_error: float, allowed: str, baselines: Mapping[str, Verification]
+) -> str:
+    """A text for plans of which none is within the limits with anything in low precision."""
+    held = [name for name, run in baselines.items() if run.holds and name in plans]
+    if held:
+        plan, reached = plans[held[0]], baselines[held[0]].measured_error or 0.0
+        return (
+            f"No plan is recommended: {plan_title(plan)} with nothing kept in FP32 is within {allowed} on these inputs "
+            f"({reached:.2g}), but it runs operations that are unsafe on their own, so other inputs may exceed the limit"
+        )
+    errors = list[tuple[float, str]]()
+    for plan in plans.values():
+        error = plan.measured_error if plan.has_low else plan.reach
+        errors += [] if error is None else [(error, plan_title(plan))]
+    if errors and min(errors)[0] <= _largest_error(next(iter(plans.values())), max_error):
+        nearest, title = min(errors)
+        return (
+            f"No plan is recommended: a run in {title} with almost everything in FP32 is within {allowed} ({nearest:.2g}), "
+            "but its operations are unsafe on their own"
+        )
+    least = _blocking_limits(plans, baselines)
+    if not least and errors:
+        least = "; the smallest reachable error is {:.2g}, in {}".format(*min(errors))
+    return f"Keep the model in FP32: no plan with low precision is within {allowed}{least}"
 
 
 def _blocking_limits(plans: Mapping[str, Plan], baselines: Mapping[str, Verification]) -> str:

@@ -115,7 +115,14 @@ def _record_run(
     distance, inputs = bench.yardstick.distance, "held-out" if bench.subject.held_out else "audited"
     criteria = distance.values(pairs, graded, plan.predicted_error) if isinstance(distance, Criteria) else ()
     execution = "native" if bench.options.native else "emulated"
-    ran = Verification(inputs=inputs, execution=execution, criteria=criteria, **said)
+    ran = Verification(
+        inputs=inputs,
+        execution=execution,
+        batches=len(bench.checks),
+        allowed=bench.max_error,
+        criteria=criteria,
+        **said,
+    )
     worst = math.inf if ran.measured_error is None else max(ran.measured_error, ran.with_gradients or 0.0)
     holds = worst <= bench.max_error and all(one.holds for one in criteria)
     return replace(plan, verification=replace(ran, holds=holds))

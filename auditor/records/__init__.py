@@ -44,3 +44,4 @@ from .plan import Times as Times
 from .plan import Timing as Timing
 from .plan import Today as Today
 from .plan import Verification as Verification
+from .repair import Repair as Repair

@@ -15,6 +15,7 @@ from .ledger import LedgerRow
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
 from .plan import Evaluation, Execution, Plan, Timing, Today, Verification
 from .quantization import PipelineRun, QuantizedLayer, QuantizedPlan
+from .repair import Repair
 from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
 
@@ -142,6 +143,9 @@ class Audit:
     flags: Annotated[Mapping[str, float], FileField("by flag: predicted share of the error budget that it uses")] = (
         empty()
     )
+    repairs: Annotated[
+        tuple[Repair, ...], FileField("gains by repairs of causes in the source, the largest first")
+    ] = ()
     noise: Annotated[Noise | None, MeasurementField("difference between repeated FP32 runs")] = None
     findings: Annotated[tuple[Finding, ...], FileField("every match of a rule, one finding per operation")]
     contributions: Annotated[

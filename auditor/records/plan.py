@@ -208,6 +208,8 @@ class Verification:
     noise: Annotated[float | None, FileField("difference between FP32 runs, which limits errors' accuracy")] = None
     floor: Annotated[float, FileField("errors up to this value count as noise: three times `noise`, or 0")] = 0.0
     nonfinite: Annotated[NonFinite | None, FileField("first operation that returns Inf or NaN; `null`: none")] = None
+    batches: Annotated[int, FileField("number of batches that were run", least=1)] = 1
+    allowed: Annotated[float | None, FileField("largest error that was allowed; `null`: unknown")] = None
 
     @property
     def finite(self) -> bool:
@@ -276,6 +278,13 @@ class Program:
     onnx: Annotated[Onnx | None, FileField("the program as an ONNX model, if requested")] = None
 
 
+OPTIMISTIC = 2.0
+"""Ratio of predicted to measured error above which a measurement on few batches may be a lucky one."""
+
+MANY_BATCHES = 8
+"""Number of batches from which on a measured error counts, whatever was predicted."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """A plan: the precision of every scope under one strategy and format, with predicted cost and measured results."""
@@ -323,6 +332,15 @@ class Plan:
     def is_verified(self) -> bool:
         """Whether the patched model was run and met the error budget."""
         return self.verification is not None and self.verification.holds
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the plan is verified on few batches, although its predicted error is above what is allowed, and more
+        than OPTIMISTIC times the measured error: other inputs may then exceed the limit."""
+        ran, error = self.verification, self.measured_error
+        if ran is None or error is None or ran.allowed is None or ran.batches >= MANY_BATCHES:
+            return False
+        return self.is_verified and self.predicted_error > max(ran.allowed, OPTIMISTIC * error)
 
     @property
     def holds(self) -> bool:

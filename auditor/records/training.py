@@ -102,14 +102,24 @@ class Advice:
 class Training:
     """Results of auditing a training step."""
 
-    format: Annotated[str | None, FileField("format to train in; `null`: FP32")]
-    recommendation: Annotated[str, FileField("the reason for `format`, and the scaler to use")]
+    format: Annotated[str | None, FileField("format to train in; `null`: none is recommended")]
+    recommendation: Annotated[
+        str, FileField("the reason for `format`, and the scaler to use; without a format, a sentence on why")
+    ]
     plan: Annotated[str | None, FileField("name of the plan that `fp16` and `bf16` apply to; `null`: plain autocast")]
     loss: Annotated[float, FileField("loss in FP32, the mean over `batches`")]
     loss_source: Annotated[str, FileField("origin of the loss function")]
     fp16: Annotated[LossScale | None, FileField("usable loss scales in FP16; `null`: FP16 was not audited")]
     bf16: Annotated[Bf16Outlook | None, FileField("updates that are lost in BF16; `null`: BF16 was not audited")]
-    errors: Annotated[Mapping[str, float | None], FileField("by format: gradient error (relative L2); `null`: failed")]
+    errors: Annotated[
+        Mapping[str, float | None],
+        FileField("by format: gradient error (relative L2), the median of `draws` if there are any; `null`: failed"),
+    ]
+    draws: Annotated[
+        Mapping[str, tuple[float, ...]],
+        FileField("by format: gradient errors at slightly changed weights; only where one error does not decide"),
+    ] = empty()
+    tolerated: Annotated[float, FileField("largest gradient error of a recommended format", least=0)] = 0.1
     modules: Annotated[tuple[ModuleGradients, ...], MeasurementField("gradients by module")] = ()
     parameters: Annotated[tuple[ParameterGradients, ...], MeasurementField("trainable parameters and gradients")] = ()
     nodes: Annotated[tuple[BackwardNode, ...], MeasurementField("the backward pass of every operation")] = ()

@@ -17,7 +17,7 @@ from ..loading.target import guard_progress
 from ..numerics.formats import dtype_of, label
 from ..records import Plan, Progress
 from ..records.audit import Audit
-from ..training.recommend import HEADROOM
+from ..training.recommend import HEADROOM, tolerated_error
 from ..training.step import LOSS
 from .result import FP32, REMEDIES, ROUNDINGS, NonFiniteStep, Recipe, RecipeProblem, RecipeRun, Rehearsal
 from .session import Session, bad_step, call_forked
@@ -31,9 +31,6 @@ SKIPS = 0.02
 BEHIND, LEAST = 0.05, 1e-3
 """A recipe's loss may exceed FP32's by these shares of FP32's loss reduction and of its loss, or by the losses'
 scatter."""
-OFF = 0.25
-"""A relative gradient error of this size, late in a run, is a problem, unless the gradients of two batches differ by
-four times the error or more."""
 ROUNDED, PASSES = 0.01, 8
 """Smallest relative error of accumulated gradients worth reporting, if FP32 sums halve it; and the number of
 backward passes per step that is enough to try FP32 sums."""
@@ -163,7 +160,7 @@ def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProb
     if wide is not None and error > max(2 * wide, ROUNDED):
         said = f"gradients differ from FP32's by {error:.1%} after {run.backward_passes} backward passes,"
         yield problem("sums-rounded", f"{said} but only by {wide:.1%} if they are summed in FP32")
-    if error > max(OFF, noise / 4):
+    if error > tolerated_error(noise):
         worst = max(run.parameters, key=lambda name: run.share("error", name) or 0.0)
         said = f"gradients differ from FP32's by {error:.0%}, most in {worst}; FP32 gradients of two batches differ by {noise:.0%}"
         yield problem("gradients-off", said, worst.rpartition(".")[0])

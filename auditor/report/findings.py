@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ..artefact.strategies import plan_title, strategy_of
-from ..records import Finding, NodeReport, Plan
+from ..records import Finding, NodeReport, Plan, Repair
 from ..records.audit import Audit
 from ..records.measure import MEASURED
 from ..records.paths import pattern, place_of, within
@@ -56,14 +56,32 @@ class Cause:
         self.size = f"{count(len(members), 'finding')}: {', '.join(self.rules)}" if len(members) > 1 else ""
         self.agreement = AGREEMENT[self.worst.agrees]
         self.snippet = keep_alone(audit, self.worst.owner)
+        self._repairs = [repair for repair in audit.repairs if self.worst.cause in repair.causes]
 
     @property
-    def rank(self) -> tuple[int, int, bool, float, int, str, str]:
+    def rank(self) -> tuple[int, bool, float, int, bool, float, int, str, str]:
         """Sort key among causes: the smallest comes first."""
         worst = self.worst
         declared = SEVERITIES.index(worst.declared or worst.severity)
         confidence, measured = CONFIDENCES.index(worst.confidence), worst.rule in MEASURED
-        return SEVERITIES.index(self.severity), declared, measured, -self.effect, confidence, worst.rule, worst.node
+        severity, effect = SEVERITIES.index(self.severity), -self.effect
+        return severity, self.is_avoided, -self.gain, declared, measured, effect, confidence, worst.rule, worst.node
+
+    @property
+    def gain(self) -> float:
+        """Time under the recommended plan as a multiple of the predicted time after the repair, alone or with other
+        causes; 1 if the repair gains nothing."""
+        return max((repair.gain for repair in self._repairs), default=1.0)
+
+    @property
+    def gain_words(self) -> str:
+        """A sentence on the predicted plan after the repair; "" if the repair gains nothing."""
+        if not self._repairs:
+            return ""
+        fewest = min(self._repairs, key=lambda repair: len(repair.causes))
+        others = len(fewest.causes) - 1
+        which = f"Repaired together with {count(others, 'other problem')}" if others else "Once repaired"
+        return f"{which}, {repair_words(self._audit, fewest)}."
 
     @cached_property
     def plan_effect(self) -> str:
@@ -87,11 +105,9 @@ class Cause:
         return f"{_plan_words(self._audit, plan)}, {'; '.join(said)}."
 
     @property
-    def solution(self) -> str:
-        """A sentence that the plan avoids the problem, if this holds for every operation of the cause; otherwise ""."""
-        bearings = {finding.bearing for finding in self.members}
-        how = " by keeping values in FP32" if "kept" in bearings else ""
-        return f"The plan avoids this problem{how}." if bearings <= {"elsewhere", "kept"} else ""
+    def is_avoided(self) -> bool:
+        """Whether the plan avoids the problem of every operation of the cause, and a repair would gain nothing."""
+        return {finding.bearing for finding in self.members} <= {"elsewhere", "kept"} and not self._repairs
 
     @property
     def cost(self) -> str:
@@ -121,6 +137,16 @@ class Causes:
         return self.wanting + self.notes
 
     @property
+    def to_do(self) -> tuple[Cause, ...]:
+        """Causes of errors and warnings whose repair gains something, or which the plan does not avoid."""
+        return tuple(cause for cause in self.wanting if not cause.is_avoided)
+
+    @property
+    def avoided(self) -> tuple[Cause, ...]:
+        """Causes of errors and warnings that are not in `to_do`."""
+        return tuple(cause for cause in self.wanting if cause.is_avoided)
+
+    @property
     def headline(self) -> str:
         """The number of problems of each severity, and the number of notes, in words."""
         said = count(len(self.notes), "note")
@@ -128,7 +154,10 @@ class Causes:
             return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule matched"
         kinds = Counter(cause.severity for cause in self.wanting)
         counts = [count(kinds[severity], severity) for severity in SEVERITIES if kinds[severity]]
-        return f"{count(len(self.wanting), 'problem')} ({', '.join(counts)})" + f", {said}" * bool(self.notes)
+        total = f"{count(len(self.wanting), 'problem')} ({', '.join(counts)})"
+        if not self.to_do:
+            total += f", which the plan avoids{'' if len(self.wanting) == 1 else ' all'}"
+        return total + f", {said}" * bool(self.notes)
 
 
 def causes(audit: Audit) -> Causes:
@@ -147,6 +176,14 @@ def causes(audit: Audit) -> Causes:
     elif any(finding.bearing == "stops" for finding in audit.findings):
         about = "No plan uses low precision: severities are the rules' defaults."
     return Causes(wanting, notes, about)
+
+
+def repair_words(audit: Audit, repair: Repair) -> str:
+    """The predicted plan after a repair: `FP16 with cast weights is predicted at 2.04x instead of 1.01x, with everything
+    in low precision`."""
+    plan = audit.plans[repair.plan]
+    rest = f"with {count(repair.kept, 'module')} in FP32" if repair.kept else "with everything in low precision"
+    return f"{plan_title(plan)} is predicted at {repair.speedup:.2f}x instead of {repair.before:.2f}x, {rest}"
 
 
 def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:

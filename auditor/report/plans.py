@@ -84,6 +84,8 @@ def _verdict(plan: Plan, budget: float, noun: str) -> tuple[str, str]:
     if max(ran.measured_error, ran.with_gradients or 0.0) > budget:
         floor = f"at most {FLOOR:g} times the difference between FP32 runs ({ratio(ran.noise)})"
         where += f"; this is above the budget, but {floor}"
+    if plan.is_doubtful:
+        where += f"; {ratio(plan.predicted_error)} was predicted, so other inputs may exceed the limit"
     return ("verified" if ran.holds else "not verified"), f"{noun} {ratio(ran.measured_error)} measured{where}"
 
 

@@ -14,13 +14,13 @@ from . import FORMATS, plans
 from .annotations import github, place_of, sarif
 from .blocks import Block, Code, Item, Prose, environment, to_markdown, to_terminal
 from .charts import depth_chart
-from .findings import Causes, causes
+from .findings import Cause, Causes, causes
 from .generation import generation_lines, generation_section
 from .ledger import headline, ledger_section
 from .origins import decision_words, decisions_section, origins
 from .quantization import quantization_lines, quantization_section
 from .table import table
-from .training import training_section
+from .training import training_section, training_words
 from .view import ReportView, method, next_step
 from .words import count, line, printable, remedy, sentence, shorten
 
@@ -32,6 +32,8 @@ NAMES = {"Formats": "verdicts by format", "In FP32": "what stays in FP32", "Outp
 """{label of a section: its contents, in words, where the label does not say it}."""
 ENTRIES_SHOWN = 5
 """Number of causes that a page lists. HTML folds further causes and all notes; other pages count them."""
+AVOIDED_SHOWN = 3
+"""Maximum number of problems that are named although the plan avoids them and their repair gains nothing."""
 ISLANDS_SHOWN, PROPOSALS_SHOWN, ADVICE_SHOWN, MEMBERS_SHOWN = 6, 4, 4, 40
 """Maximum numbers of modules kept in FP32, of outputs, of pieces of advice, and of members of a cause that are listed."""
 
@@ -88,18 +90,28 @@ def _lines(page: list[Block]) -> int:
 
 def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
     yield Prose("To do", (sentence(f"{todo.headline}. {todo.about}".strip()),))
-    for cause in todo.wanting[:most]:
+    for cause in todo.to_do[:most]:
         worst = cause.worst
         called = f", {line(worst.source, worst.called_from)}" if worst.called_from else ""
         where = re.sub(r"^(.{75}).{20,}(.{75})$", r"\1...\2", cause.where)  # both ends of a long list or path
-        note = f"{cause.severity.capitalize()} in {where}{called}. {cause.solution or remedy(worst.advice)}"
+        note = f"{cause.severity.capitalize()} in {where}{called}. {remedy(worst.advice)} {cause.gain_words}".strip()
         head = f"{place_of(audit, cause)} {worst.rule} {sentence(worst.message)}"
         yield Item(head, (note,), cause.severity)
-    more = [f"{count(left, 'more problem')} in the report"] if (left := len(todo.wanting) - most) > 0 else []
+    more = [f"{count(left, 'more problem')} in the report"] if (left := len(todo.to_do) - most) > 0 else []
+    if avoided := todo.avoided:
+        places = [f"{_place_words(audit, cause)} ({cause.worst.rule})" for cause in avoided]
+        shown = "; ".join(shorten(places, AVOIDED_SHOWN))
+        yield Prose("", (f"The plan avoids, and a repair would gain no speed: {shown}.",), "muted")
     if todo.all:
         first, lead = todo.all[0].worst, "" if todo.wanting else "the first note, "
         command = f"to read about {lead}{first.rule}: python -m auditor explain {first.rule}"
         yield Prose("", ("; ".join([*more, command]),), "muted")
+
+
+def _place_words(audit: Audit, cause: Cause) -> str:
+    """The line and operation of a cause, with the user's call that reached the line."""
+    worst = cause.worst
+    return line(worst.source, worst.called_from) if worst.called_from else str(place_of(audit, cause))
 
 
 def _more(audit: Audit, seen: ReportView) -> list[Block]:
@@ -107,7 +119,7 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
     training: list[str] = []
     if audit.training is not None:
         titles = dict.fromkeys(f"- {advice.title}" for advice in audit.training.advice)
-        training = [sentence(f"Train in {audit.training.recommendation}"), *[*titles][:ADVICE_SHOWN]]
+        training = [training_words(audit.training), *[*titles][:ADVICE_SHOWN]]
     shown = [p for p in seen.plans if p.recommended or seen.chosen is None]
     limits = [line if p.recommended else f"{p.title}: {line}" for p in shown for line in p.criteria]
     sections: dict[str, Iterable[str]] = {

@@ -34,7 +34,7 @@ def training_section(audit: Audit) -> list[Block]:
         noise * (training.noise is not None),
     )
     return [
-        Prose("", (sentence(f"Train in {training.recommendation}"),), "lead"),
+        Prose("", (training_words(training),), "lead"),
         Prose("", about, "about"),
         Fold("Gradients, loss scale, updates, and a loop to copy", tuple(_details(audit, training))),
     ]
@@ -163,13 +163,20 @@ def in_fp32(outputs):
 '''
 
 
+def training_words(training: Training) -> str:
+    """A sentence on the format to train in and the reason, or on why no format is recommended."""
+    if training.format is None:
+        return sentence(training.recommendation)
+    return sentence(f"Train in {training.recommendation}")
+
+
 def training_headline(audit: Audit) -> str | None:
     """How to train, in one sentence; None for an audit in mode inference."""
     training = audit.training
     if training is None:
         return None
     if training.format is None:
-        return "Train in FP32."
+        return "" if audit.recommended is None else training_words(training)
     plan = training_plan(audit)
     under = "under that plan" if plan is not None and plan == audit.recommended else "under autocast"
     if FORMATS[training.format].loss_scaling and training.fp16 is not None and training.fp16.init is not None:

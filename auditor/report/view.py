@@ -20,14 +20,14 @@ from ..loading.inputs import shapes_of
 from ..measure.causes import storage_notes
 from ..numerics.formats import FORMATS, runs
 from ..plan.recommend import kept_apart, outcome
-from ..records import Batch, NodeReport, Subject, Verification
+from ..records import Batch, NodeReport, Plan, Subject, Verification
 from ..records.audit import FILES, Audit
 from ..records.training import Training
 from .blocks import Block, Code, Grid, Prose
-from .findings import causes
+from .findings import causes, repair_words
 from .origins import at, nonfinite_runs
 from .plans import PlanView, advice, inputs_of, limit_line, proposal_words
-from .training import training_headline
+from .training import training_headline, training_words
 from .words import VERDICTS, compact, count, label, op, printable, ratio, scope, sentence, shorten, terms
 
 if TYPE_CHECKING:  # else a saved audit would import the search for plans when it is shown
@@ -38,6 +38,8 @@ NAMED, WARNED = 12, 4
 """Maximum numbers of non-deterministic operations that the method and a warning name."""
 STEADY = 0.1
 """Share of the error budget up to which differences between FP32 runs need no warning."""
+LITTLE = 1.1
+"""Speed-up below which a plan is no answer without the repair that would gain more."""
 FEW = 1000
 """Number of decisions (such as choices of topk) on a batch below which other inputs may well have flips."""
 
@@ -115,19 +117,19 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     training, trained = audit.training, training_headline(audit) or ""
     if chosen is None:
         if training and not training.format and any(one.is_verified and one.has_low for one in audit.plans.values()):
-            said = "Keep the model in FP32 to train it; plans within the budget for inference are below."
-            return said, f"Train in {training.recommendation}."
+            return training_words(training), "Plans for inference, which are within the error budget, are below."
         proof, result = "", outcome(audit.plans, audit.use)
         if result == "loses":
             proof = advice(audit)
         elif result == "out of reach" and any(map(runs, audit.formats)):
             looser = "Loosen a criterion" if audit.criteria else "Raise the budget with --max-error"
             proof = f"{looser}, or start with the findings below."
-        return f"{audit.recommendation} {trained}".strip(), proof
+        return " ".join(filter(None, (audit.recommendation, _repair_first(audit), trained))), proof
     plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
     beyond = " except what autocast itself runs in FP32" * (plan.strategy == "autocast")
     apart = f", keeping {kept} in FP32" if kept else f"; nothing has to stay in FP32{beyond}"
-    said = " ".join(filter(None, (f"Run the model in {chosen.title}{apart}.", _outputs_beyond(audit, ran), trained)))
+    sentences = (f"Run the model in {chosen.title}{apart}.", _repair_first(audit), _outputs_beyond(audit, ran), trained)
+    said = " ".join(filter(None, sentences))
     budget = f"{audit.max_error:g}"
     if plan.measured_error is None:
         return said, f"Predicted error {ratio(plan.predicted_error)}, budget {budget}; {chosen.detail}."
@@ -141,12 +143,34 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     few = [one for one, rest in first if one.count < FEW and (one.error or 0.0) ** 2 > rest**2 + audit.max_error**2]
     if few and ran and ran.inputs == "audited":
         itself += f". But the first batch has only {count(few[0].count, 'decision')} of {at(few[0].op, few[0].owner, few[0].source)}, and flips exceed the limit: other inputs may have some, so check more with get_eval_inputs()"
-    proof = f"{who} was run{inputs}: {error}{itself}."
+    proof = f"{who} was run{inputs}: {error}{itself}.{_doubt(plan)}"
     if chosen.before == "non-finite" or (not chosen.islands and chosen.before == ratio(plan.measured_error)):
         return said, proof  # `nonfinite_runs` speaks of non-finite outputs
     before = f"the {'largest share of a limit' if audit.criteria else 'error'} is {chosen.before}"
     before = "the model fails to run" if chosen.before == "fails to run" else before
     return said, f"{proof} Without the plan, in {chosen.title}, {before}."
+
+
+def _doubt(plan: Plan) -> str:
+    """A sentence, after a space, on a predicted error that contradicts the measured one; "" without doubt."""
+    if not plan.is_doubtful or plan.verification is None:
+        return ""
+    batches = count(plan.verification.batches, "batch", "batches")
+    return (
+        f" But {ratio(plan.predicted_error)} was predicted, which is above the budget: on {batches} this may be luck, so "
+        "check more with get_eval_inputs()."
+    )
+
+
+def _repair_first(audit: Audit) -> str:
+    """A sentence on the repair that gains most, if the recommended plan gains little or there is none."""
+    plan = audit.plans.get(audit.recommended or "")
+    if not audit.repairs or (plan is not None and plan.speedup >= LITTLE):
+        return ""
+    best = audit.repairs[0]
+    listed = " and ".join(shorten(best.causes, 2))
+    little = f"This gains only {plan.speedup:.2f}x: " if plan is not None else ""
+    return f"{little}{'repair' if little else 'Repair'} {listed} first; then {repair_words(audit, best)}."
 
 
 def _outputs_beyond(audit: Audit, run: Verification | None) -> str:

@@ -15,8 +15,12 @@ from ..plan.recommend import kept_apart, recommend
 from ..records import Magnitudes, Plan
 from ..records.training import LossScale, ParameterGradients, Training
 
-TOLERATED = 0.1
-"""Largest relative gradient error of a recommended format: the gradient then points within 6 degrees of FP32's."""
+TOLERATED, MOST_TOLERATED = 0.1, 0.25
+"""Largest relative gradient error of a recommended format: the gradient then points within 6 degrees of FP32's. Where
+gradients of two batches differ far more, up to the second value: within 15 degrees."""
+
+NOISE_SHARE = 0.25
+"""A gradient error of up to this share of the difference between batches is tolerated."""
 
 ALLOWED = 0.01
 """Largest acceptable share of the non-zero low-precision gradients that underflow to zero."""
@@ -35,30 +39,44 @@ _NEVER = 200
 """Key in `ratios` of weights that are zero, above all other keys: near zero BF16 represents any update."""
 
 
+def tolerated_error(noise: float | None) -> float:
+    """Largest tolerated relative L2 error of gradients, in an audit and in a rehearsal. noise: the relative difference of
+    FP32 gradients between two batches; None if unknown."""
+    return min(max(TOLERATED, NOISE_SHARE * (noise or 0.0)), MOST_TOLERATED)
+
+
 def format_to_train_in(
     formats: tuple[str, ...],
     scale: LossScale | None,
     errors: Mapping[str, float | None],
     recommended: str | None,
     idle: Collection[str] = (),
+    *,
+    tolerated: float = TOLERATED,
+    unclear: Mapping[str, tuple[float, float]] | None = None,
 ) -> tuple[str | None, str]:
-    """The format to train in (None: FP32), and the reason in words.
+    """The format to train in, with the reason in words; or None, with a whole sentence on why none is recommended.
 
-    idle: formats with a requested autocast plan that is not verified or runs nothing in low precision.
+    idle: formats with a requested autocast plan that is not verified or runs nothing in low precision. tolerated: the
+    largest gradient error of a recommended format. unclear: {format whose error may be on either side: its interval}.
     """
-    near = {fmt: error for fmt, error in errors.items() if error is not None and error <= TOLERATED}
+    unclear = unclear or {}
+    near = {fmt: error for fmt, error in errors.items() if error is not None and error <= tolerated}
+    near = {fmt: error for fmt, error in near.items() if fmt not in unclear}
     if near and not any(errors.values()):
-        return None, "FP32: autocast runs nothing in low precision in this step"
+        return None, "autocast runs nothing in low precision in this step, so that no format changes it"
     if near and set(near) <= set(idle):
-        return None, f"FP32: no verified plan under autocast runs anything in {' or '.join(map(label, near))}"
+        names = " or ".join(map(label, near))
+        return None, f"no format is recommended for training: no verified plan under autocast runs anything in {names}"
     near = {fmt: error for fmt, error in near.items() if fmt not in idle}
     fp16 = "fp16" in near and scale is not None and scale.init is not None
     closer = fp16 and near.get("bf16", math.inf) < near["fp16"]
     if "bf16" in near and (not fp16 or closer or (recommended or "").endswith("bf16")):
-        return "bf16", f"BF16 without a scaler: {_why_bf16(formats, scale, errors, closer, 'fp16' in idle)}"
+        why = _why_bf16(formats, scale, errors, closer, "fp16" in idle, tolerated)
+        return "bf16", f"BF16 without a scaler: {why}"
     if fp16 and scale is not None and scale.init is not None:
         bf16 = errors.get("bf16")
-        beside = f"; {_off('bf16', bf16)}" if bf16 is not None and not bf16 <= TOLERATED else ""
+        beside = f"; {_off('bf16', bf16, tolerated)}" if bf16 is not None and not bf16 <= tolerated else ""
         if "bf16" in idle:
             beside = "; no verified plan under autocast runs anything in BF16"
         return "fp16", (
@@ -66,22 +84,41 @@ def format_to_train_in(
             f"{scale.maximum:,.10g} no gradient overflows, and at most {scale.allowed:.0%} of the "
             f"gradient values become zero{beside}"
         )
-    return None, f"FP32: {_why_fp32(errors)}"
+    if unclear:
+        return None, _undecided(unclear, errors, tolerated)
+    return None, f"low precision is not recommended for training: {_why_fp32(errors, tolerated)}"
 
 
-def _why_fp32(errors: Mapping[str, float | None]) -> str:
+def _undecided(unclear: Mapping[str, tuple[float, float]], errors: Mapping[str, float | None], tolerated: float) -> str:
+    """A sentence on errors whose side of the threshold is unknown, and what decides."""
+    each = " and ".join(
+        f"{label(fmt)} gradients differ from FP32's by {low:.0%} to {high:.0%} (median {errors[fmt] or 0.0:.0%})"
+        for fmt, (low, high) in unclear.items()
+    )
+    return (
+        f"the measurements cannot tell whether low precision can train: at slightly changed weights, {each}, and "
+        f"{tolerated:.0%} is tolerated; `python -m auditor rehearse` runs real steps"
+    )
+
+
+def _why_fp32(errors: Mapping[str, float | None], tolerated: float) -> str:
     finite = {fmt: error for fmt, error in errors.items() if error is not None and math.isfinite(error)}
     if not finite:
         return "no format gives finite gradients in a training step"
     best = min(finite, key=lambda fmt: finite[fmt])
-    if finite[best] <= TOLERATED:
+    if finite[best] <= tolerated:
         return "no loss scale suits FP16"
     others = "" if len(errors) == 1 else ", and no other format is more accurate"
-    return f"{_off(best, finite[best])}{others}"
+    return f"{_off(best, finite[best], tolerated)}{others}"
 
 
 def _why_bf16(
-    formats: tuple[str, ...], scale: LossScale | None, errors: Mapping[str, float | None], closer: bool, idle: bool
+    formats: tuple[str, ...],
+    scale: LossScale | None,
+    errors: Mapping[str, float | None],
+    closer: bool,
+    idle: bool,
+    tolerated: float,
 ) -> str:
     error = f"BF16 gradients differ from FP32's by {errors['bf16']:.2g}"
     if "fp16" not in formats or scale is None:
@@ -94,8 +131,8 @@ def _why_bf16(
     fp16 = errors.get("fp16")
     if fp16 is None or not math.isfinite(fp16):
         return f"an FP16 step gives no finite gradients; {error}"
-    if not fp16 <= TOLERATED:
-        return f"{_off('fp16', fp16)}; {error}"
+    if not fp16 <= tolerated:
+        return f"{_off('fp16', fp16, tolerated)}; {error}"
     if idle:
         return f"no verified plan under autocast runs anything in FP16; {error}"
     if closer:
@@ -104,11 +141,11 @@ def _why_bf16(
     return f"the recommended plan runs in BF16; {error}; {usable}"
 
 
-def _off(fmt: str, error: float) -> str:
+def _off(fmt: str, error: float, tolerated: float) -> str:
     name = label(fmt)
     if not math.isfinite(error):
         return f"{name} gives no finite gradients"
-    return f"{name} gradients differ from FP32's by {error:.0%}, above the tolerated {TOLERATED:.0%}"
+    return f"{name} gradients differ from FP32's by {error:.0%}, above the tolerated {tolerated:.0%}"
 
 
 def recommend_plan(
@@ -129,8 +166,8 @@ def recommend_plan(
     if training.format is None:
         if recommended is None:
             return None, reason
-        why = training.recommendation.removeprefix("FP32: ")
-        return None, f"Train in FP32: {why}. For inference, {recommended} meets the error budget."
+        why = training.recommendation
+        return None, f"{why[0].upper()}{why[1:]}. For inference, {recommended} meets the error budget."
     trains = (plan for plan in plans.values() if strategy_of(plan.strategy).trains)
     wanted = next((plan for plan in trains if plan.format == training.format), None)
     if wanted is None or wanted.name == recommended or (wanted.score and not wanted.score.holds):

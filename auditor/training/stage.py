@@ -31,7 +31,17 @@ from ..stages import tick
 from .advice import advice_of
 from .backward import backward_nodes
 from .blame import overflowing_module
-from .recommend import HEADROOM, RATES, format_to_train_in, loss_scale, lost_by_adam, lost_by_sgd, ratios_of
+from .draws import decisive_error, draw_errors, interval_of, side_of
+from .recommend import (
+    HEADROOM,
+    RATES,
+    format_to_train_in,
+    loss_scale,
+    lost_by_adam,
+    lost_by_sgd,
+    ratios_of,
+    tolerated_error,
+)
 from .replay import Step, bind_step, gradient_error, run_step
 from .step import FP32, LOSS, StepPrecision, capture_step, own_step, settle, step_batches
 
@@ -110,15 +120,26 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
         errors = {f: _gradient_error(prepared, lowerings[f], 1.0) for f in prepared.formats if f != "fp16"}
         if fmt == "fp16":
             errors["fp16"], scale = _at_a_scale(prepared, lowerings["fp16"], scale)
-        errors = {f: errors[f] for f in prepared.formats}
         noise = _noise(prepared.first)
+        tolerated = tolerated_error(noise)
+        scales = {"fp16": scale.init if scale is not None and scale.init else 1.0}
+        draws = {
+            f: draw_errors(prepared.first, lowerings[f], scales.get(f, 1.0), error, tolerated)
+            for f, error in errors.items()
+            if error is not None
+        }
+        draws = {f: errors for f, errors in draws.items() if len(errors) > 1}
+        errors = {f: decisive_error(draws[f]) if f in draws else errors[f] for f in prepared.formats}
     bf16 = None
     if "bf16" in prepared.formats:
         adam, sgd = ({rate: lost(parameters, rate) for rate in RATES} for lost in (lost_by_adam, lost_by_sgd))
         share = underflow_share(merge_magnitudes(by_module.values()).exponents, FORMATS["bf16"])
         bf16 = Bf16Outlook(share, adam, sgd)
     idle = {f for f in prepared.formats if f"autocast_{f}" in plans and lowerings[f].plan is None}
-    format, reason = format_to_train_in(prepared.formats, scale, errors, recommended, idle)
+    unclear = {f: interval_of(errors) for f, errors in draws.items() if side_of(errors, tolerated) == "unclear"}
+    format, reason = format_to_train_in(
+        prepared.formats, scale, errors, recommended, idle, tolerated=tolerated, unclear=unclear
+    )
     assert subject.objective is not None
     plan, (args, kwargs) = lowerings[fmt].plan, subject.batches[0]
     result = Training(
@@ -132,6 +153,8 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
         fp16=scale,
         bf16=bf16,
         errors=errors,
+        draws=draws,
+        tolerated=tolerated,
         noise=noise,
         advice=(),
         recommendation=reason,

@@ -14,6 +14,7 @@ from auditor.isolation.answer import answer
 from auditor.numerics.metrics import output_error
 from auditor.records import Audit, Distance
 from tests.support.replaying import Model, assert_same, linear
+from tests.support.sentences import assert_no_false_fp32
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 LAST_BIT = 2.0**-24
@@ -37,7 +38,7 @@ def held(
     may be, where the model has an operation that does not give the same bits twice.
     Promises: the model's tensors and the inputs are bit for bit what they were; each verified plan, applied to another
     model of `build()` and called as its user calls it, in eval mode, errs by what the plan states, without gradients and
-    with them.
+    with them; no page says that the model has to stay in FP32 where a low-precision run was within every limit.
     """
     with torch.random.fork_rng(devices=[]):
         (model, (args, kwargs)), (untouched, call) = build(), build()
@@ -56,6 +57,7 @@ def held(
                 _errs_by(ran.joint, *judged, noise=noise)
             if ran.with_gradients is not None:
                 _errs_by(ran.with_gradients, *judged, noise=noise, gradients=True, distance=distance)
+    assert_no_false_fp32(audit)
     return audit
 
 

@@ -314,3 +314,10 @@ def test_models_that_no_run_before_has_seen(table: str) -> None:
     assert found["audited"] + found["nan-output"] >= 0.95 * ran, found
     assert found["audited"] >= 0.8 * ran, found
     assert set(found) <= {"audited", "no run"} | DESERVED, found
+
+
+@pytest.mark.slow
+def test_300_random_models_are_not_kept_in_fp32_without_need() -> None:
+    """`held` checks every page of each audit; here enough of them, of all tables, with a seed of their own."""
+    found = sum((audited(table) for table in TABLES), Counter[str]())
+    assert found["audited"] >= 240, found

@@ -110,7 +110,11 @@ def test_the_sentence_holds_the_evidence() -> None:
             "reachable error is 0.5, in FP16 under autocast",
         ),
         (replace(WHOLE, reach=0.03), "out of reach", "the smallest reachable error is 0.03"),
-        (replace(WHOLE, reach=0.001), "out of reach", "is unsafe for its operations, although its error is within the"),
+        (
+            replace(WHOLE, reach=0.001),
+            "out of reach",
+            "is within the error budget of 0.01 (0.001), but its operations are unsafe on their own",
+        ),
         (replace(WHOLE, reasons=(UNSAFE,)), "out of reach", "no plan with low precision is within the error budget"),
         (replace(WHOLE, reasons=(UNSAFE, replace(IDLE, adds=0.0))), "out of reach", "no plan with low precision"),
         (replace(WHOLE, reasons=(UNSAFE, IDLE)), "out of reach", "no plan with low precision"),
@@ -219,3 +223,19 @@ def test_the_limit_that_blocks_is_named_with_the_option_that_allows_it(
 def test_an_error_within_the_budget_is_never_the_smallest_reachable(error: float) -> None:
     name, reason = recommend(plans(replace(BASE, verification=Verification(error))), 0.01)
     assert name is None and "reachable" not in reason
+
+
+def test_a_plan_whose_prediction_contradicts_few_measurements_is_not_preferred() -> None:
+    """Predicted above the budget, measured far below it, on one batch: other inputs may exceed the budget."""
+    one = Verification(0.004, True, batches=1, allowed=0.01)
+    doubtful = named("cast_fp16", predicted_speedup=3.0, predicted_error=0.02, verification=one)
+    assert doubtful.is_doubtful
+    assert recommend(plans(BASE, doubtful), 0.01)[0] == BASE.name
+    assert recommend(plans(doubtful), 0.01)[0] == doubtful.name
+    for other in (
+        replace(doubtful, verification=replace(one, batches=8)),
+        replace(doubtful, predicted_error=0.009),
+        replace(doubtful, predicted_error=0.019, verification=replace(one, measured_error=0.0099)),
+    ):
+        assert not other.is_doubtful
+        assert recommend(plans(BASE, other), 0.01)[0] == other.name

@@ -41,13 +41,14 @@ def test_gradients_that_are_finite_and_wrong_are_not_recommended(cancelling: tup
     assert training.errors["fp16"] == pytest.approx((fp16 - exact) / exact, rel=0.01)
     assert training.format is None
     assert training.recommendation == (
-        f"FP32: FP16 gradients differ from FP32's by {training.errors['fp16']:.0%}, above the tolerated 10%, "
+        "low precision is not recommended for training: FP16 gradients differ from FP32's by "
+        f"{training.errors['fp16']:.0%}, above the tolerated {training.tolerated:.0%}, "
         "and no other format is more accurate"
     )
     assert training.errors["bf16"] == pytest.approx(1.0)
     assert all(plan.is_verified for plan in found.plans.values())  # the outputs are fine
     assert found.recommended is None  # the plan that is recommended is about the step too
-    assert "Train in FP32: FP16 gradients differ" in found.recommendation
+    assert "Low precision is not recommended for training: FP16 gradients differ" in found.recommendation
     assert loop_code(found) is None
 
 
@@ -58,7 +59,7 @@ def test_a_recommendation_for_inference_names_no_plan_to_train_under() -> None:
     assert found.recommended is not None
     assert "for training: " not in found.recommendation
     assert found.plans["autocast_fp16"].is_verified
-    assert ReportView(found).headline.endswith("Train in FP32.")
+    assert "Low precision is not recommended for training: " in ReportView(found).headline
 
 
 @pytest.mark.slow
@@ -77,8 +78,8 @@ def test_a_step_that_trains_is_under_autocast_where_no_plan_for_it_was_asked_for
 def test_the_headline_says_that_training_stays_in_fp32(cancelling: tuple[Audit, Training]) -> None:
     found, training = cancelling
     seen = ReportView(found)
-    assert seen.headline == "Keep the model in FP32 to train it; plans within the budget for inference are below."
-    assert seen.proof == f"Train in {training.recommendation}."
+    assert seen.headline == f"L{training.recommendation[1:]}."
+    assert seen.proof == "Plans for inference, which are within the error budget, are below."
     named = re.search(r"For inference, (\w+) meets the error budget\.", found.recommendation)
     plan = found.plans[named[1]]
     assert plan.measured_error is not None and plan.measured_error <= found.max_error
@@ -318,8 +319,8 @@ OPEN, CLOSED = window(0, -10), window(3, -40)
         ({"fp16": 4e-4, "bf16": 3e-3}, OPEN, "autocast_bf16", "bf16", "the recommended plan runs in BF16"),
         # gradients that are finite and wrong
         ({"fp16": 0.64, "bf16": 3e-3}, OPEN, None, "bf16", "FP16 gradients differ from FP32's by 64%"),
-        ({"fp16": 0.64, "bf16": 0.3}, OPEN, None, None, "FP32: BF16 gradients differ from FP32's by 30%"),
-        ({"fp16": 0.64}, OPEN, None, None, "FP32: FP16 gradients differ from FP32's by 64%"),
+        ({"fp16": 0.64, "bf16": 0.3}, OPEN, None, None, "training: BF16 gradients differ from FP32's by 30%"),
+        ({"fp16": 0.64}, OPEN, None, None, "training: FP16 gradients differ from FP32's by 64%"),
         ({"fp16": 0.64}, OPEN, "autocast_fp16", None, "by 64%"),
         ({"fp16": 2e-3, "bf16": 0.3}, OPEN, "autocast_bf16", "fp16", "BF16 gradients differ from FP32's by 30%"),
         # FP16 is usually the closer one; where it is not, something is lost

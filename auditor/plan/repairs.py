@@ -1,0 +1,162 @@
+"""Predicts what the model gains if a problem in its source is repaired: the plan without that problem's errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+from ..artefact.strategies import strategy_of
+from ..numerics.formats import runs
+from ..records import Contribution, Finding, Plan, Repair, Verdict
+from ..records.paths import module_of
+from .problem import Problem
+from .search import MARGIN, MOST_OFF, Candidate
+from .workbench import Workbench
+
+MOST_CAUSES = 8
+"""Maximum number of causes whose repair is predicted: those whose operations take the most FP32 time first."""
+
+LEAST_GAIN = 1.01
+"""Smallest speed-up over the recommended plan for which a repair is worth mentioning."""
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A plan, its optimization problem without repairs, and the largest predicted error that a repaired plan may have."""
+
+    plan: Plan
+    problem: Problem
+    allowed: float
+
+    @property
+    def fastest(self) -> float:
+        """Predicted speed-up with everything in low precision, which no repair exceeds."""
+        low = self.problem.evaluate(())
+        return _speedup(self.problem, low)
+
+
+def predict_repairs(
+    bench: Workbench, plans: Mapping[str, Plan], recommended: str | None, findings: Sequence[Finding]
+) -> tuple[Repair, ...]:
+    """Predict the fastest plan after the repair of each cause of findings, and of the fewest causes that gain the most.
+
+    Only repairs that gain at least LEAST_GAIN over the recommended plan are returned, the largest gain first. Notes
+    are no problems, and are not repaired. The result is empty if the plans do not minimize time, or if the recommended
+    plan is an exported program.
+    """
+    chosen = plans.get(recommended or "")
+    if chosen is not None and (chosen.objective != "time" or chosen.program is not None):
+        return ()
+    before = chosen.predicted_speedup if chosen is not None else 1.0
+    starts = [start for start in _starts(bench, plans) if start.fastest >= LEAST_GAIN * before]
+    causes = _causes(findings)
+    if not starts or not causes:
+        return ()
+    first = starts[0].problem
+    causes = dict(sorted(causes.items(), key=lambda pair: -_fp32_seconds(first, pair[1]))[:MOST_CAUSES])
+
+    def repair(*group: str) -> Repair:
+        return _best(starts, group, {name for cause in group for name in causes[cause]}, before)
+
+    repairs = [repair(cause) for cause in causes]
+    joint = repair(*causes)
+    if joint.gain >= LEAST_GAIN * max(one.gain for one in repairs):
+        repairs.append(_fewest(joint, repair))
+    gaining = [one for one in repairs if one.gain >= LEAST_GAIN]
+    return tuple(sorted(gaining, key=lambda one: (-one.gain, len(one.causes))))
+
+
+def _fewest(joint: Repair, repair: Callable[..., Repair]) -> Repair:
+    """The joint repair without the causes that it can do without, the last cause first."""
+    for cause in reversed(joint.causes):
+        rest = [other for other in joint.causes if other != cause]
+        if rest and LEAST_GAIN * (smaller := repair(*rest)).gain >= joint.gain:
+            joint = smaller
+    return joint
+
+
+def _starts(bench: Workbench, plans: Mapping[str, Plan]) -> Iterator[_Start]:
+    """The plans for the live model that torch can run, if their strategy serves the use that was asked for."""
+    for plan in plans.values():
+        trains = strategy_of(plan.strategy).trains
+        if plan.program is None and runs(plan.format) and (trains or bench.options.use != "training"):
+            yield _Start(plan, bench.problem(plan.strategy, plan.format), _allowed(plan, bench.max_error))
+
+
+def _allowed(plan: Plan, budget: float) -> float:
+    """The predicted error that corresponds to the budget, by the plan's own ratio of measurement and prediction."""
+    measured, predicted = plan.measured_error, plan.predicted_error
+    if not plan.has_low or not measured or not predicted:
+        return MARGIN * budget
+    correction = min(max(measured / predicted, 1 / MOST_OFF), MOST_OFF)
+    return max(MARGIN * budget / correction, predicted)
+
+
+def _causes(findings: Sequence[Finding]) -> dict[str, set[str]]:
+    """{cause: its operations}, of problems: errors and warnings about precision."""
+    result: dict[str, set[str]] = {}
+    for finding in findings:
+        if finding.node and finding.severity != "info" and finding.measurable:
+            result.setdefault(finding.cause, set()).add(finding.node)
+    return result
+
+
+def _fp32_seconds(problem: Problem, names: Collection[str]) -> float:
+    """Predicted FP32 time of all modules that contain the operations."""
+    owners = {problem.capture.nodes[name].owner for name in names if name in problem.capture.nodes}
+    return sum(high for owner in owners for _, high, _ in [problem.energy.scopes[owner]])
+
+
+def _best(starts: Sequence[_Start], causes: tuple[str, ...], names: Collection[str], before: float) -> Repair:
+    """The fastest plan of all strategies and formats after the repair of the operations `names`."""
+    repairs = []
+    for start in starts:
+        problem = repaired(start.problem, names)
+        point = problem.cheapest(start.allowed)
+        low = problem.evaluate(())
+        if low.predicted_error <= start.allowed / MARGIN and low.seconds <= point.seconds:
+            point = low  # as in a search, everything in low precision may use the whole budget
+        kept = {module_of(path) for path in point.high} if point.high else set()
+        repairs.append(Repair(causes, start.plan.name, _speedup(problem, point), before, len(kept)))
+    return max(repairs, key=attrgetter("speedup"))
+
+
+def _speedup(problem: Problem, point: Candidate) -> float:
+    """Predicted speed-up of a choice of precisions over everything in FP32."""
+    return problem.evaluate(problem.energy.scopes).seconds / point.seconds if point.seconds else 1.0
+
+
+def repaired(problem: Problem, names: Collection[str]) -> Problem:
+    """The problem as it is after a repair of the operations `names`: they are safe, add no error, and accept two dtypes.
+
+    The same holds for the operations that follow and only fail on the range of their values. A repaired operation still computes in FP32, so that its inputs and its result are converted. Rounding of the
+    values that it reads still counts, unless they turn Inf or NaN.
+    """
+    own = _until_small_again(problem, names)
+    safe = {name: Verdict("safe", "repaired in the source") for name in own}
+    read = {source for name in own for source in problem.capture.nodes[name].inputs}
+    only = {source for source in read if set(problem.users.get(source, ())) <= own}
+
+    def without_errors(name: str, known: Contribution) -> Contribution:
+        if name in own:
+            known = replace(known, own=0.0)
+        return replace(known, cast=0.0) if name in only and not math.isfinite(known.cast) else known
+
+    contributions = {
+        fmt: {name: without_errors(name, known) for name, known in each.items()}
+        for fmt, each in problem.contributions.items()
+    }
+    verdicts = {**problem.verdicts, **safe}
+    return replace(problem, contributions=contributions, verdicts=verdicts, repaired=own)
+
+
+def _until_small_again(problem: Problem, names: Collection[str]) -> frozenset[str]:
+    """The operations `names`, and those that read their results and are unsafe by the range of their values."""
+    result = {name for name in names if name in problem.capture.nodes}
+    for name, node in problem.capture.nodes.items():  # in execution order
+        verdict = problem.verdicts.get(name)
+        if verdict is not None and verdict.verdict == "unsafe" and verdict.limited_by == "range":
+            result |= {name} if result.intersection(node.inputs) else set()
+    return frozenset(result)
