@@ -22,7 +22,8 @@ from .source import Place, kind_of, line_of
 
 
 def made_of(x: torch.Tensor, outermost: CodeType) -> Made | None:
-    """The Made of a tensor that the running code reads: its name there, and where this name was assigned.
+    """The Made of a tensor that the running code reads: its name there, and where this name was assigned; without a
+    name, the line that reads it, which usually makes it too.
 
     outermost: the function whose frame ends the search. None if all code is torch's.
     """
@@ -32,9 +33,10 @@ def made_of(x: torch.Tensor, outermost: CodeType) -> Made | None:
             break
         if kind_of(frame.f_code.co_filename):
             frames.append(frame)
-    for frame in frames:
-        if (found := _local(frame, x) or _attribute(frame, x)) is not None:
-            return found
+    for find in (_attribute, _local, _global):
+        for frame in frames:
+            if (found := find(frame, x)) is not None:
+                return found
     return Made("", line_of(Place(frames[0].f_code.co_filename, frames[0].f_lineno))) if frames else None
 
 
@@ -53,7 +55,17 @@ def _attribute(frame: FrameType, x: torch.Tensor) -> Made | None:
     for module in (value for value in frame.f_locals.values() if isinstance(value, nn.Module)):
         for name, value in vars(module).items():
             if name not in OWN and any(leaf is x for leaf in pytree.tree_leaves(value)):
-                return Made(name, _where_set(type(module), name), is_attribute=True)
+                kind = "attribute" if isinstance(value, torch.Tensor) else "container"
+                return Made(name, _where_set(type(module), name), kind)
+    return None
+
+
+def _global(frame: FrameType, x: torch.Tensor) -> Made | None:
+    """The Made of a global variable whose value is `x`."""
+    for name, value in frame.f_globals.items():
+        if value is x:
+            lines = _assigned_in(_parsed(frame.f_code.co_filename), name)
+            return Made(name, line_of(Place(frame.f_code.co_filename, lines[0])) if lines else None, "global")
     return None
 
 
@@ -85,9 +97,14 @@ def _assigned(file: str, function: int, name: str) -> tuple[int, ...]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             starts = {node.lineno, *(each.lineno for each in node.decorator_list)}
             if function in starts:
-                stored = (each for each in ast.walk(node) if isinstance(each, ast.Name) and each.id == name)
-                return tuple(each.lineno for each in stored if isinstance(each.ctx, ast.Store))
+                return _assigned_in(node, name)
     return ()
+
+
+def _assigned_in(part: ast.AST, name: str) -> tuple[int, ...]:
+    """The lines of a part of a file that assign a variable."""
+    named = (each for each in ast.walk(part) if isinstance(each, ast.Name) and each.id == name)
+    return tuple(each.lineno for each in named if isinstance(each.ctx, ast.Store))
 
 
 @cache

@@ -165,12 +165,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Made:
-    """Where the user's code made a tensor that no recorded operation made, for example NumPy. name: its variable or
-    attribute, "" if unknown; source: line as `file:line`, or None; is_attribute: whether a module has it as attribute."""
+    """Where the user's code made a tensor that no recorded operation made, for example with NumPy.
+
+    name: its variable or attribute, "" if unknown. source: line as `file:line`, or None. kind: local | global | attribute
+    (of a module) | container (in a list or dict that is an attribute of a module); unnamed tensors are local.
+    """
 
     name: str
     source: str | None
-    is_attribute: bool = False
+    kind: str = "local"
 
 
 @dataclass(frozen=True)

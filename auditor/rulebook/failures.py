@@ -39,8 +39,10 @@ def judge_failures(
     raised = {run: _first_raised(run, said, mixed, capture) for run, said in failed.items()}
     judged = [_compare(finding, raised, order) for finding in mixed]
     found = [finding for finding in judged if finding is not None]
-    repaired = {_fix_of(finding): finding.source for finding in found if finding.agrees}
-    kept = [one for one in found if one.agrees or repaired.get(_fix_of(one), one.source) == one.source]
+    repaired = {_fix_of(finding): (finding.source, finding.op) for finding in found if finding.agrees}
+    kept = [
+        one for one in found if repaired.get(_fix_of(one), (one.source, one.op)) == (one.source, one.op) or one.agrees
+    ]
     known = {(f.source, fmt) for f in rest for fmt in f.formats if f.severity != "info"}
     unknown = {
         (strategy, fmt): said

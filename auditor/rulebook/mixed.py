@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
+from ..capture.paths import reach
 from ..execution.mixtures import Mixture
 from ..numerics.nodes import arguments, dtype, row_of
 from ..records import Capture, Node, Placeholder
@@ -14,6 +16,10 @@ from .repairs import Conversion, argument_text, repair_of_call, repair_of_module
 
 MOST = 2
 """Maximum number of origins that a text names."""
+_WANTED = (torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes in the FP32 model of values that a cast to FP32 keeps from being low-precision."""
+_POSITIONS = ("arange", "cumsum")
+"""Operations that make positions."""
 _WRITTEN = ("source", "values", "src")
 """Names of arguments whose values an operation writes into its argument `self`."""
 
@@ -40,7 +46,7 @@ class Describer:
         place = self._places[name]
         if place.kind != "constant" or place.made is None:
             return f"the {place.kind} `{place.fqn or place.argument or name}`"
-        if place.made.is_attribute:
+        if place.made.kind in ("attribute", "container"):
             return f"the attribute `{place.made.name}`{_in_line(place.made.source)}, which is no buffer"
         return (
             f"`{place.made.name}`{_in_line(place.made.source)}"
@@ -84,20 +90,25 @@ class Describer:
         if origin in self._places:
             return _change_of_constant(self._places[origin])
         node, graph_node = self._capture.nodes[origin], self._graph[origin]
-        if any((held := dtype(source)) is not None and held.is_floating_point for source in graph_node.all_input_nodes):
-            return None  # the code converts a low-precision value on purpose
+        is_cast, read = row_of(graph_node).cast, graph_node.all_input_nodes
+        if (read and not is_cast) or any(dtype(source) in _WANTED for source in read):
+            return None  # computed, or converted from a low-precision value on purpose
+        if any(row_of(each).name in _POSITIONS for each in reach(read, lambda each: each.all_input_nodes)):
+            return None  # positions may be too large for low precision
         tensor = beside if node.owner == reader.owner and node.source_path == reader.source_path else "x"
-        if row_of(graph_node).cast:
+        if is_cast:
             return f"`.to({tensor}.dtype)` instead of the cast to FP32", node.source
         return f"`dtype={tensor}.dtype`", node.source
 
 
 def _change_of_constant(place: Placeholder) -> tuple[str, str | None] | None:
     made = place.made
-    if place.kind != "constant" or made is None:
+    if place.kind != "constant" or made is None or made.kind == "global":
         return None
-    if made.is_attribute:
+    if made.kind == "attribute":
         return f'`self.register_buffer("{made.name}", ...)`, which model.half() converts,', made.source
+    if made.kind == "container":
+        return f"`self.register_buffer` for each tensor of `{made.name}`, which model.half() converts,", made.source
     return "`.to(x.dtype)`", made.source
 
 

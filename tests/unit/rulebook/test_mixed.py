@@ -63,6 +63,23 @@ def cat(m: Any, y: Tensor) -> Tensor:
     return torch.cat([y[..., :4], (phase / 8).expand_as(y)[..., 4:]], -1)
 
 
+def rotary(m: Any, y: Tensor) -> Tensor:
+    angles = torch.arange(4)[:, None] / 10000 ** (torch.arange(8) / 8)
+    return y * angles.cos()
+
+
+WINDOW = torch.linspace(0, 1, 8)
+
+
+def global_window(m: Any, y: Tensor) -> Tensor:
+    return y * WINDOW
+
+
+def from_double(m: Any, y: Tensor) -> Tensor:
+    window = torch.from_numpy(np.hanning(8)).float()
+    return y * window
+
+
 def from_numpy(m: Any, y: Tensor) -> Tensor:
     window = torch.from_numpy(np.hanning(8).astype(np.float32))
     return y * window
@@ -94,7 +111,9 @@ CAST_TO_FP32 = "`.to(x.dtype)` instead of the cast to FP32"
     ("between", "text", "origin", "fix"),
     [
         (where, "torch.zeros", "`zeros` ({})", "`dtype=x.dtype` at {}"),
-        (cat, ".float()", "the cast to FP32 ({})", f"{CAST_TO_FP32} at {{}}"),
+        (cat, ".float()", "the cast to FP32 ({})", f"`self.last(y.to(self.last.weight.dtype))` at {LAST}"),
+        (rotary, "angles =", "`div` ({})", f"`self.last(y.to(self.last.weight.dtype))` at {LAST}"),
+        (from_double, ".float()", "the cast to FP32 ({})", f"{CAST_TO_FP32} at {{}}"),
         (from_numpy, "np.", "the tensor made at {}", "`.to(x.dtype)` at {}"),
         (through_views, "linspace", "`linspace` ({})", "`dtype=x.dtype` at {}"),
         (pooled, ".float()", "the cast to FP32 ({})", f"{CAST_TO_FP32} at {{}}"),
@@ -110,6 +129,24 @@ def test_the_line_that_made_the_fp32_values_is_named_not_only_the_one_that_raise
     assert found.evidence["fp32_origin"] == origin.format(line)
     assert found.evidence["dtype_fix"] == fix.format(line)
     assert "with cast weights (not under autocast)" in found.message
+
+
+def test_a_global_tensor_is_named_with_the_line_that_sets_it() -> None:
+    (found,) = predicted(global_window)
+    lines = inspect.getsource(inspect.getmodule(at)).splitlines()  # type: ignore[arg-type]
+    line = f"test_mixed.py:{lines.index('WINDOW = torch.linspace(0, 1, 8)') + 1}"
+    assert found.evidence["fp32_origin"] == f"`WINDOW` ({line})"
+    assert found.evidence["dtype_fix"] == f"`self.last(y.to(self.last.weight.dtype))` at {LAST}"
+
+
+def test_a_tensor_in_a_list_is_named_by_the_list() -> None:
+    model = Layers(lambda m, y: F.linear(y, m.tables[0]))
+    model.tables = [model.table]
+    del model.table
+    toy = captured(model, X)
+    found = classify(toy.capture, toy.facts, RULES)[0]
+    assert found.evidence["fp32_origin"].startswith("the attribute `tables`")
+    assert found.evidence["dtype_fix"].startswith("`self.register_buffer` for each tensor of `tables`")
 
 
 def test_a_plain_attribute_is_named_with_the_line_that_sets_it() -> None:
