@@ -41,7 +41,7 @@ from .plan.quantized import QuantizedPlans
 from .plan.recommend import recommend
 from .plan.repairs import predict_repairs
 from .plan.scores import InFp32, in_fp32
-from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
+from .plan.verified import failed_runs, mark_unsafe, run_held_choices, timed_plans, today_of
 from .plan.workbench import Workbench, in_unit
 from .records import Audit, Environment, Finding, Subject, Weight
 from .records.audit import Provenance
@@ -50,7 +50,7 @@ from .report.view import warnings_of
 from .report.words import label
 from .rulebook.causes import FlowGraph, about, findings_of
 from .rulebook.load import spread
-from .rulebook.verdicts import Judgement, judge, judge_layers, reports_of, with_backward
+from .rulebook.verdicts import judge, judge_layers, reports_of, with_backward
 from .settings import Settings
 from .stages import Stages, explain
 from .training.recommend import recommend_plan
@@ -92,8 +92,9 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         captured, judged, findings, budget = bench.capture, bench.judged, bench.findings, bench.yardstick.budget
         with bench.held:
             planned = _make_plans(bench, stages, score, generating, step)
-        if (known := mark_unsafe(judged, planned.baselines)) is not judged:
-            judged, findings = known, find(known)
+        known, failed = mark_unsafe(judged, planned.baselines), failed_runs(planned.baselines)
+        if known is not judged or failed:
+            judged, findings = known, find(known, failed=failed)
         recommended, reason = recommend(planned.plans, budget, options.use, baselines=planned.baselines)
         if step is not None:
             with stages("low-precision steps", f"run the training step in {' and '.join(map(label, options.formats))}"):
@@ -132,9 +133,9 @@ def _audit(subject: Subject, options: Settings) -> Audit:
 
 def _measure(
     subject: Subject, options: Settings, stages: Stages, as_set: Flags
-) -> tuple[Workbench, MeasuredStep | None, Callable[[Judgement], tuple[Finding, ...]]]:
+) -> tuple[Workbench, MeasuredStep | None, Callable[..., tuple[Finding, ...]]]:
     """Record the model, measure and judge every operation. Returns the inputs of planning, the FP32 training step if
-    training is audited, and a function of a Judgement that returns the findings."""
+    training is audited, and a function that returns the findings of a Judgement and of `failed` runs, see `findings_of`."""
     formats, seed, step = options.formats, options.seed, None
     with stages("capture", subject.name):
         first = (recordings := record_paths(subject, formats, seed)).first.capture

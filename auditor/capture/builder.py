@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from ..numerics.entries import over_tensors
 from ..numerics.nodes import op_name, operation_of, tensors_in
-from ..records import Batch, Call
+from ..records import Batch, Call, Made
 from .regions import Region
 from .source import SourceLine
 
@@ -44,7 +44,7 @@ class Recording:
     value}. marks: {node: its Mark}. reads: whether Python read values that depend on the inputs, so that the graph is
     valid for these inputs only. asked: whether Python read a dtype. elsewhere: whether modules ran in another thread,
     which is not recorded. operations: number of operations run, even if no output depends on them. returned: {node:
-    keys of the module calls that returned it}."""
+    keys of the module calls that returned it}. made: {constant: where the user's code made it}."""
 
     graph: fx.Graph = field(default_factory=fx.Graph)
     names: dict[str, str] = field(default_factory=dict)
@@ -57,6 +57,7 @@ class Recording:
     elsewhere: bool = False
     operations: int = 0
     returned: dict[str, list[str]] = field(default_factory=dict)
+    made: dict[str, Made] = field(default_factory=dict)
 
 
 class Builder:

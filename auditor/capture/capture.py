@@ -205,7 +205,8 @@ def assemble(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
         own = () if fqn is None else tuple(holders.get(id(tensor_at(model, fqn)), ()))
         argument = node.name if kind == "input" else None
         kind = "constant" if kind == "held" else kind
-        placeholders.append(Placeholder(node.name, kind, fqn, holders=own, argument=argument))
+        made = recording.made.get(node.name)
+        placeholders.append(Placeholder(node.name, kind, fqn, holders=own, argument=argument, made=made))
     types = {paths[id(module)][0]: type(module).__name__ for module in modules_of(model)}
     order = tuple(placeholder.name for placeholder in placeholders)
     operations = [node for node in recording.graph.nodes if node.op == "call_function"]

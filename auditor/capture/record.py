@@ -32,6 +32,7 @@ from .functional import (
     written_arguments,
 )
 from .intercept import Handler, intercept
+from .made import made_of
 from .regions import Region, entered_at
 from .source import written_at
 from .values import Values
@@ -83,9 +84,17 @@ class _Recorder(Handler):
         self.functions = Functions(calls, self.notice_reads)
         self.around = around or Region(False, "")
         self.builder = Builder(recording, Mark(calls.open, None, None, 0))
-        self._emit, self._constant = self.builder.emit, self.builder.constant
+        self._emit = self.builder.emit
         self.values = Values(self._emit, self._constant)
         self.kept: list[torch.Tensor] = []
+
+    def _constant(self, x: torch.Tensor, kind: str = "constant") -> fx.Node:
+        """Add a placeholder for a tensor that the recorded operations did not make, and note where it was made."""
+        node = self.builder.constant(x, kind)
+        made = made_of(x, record.__code__) if x.is_floating_point() else None
+        if made is not None:
+            self.recording.made[node.name] = made
+        return node
 
     def begin(self, model: nn.Module, batch: Batch) -> Batch:
         """Add placeholders for the model's state and the batch's tensors; returns the copied batch."""

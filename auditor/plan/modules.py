@@ -10,13 +10,14 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from ..capture.paths import reach
+from ..execution.mixtures import find_mixtures
 from ..execution.policy import Policy, choice_from_scopes, choice_keeping
 from ..execution.resolve import Resolution, is_low
 from ..numerics.formats import label
 from ..numerics.operations import operation
 from ..records import Finding, Node, Plan, Reason
 from ..records.paths import FP32_OUTPUT, function_in, module_of
+from ..rulebook.mixed import Describer
 from .outputs import outputs_in, outputs_of
 from .problem import Problem
 from .search import MARGIN, MOST_OFF, WORTH, Candidate, Space
@@ -113,7 +114,7 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
     problem, chosen = space.problem, as_candidate(space.problem, plan)
     outputs = sorted(path for path in chosen.high if path.endswith(FP32_OUTPUT))
     alone = {owner: _lower(problem, chosen, [owner]) for owner in (*_fp32_owners(problem, chosen), *outputs)}
-    forbidden = {owner: _find_prohibition(problem, point, chosen, owner) for owner, point in alone.items()}
+    forbidden = {owner: _find_prohibition(space, point, chosen, owner) for owner, point in alone.items()}
     may = [owner for owner, why in forbidden.items() if why is None or why.kind == "not-floating"]
     idle = [owner for owner in may if alone[owner].price >= chosen.price]
     low = _lower(problem, chosen, idle)
@@ -154,7 +155,7 @@ def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, mo
         short = ", too little for one more change of precision" if saves else ""
         return Reason("no-gain", f"{gain}{short}", adds=adds, left=left)
     raises = f"{'raises' if ran else 'is predicted to raise'} the {space.what}"
-    words = explain_budget(before, after, budget, saves, objective, raises)
+    words = explain_budget(before, after, budget, saves, objective, raises, space.failures.get(low.high, ""))
     return Reason("margin" if after <= budget else "budget", words, adds=adds, left=left, ran=ran)
 
 
@@ -192,8 +193,9 @@ def _lower(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candid
     return problem.evaluate((chosen.high | kept).difference(*(lowered_with(problem, owner) for owner in owners)))
 
 
-def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
+def _find_prohibition(space: Modules, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
     """The reason why a module cannot run in low precision, or None. point: `chosen` with the module lowered."""
+    problem = space.problem
     if not _has_floats(problem, owner):
         without = "has no floating-point" if _operations(problem, owner) else "contains only submodules, no"
         return Reason("not-floating", f"{without} operations")
@@ -214,9 +216,8 @@ def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, own
     why = f"{name}{place} is {kind}, since {verdict.reason}"
     if worst in then.conflicts and kind not in ("unsafe", "untested"):
         kind = "conflict"
-        why = (
-            f"{name}{place}{_line_of(nodes[worst])} would get tensors of two dtypes{_fp32_origin(problem, then, worst)}"
-        )
+        policy = problem.policy_for(choice_keeping(point.high, problem.format))
+        why = f"{name}{place}{_line_of(nodes[worst])} {_mixed_words(space, policy, then, worst)}"
     if worst in own:
         return Reason(kind, why, by=by)
     if kind == "conflict" and owner in problem.forced_fp32 and owner != module_of(owner):
@@ -230,19 +231,15 @@ def _line_of(node: Node) -> str:
     return f" ({node.source})" if node.source else ""
 
 
-def _fp32_origin(problem: Problem, resolution: Resolution, conflict: str) -> str:
-    """Words on the tensor that is FP32 where others are in low precision: which operation made it, at which line."""
-    nodes = problem.capture.nodes
-
-    def wide_inputs(name: str) -> list[str]:
-        inputs = nodes[name].inputs if name in nodes else ()
-        return [source for source in inputs if source in nodes and resolution.dtypes[source] == "fp32"]
-
-    chain = [name for name in reach(wide_inputs(conflict), wide_inputs) if not wide_inputs(name)]
-    if not chain:
-        return ", which raises an error"
-    first = min(chain, key=list(nodes).index)
-    return f", which raises an error: {first}{_line_of(nodes[first])} makes one in FP32"
+def _mixed_words(space: Modules, policy: Policy, resolution: Resolution, conflict: str) -> str:
+    """What happens at an operation that gets two dtypes: what the run of the whole model in low precision raised there,
+    otherwise what is predicted; and where the FP32 values were made."""
+    origins = Describer(policy.capture).origins([find_mixtures(policy, resolution)[conflict]])
+    wide = f"; the FP32 values come from {origins}" if origins else ""
+    said, line = space.failures.get(space.low.high, ""), policy.capture.nodes[conflict].source
+    if line and said.endswith(f"({line})"):
+        return f"raises an error in a run of the whole model in {label(policy.format)}: {said.removesuffix(f' ({line})')}{wide}"
+    return f"would get tensors of two dtypes, which raises an error{wide}"
 
 
 def explain_gain(saves: float, objective: str) -> str:
@@ -250,10 +247,15 @@ def explain_gain(saves: float, objective: str) -> str:
     return f"saves {f'at most {max(saves, 0.001):.1%} of the' if saves > 0 else 'no'} {GAINS[objective]}"
 
 
-def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, raises: str) -> str:
-    """A text which says that low precision in a module causes too large an error, and how much it would save."""
+def explain_budget(
+    before: float, after: float, budget: float, saves: float, objective: str, raises: str, failure: str = ""
+) -> str:
+    """A text which says that low precision in a module causes too large an error, and how much it would save. failure:
+    what a run of the model raised with low precision there."""
+    if failure:
+        return f"with low precision there, a run of the model raises an error: {failure}"
     if not math.isfinite(after):
-        return "with low precision there, a run of the model failed, or the outputs contained Inf or NaN"
+        return "with low precision there, the outputs contained Inf or NaN, or the patched model exceeded the budget"
     gain = explain_gain(saves, objective)
     return f"low precision there {raises} from {before:.3g} to {after:.3g} (plans may use {MARGIN * budget:.3g}), and {gain}"
 

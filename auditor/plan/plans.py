@@ -48,6 +48,8 @@ class Planner:
             fails = ran.measured_error is None or not all(one.holds for one in ran.criteria)
             error = max(ran.measured_error or 0.0, ran.with_gradients or 0.0)
             result[name], space.log[space.low.high] = ran, math.inf if fails else error
+            if ran.failure:
+                space.failures[space.low.high] = ran.failure
         return result
 
     def plans(self) -> dict[str, Plan]:

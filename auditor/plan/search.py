@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
-from ..errors import let_through
+from ..errors import first_line, let_through
 from ..numerics.formats import runs
 from ..records import Plan
 
@@ -244,13 +244,15 @@ class Energy:
 
 class Space(ABC):
     """All choices for one plan. nothing: everything in FP32, which meets every limit. least: lower bound of all prices.
-    log: {FP32 part of a choice: error of its replay}, inf if that raises, or if the artefact misses the budget."""
+    log: {FP32 part of a choice: error of its replay}, inf if that raises, or if the artefact misses the budget.
+    failures: {FP32 part of a choice: the message of a replay, or of the model, that raised}."""
 
     nothing: Candidate
     least = 0.0
 
     def __init__(self) -> None:
         self.log: dict[Choice, float] = {}
+        self.failures: dict[Choice, str] = {}
 
     @abstractmethod
     def propose(self, allowed: float) -> Candidate:
@@ -267,7 +269,7 @@ class Space(ABC):
                 self.log[point.high] = self.replay(point)
             except Exception as error:
                 let_through(error)
-                self.log[point.high] = math.inf
+                self.log[point.high], self.failures[point.high] = math.inf, first_line(error)
         return self.log[point.high]
 
     def within_budget(self) -> list[Candidate]:
@@ -320,6 +322,8 @@ def find_verified(
         limits = {name: limits[name] for name in missed if runs(plans[name].format)}
         for name in limits:
             spaces[name].log[made[name].high] = math.inf
+            if (ran := plans[name].verification) is not None and ran.failure:
+                spaces[name].failures[made[name].high] = ran.failure
             error = plans[name].measured_error
             limits[name] *= 0.25 if error is None else min(0.5, MARGIN * max_error / error)
         if not limits:

@@ -31,7 +31,7 @@ from ..records.measure import MEASURED
 from ..rulebook.verdicts import Judgement
 from ..stages import tick
 from ..verify.loaders import in_hand
-from ..verify.running import FP32, TODAY, Answers, Runs, compare_times, failure_of, said_no_memory
+from ..verify.running import FP32, TODAY, Answers, Runs, compare_times, failure_of, said_no_memory, says_nothing
 from .workbench import Workbench, worst_of
 
 Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
@@ -165,6 +165,16 @@ def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Jud
             why = f"its result contains {first.value} in {how}, though finite if run alone; the cause is {cause}"
             found.setdefault((first.node, fmt), Verdict("unsafe", why, limit, first.batch))
     return judged.with_unsafe(found)
+
+
+def failed_runs(baselines: Mapping[str, Verification]) -> dict[tuple[str, str], str]:
+    """{(strategy, format): message} of the runs with everything in low precision that raised an error of the model."""
+    result = dict[tuple[str, str], str]()
+    for name, base in baselines.items():
+        strategy, _, fmt = name.partition("_")
+        if base.failure and runs(fmt) and not says_nothing(base.failure):
+            result[strategy, fmt] = base.failure
+    return result
 
 
 def today_of(bench: Workbench) -> Today | None:

@@ -10,6 +10,7 @@ from .graph import Batch as Batch
 from .graph import Call as Call
 from .graph import Capture as Capture
 from .graph import Literals as Literals
+from .graph import Made as Made
 from .graph import ModelPath as ModelPath
 from .graph import Node as Node
 from .graph import Objective as Objective

@@ -164,11 +164,24 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Made:
+    """Where the user's code made a tensor that no recorded operation made, for example with NumPy.
+
+    name: its variable or attribute, "" if unknown. source: line as `file:line`, or None. kind: local | global | attribute
+    (of a module) | container (in a list or dict that is an attribute of a module); unnamed tensors are local.
+    """
+
+    name: str
+    source: str | None
+    kind: str = "local"
+
+
+@dataclass(frozen=True)
 class Placeholder:
     """An input of the graph. kind: parameter | buffer | constant | input; fqn: dotted name of the parameter or buffer.
 
     holders: first paths of all modules that own the parameter or buffer, called or not. made_in: {format: dtype of this
-    constant if the model is stored in the format}, if it differs. argument: name of an input in `forward`.
+    constant if the model is stored in the format}, if it differs. argument: name of an input in `forward`. made: where a constant was made, if known.
     """
 
     name: str
@@ -177,6 +190,7 @@ class Placeholder:
     made_in: Mapping[str, torch.dtype] = empty()
     holders: tuple[str, ...] = ()
     argument: str | None = None
+    made: Made | None = None
 
     @property
     def is_shared(self) -> bool:

@@ -161,6 +161,8 @@ class Weight:
     range: Annotated[Magnitudes, FileField("magnitudes of the values")]
 
 
+FAILURES = ("DTY", "RUN")
+"""Prefixes of the rules about runs of the whole model in low precision that raised."""
 MEASURED = frozenset({"MSR001", "MSR002", "MSR003"})
 """Codes of the rules that report an operation which is measured unsafe, if no other rule reports it."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..artefact.strategies import plan_title, strategy_of
 from ..records import Finding, NodeReport, Plan, Repair
 from ..records.audit import Audit
-from ..records.measure import MEASURED
+from ..records.measure import FAILURES, MEASURED
 from ..records.paths import pattern, place_of, within
 from .kept import keep_alone, tally
 from .words import SEVERITIES, count, label, list_paths, percent, scope
@@ -125,11 +125,13 @@ class Cause:
 
 @dataclass(frozen=True)
 class Causes:
-    """All causes, ranked. wanting: errors and warnings; notes: others; about: the plan that severities refer to."""
+    """All causes, ranked. wanting: errors and warnings; notes: others; about: the plan that severities refer to; fails:
+    whether the model without a plan raises an error."""
 
     wanting: tuple[Cause, ...]
     notes: tuple[Cause, ...]
     about: str
+    fails: bool = False
 
     @property
     def all(self) -> tuple[Cause, ...]:
@@ -150,6 +152,8 @@ class Causes:
     def headline(self) -> str:
         """The number of problems of each severity, and the number of notes, in words."""
         said = count(len(self.notes), "note")
+        if not self.wanting and self.fails:
+            return "the model fails to run without a plan" + f", {said}" * bool(self.notes)
         if not self.wanting:
             return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule matched"
         kinds = Counter(cause.severity for cause in self.wanting)
@@ -171,11 +175,13 @@ def causes(audit: Audit) -> Causes:
     result = sorted((Cause(audit, members, reports) for members in groups.values()), key=lambda cause: cause.rank)
     wanting, notes = (tuple(one for one in result if (one.severity == "info") is info) for info in (False, True))
     plan, about = audit.plans.get(next((f.plan for f in audit.findings if f.plan), "")), ""
+    raises = any(f.rule.startswith(FAILURES) and f.severity == "error" for f in audit.findings)
+    unless = ", unless the model raises an error without it" if raises else ""
     if plan is not None:
-        about = f"Severities assume {_plan_words(audit, plan)}: a problem that this plan avoids is at most a warning."
+        about = f"Severities assume {_plan_words(audit, plan)}: a problem that this plan avoids is at most a warning{unless}."
     elif any(finding.bearing == "stops" for finding in audit.findings):
         about = "No plan uses low precision: severities are the rules' defaults."
-    return Causes(wanting, notes, about)
+    return Causes(wanting, notes, about, any(ran.failure for ran in audit.baselines.values()))
 
 
 def repair_words(audit: Audit, repair: Repair) -> str:

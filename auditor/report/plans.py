@@ -3,12 +3,13 @@ islands; and shows code that applies a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 from ..artefact.strategies import plan_title, strategy_of
 from ..criteria.criterion import FLOOR
 from ..numerics.devices import CPU
-from ..numerics.formats import runs
+from ..numerics.formats import FORMATS, runs
 from ..plan.recommend import flipped_words, kept_apart
 from ..records import CriterionValue, Evaluation, Onnx, Plan, Proposal, Score, TimeAndMemory, Times, Today, Verification
 from ..records.audit import Audit
@@ -132,7 +133,30 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
         made = "measured" if plan.measured_times else "predicted" + f" for one {plan.target}" * bool(plan.target)
         said = f"* recommended. Low FLOPs: share of FLOPs in low precision. Speed-ups are {made}."
         yield Prose("", (said + f" Predicted memory: {chosen.memory}." * bool(chosen.memory),), "muted")
+    yield Prose("Fails", failures(audit), listed=len(failures(audit)) > 1)
     yield Prose("Program", tuple(p.program for p in plans if p.program))
+
+
+def failures(audit: Audit) -> tuple[str, ...]:
+    """Lines on runs without a plan that failed: formats and strategies, and the message with operation and source line.
+    Messages that differ only in the name of the dtype share a line."""
+    dtypes = "|".join(filter(None, (FORMATS[fmt].storage for fmt in audit.formats)))
+    alike = dict[str, dict[str, str]]()  # {message without dtypes: {name of a run: its message}}
+    for name, ran in audit.baselines.items():
+        if ran.failure:
+            alike.setdefault(re.sub(rf"\b({dtypes})\b", "", ran.failure), {})[name] = ran.failure
+    return tuple(f"{_runs_in_words(said)}, without a plan: {next(iter(said.values()))}" for said in alike.values())
+
+
+def _runs_in_words(names: Iterable[str]) -> str:
+    """Formats and strategies of runs: `FP16 and BF16 under autocast and with cast weights`."""
+    formats = dict[str, list[str]]()
+    for strategy, _, fmt in (name.partition("_") for name in names):
+        formats.setdefault(strategy_of(strategy).title, []).append(label(fmt))
+    titles = dict[str, list[str]]()
+    for title, several in formats.items():
+        titles.setdefault(" and ".join(several), []).append(title)
+    return ", and ".join(f"{several} {' and '.join(each)}" for several, each in titles.items())
 
 
 def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 import networkx as nx
 
@@ -19,16 +20,17 @@ from ..numerics.operations import operation
 from ..numerics.schemes import SCHEMES
 from ..records import Capture, Contribution, Finding, Node, Plan, Verdict
 from ..records.ledger import SilentCast
-from ..records.measure import Ignore
+from ..records.measure import FAILURES, Ignore
 from ..records.paths import place_of
 from ..records.quantization import QuantizedLayer
+from .failures import Failed, judge_failures
 from .findings import FLAGGED, apply_selection, classify, compare_with_verdicts, silent_findings, with_batches
 from .gather import gather
 from .rule import SEVERITIES, Rule
 from .verdicts import Judgement
 
 Verdicts = Mapping[str, Mapping[str, Verdict]]
-APART = ("hardware", "collectives", "settings", "casts", "quantization")
+APART = ("hardware", "collectives", "settings", "casts", "quantization", "dtypes", "runs")
 """Rule families about speed, devices, dtypes or schemes, which do not explain errors on the same line."""
 AMPLIFIED = 8.0
 """An operation amplifies errors if its inputs' errors change the outputs this many times as much as its result's
@@ -72,10 +74,11 @@ def findings_of(
     select: Sequence[str],
     ignores: Sequence[Ignore],
     casts: Sequence[SilentCast] = (),
+    failed: Failed = MappingProxyType({}),
 ) -> tuple[Finding, ...]:
     """Findings of the rules, compared with the measurement, each with its cause; precision findings on nodes that no
     strategy runs in low precision are dropped. formats, trains: as in `classify`; select, ignores: as in
-    `apply_selection`; casts: unrequested casts."""
+    `apply_selection`; casts: unrequested casts; failed: runs of the whole model in low precision that raised."""
     graph = FlowGraph(capture.nodes, measured, judged.verdicts)
     by_node: dict[str, dict[str, QuantizedLayer]] = {name: {} for name in graph.verdicts}
     for layer in judged.layers:
@@ -86,7 +89,8 @@ def findings_of(
     made = fired(capture, gather(capture, measured.ranges, verdicts, by_node))
     reached = (any(judged.exposed.get(one.node, {}).get(fmt, True) for fmt in one.formats) for one in made)
     found = tuple(one for one, reads_low in zip(made, reached, strict=True) if reads_low or not one.measurable)
-    found = compare_with_verdicts(found, verdicts) + silent_findings(casts, capture, rules, formats)
+    found = judge_failures(compare_with_verdicts(found, verdicts), failed, capture, rules)
+    found += silent_findings(casts, capture, rules, formats)
     caused = with_causes(apply_selection(found, select, ignores, rules), graph, rules)
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
     first = measured.first if later else None  # the first batch's measurements, if later batches matter
@@ -238,7 +242,8 @@ def about(
 
     If such a plan exists, findings on operations that it keeps in FP32, or that fail only under other plans, are at
     most warnings. Other findings become one level less severe. Exceptions: findings on no operation, on quantization,
-    and untestable findings on operations that the plan runs in low precision.
+    untestable findings on operations that the plan runs in low precision, and findings on runs that raised in the
+    plan's format.
     """
     findings = _with_strategies(findings, capture, graph)
     held = [plan for plan in plans.values() if plan.holds and plan.has_low]
@@ -266,13 +271,20 @@ def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: FlowG
     def low_under(finding: Finding, fmt: str) -> tuple[str, ...]:
         return tuple(name for name, computing in low.get(fmt, {}).items() if finding.node in computing)
 
-    return tuple(replace(f, met={fmt: low_under(f, fmt) for fmt in f.formats if low_under(f, fmt)}) for f in findings)
+    return tuple(
+        f
+        if f.rule.startswith(FAILURES)  # the runs that raised are known
+        else replace(f, met={fmt: low_under(f, fmt) for fmt in f.formats if low_under(f, fmt)})
+        for f in findings
+    )
 
 
 def _relation(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph: FlowGraph) -> str | None:
     if not finding.node or SCHEMES.keys() >= {*finding.formats}:
         return None
     if plan.format not in finding.formats:
+        return "elsewhere"
+    if finding.rule.startswith(FAILURES) and plan.strategy not in finding.met.get(plan.format, ()):
         return "elsewhere"
     if finding.node in under.computing:
         return "low"
@@ -286,6 +298,9 @@ def _relation(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph:
 def _with_severity(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph: FlowGraph) -> Finding:
     bearing = _relation(finding, plan, under, plainly, graph)
     spoken = replace(finding, plan=plan.name, bearing=bearing)
+    if finding.rule.startswith(FAILURES):
+        most = "error" if plan.format in finding.met else "warning"
+        return replace(spoken, severity=min(finding.severity, most, key=SEVERITIES.index))
     if bearing is None or (bearing == "low" and not finding.measurable):
         return spoken
     unsafe = graph.is_judged(finding.node, finding.formats, ("unsafe",))

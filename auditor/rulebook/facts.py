@@ -54,6 +54,11 @@ class NodeFacts:
     low_where: str | None = _fact(
         "", "in words, whether the operation is in low precision under autocast, with cast weights, or both"
     )
+    mixed_where: str | None = _fact(
+        "", "in words, whether the operation gets two dtypes and raises under autocast, with cast weights, or both"
+    )
+    fp32_origin: str | None = _fact("", "where the FP32 inputs among `mixed_where`'s dtypes were made, with the line")
+    dtype_fix: str | None = _fact("", "change of one line after which the operation gets one dtype")
     autocast_off: bool = _fact("", "whether the user's code disables autocast for the operation")
     autocast: str = _fact("", "effect of CUDA autocast: lower, fp32, fp32_unless_dtype, promote, banned, none")
 

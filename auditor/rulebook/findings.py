@@ -77,15 +77,15 @@ def _make_finding(
     message = without(set(rule.formats).difference(formats), rule.message)
     evidence = {fact: value_at(facts, fact) for fact in (*facts_used(rule.when), *facts_shown(message, formats))}
     said = fill_message(message, vars(facts), formats).removesuffix(".")
-    return _of(rule, **_at(capture.nodes[name]), formats=formats, message=said, why=why, evidence=evidence)
+    return finding_of(rule, **described(capture.nodes[name]), formats=formats, message=said, why=why, evidence=evidence)
 
 
-def _at(node: Node) -> dict[str, Any]:
+def described(node: Node) -> dict[str, Any]:
     """The fields of a finding that describe its node."""
     return {"node": node.name, **{key: getattr(node, key) for key in ("owner", "op", "source", "called_from")}}
 
 
-def _of(rule: Rule, **about: Any) -> Finding:
+def finding_of(rule: Rule, **about: Any) -> Finding:
     """A finding of a rule, with the texts of the rule file."""
     same = ("name", "severity", "confidence", "formats", "why", "advice", "references", "measurable")
     return Finding(
@@ -166,7 +166,7 @@ def apply_selection(
             message = f"{rule.message}: {ignore.code}{'' if ignore.module == '*' else f' in {ignore.module!r}'}"
             about = {"module": ignore.module, "code": ignore.code, "reason": ignore.reason}
             own = {"op": "auditor.ignore", "source": ignore.source, "message": message, "evidence": about}
-            chosen.append(_of(rule, node="", owner="", **own))
+            chosen.append(finding_of(rule, node="", owner="", **own))
     return tuple(finding for finding in chosen if not any(_ignores(one, finding) for one in ignores))
 
 
@@ -180,11 +180,11 @@ def silent_findings(
         if (rule := known.get(SILENT[cast.kind])) is not None:
             owner = cast.names[0].rpartition(".")[0]
             place = {"node": "", "owner": owner, "op": "auditor.cast", "source": cast.source}
-            place = _at(capture.nodes[cast.node]) if cast.node in capture.nodes else place
+            place = described(capture.nodes[cast.node]) if cast.node in capture.nodes else place
             lost = vars(cast.loss) if cast.loss else {}
             evidence = {"names": cast.names, "before": cast.before, "after": cast.after, **lost}
             message = f"{rule.message}: {_said(cast)}"
-            found.append(_of(rule, **place, formats=tuple(formats), message=message, evidence=evidence))
+            found.append(finding_of(rule, **place, formats=tuple(formats), message=message, evidence=evidence))
     return tuple(found)
 
 

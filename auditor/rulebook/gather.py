@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from ..execution.mixtures import Mixture, find_mixtures
 from ..execution.policy import Policy, plain
 from ..execution.resolve import is_low, resolve
 from ..measure.quantized import key_layers
@@ -21,6 +22,7 @@ from ..records.quantization import QuantizedLayer
 from . import values
 from .dimensions import gemm, reduction_length, sequence_length
 from .facts import NodeFacts
+from .mixed import Describer
 
 OF_NODE = (
     *(values.numel, reduction_length, sequence_length, values.reduce_op),
@@ -67,6 +69,7 @@ def gather(
             casts_up=uses.casts_up(node),
             casts_up_input=uses.casts_up_input(node),
             low_where=uses.where(node),
+            **uses.mixed.get(name, {}),
             autocast_off=record.region is not None and not record.region.enabled,
             autocast="none" if record.in_place else row.autocast,
             additions=runs[node].length,
@@ -169,9 +172,24 @@ WORDS = {
 }
 
 
+def describe_mixtures(
+    capture: Capture, under_autocast: Mapping[str, Mixture], with_cast: Mapping[str, Mixture]
+) -> dict[str, dict[str, Any]]:
+    """{operation that gets two dtypes and raises: the facts `mixed_where`, `fp32_origin` and `dtype_fix`}."""
+    describer, result = Describer(capture), dict[str, dict[str, Any]]()
+    for name in (*under_autocast, *(name for name in with_cast if name not in under_autocast)):
+        found = [mixtures[name] for mixtures in (under_autocast, with_cast) if name in mixtures]
+        result[name] = {
+            "mixed_where": WORDS[name in under_autocast, name in with_cast],
+            "fp32_origin": describer.origins(found),
+            "dtype_fix": describer.fix(name, found),
+        }
+    return result
+
+
 class Uses:
     """The dtypes of a capture with everything in low precision, under autocast and with cast weights. upcasts:
-    operations that the user's code runs in FP32.
+    operations that the user's code runs in FP32. mixed: {operation that gets two dtypes and raises: facts about it}.
 
     An operation that autocast lowers, such as a product, passes on no FP32 dtype, unless the code disables autocast.
     """
@@ -179,8 +197,10 @@ class Uses:
     def __init__(self, capture: Capture) -> None:
         formats = (fmt for node in capture.nodes.values() for fmt in (*node.literals, *node.autocast_literals))
         fmt = next(formats, "bf16")
-        policies = (Policy(capture, strategy, plain(fmt), fmt) for strategy in ("autocast", "cast"))
+        policies = [Policy(capture, strategy, plain(fmt), fmt) for strategy in ("autocast", "cast")]
         self._under, self._cast = map(resolve, policies)
+        found = [find_mixtures(policy, used) for policy, used in zip(policies, (self._under, self._cast), strict=True)]
+        self.mixed = describe_mixtures(capture, *found)
         self.upcasts = frozenset(
             node.name
             for node in capture.graph_module.graph.nodes

@@ -297,4 +297,42 @@ REDUCTIONS = (
     case("distant numbers", lambda x, y: x - y, LARGE, LARGE / 2, silent="RED009"),
 )  # fmt: skip
 
-CASES = (*NORMS, *SOFTMAX, *BOUNDARY, *LINALG, *RECURRENT, *ROUTING, *REDUCTIONS)
+
+def between_layers(function: Callable[..., Tensor]) -> Callable[[], nn.Module]:
+    """The function between two linear layers, which it may call `m.layer`."""
+    return lambda: Model(lambda m, x: m.last(function(m, m.layer(x))), layer=nn.Linear(8, 8), last=nn.Linear(8, 8))
+
+
+def filled(m: Any, x: Tensor) -> Tensor:
+    result = torch.zeros(4, 8)
+    result[torch.tensor([0, 1])] = x
+    return result.to(x.dtype)
+
+
+MIXED = (
+    # what torch creates is FP32 beside a low-precision layer, whatever stands between; what raises is named
+    module("mask made float", between_layers(lambda m, x: x * (x > 0).float()), ramp(2, 8), DTY002="linear_1"),
+    module("mask in the dtype", between_layers(lambda m, x: x * (x > 0).to(x.dtype)), ramp(2, 8), silent="DTY002"),
+    module("a scalar does not promote", between_layers(lambda m, x: x * torch.tensor(2.0)), ramp(2, 8), silent="DTY002"),
+    module("upcast and back", between_layers(lambda m, x: x.float().exp().to(x.dtype)), ramp(2, 8), silent="DTY002"),
+    module("filled", between_layers(filled), ramp(2, 8), DTY001="index_put", silent="DTY005"),
+    module("norm", lambda: Model(lambda m, x: m.n(x.float()), n=nn.LayerNorm(8)), ramp(2, 8), DTY003="layer_norm"),
+    module("norm as it is", lambda: Model(lambda m, x: m.n(x), n=nn.LayerNorm(8)), ramp(2, 8), silent="DTY003"),
+    case(
+        "mask of attention",
+        lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.zeros(2, 2)),
+        ramp(1, 2, 8),
+        DTY004="scaled_dot_product_attention",
+        silent="DTY005",
+    ),
+    case(
+        "boolean mask",
+        lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(2, 2, dtype=torch.bool)),
+        ramp(1, 2, 8),
+        silent="DTY004 DTY005",
+    ),
+    module("lerp", between_layers(lambda m, x: torch.lerp(x, -x, ramp(8))), ramp(2, 8), DTY005="lerp"),
+    module("lerp by a number", between_layers(lambda m, x: torch.lerp(x, -x, 0.5)), ramp(2, 8), silent="DTY005"),
+)  # fmt: skip
+
+CASES = (*NORMS, *SOFTMAX, *BOUNDARY, *LINALG, *RECURRENT, *ROUTING, *REDUCTIONS, *MIXED)

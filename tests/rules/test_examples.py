@@ -33,11 +33,13 @@ from tests.support.findings import finding
 
 RULES = load_rules()
 RULE_CASES = (*cases.CASES, *more_cases.CASES)
-APART = ("linalg", "recurrent")
+APART = ("linalg", "recurrent", "dtypes")
 """Families with operations that can not even be traced in half precision; others would lose that trace with them."""
 GROUPS = {
     **{name: [rule for rule in RULES if rule.family == name] for name in APART},
-    "others": [rule for rule in RULES if rule.family not in (*APART, "measured", "settings", "casts", "quantization")],
+    "others": [
+        rule for rule in RULES if rule.family not in (*APART, "measured", "settings", "casts", "quantization", "runs")
+    ],
 }
 
 

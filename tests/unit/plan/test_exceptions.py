@@ -239,7 +239,7 @@ def test_what_a_plan_says_of_such_a_function_is_so() -> None:
         assert reason.functions == (f"{path}..{choice.keep[0]}",)
         assert reason.words.startswith("returns FP32 anyway; if not kept in FP32, matmul_")
         assert re.search(
-            r" \(.+:\d+\) would get tensors of two dtypes, which raises an error: .+ \(.+:\d+\) makes one in FP32$",
+            r" \(.+:\d+\) raises an error in a run of the whole model in BF16: .+; the FP32 values come from .+ \(.+:\d+\)$",
             reason.words,
         )
     assert len([reason for reason in plan.reasons if reason.kind == "conflict"]) == 2
