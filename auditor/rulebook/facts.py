@@ -39,6 +39,7 @@ class NodeFacts:
     operation: str = _fact("", "name of the operation in messages, without namespace and overload")
     owner: str = _fact("", "path of the module that contains the operation; empty for the root")
     owner_type: str = _fact("", "class of the module that contains the operation")
+    torch_module: bool = _fact("", "whether torch defines that module, as it does Linear; else code runs the operation")
     dtype: str = _fact("", "dtype of the output in the captured FP32 run")
     input_dtype: str | None = _fact("", "dtype of the first tensor input in the captured FP32 run")
     numel: int | None = _fact("elements", "number of elements of the output")

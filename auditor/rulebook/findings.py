@@ -77,7 +77,9 @@ def _make_finding(
     message = without(set(rule.formats).difference(formats), rule.message)
     evidence = {fact: value_at(facts, fact) for fact in (*facts_used(rule.when), *facts_shown(message, formats))}
     said = fill_message(message, vars(facts), formats).removesuffix(".")
-    return _of(rule, **_at(capture.nodes[name]), formats=formats, message=said, why=why, evidence=evidence)
+    others = (other.advice for other in rule.other_advice if evaluate(other.when, facts) is True)
+    texts = {"message": said, "why": why, "advice": next(others, rule.advice)}
+    return _of(rule, **_at(capture.nodes[name]), formats=formats, evidence=evidence, **texts)
 
 
 def _at(node: Node) -> dict[str, Any]:

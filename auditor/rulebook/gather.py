@@ -57,7 +57,7 @@ def gather(
         read = node.all_input_nodes[0] if node.all_input_nodes else None
         by_itself: dict[str, Any] = {fact: name in names for fact, names in stands.items()}
         by_itself |= {fact.__name__: fact(node) for fact in OF_NODE}
-        by_itself |= {fact: getattr(record, fact) for fact in ("op", "owner", "owner_type", "dtype")}
+        by_itself |= {fact: getattr(record, fact) for fact in ("op", "owner", "owner_type", "torch_module", "dtype")}
         return NodeFacts(
             operation=row.name,
             input_dtype=dtype_name(result) if read and (result := dtype(read)) else None,
