@@ -72,6 +72,13 @@ class NodeFacts:
     additions: int = _fact("1", "number of successive additions to one value, if the operation is the last; else 0")
     absorbed: Mapping[str, float | None] = _fact("1", "sum of updates lost in `additions`, in a format's spacings")
 
+    counts: bool | None = _fact(
+        "", "whether an indexed addition, such as index_add, adds ones or other equal or whole terms"
+    )
+    added_terms: int | None = _fact("1", "largest number of terms that an indexed addition can add to one entry")
+    largest_term: float | None = _fact("1", "largest magnitude of the terms of an indexed addition, measured in FP32")
+    total_in_terms: float | None = _fact("1", "for an indexed addition: `output_max_abs` / `largest_term`")
+
     constants: tuple[float, ...] = _fact("1", "finite constants among the arguments, not computed from a dtype")
     constant_max_abs: float | None = _fact("1", "largest magnitude among `constants`")
     constant_largest: float | None = _fact("1", "the value among `constants` with the largest magnitude, with its sign")

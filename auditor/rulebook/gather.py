@@ -19,6 +19,7 @@ from ..numerics.schemes import SCHEMES
 from ..records import Capture, Magnitudes, Verdict
 from ..records.quantization import QuantizedLayer
 from . import values
+from .counts import facts_of_counts
 from .dimensions import gemm, reduction_length, sequence_length
 from .facts import NodeFacts
 
@@ -79,6 +80,7 @@ def gather(
             **_sizes(node, ranges, stands["from_weights"], verdicts.get(name, {})),
             **_under_schemes(layers.get(name, {})),
             **gemm(node),
+            **facts_of_counts(node, ranges),
             **by_itself,
             **_literals(node, record.floating, derived),
         )

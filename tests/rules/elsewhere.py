@@ -68,6 +68,46 @@ def share(x: Tensor) -> Tensor:
     return x / x.sum(-1, keepdim=True)
 
 
+def hubs(*counts: int) -> Tensor:
+    """An index that names entry i so many times."""
+    return torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+
+
+def counting(*counts: int) -> tuple[Elsewhere, ...]:
+    """Counts by four operations, and what reads them."""
+    index, x = hubs(*counts), torch.ones(len(counts))
+    size = len(counts)
+    given, names = {"x": x, "index": index}, {"size": size}
+    return (
+        Elsewhere(
+            lambda x, index, until: until(x.new_zeros(size).scatter_add(0, index, x.new_ones(len(index)))),
+            lambda degree: degree.clamp(min=1).rsqrt(),
+            given,
+            names,
+        ),
+        Elsewhere(
+            lambda x, index, until: until(
+                torch.zeros_like(x).scatter_reduce(0, index, torch.ones_like(index).to(x.dtype), "sum")
+            ),
+            lambda count: (count / 4096).tanh(),
+            given,
+            names,
+        ),
+        Elsewhere(
+            lambda x, index, until: until(torch.zeros_like(x).put(index, torch.ones_like(index).to(x.dtype), True)),
+            share,
+            given,
+            names,
+        ),
+        Elsewhere(
+            lambda x, index, until: until(x.new_zeros(size).index_add(0, index, (index >= 0).to(x.dtype))),
+            lambda count: count.log1p(),
+            given,
+            names,
+        ),
+    )
+
+
 STEPS = torch.full((2, 3000), 0.25)
 SPREAD = torch.arange(64.0).reshape(2, 32) % 5
 EVEN = torch.linspace(0, 7, 8).repeat(2, 1)
@@ -129,6 +169,8 @@ ELSEWHERE = {
         (torch.cos, {"x": NEARLY}),
         (lambda mean: (mean - 1000).exp(), {"x": NEARLY.flip(0)}),
     ),
+    "RED010": counting(9000, 4500, 20),
+    "RED011": counting(1200, 600, 20),
     "NRM003": many(
         lambda x, until_small: until_small(x.pow(2).mean(-1)),
         (lambda energy: 10 * torch.log10(energy), {"x": 512 * EVEN}),
