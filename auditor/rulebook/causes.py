@@ -14,7 +14,7 @@ from ..execution.policy import Policy, choice_from_scopes, plain
 from ..execution.resolve import is_low, resolve
 from ..measure.calibrate import Calibration
 from ..measure.causes import breaks
-from ..numerics.formats import runs
+from ..numerics.formats import FORMATS, runs
 from ..numerics.operations import operation
 from ..numerics.schemes import SCHEMES
 from ..records import Capture, Contribution, Finding, Node, Plan, Verdict
@@ -24,6 +24,7 @@ from ..records.paths import place_of
 from ..records.quantization import QuantizedLayer
 from .findings import FLAGGED, apply_selection, classify, compare_with_verdicts, silent_findings, with_batches
 from .gather import gather
+from .inputs import InputRange, input_findings, is_input_cast
 from .rule import SEVERITIES, Rule
 from .verdicts import Judgement
 
@@ -40,16 +41,23 @@ WEIGHTY = 0.25
 
 @dataclass(frozen=True)
 class FlowGraph:
-    """The nodes of a capture in execution order, with their measurements and verdicts."""
+    """The nodes of a capture in execution order, with their measurements and verdicts. inputs: names of the model's
+    inputs, which the nodes read."""
 
     nodes: Mapping[str, Node]
     measured: Calibration
     verdicts: Verdicts
+    inputs: frozenset[str] = frozenset()
 
     def is_broken(self, name: str, *formats: str) -> bool:
         """Whether the node, alone in one of the formats, raises or turns its result or an output Inf or NaN."""
         errors, moved = self.measured.errors.get(name, {}), self.measured.contributions.get(name, {})
         return any(fmt in errors and breaks(errors[fmt], moved.get(fmt)) for fmt in formats)
+
+    def overflowing_inputs(self, fmt: str) -> list[str]:
+        """Inputs with values beyond the format's largest number."""
+        ranges = self.measured.ranges
+        return [name for name in self.inputs if name in ranges and ranges[name].max_abs > FORMATS[fmt].largest]
 
     def is_judged(self, name: str, formats: Collection[str], kinds: Collection[str] = FLAGGED) -> bool:
         """Whether the node has a verdict in `kinds` in one of the formats."""
@@ -72,11 +80,12 @@ def findings_of(
     select: Sequence[str],
     ignores: Sequence[Ignore],
     casts: Sequence[SilentCast] = (),
+    inputs: Sequence[InputRange] = (),
 ) -> tuple[Finding, ...]:
     """Findings of the rules, compared with the measurement, each with its cause; precision findings on nodes that no
     strategy runs in low precision are dropped. formats, trains: as in `classify`; select, ignores: as in
-    `apply_selection`; casts: unrequested casts."""
-    graph = FlowGraph(capture.nodes, measured, judged.verdicts)
+    `apply_selection`; casts: unrequested casts; inputs: ranges of the model's inputs."""
+    graph = FlowGraph(capture.nodes, measured, judged.verdicts, input_names(capture))
     by_node: dict[str, dict[str, QuantizedLayer]] = {name: {} for name in graph.verdicts}
     for layer in judged.layers:
         by_node[layer.node][layer.scheme] = layer
@@ -87,6 +96,7 @@ def findings_of(
     reached = (any(judged.exposed.get(one.node, {}).get(fmt, True) for fmt in one.formats) for one in made)
     found = tuple(one for one, reads_low in zip(made, reached, strict=True) if reads_low or not one.measurable)
     found = compare_with_verdicts(found, verdicts) + silent_findings(casts, capture, rules, formats)
+    found += tuple(input_findings(inputs, capture, rules, formats, judged.verdicts))
     caused = with_causes(apply_selection(found, select, ignores, rules), graph, rules)
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
     first = measured.first if later else None  # the first batch's measurements, if later batches matter
@@ -114,8 +124,10 @@ def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[R
 
 
 def _beginnings(graph: FlowGraph, fmt: str) -> dict[str, str]:
-    """{broken node (see is_broken): the first broken node upstream of it}; a node that raises is its own cause."""
-    result: dict[str, str] = {}
+    """{broken node (see is_broken): the first broken node or overflowing input upstream of it}; a node that raises is its
+    own cause."""
+    overflowing = graph.overflowing_inputs(fmt) if fmt in FORMATS else []
+    result = {name: name for name in overflowing}
     for name, node in graph.nodes.items():
         if graph.is_broken(name, fmt):
             sources = () if graph.measured.errors[name][fmt].unsupported else node.inputs
@@ -126,12 +138,20 @@ def _beginnings(graph: FlowGraph, fmt: str) -> dict[str, str]:
 def _place(
     graph: FlowGraph, finding: Finding, begins: Mapping[str, Mapping[str, str]], families: Mapping[str, str]
 ) -> str:
+    if finding.node in graph.inputs:
+        return f"input {finding.node}"
     if finding.node not in graph.nodes:
         return finding.source or finding.op
     if families.get(finding.rule) in APART:
         return f"{place_of(graph.nodes[finding.node])}: {finding.rule}"
-    origins = (begins[fmt].get(finding.node) for fmt in finding.formats)
-    return place_of(graph.nodes[next(filter(None, origins), finding.node)])
+    origins = (begins[fmt].get(finding.node) for fmt in finding.formats if not _is_about_buffers(finding))
+    origin = next(filter(None, origins), finding.node)
+    return f"input {origin}" if origin in graph.inputs else place_of(graph.nodes[origin])
+
+
+def _is_about_buffers(finding: Finding) -> bool:
+    """Whether a finding is about stored statistics, which no value that the operation reads changes."""
+    return "buffer_max_abs" in finding.evidence
 
 
 def _causes_of_measurement(
@@ -214,12 +234,14 @@ class _Uses:
 
     @classmethod
     def of(cls, capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> _Uses:
-        result = resolve(Policy(capture, strategy, precision_of, format))
+        policy = Policy(capture, strategy, precision_of, format)
+        result = resolve(policy)
+        inputs = (name for name in input_names(capture) if is_input_cast(policy, name))
         kernels = {name: result.computed_format(name) for name in capture.nodes}
         # An operation with a discrete result is in low precision if its inputs are.
         low = (n for n, to in kernels.items() if result.low(n) or is_low(to) or (not to and n in result.reads_low))
         reading = (name for name, node in capture.nodes.items() if any(result.low(source) for source in node.inputs))
-        return cls(frozenset(low), frozenset(reading) | result.reads_low)
+        return cls(frozenset((*low, *inputs)), frozenset(reading) | result.reads_low)
 
     @classmethod
     def by_operation(cls, capture: Capture, kept: Collection[str]) -> _Uses:
@@ -255,6 +277,11 @@ def about(
         under = _Uses.of(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
         plainly = _Uses.of(capture, plan.strategy, plain(plan.format), plan.format)
     return tuple(_with_severity(finding, plan, under, plainly, graph) for finding in findings)
+
+
+def input_names(capture: Capture) -> frozenset[str]:
+    """Names of the model's inputs in the graph."""
+    return frozenset(place.name for place in capture.placeholders if place.kind == "input")
 
 
 def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: FlowGraph) -> tuple[Finding, ...]:

@@ -79,7 +79,7 @@ def _make_finding(
     said = fill_message(message, vars(facts), formats).removesuffix(".")
     others = (other.advice for other in rule.other_advice if evaluate(other.when, facts) is True)
     texts = {"message": said, "why": why, "advice": next(others, rule.advice)}
-    return _of(rule, **_at(capture.nodes[name]), formats=formats, evidence=evidence, **texts)
+    return finding_of(rule, **_at(capture.nodes[name]), formats=formats, evidence=evidence, **texts)
 
 
 def _at(node: Node) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _at(node: Node) -> dict[str, Any]:
     return {"node": node.name, **{key: getattr(node, key) for key in ("owner", "op", "source", "called_from")}}
 
 
-def _of(rule: Rule, **about: Any) -> Finding:
+def finding_of(rule: Rule, **about: Any) -> Finding:
     """A finding of a rule, with the texts of the rule file."""
     same = ("name", "severity", "confidence", "formats", "why", "advice", "references", "measurable")
     return Finding(
@@ -168,7 +168,7 @@ def apply_selection(
             message = f"{rule.message}: {ignore.code}{'' if ignore.module == '*' else f' in {ignore.module!r}'}"
             about = {"module": ignore.module, "code": ignore.code, "reason": ignore.reason}
             own = {"op": "auditor.ignore", "source": ignore.source, "message": message, "evidence": about}
-            chosen.append(_of(rule, node="", owner="", **own))
+            chosen.append(finding_of(rule, node="", owner="", **own))
     return tuple(finding for finding in chosen if not any(_ignores(one, finding) for one in ignores))
 
 
@@ -186,7 +186,7 @@ def silent_findings(
             lost = vars(cast.loss) if cast.loss else {}
             evidence = {"names": cast.names, "before": cast.before, "after": cast.after, **lost}
             message = f"{rule.message}: {_said(cast)}"
-            found.append(_of(rule, **place, formats=tuple(formats), message=message, evidence=evidence))
+            found.append(finding_of(rule, **place, formats=tuple(formats), message=message, evidence=evidence))
     return tuple(found)
 
 

@@ -37,7 +37,9 @@ APART = ("linalg", "recurrent")
 """Families with operations that can not even be traced in half precision; others would lose that trace with them."""
 GROUPS = {
     **{name: [rule for rule in RULES if rule.family == name] for name in APART},
-    "others": [rule for rule in RULES if rule.family not in (*APART, "measured", "settings", "casts", "quantization")],
+    "others": [
+        rule for rule in RULES if rule.family not in (*APART, "measured", "settings", "casts", "quantization", "inputs")
+    ],
 }
 
 
