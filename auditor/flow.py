@@ -101,8 +101,8 @@ def _audit(subject: Subject, options: Settings) -> Audit:
                 recommended, reason = recommend_plan(training, planned.plans, recommended, reason, budget, options.use)
         plan = planned.plans.get(recommended or "")
         with stages("follow", f"record the dtypes under {recommended or 'FP32'}"):
-            graph = FlowGraph(captured.nodes, bench.measured, judged.verdicts, input_names(captured))
-            findings = about(findings, planned.plans, recommended, captured, graph)
+            graph = FlowGraph(captured.nodes, bench.measured, judged.verdicts, input_names(captured), judged.exposed)
+            findings = about(findings, planned.plans, recommended, captured, graph, options.strategies)
             followed = under_plan(captured, subject.model, subject.batches[0], plan)
     flops = {name: cost.flops for name, cost in bench.costs.items()}
     tried = [plan] if plan else [one for one in planned.plans.values() if one.is_verified]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import networkx as nx
@@ -42,12 +42,13 @@ WEIGHTY = 0.25
 @dataclass(frozen=True)
 class FlowGraph:
     """The nodes of a capture in execution order, with their measurements and verdicts. inputs: names of the model's
-    inputs, which the nodes read."""
+    inputs, which the nodes read. exposed: as in Judgement."""
 
     nodes: Mapping[str, Node]
     measured: Calibration
     verdicts: Verdicts
     inputs: frozenset[str] = frozenset()
+    exposed: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
     def is_broken(self, name: str, *formats: str) -> bool:
         """Whether the node, alone in one of the formats, raises or turns its result or an output Inf or NaN."""
@@ -58,6 +59,12 @@ class FlowGraph:
         """Inputs with values beyond the format's largest number."""
         ranges = self.measured.ranges
         return [name for name in self.inputs if name in ranges and ranges[name].max_abs > FORMATS[fmt].largest]
+
+    def follows(self, name: str, source: str, fmt: str) -> bool:
+        """Whether every strategy that runs the node in low precision also runs its source so: autocast may cast a value
+        that an FP32 operation computed, and then the cast at the node is where the value overflows."""
+        under, above = (self.exposed.get(each, {}).get(fmt) for each in (name, source))
+        return under is None or above is None or {*under} <= {*above}
 
     def is_judged(self, name: str, formats: Collection[str], kinds: Collection[str] = FLAGGED) -> bool:
         """Whether the node has a verdict in `kinds` in one of the formats."""
@@ -85,7 +92,7 @@ def findings_of(
     """Findings of the rules, compared with the measurement, each with its cause; precision findings on nodes that no
     strategy runs in low precision are dropped. formats, trains: as in `classify`; select, ignores: as in
     `apply_selection`; casts: unrequested casts; inputs: ranges of the model's inputs."""
-    graph = FlowGraph(capture.nodes, measured, judged.verdicts, input_names(capture))
+    graph = FlowGraph(capture.nodes, measured, judged.verdicts, input_names(capture), judged.exposed)
     by_node: dict[str, dict[str, QuantizedLayer]] = {name: {} for name in graph.verdicts}
     for layer in judged.layers:
         by_node[layer.node][layer.scheme] = layer
@@ -95,12 +102,13 @@ def findings_of(
     made = fired(capture, gather(capture, measured.ranges, verdicts, by_node))
     reached = (any(judged.exposed.get(one.node, {}).get(fmt, True) for fmt in one.formats) for one in made)
     found = tuple(one for one, reads_low in zip(made, reached, strict=True) if reads_low or not one.measurable)
-    found = compare_with_verdicts(found, verdicts) + silent_findings(casts, capture, rules, formats)
+    first = {(name, fmt) for fmt in formats for name, at in _beginnings(graph, fmt).items() if name == at}
+    found = compare_with_verdicts(found, verdicts, first) + silent_findings(casts, capture, rules, formats)
     found += tuple(input_findings(inputs, capture, rules, formats, judged.verdicts))
     caused = with_causes(apply_selection(found, select, ignores, rules), graph, rules)
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
-    first = measured.first if later else None  # the first batch's measurements, if later batches matter
-    shown = fired(capture.first, gather(capture.first, first.ranges)) if first is not None else ()
+    before = measured.first if later else None  # the first batch's measurements, if later batches matter
+    shown = fired(capture.first, gather(capture.first, before.ranges)) if before is not None else ()
     return with_batches(caused, capture, graph.verdicts, frozenset((one.rule, one.node) for one in shown))
 
 
@@ -130,8 +138,9 @@ def _beginnings(graph: FlowGraph, fmt: str) -> dict[str, str]:
     result = {name: name for name in overflowing}
     for name, node in graph.nodes.items():
         if graph.is_broken(name, fmt):
-            sources = () if graph.measured.errors[name][fmt].unsupported else node.inputs
-            result[name] = next((result[source] for source in sources if source in result), name)
+            raises = graph.measured.errors[name][fmt].unsupported
+            sources = [source for source in node.inputs if source in result and graph.follows(name, source, fmt)]
+            result[name] = name if raises or not sources else result[sources[0]]
     return result
 
 
@@ -254,13 +263,19 @@ class _Uses:
 
 
 def about(
-    findings: Sequence[Finding], plans: Mapping[str, Plan], recommended: str | None, capture: Capture, graph: FlowGraph
+    findings: Sequence[Finding],
+    plans: Mapping[str, Plan],
+    recommended: str | None,
+    capture: Capture,
+    graph: FlowGraph,
+    strategies: Collection[str] = (),
 ) -> tuple[Finding, ...]:
     """Set each finding's severity for the recommended plan; without one, for the fastest plan within the error budget.
 
     If such a plan exists, findings on operations that it keeps in FP32, or that fail only under other plans, are at
     most warnings. Other findings become one level less severe. Exceptions: findings on no operation, on quantization,
-    and untestable findings on operations that the plan runs in low precision.
+    and untestable findings on operations that the plan runs in low precision. strategies: the requested ones, by default
+    all; a finding that only occurs under others is a note.
     """
     findings = _with_strategies(findings, capture, graph)
     held = [plan for plan in plans.values() if plan.holds and plan.has_low]
@@ -276,7 +291,14 @@ def about(
     else:
         under = _Uses.of(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
         plainly = _Uses.of(capture, plan.strategy, plain(plan.format), plan.format)
-    return tuple(_with_severity(finding, plan, under, plainly, graph) for finding in findings)
+    severe = (_with_severity(finding, plan, under, plainly, graph) for finding in findings)
+    return tuple(_note_elsewhere(finding, strategies) for finding in severe)
+
+
+def _note_elsewhere(finding: Finding, strategies: Collection[str]) -> Finding:
+    """The finding, as a note if it only occurs under strategies other than the requested ones."""
+    met = {strategy for under in finding.met.values() for strategy in under}
+    return replace(finding, severity="info") if met and strategies and met.isdisjoint(strategies) else finding
 
 
 def input_names(capture: Capture) -> frozenset[str]:

@@ -189,6 +189,12 @@ ELSEWHERE = {
         (lambda density: (density * density).sqrt().sqrt(), {"raw": torch.full((3, 16), 9.5)}),
         (lambda density: 1 - torch.exp(-4 * density * 1e-5), {"raw": torch.tensor([9.75, 10.0, 10.5])}),
     ),
+    "ACT008": many(
+        lambda x, filters, until_small: until_small(x.pow(2) @ filters),
+        (lambda y: 10 * torch.log10(y.clamp(min=1e-5)), {"x": 512 * EVEN, "filters": torch.full((8, 2), 0.5)}),
+        (lambda y: (y * 1e-6).sqrt(), {"x": torch.full((3, 16), 384.0), "filters": torch.full((16, 4), 0.0625)}),
+        (share, {"x": torch.full((2, 5, 8), 1024.0), "filters": torch.full((8, 3), 0.25)}),
+    ),
     "ACT006": many(
         inverse_of_squares,
         (lambda ratio: ratio * 1e-5, {"x": TINY}),

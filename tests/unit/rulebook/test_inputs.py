@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
@@ -14,8 +15,9 @@ from auditor.records import Audit, Finding
 from auditor.rulebook.inputs import InputRange, cast_by, input_ranges
 from auditor.rulebook.load import load_rules
 from tests.rules.examples import example
-from tests.rules.test_repairs import BUDGET, error, outputs
+from tests.rules.test_repairs import BUDGET, code_of, error, low, outputs
 from tests.support.capturing import Function, captured
+from tests.support.replaying import Model
 
 
 class Table(nn.Module):
@@ -154,6 +156,29 @@ def test_the_advice_helps_if_the_input_is_passed_in_fp32(code: str, use: str) ->
         else:
             with torch.autocast("cuda", dtype=torch.float16):
                 assert error(truth, outputs(fixed, inputs)) <= BUDGET
+
+
+USES = {
+    "difference": (lambda x: (x[:, 1:] - x[:, :1]) / 1e6, LARGE),
+    "logarithm": (lambda x: x[:, :3].log(), 3 * LARGE),
+    "norm": (lambda x: F.layer_norm(x, x.shape[-1:])[:, :3], LARGE.flip(1)),
+}
+
+
+@pytest.mark.parametrize("kind", USES)
+@pytest.mark.parametrize("use", ["cast", "autocast"])
+def test_the_advice_helps_in_other_models(kind: str, use: str) -> None:
+    (rule,) = (rule for rule in load_rules() if rule.code == "INP001")
+    until_small, x = USES[kind]
+    holder = Model(lambda m, x: m.body(until_small(x)), body=nn.Linear(3, 2))
+    truth = outputs(holder, (x,))
+    if use == "cast":
+        assert not error(truth, low(holder, (x,), "fp16", "cast")) <= BUDGET
+        holder.half()
+    space: dict[str, Any] = {"torch": torch, "x": x, "self": holder, "until_small": until_small}
+    with auditor.emulate("cuda"), torch.no_grad(), torch.autocast("cuda", torch.float16, enabled=use == "autocast"):
+        exec("\n".join(code_of(rule.advice)), space)
+    assert error(truth, [space["y"]]) <= BUDGET
 
 
 @pytest.mark.parametrize("strategy", ["cast", "autocast"])
