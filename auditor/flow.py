@@ -48,7 +48,8 @@ from .records.audit import Provenance
 from .records.quantization import QuantizedPlan
 from .report.view import warnings_of
 from .report.words import label
-from .rulebook.causes import FlowGraph, about, findings_of
+from .rulebook.causes import FlowGraph, about, findings_of, input_names
+from .rulebook.inputs import input_ranges
 from .rulebook.load import spread
 from .rulebook.verdicts import judge, judge_layers, reports_of, with_backward
 from .settings import Settings
@@ -102,8 +103,8 @@ def _audit(subject: Subject, options: Settings) -> Audit:
                 recommended, reason = recommend_plan(training, planned.plans, recommended, reason, budget, options.use)
         plan = planned.plans.get(recommended or "")
         with stages("follow", f"record the dtypes under {recommended or 'FP32'}"):
-            graph = FlowGraph(captured.nodes, bench.measured, judged.verdicts)
-            findings = about(findings, planned.plans, recommended, captured, graph)
+            graph = FlowGraph(captured.nodes, bench.measured, judged.verdicts, input_names(captured), judged.exposed)
+            findings = about(findings, planned.plans, recommended, captured, graph, options.strategies)
             repairs = predict_repairs(bench, planned.plans, recommended, findings)
             followed = under_plan(captured, subject.model, subject.batches[0], plan)
     flops = {name: cost.flops for name, cost in bench.costs.items()}
@@ -155,7 +156,8 @@ def _measure(
     with stages("classify", f"{len(options.rulebook)} rules"):
         rules, casts = spread(options.rulebook, formats, options.schemes), silent_casts(captured, subject)
         wanted = partial(findings_of, select=options.select, ignores=options.ignores, trains=options.training)
-        find = partial(wanted, captured, measured, rules=rules, formats=formats, casts=casts)
+        inputs = input_ranges(captured, subject)
+        find = partial(wanted, captured, measured, rules=rules, formats=formats, casts=casts, inputs=inputs)
         findings = find(judged)
     return Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set), step, find
 

@@ -207,7 +207,7 @@ def assemble(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
         kind = "constant" if kind == "held" else kind
         made = recording.made.get(node.name)
         placeholders.append(Placeholder(node.name, kind, fqn, holders=own, argument=argument, made=made))
-    types = {paths[id(module)][0]: type(module).__name__ for module in modules_of(model)}
+    types = {paths[id(module)][0]: type(module) for module in modules_of(model)}
     order = tuple(placeholder.name for placeholder in placeholders)
     operations = [node for node in recording.graph.nodes if node.op == "call_function"]
     return Capture(
@@ -223,17 +223,19 @@ def assemble(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
     )
 
 
-def _describe(node: fx.Node, recording: Recording, types: dict[str, str]) -> Node:
+def _describe(node: fx.Node, recording: Recording, types: dict[str, type[nn.Module]]) -> Node:
     """The operation as a Node: its module, source line and ATen name."""
     mark = recording.marks[node.name]
     owner, written = mark.calls[-1].path, mark.written
+    kind = types.get(owner)
+    forward = getattr(kind, "forward", None)
     place, caller = (written.place, written.caller) if written else (None, None)
     tensor = next(iter(tensors_in(node.meta.get("val"))), None)
     return Node(
         name=node.name,
         op=node.meta["op"],
         owner=owner,
-        owner_type=types.get(owner, ""),
+        owner_type=kind.__name__ if kind else "",
         source=line_of(place) if place else None,
         source_path=place.file if place else None,
         code=linecache.getline(*place[:2]).strip() or None if place else None,
@@ -246,6 +248,7 @@ def _describe(node: fx.Node, recording: Recording, types: dict[str, str]) -> Nod
         region=AutocastRegion(mark.region.enabled, mark.region.dtype, mark.depth) if mark.region is not None else None,
         # Only the in-place operation itself, not nodes that update views of the written tensor.
         in_place=mark.in_place is not None and row_of(node).name in (mark.in_place, mark.in_place.removesuffix("_")),
+        torch_module=getattr(forward, "__module__", "").startswith("torch."),
         function=mark.function,
         called_from=f"{line_of(caller)} in {written.function}" if written and caller else None,
         caller_path=caller.file if caller else None,

@@ -19,6 +19,7 @@ from ..numerics.formats import FORMATS, dtype_name
 from ..numerics.metrics import relative_l2
 from ..numerics.nodes import row_of, target_of, tensors_in, view_source
 from ..records import Batch, Capture, Dtypes, ModelPath, NonFinite, Plan, ScopeChoice
+from ..records.plan import INPUT
 from .execute import Executor, ValueOf, beside
 from .policy import Policy, choice_from_scopes
 from .resolve import resolve
@@ -148,6 +149,7 @@ class _NonFiniteTrace:
         self.capture, self._policy, self._row = capture, policy, FORMATS[policy.format]
         self.runs = self._low, self._reference = _both(capture, policy)
         self._turned: dict[fx.Node, NonFinite] = {}
+        self._nan: dict[str, NonFinite] = {}  # {input of the model: the first operation that turns NaN because of it}
         self._beginnings: dict[fx.Node, dict[str, _Beginning]] = {}
 
     @property
@@ -155,7 +157,20 @@ class _NonFiniteTrace:
         """The operation that made an output Inf or NaN; if outputs are finite, the first operation with Inf or NaN."""
         outputs = self.capture.graph_module.graph.output_node().all_input_nodes
         reaching = (self._turned[n] for n in outputs if n in self._turned)
-        return next(reaching, next(iter(self._turned.values()), None))
+        first = next(reaching, next(iter(self._turned.values()), None))
+        return self._nan.get(first.begins, first) if first is not None else None
+
+    def _overflowing_input(self, n: fx.Node) -> fx.Node | None:
+        """An input of the model that `n` reads, and that is Inf as `n` reads it, though finite in FP32; or None."""
+        for source in n.all_input_nodes:
+            if source.name in self._policy.layout.inputs:
+                args, kwargs = self._policy.kernel_arguments(n, self._low.value_of)
+                original = tensors_in(self._reference.value_of(source))
+                read = tensors_in(widen((args, kwargs)))
+                for low, ours in ((x, y) for x in read for y in original if x.shape == y.shape):
+                    if (low.isinf() & ours.isfinite() & (ours.abs() > self._row.largest)).any():
+                        return source
+        return None
 
     def compare(self, n: fx.Node, result: Any, expected: Any) -> None:
         """Compare a node's results in both runs; note where entries first became Inf, NaN, zero or negative."""
@@ -163,11 +178,18 @@ class _NonFiniteTrace:
             turned = ours.isfinite() & ~low.isfinite()
             if turned.any():
                 earlier = next((self._turned[source] for source in n.all_input_nodes if source in self._turned), None)
-                if earlier is None:
+                at, value = self.capture.nodes[n.name], "NaN" if low[turned].isnan().any() else "Inf"
+                here = n.name, at.owner, at.op, at.source, value
+                given = self._overflowing_input(n) if earlier is None else None
+                if given is not None:
+                    earlier = NonFinite(*here, "overflow", given.name, "", INPUT, None)
+                elif earlier is None:
                     begins, cause = self._upstream(n, ours, turned)
-                    at, above = self.capture.nodes[n.name], self.capture.nodes[begins]
-                    here = n.name, at.owner, at.op, at.source, "NaN" if low[turned].isnan().any() else "Inf"
+                    above = self.capture.nodes[begins]
                     earlier = NonFinite(*here, cause, above.name, above.owner, above.op, above.source)
+                if earlier.begins_op == INPUT and value == "NaN":
+                    begun = earlier.cause, earlier.begins, earlier.begins_owner, INPUT, None
+                    self._nan.setdefault(earlier.begins, NonFinite(*here, *begun))
                 self._turned[n] = earlier
                 return
             for kind, wrong in WRONG.items():

@@ -33,7 +33,7 @@ def cause_of(
     divisor: the operand of a division, logarithm or inverse root, whose smallest entries matter most. divides: whether
     another operation divides by this result.
 
-    underflow: values so small that the format rounds them to zero or stores them with fewer bits; also Inf and NaN from
+    overflow: of the result, or of an input, which can turn the result into zero. underflow: values so small that the format rounds them to zero or stores them with fewer bits; also Inf and NaN from
     a divisor that became zero, if the exact result would fit. cancellation: the result of a subtraction or similar
     operation is over eight times smaller (in RMS) than an operand, with an error above eight unit roundoffs. Source:
     Higham, section 1.7.
@@ -53,6 +53,9 @@ def cause_of(
         return "underflow"
     if gap.underflow >= 0.01 and gap.error > fmt.epsilon and result.range.min_abs < fmt.smallest_normal:
         return "underflow"
+    overflows = any(profile.range.max_abs > fmt.largest for profile in inputs)
+    if overflows and gap.error > 8 * fmt.epsilon:
+        return "overflow"
     if operation(op).cancels and gap.error > 8 * fmt.epsilon / 2:
         largest = max((profile.rms for profile in inputs), default=0.0)
         return "cancellation" if largest > 8 * result.rms else "rounding"

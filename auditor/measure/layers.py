@@ -58,7 +58,9 @@ def measure_layers(measurement: Measurement, first: FirstOrder, yardstick: Yards
                 if needed or not effect.isolated <= SENSITIVE_SHARE * limit:
                     if reruns.spent < RUNS:
                         error = reruns.error(name, measurement.values[name] + together(parts))
-                        effect = replace(effect, isolated=error, decided_by="re-run", criterion=reruns.criterion)
+                        criterion, failure = reruns.criterion, reruns.failure
+                        effect = replace(effect, isolated=error, decided_by="re-run")
+                        effect = replace(effect, criterion=criterion, failure=failure)
                     elif needed:
                         effect = replace(effect, decided_by="not-run")
                 remedy, remedied = _remedy(reruns, name, scheme, effect, limit)

@@ -35,6 +35,9 @@ _ARGUMENTS = {
 _OUTLIER, _MOST_OUTLIERS = 4.0, 8
 """Factor by which an outlier channel's largest magnitude exceeds the channels' median; maximum number of outliers."""
 
+_APART = 2.0
+"""Factor by which each outlier's largest magnitude exceeds that of every other channel."""
+
 _EASED = 0.5
 """Outliers count as the cause if the error of all other entries falls to this share when the outliers are removed."""
 
@@ -251,12 +254,16 @@ def together(parts: Changes) -> torch.Tensor:
 
 
 def _outliers(part: Part, axis: int = 1) -> list[int]:
-    """Channels (axis 0: rows) whose removal makes the error of all other entries much smaller."""
+    """Channels (axis 0: rows) far larger than all others, whose removal makes the error of all other entries much
+    smaller."""
     x = part.x
     largest = x.abs().amax(1 - axis)
     median = largest[largest > 0].median() if (largest > 0).any() else largest.sum()
-    order = largest.argsort(descending=True)[:_MOST_OUTLIERS]
-    chosen = sorted(int(i) for i in order if largest[i] > _OUTLIER * median)
+    order = largest.argsort(descending=True)
+    ranked = largest[order].tolist()
+    gaps = zip(ranked[:_MOST_OUTLIERS], [*ranked[1:], 0.0], strict=False)
+    ends = [at + 1 for at, (one, other) in enumerate(gaps) if one > _OUTLIER * median and one >= _APART * other]
+    chosen = sorted(int(i) for i in order[: max(ends, default=0)])
     if not chosen or len(chosen) == x.shape[axis]:
         return []
     picked = torch.tensor(chosen, device=x.device)

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ..criteria.measure import Criteria
-from ..errors import first_line, let_through
+from ..errors import describe, first_line, let_through
 from ..execution.execute import RECORDED, Executor, Run, Semantics, SomeLow
 from ..numerics.casting import widen
 from ..numerics.entries import extent, is_number
@@ -24,6 +24,9 @@ from ..records import Capture, Contribution, Distance, FlaggedRegion, Verdict
 from ..stages import beat
 from .alone import rounder
 from .measure import Measurement
+
+LONGEST = 160
+"""Maximum number of characters of an exception's message in a reason."""
 
 SENSITIVE_SHARE = 0.25
 """Share of the error budget up to which one operation, or several together, count as harmless."""
@@ -75,7 +78,8 @@ class Reruns:
     """Runs of a measured model with some operations in one low-precision format; only nodes that the change reaches are
     computed.
 
-    criterion: the criterion with the largest share of its limit in the last run, if any.
+    criterion: the criterion with the largest share of its limit in the last run, if any. failure: the exception that the
+    last run raised, in words, if any.
     """
 
     def __init__(self, measurement: Measurement, format: str, yardstick: Yardstick) -> None:
@@ -83,7 +87,7 @@ class Reruns:
         self._round = rounder(measurement.capture, format)
         self._outputs = [x.detach() for x in measurement.outputs]
         self._reference, self._operations = Run(measurement.values), 0
-        self.criterion = ""
+        self.criterion = self.failure = ""
 
     @property
     def spent(self) -> float:
@@ -116,13 +120,14 @@ class Reruns:
         return SomeLow(self.measurement.capture, set(names), self.format, self._round)
 
     def _error(self, semantics: Semantics, before: Run) -> tuple[float, bool]:
-        self.criterion = ""
+        self.criterion = self.failure = ""
         try:
             outputs, flipped = self._run(semantics, before)
             error, self.criterion = self.yardstick(self._outputs, outputs)
             return error, flipped
         except Exception as error:  # later operations may not run: shapes or entries do not fit
             let_through(error)
+            self.failure = describe(error, LONGEST)
             return math.inf, True
 
     def _run(self, semantics: Semantics, before: Run) -> tuple[list[torch.Tensor], bool]:

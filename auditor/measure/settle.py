@@ -210,7 +210,8 @@ class FormatRuns:
         tick(name)
         fmt, first = self.reruns.format, self._first[name]
         isolated, _ = self.reruns.together([name])
-        ran = Contribution(isolated, isolated, isolated, "re-run", 1, self.reruns.criterion, reads=first.reads)
+        criterion, failure = self.reruns.criterion, self.reruns.failure
+        ran = Contribution(isolated, isolated, isolated, "re-run", 1, criterion, failure, reads=first.reads)
         trace = self._traces[name]
         apart = trace.broken or trace.near or name in self._unseen or not first.isolated
         if not apart:

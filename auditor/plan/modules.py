@@ -154,9 +154,26 @@ def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, mo
         gain = f"low precision {'' if harmless else 'only '}there {explain_gain(most if saves else 0.0, objective)}"
         short = ", too little for one more change of precision" if saves else ""
         return Reason("no-gain", f"{gain}{short}", adds=adds, left=left)
+    if after <= before or f"{after:.3g}" == f"{before:.3g}":
+        return _explain_unchanged(space, after, saves, adds, left, ran)
     raises = f"{'raises' if ran else 'is predicted to raise'} the {space.what}"
     words = explain_budget(before, after, budget, saves, objective, raises, space.failures.get(low.high, ""))
     return Reason("margin" if after <= budget else "budget", words, adds=adds, left=left, ran=ran)
+
+
+def _explain_unchanged(
+    space: Modules, after: float, saves: float, adds: float | None, left: float, ran: bool
+) -> Reason:
+    """The reason why a module stays in FP32 whose low precision does not raise the error: it saves too little, or no run
+    was left that could verify it."""
+    leaves = f"low precision there {'leaves' if ran else 'is predicted to leave'} the {space.what} at {after:.3g}"
+    gain = explain_gain(saves, space.problem.objective)
+    if saves < WORTH:
+        return Reason(
+            "no-gain", f"{leaves}, and {gain}, too little for one more change of precision", adds=adds, left=left
+        )
+    words = f"{leaves}, and {gain}{'' if ran else '; the audit had no run left to verify this'}"
+    return Reason("margin" if after <= space.budget else "budget", words, adds=adds, left=left, ran=ran)
 
 
 def _fp32_owners(problem: Problem, point: Candidate) -> list[str]:

@@ -28,6 +28,7 @@ from ..numerics.metrics import output_error
 from ..records import NonFinite, Plan, ScopeChoice, TimeAndMemory, Timing, Today, Verdict, Verification
 from ..records.decisions import Decision, Decisions
 from ..records.measure import MEASURED
+from ..records.plan import INPUT
 from ..rulebook.verdicts import Judgement
 from ..stages import tick
 from ..verify.loaders import in_hand
@@ -146,6 +147,8 @@ def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
             begins, node = (twins.get(name, name) for name in (first.begins, first.node))
             spoken = [(twins.get(f.node, f.node), f.rule) for f in bench.findings if policy.format in f.formats]
             fired = [rule for where in (begins, node) for at, rule in spoken if at == where]
+            of_input = [rule for at, rule in spoken if at == begins] if first.begins_op == INPUT else []
+            fired = of_input or fired
             rules = dict.fromkeys([rule for rule in fired if rule not in MEASURED] or fired)
             return replace(first, node=node, begins=begins, batch=number, rules=tuple(rules))
     return None

@@ -133,7 +133,7 @@ class Node:
 
     calls: enclosing module calls, the root's first. returned: `Call.key` of each module call that returns the result.
     region: the user's autocast region around the operation. in_place: whether the operation writes in place; autocast
-    then casts neither inputs nor result. function: the torch function call around the node, which a scope may keep in
+    then casts neither inputs nor result. torch_module: whether torch defines `forward` of the module, as of Linear. function: the torch function call around the node, which a scope may keep in
     FP32. literals: {format: constants that differ from FP32's if the model is stored in the format};
     autocast_literals: the same under autocast.
     """
@@ -153,6 +153,7 @@ class Node:
     returned: Unwritten[tuple[str, ...]] = ()
     region: Unwritten[AutocastRegion | None] = None
     in_place: Unwritten[bool] = False
+    torch_module: Unwritten[bool] = False
     function: Unwritten[Call | None] = None
     literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)
     autocast_literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)

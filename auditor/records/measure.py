@@ -69,6 +69,9 @@ class Contribution:
     ] = "first-order"
     together: Annotated[int, FileField("number of operations in low precision in that run", least=1)] = 1
     criterion: Annotated[str, FileField("the criterion of which this operation uses the largest share")] = ""
+    failure: Annotated[
+        str, FileField("the exception that a run with this operation in low precision raised; empty: it raised none")
+    ] = ""
     batch: Annotated[int, FileField("number of the batch that gives `isolated`, if not the first", least=1)] = 1
     reads: Annotated[
         Mapping[str, float],

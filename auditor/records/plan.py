@@ -43,6 +43,10 @@ class Today:
     failure: Annotated[str | None, FileField("why the run failed; `null`: it succeeded")] = None
 
 
+INPUT = "input"
+"""`NonFinite.begins_op` if an input of the model is the cause."""
+
+
 @dataclass(frozen=True)
 class NonFinite:
     """The first operation of a low-precision run that returns Inf or NaN although FP32 is finite, and its cause."""
@@ -60,9 +64,9 @@ class NonFinite:
             choices=("overflow", "underflow", "cancellation", "rounding"),
         ),
     ]
-    begins: Annotated[str, FileField("the operation with the cause: `node` or an earlier operation")]
+    begins: Annotated[str, FileField("the cause: the operation `node`, an earlier operation, or an input of the model")]
     begins_owner: Annotated[str, FileField("module of the operation `begins`")]
-    begins_op: Annotated[str, FileField("ATen overload of the operation `begins`")]
+    begins_op: Annotated[str, FileField("ATen overload of the operation `begins`; `input`: an input of the model")]
     begins_source: Annotated[str | None, FileField("source line of the operation `begins`")]
     rules: Annotated[tuple[str, ...], FileField("codes of the rules that report `node` or `begins`")] = ()
     batch: Annotated[int, FileField("number of the first batch with Inf or NaN", least=1)] = 1

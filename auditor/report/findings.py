@@ -93,7 +93,8 @@ class Cause:
             return "No plan uses low precision; this operation is one reason." if stops else ""
         nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
         every = {finding.node for finding in spoken}
-        scopes = [plan.scopes.get(self._reports[name].node.owner) for name in nodes["kept"]]
+        kept = [self._reports[name] for name in nodes["kept"] if name in self._reports]  # the rest are inputs
+        scopes = [plan.scopes.get(report.node.owner) for report in kept]
         output = " (or only the output)" * any(scope.fp32_output for scope in scopes if scope)
         said = [text.format(_these(nodes[how], every), output) for how, text in BEARINGS.items() if nodes[how]]
         if others := every.difference(*nodes.values()):

@@ -9,6 +9,7 @@ from ..criteria.criterion import counts_flips
 from ..records import NodeReport, NonFinite
 from ..records.audit import Audit
 from ..records.decisions import Decisions
+from ..records.plan import INPUT
 from .blocks import Block, Grid, Prose
 from .words import count, fold, label, op, or_blank, percent, ratio, scope, where
 
@@ -120,6 +121,8 @@ def cause(first: NonFinite) -> str:
     fired = f"; see {', '.join(first.rules)}" if first.rules else ""
     if first.begins == first.node:
         return f"The cause is {first.cause} in the same operation{fired}."
+    if first.begins_op == INPUT:
+        return f"The cause is {first.cause} of the input `{first.begins}`{fired}."
     place = at(first.begins_op, first.begins_owner, first.begins_source)
     return f"The cause is {first.cause} at {place}{fired}."
 

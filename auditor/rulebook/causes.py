@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -15,7 +15,7 @@ from ..execution.policy import Policy, choice_from_scopes, plain
 from ..execution.resolve import is_low, resolve
 from ..measure.calibrate import Calibration
 from ..measure.causes import breaks
-from ..numerics.formats import runs
+from ..numerics.formats import FORMATS, runs
 from ..numerics.operations import operation
 from ..numerics.schemes import SCHEMES
 from ..records import Capture, Contribution, Finding, Node, Plan, Verdict
@@ -26,6 +26,7 @@ from ..records.quantization import QuantizedLayer
 from .failures import Failed, judge_failures
 from .findings import FLAGGED, apply_selection, classify, compare_with_verdicts, silent_findings, with_batches
 from .gather import gather
+from .inputs import InputRange, input_findings, is_input_cast
 from .rule import SEVERITIES, Rule
 from .verdicts import Judgement
 
@@ -42,16 +43,30 @@ WEIGHTY = 0.25
 
 @dataclass(frozen=True)
 class FlowGraph:
-    """The nodes of a capture in execution order, with their measurements and verdicts."""
+    """The nodes of a capture in execution order, with their measurements and verdicts. inputs: names of the model's
+    inputs, which the nodes read. exposed: as in Judgement."""
 
     nodes: Mapping[str, Node]
     measured: Calibration
     verdicts: Verdicts
+    inputs: frozenset[str] = frozenset()
+    exposed: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
     def is_broken(self, name: str, *formats: str) -> bool:
         """Whether the node, alone in one of the formats, raises or turns its result or an output Inf or NaN."""
         errors, moved = self.measured.errors.get(name, {}), self.measured.contributions.get(name, {})
         return any(fmt in errors and breaks(errors[fmt], moved.get(fmt)) for fmt in formats)
+
+    def overflowing_inputs(self, fmt: str) -> list[str]:
+        """Inputs with values beyond the format's largest number."""
+        ranges = self.measured.ranges
+        return [name for name in self.inputs if name in ranges and ranges[name].max_abs > FORMATS[fmt].largest]
+
+    def follows(self, name: str, source: str, fmt: str) -> bool:
+        """Whether every strategy that runs the node in low precision also runs its source so: autocast may cast a value
+        that an FP32 operation computed, and then the cast at the node is where the value overflows."""
+        under, above = (self.exposed.get(each, {}).get(fmt) for each in (name, source))
+        return under is None or above is None or {*under} <= {*above}
 
     def is_judged(self, name: str, formats: Collection[str], kinds: Collection[str] = FLAGGED) -> bool:
         """Whether the node has a verdict in `kinds` in one of the formats."""
@@ -74,12 +89,14 @@ def findings_of(
     select: Sequence[str],
     ignores: Sequence[Ignore],
     casts: Sequence[SilentCast] = (),
+    inputs: Sequence[InputRange] = (),
     failed: Failed = MappingProxyType({}),
 ) -> tuple[Finding, ...]:
     """Findings of the rules, compared with the measurement, each with its cause; precision findings on nodes that no
     strategy runs in low precision are dropped. formats, trains: as in `classify`; select, ignores: as in
-    `apply_selection`; casts: unrequested casts; failed: runs of the whole model in low precision that raised."""
-    graph = FlowGraph(capture.nodes, measured, judged.verdicts)
+    `apply_selection`; casts: unrequested casts; inputs: ranges of the model's inputs; failed: runs of the whole model in
+    low precision that raised."""
+    graph = FlowGraph(capture.nodes, measured, judged.verdicts, input_names(capture), judged.exposed)
     by_node: dict[str, dict[str, QuantizedLayer]] = {name: {} for name in graph.verdicts}
     for layer in judged.layers:
         by_node[layer.node][layer.scheme] = layer
@@ -89,12 +106,14 @@ def findings_of(
     made = fired(capture, gather(capture, measured.ranges, verdicts, by_node))
     reached = (any(judged.exposed.get(one.node, {}).get(fmt, True) for fmt in one.formats) for one in made)
     found = tuple(one for one, reads_low in zip(made, reached, strict=True) if reads_low or not one.measurable)
-    found = judge_failures(compare_with_verdicts(found, verdicts), failed, capture, rules)
+    first = {(name, fmt) for fmt in formats for name, at in _beginnings(graph, fmt).items() if name == at}
+    found = judge_failures(compare_with_verdicts(found, verdicts, first), failed, capture, rules)
     found += silent_findings(casts, capture, rules, formats)
+    found += tuple(input_findings(inputs, capture, rules, formats, judged.verdicts))
     caused = with_causes(apply_selection(found, select, ignores, rules), graph, rules)
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
-    first = measured.first if later else None  # the first batch's measurements, if later batches matter
-    shown = fired(capture.first, gather(capture.first, first.ranges)) if first is not None else ()
+    before = measured.first if later else None  # the first batch's measurements, if later batches matter
+    shown = fired(capture.first, gather(capture.first, before.ranges)) if before is not None else ()
     return with_batches(caused, capture, graph.verdicts, frozenset((one.rule, one.node) for one in shown))
 
 
@@ -118,24 +137,35 @@ def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[R
 
 
 def _beginnings(graph: FlowGraph, fmt: str) -> dict[str, str]:
-    """{broken node (see is_broken): the first broken node upstream of it}; a node that raises is its own cause."""
-    result: dict[str, str] = {}
+    """{broken node (see is_broken): the first broken node or overflowing input upstream of it}; a node that raises is its
+    own cause."""
+    overflowing = graph.overflowing_inputs(fmt) if fmt in FORMATS else []
+    result = {name: name for name in overflowing}
     for name, node in graph.nodes.items():
         if graph.is_broken(name, fmt):
-            sources = () if graph.measured.errors[name][fmt].unsupported else node.inputs
-            result[name] = next((result[source] for source in sources if source in result), name)
+            raises = graph.measured.errors[name][fmt].unsupported
+            sources = [source for source in node.inputs if source in result and graph.follows(name, source, fmt)]
+            result[name] = name if raises or not sources else result[sources[0]]
     return result
 
 
 def _place(
     graph: FlowGraph, finding: Finding, begins: Mapping[str, Mapping[str, str]], families: Mapping[str, str]
 ) -> str:
+    if finding.node in graph.inputs:
+        return f"input {finding.node}"
     if finding.node not in graph.nodes:
         return finding.source or finding.op
     if families.get(finding.rule) in APART:
         return f"{place_of(graph.nodes[finding.node])}: {finding.rule}"
-    origins = (begins[fmt].get(finding.node) for fmt in finding.formats)
-    return place_of(graph.nodes[next(filter(None, origins), finding.node)])
+    origins = (begins[fmt].get(finding.node) for fmt in finding.formats if not _is_about_buffers(finding))
+    origin = next(filter(None, origins), finding.node)
+    return f"input {origin}" if origin in graph.inputs else place_of(graph.nodes[origin])
+
+
+def _is_about_buffers(finding: Finding) -> bool:
+    """Whether a finding is about stored statistics, which no value that the operation reads changes."""
+    return "buffer_max_abs" in finding.evidence
 
 
 def _causes_of_measurement(
@@ -218,12 +248,14 @@ class _Uses:
 
     @classmethod
     def of(cls, capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> _Uses:
-        result = resolve(Policy(capture, strategy, precision_of, format))
+        policy = Policy(capture, strategy, precision_of, format)
+        result = resolve(policy)
+        inputs = (name for name in input_names(capture) if is_input_cast(policy, name))
         kernels = {name: result.computed_format(name) for name in capture.nodes}
         # An operation with a discrete result is in low precision if its inputs are.
         low = (n for n, to in kernels.items() if result.low(n) or is_low(to) or (not to and n in result.reads_low))
         reading = (name for name, node in capture.nodes.items() if any(result.low(source) for source in node.inputs))
-        return cls(frozenset(low), frozenset(reading) | result.reads_low)
+        return cls(frozenset((*low, *inputs)), frozenset(reading) | result.reads_low)
 
     @classmethod
     def by_operation(cls, capture: Capture, kept: Collection[str]) -> _Uses:
@@ -236,14 +268,19 @@ class _Uses:
 
 
 def about(
-    findings: Sequence[Finding], plans: Mapping[str, Plan], recommended: str | None, capture: Capture, graph: FlowGraph
+    findings: Sequence[Finding],
+    plans: Mapping[str, Plan],
+    recommended: str | None,
+    capture: Capture,
+    graph: FlowGraph,
+    strategies: Collection[str] = (),
 ) -> tuple[Finding, ...]:
     """Set each finding's severity for the recommended plan; without one, for the fastest plan within the error budget.
 
     If such a plan exists, findings on operations that it keeps in FP32, or that fail only under other plans, are at
     most warnings. Other findings become one level less severe. Exceptions: findings on no operation, on quantization,
     untestable findings on operations that the plan runs in low precision, and findings on runs that raised in the
-    plan's format.
+    plan's format. strategies: the requested ones, by default all; a finding that only occurs under others is a note.
     """
     findings = _with_strategies(findings, capture, graph)
     held = [plan for plan in plans.values() if plan.holds and plan.has_low]
@@ -259,7 +296,19 @@ def about(
     else:
         under = _Uses.of(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
         plainly = _Uses.of(capture, plan.strategy, plain(plan.format), plan.format)
-    return tuple(_with_severity(finding, plan, under, plainly, graph) for finding in findings)
+    severe = (_with_severity(finding, plan, under, plainly, graph) for finding in findings)
+    return tuple(_note_elsewhere(finding, strategies) for finding in severe)
+
+
+def _note_elsewhere(finding: Finding, strategies: Collection[str]) -> Finding:
+    """The finding, as a note if it only occurs under strategies other than the requested ones."""
+    met = {strategy for under in finding.met.values() for strategy in under}
+    return replace(finding, severity="info") if met and strategies and met.isdisjoint(strategies) else finding
+
+
+def input_names(capture: Capture) -> frozenset[str]:
+    """Names of the model's inputs in the graph."""
+    return frozenset(place.name for place in capture.placeholders if place.kind == "input")
 
 
 def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: FlowGraph) -> tuple[Finding, ...]:

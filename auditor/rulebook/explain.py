@@ -37,6 +37,7 @@ def as_data(rule: Rule) -> dict[str, Any]:
         "looks_for": _places(rule.match),
         "fires_where": describe(rule.when),
         **{name: getattr(rule, name) for name in texts},
+        "other_advice": [{"where": describe(one.when), "advice": one.advice} for one in rule.other_advice],
         "example": vars(rule.example) if rule.example else None,
     }
 
@@ -58,6 +59,7 @@ def explain(rule: Rule) -> str:
         called and f"if it is called with {called}.",
         "## What to do",
         rule.advice,
+        *(f"Instead, where {describe(one.when)}:\n\n{one.advice}" for one in rule.other_advice),
         example.fixed and f"The repaired example:\n\n{textwrap.indent(example.fixed, '    ')}",
         example.changes and f"The repaired code computes a different result in FP32: {example.changes}",
         "## What it looks for",

@@ -39,6 +39,7 @@ class NodeFacts:
     operation: str = _fact("", "name of the operation in messages, without namespace and overload")
     owner: str = _fact("", "path of the module that contains the operation; empty for the root")
     owner_type: str = _fact("", "class of the module that contains the operation")
+    torch_module: bool = _fact("", "whether torch defines that module, as it does Linear; else code runs the operation")
     dtype: str = _fact("", "dtype of the output in the captured FP32 run")
     input_dtype: str | None = _fact("", "dtype of the first tensor input in the captured FP32 run")
     numel: int | None = _fact("elements", "number of elements of the output")
@@ -75,6 +76,13 @@ class NodeFacts:
     misaligned: str | None = _fact("", "in words, the sizes among `gemm_n` and `gemm_k` that are not multiples of 8")
     additions: int = _fact("1", "number of successive additions to one value, if the operation is the last; else 0")
     absorbed: Mapping[str, float | None] = _fact("1", "sum of updates lost in `additions`, in a format's spacings")
+
+    counts: bool | None = _fact(
+        "", "whether an indexed addition, such as index_add, adds ones or other equal or whole terms"
+    )
+    added_terms: int | None = _fact("1", "largest number of terms that an indexed addition can add to one entry")
+    largest_term: float | None = _fact("1", "largest magnitude of the terms of an indexed addition, measured in FP32")
+    total_in_terms: float | None = _fact("1", "for an indexed addition: `output_max_abs` / `largest_term`")
 
     constants: tuple[float, ...] = _fact("1", "finite constants among the arguments, not computed from a dtype")
     constant_max_abs: float | None = _fact("1", "largest magnitude among `constants`")

@@ -77,7 +77,9 @@ def _make_finding(
     message = without(set(rule.formats).difference(formats), rule.message)
     evidence = {fact: value_at(facts, fact) for fact in (*facts_used(rule.when), *facts_shown(message, formats))}
     said = fill_message(message, vars(facts), formats).removesuffix(".")
-    return finding_of(rule, **described(capture.nodes[name]), formats=formats, message=said, why=why, evidence=evidence)
+    others = (other.advice for other in rule.other_advice if evaluate(other.when, facts) is True)
+    texts = {"message": said, "why": why, "advice": next(others, rule.advice)}
+    return finding_of(rule, **described(capture.nodes[name]), formats=formats, evidence=evidence, **texts)
 
 
 def described(node: Node) -> dict[str, Any]:
@@ -109,12 +111,15 @@ FLAGGED = ("unsafe", "sensitive")
 
 
 def compare_with_verdicts(
-    findings: Sequence[Finding], verdicts: Mapping[str, Mapping[str, Verdict]]
+    findings: Sequence[Finding],
+    verdicts: Mapping[str, Mapping[str, Verdict]],
+    origins: Collection[tuple[str, str]] = (),
 ) -> tuple[Finding, ...]:
     """Set `agrees` of each finding; if rule and measurement differ, the measurement decides.
 
     A finding on an operation that was measured to be safe becomes info. An MSR finding (of the measurement alone) is
-    kept if, in one of its formats, no rule's warning or error is confirmed on its node or in its module.
+    kept if, in one of its formats, no rule's warning or error is confirmed on its node or in its module. origins: (node,
+    format) where Inf or NaN begins, which only a rule on the same node explains.
     """
     compared = [_confront(finding, verdicts.get(finding.node, {})) for finding in findings]
     causes = [one for one in compared if one.rule not in MEASURED and one.severity != "info" and one.measurable]
@@ -125,7 +130,10 @@ def compare_with_verdicts(
         finding
         for finding in compared
         if finding.rule not in MEASURED
-        or any((finding.node, fmt) not in nodes and (finding.owner, fmt) not in owners for fmt in finding.formats)
+        or any(
+            (finding.node, fmt) not in nodes and ((finding.owner, fmt) not in owners or (finding.node, fmt) in origins)
+            for fmt in finding.formats
+        )
     )
 
 

@@ -20,6 +20,7 @@ from ..numerics.schemes import SCHEMES
 from ..records import Capture, Magnitudes, Verdict
 from ..records.quantization import QuantizedLayer
 from . import values
+from .counts import facts_of_counts
 from .dimensions import gemm, reduction_length, sequence_length
 from .facts import NodeFacts
 from .mixed import Describer
@@ -59,7 +60,7 @@ def gather(
         read = node.all_input_nodes[0] if node.all_input_nodes else None
         by_itself: dict[str, Any] = {fact: name in names for fact, names in stands.items()}
         by_itself |= {fact.__name__: fact(node) for fact in OF_NODE}
-        by_itself |= {fact: getattr(record, fact) for fact in ("op", "owner", "owner_type", "dtype")}
+        by_itself |= {fact: getattr(record, fact) for fact in ("op", "owner", "owner_type", "torch_module", "dtype")}
         return NodeFacts(
             operation=row.name,
             input_dtype=dtype_name(result) if read and (result := dtype(read)) else None,
@@ -82,6 +83,7 @@ def gather(
             **_sizes(node, ranges, stands["from_weights"], verdicts.get(name, {})),
             **_under_schemes(layers.get(name, {})),
             **gemm(node),
+            **facts_of_counts(node, ranges),
             **by_itself,
             **_literals(node, record.floating, derived),
         )

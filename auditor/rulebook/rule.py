@@ -168,12 +168,21 @@ class Example(_Table):
 
 
 @dataclass(frozen=True)
+class OtherAdvice(_Table):
+    """A remedy that replaces the rule's `advice` for operations that satisfy `when`."""
+
+    when: When
+    advice: Text
+
+
+@dataclass(frozen=True)
 class Rule(_Table):
     """A pattern of operations that often fails in a format, with texts for its findings.
 
     upcast: whether the rule also applies to values that the user's code converts to FP32; if not, loading adds a
     condition to `when`. supersedes: codes of more general rules, which are dropped if this rule fires; its finding gets
     the highest severity of all. measurable: whether running one operation in low precision can confirm the rule.
+    other_advice: remedies for some of the operations; the first whose condition holds is shown.
     """
 
     match: Match
@@ -190,6 +199,7 @@ class Rule(_Table):
     example: Example | None = None
     supersedes: Texts = ()
     measurable: Annotated[bool, Strict()] = True
+    other_advice: tuple[OtherAdvice, ...] = ()
 
     @property
     def code(self) -> str:

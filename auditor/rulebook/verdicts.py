@@ -43,8 +43,10 @@ def verdict_of(
     fmt: str,
     max_error: float,
     noise: Noise = QUIET,
+    into: float = 0.0,
 ) -> Verdict:
     """Verdict of one node in one format. unsafe: alone in low precision, the node raises or its effect is over budget.
+    into: largest magnitude among the node's inputs, for the text of the reason.
 
     A measured node that no strategy runs in low precision is safe; a node without a measurement, in FP64 or on nested
     tensors is untested. NaN fails every threshold. Differences within the noise of FP32 are ignored.
@@ -61,7 +63,7 @@ def verdict_of(
         return Verdict("safe", "without a plan, no strategy runs the operation on low-precision values")
     if error.unsupported:
         return Verdict("unsafe", error.unsupported, "range" if "does not fit" in error.unsupported else None)
-    return _weigh(contribution, max_error, noise, error, span, fmt)
+    return _weigh(contribution, max_error, noise, error, span, fmt, into)
 
 
 def _weigh(
@@ -71,8 +73,9 @@ def _weigh(
     error: NodeError = UNKNOWN,
     span: Magnitudes | None = None,
     fmt: str = "",
+    into: float = 0.0,
 ) -> Verdict:
-    """The verdict for an effect on the outputs. error, span, fmt describe the operation, for the text of the reason."""
+    """The verdict for an effect on the outputs. error, span, fmt, into describe the operation, for the text of the reason."""
     if contribution.decided_by == "not-run":
         broken = error.overflow or error.nan
         what = "the result turns non-finite" if broken else "only a run can measure the effect on the outputs"
@@ -80,7 +83,7 @@ def _weigh(
     if SENSITIVE_SHARE * max_error < contribution.isolated <= noise.floor:
         return Verdict("safe", f"{effect_of(contribution)}, {within(noise)}")
     if not contribution.isolated <= max_error:
-        return Verdict("unsafe", _unsafe_reason(error, contribution, span, fmt, max_error), _limit(error))
+        return Verdict("unsafe", _unsafe_reason(error, contribution, span, fmt, max_error, into), _limit(error))
     if not contribution.isolated <= SENSITIVE_SHARE * max_error:
         return Verdict("sensitive", _share_of_budget(contribution, max_error), _limit(error))
     return Verdict("safe", _safe_reason(error, contribution))
@@ -96,6 +99,8 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
 
     beyond: a limit that the effect exceeds; enough digits are written to show that.
     """
+    if contribution.failure:
+        return f"a run with it in low precision raises {contribution.failure}"
     if not math.isfinite(contribution.isolated):
         return "the outputs turn Inf or NaN"
     if contribution.criterion:
@@ -137,13 +142,15 @@ def _company(contribution: Contribution) -> str:
 
 
 def _unsafe_reason(
-    error: NodeError, contribution: Contribution, span: Magnitudes | None, fmt: str, max_error: float
+    error: NodeError, contribution: Contribution, span: Magnitudes | None, fmt: str, max_error: float, into: float
 ) -> str:
     effect = effect_of(contribution, max_error)
     if math.isfinite(contribution.isolated) and not contribution.criterion:
         effect = f"{effect}, above the budget of {max_error:.2g}"
     if error.cause == "underflow":
         return f"{_vanishes(error, fmt)} (underflow); {effect}"
+    if error.cause in ("overflow", "nan") and into > FORMATS[fmt].largest:
+        return f"an input of {into:.4g} overflows (the largest number is {FORMATS[fmt].largest:.6g}); {effect}"
     if error.overflow and span is not None:
         beyond = f"{span.max_abs:.4g} overflows (the largest number is {FORMATS[fmt].largest:.6g})"
         return f"{beyond if span.max_abs > FORMATS[fmt].largest else 'an input or inner value overflows'}; {effect}"
@@ -200,7 +207,9 @@ def judge(
 
     def of(known: Calibration, name: str, node: Node, used: tuple[str, ...], fmt: str) -> Verdict:
         error, contribution = known.errors.get(name, {}).get(fmt), known.contributions.get(name, {}).get(fmt)
-        return verdict_of(node, error, contribution, known.ranges.get(name), used, fmt, max_error, noise)
+        read = [known.ranges[source].max_abs for source in node.inputs if source in known.ranges]
+        into = max(read, default=0.0)
+        return verdict_of(node, error, contribution, known.ranges.get(name), used, fmt, max_error, noise, into)
 
     for fmt in formats:
         reached, own = reached_by(capture, fmt), kept_low(capture, names(), fmt)

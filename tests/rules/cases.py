@@ -247,6 +247,22 @@ def variance(x: Tensor) -> Tensor:
     return (x * x).mean(-1, keepdim=True) - mean * mean
 
 
+def degrees(x: Tensor, index: Tensor) -> Tensor:
+    """A count, and a sum of messages in both directions: they cancel."""
+    count = x.new_zeros(4).index_add(0, index, x.new_ones(index.shape[0]))
+    sign = 1 - 2 * (torch.arange(index.shape[0]) // 4 % 2).to(x.dtype)
+    return count.rsqrt() + x.new_zeros(4).index_add(0, index, sign * 0.3)
+
+
+def degrees_in_fp32(x: Tensor, index: Tensor) -> Tensor:
+    count = torch.zeros(4).index_add(0, index, torch.ones(index.shape[0]))
+    return x * count.rsqrt().to(x.dtype)
+
+
+def weighted_degrees(x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+    return torch.zeros_like(x).scatter_add(0, index, weight)
+
+
 def stream(depth: int, step: float = 1e-3) -> Callable[[Tensor], Tensor]:
     """A residual stream of blocks without weights, each of which adds `step` of what tanh gives."""
 
@@ -335,4 +351,40 @@ MIXED = (
     module("lerp by a number", between_layers(lambda m, x: torch.lerp(x, -x, 0.5)), ramp(2, 8), silent="DTY005"),
 )  # fmt: skip
 
-CASES = (*NORMS, *SOFTMAX, *BOUNDARY, *LINALG, *RECURRENT, *ROUTING, *REDUCTIONS, *MIXED)
+
+ONES = torch.ones(4)
+
+COUNTS = (
+    case("counts of 2500", degrees, ONES, torch.arange(10000) % 4, RED010="index_add", RED011="index_add"),
+    # 600 of 2400 edges: at more than a quarter of 2048, a larger graph may reach it
+    case("counts of 600", degrees, ONES, torch.arange(2400) % 4, RED010="index_add", RED011="index_add"),
+    case("counts of 500", degrees, ONES, torch.arange(2000) % 4, RED011="index_add", silent="RED010"),
+    case("counts of 25", degrees, ONES, torch.arange(100) % 4, silent="RED010 RED011"),
+    case("few terms", degrees, ONES, torch.zeros(200, dtype=torch.long), silent="RED010 RED011"),
+    case(
+        "summed in FP32",
+        lambda x, index: x.index_put((index,), x.new_ones(()), accumulate=True),
+        ONES,
+        torch.arange(4000) % 4,
+        silent="RED010 RED011",
+    ),
+    case("counts in FP32", degrees_in_fp32, ONES, torch.arange(10000) % 4, silent="RED010 RED011"),
+    case(
+        "positive weights",
+        weighted_degrees,
+        ONES,
+        torch.arange(4000) % 4,
+        0.5 + torch.arange(4000) % 5 / 8,
+        RED011="scatter_add",
+        silent="RED010",
+    ),
+    case(
+        "overwritten",
+        lambda x, index: x.scatter(0, index, torch.ones_like(index).to(x.dtype)),
+        ONES,
+        torch.arange(4000) % 4,
+        silent="RED010 RED011",
+    ),
+)
+
+CASES = (*NORMS, *SOFTMAX, *BOUNDARY, *LINALG, *RECURRENT, *ROUTING, *REDUCTIONS, *COUNTS, *MIXED)

@@ -38,7 +38,9 @@ APART = ("linalg", "recurrent", "dtypes")
 GROUPS = {
     **{name: [rule for rule in RULES if rule.family == name] for name in APART},
     "others": [
-        rule for rule in RULES if rule.family not in (*APART, "measured", "settings", "casts", "quantization", "runs")
+        rule
+        for rule in RULES
+        if rule.family not in (*APART, "measured", "settings", "casts", "quantization", "inputs", "runs")
     ],
 }
 

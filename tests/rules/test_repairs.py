@@ -4,26 +4,32 @@ import copy
 import re
 import textwrap
 from collections import OrderedDict
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import auditor
 from auditor.numerics.formats import FORMATS, dtype_of
+from auditor.records import Verdict
 from auditor.report.words import SEVERITIES
+from auditor.rulebook.findings import classify
+from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Rule
 from tests.rules.examples import example
+from tests.support.capturing import Function, captured
 from tests.support.replaying import Model
 
 RULES = [
     rule
     for rule in load_rules()
-    if rule.example and rule.example.fixed and rule.family not in ("settings", "casts", "quantization")
+    if rule.example and rule.example.fixed and rule.family not in ("settings", "casts", "quantization", "inputs")
 ]
 BUDGET = 0.01
 USES = ("cast", "autocast")
@@ -174,31 +180,83 @@ FINEST = {"MSR001": ("fp16", 0.01), "MSR002": ("bf16", 0.01), "MSR003": ("fp8_e4
 
 
 class Advised(nn.Module):
-    """A module that is run as an advice says: the pasted lines compute y."""
+    """A module, or a function in one, that is run as an advice says: the pasted lines compute y."""
 
-    def __init__(self, module: nn.Module, rule: Rule) -> None:
+    def __init__(self, module: nn.Module, advice: str, until_small: Callable[[Tensor], Tensor] = torch.clone) -> None:
         super().__init__()
-        self.module, self.code = module, "\n".join(code_of(rule.advice))
+        self.module, self.code, self.until_small = module, "\n".join(code_of(advice)), until_small
 
     def forward(self, x: Tensor) -> Tensor:
-        space: dict[str, Any] = {"torch": torch, "x": x, "module": self.module}
+        space: dict[str, Any] = {"torch": torch, "x": x, "until_small": self.until_small}
+        space["module" if "module(" in self.code else "operation"] = self.module
         exec(self.code, space)
         return space["y"]
 
 
-@pytest.mark.parametrize("code", ["MSR001", "MSR002"])
+MODULES = {
+    "linear": (lambda: large(nn.Linear(8, 8)), torch.log1p),  # results of 8 * 20000
+    "convolution": (lambda: large(nn.Conv1d(4, 4, 3, padding=1)), lambda y: y * 2.0**-16),
+    "norm": (lambda: large(nn.LayerNorm(8)), lambda y: y.abs().log1p()),
+    "root": (lambda: Function(lambda x: x.add(40000.0) * 2), torch.sqrt),
+    "count": (lambda: Function(lambda x: x.cumsum(-1) * 4096), lambda y: y / 8192),
+    "index": (lambda: Function(lambda x: x.index_add(0, torch.tensor([0, 0, 0]), 60000 * x[:3])), torch.log1p),
+}
+"""Modules, and functions that no module runs: results beyond FP16, and what makes them small again."""
+
+
+def large(module: nn.Module) -> nn.Module:
+    for parameter in module.parameters():
+        nn.init.constant_(parameter, 20000.0)
+    return module
+
+
+@pytest.mark.parametrize("code", ["MSR001", "MSR002", "ACT002"])
 @pytest.mark.parametrize("use", USES)
-def test_the_advice_of_measured_rules_keeps_any_module(code: str, use: str) -> None:
+@pytest.mark.parametrize("kind", MODULES)
+def test_the_advice_on_a_module_or_a_function_keeps_fp32_until_values_are_small(code: str, use: str, kind: str) -> None:
     (rule,) = (rule for rule in load_rules() if rule.code == code)
-    dtype = dtype_of(rule.formats[0])
-    module, x = nn.Linear(8, 8), torch.randn(4, 8)
+    dtype, (make, until_small) = dtype_of(rule.formats[0]), MODULES[kind]
+    module, x = make(), 1 + torch.arange(32.0).reshape(4, 8) % 4
+    is_function = isinstance(module, Function)
+    if not is_function and code == "ACT002":
+        return  # its advice on layers names their weight
+    texts = [rule.advice, *(other.advice for other in rule.other_advice)]
+    (advice,) = (text for text in texts if ("operation(" in text) == is_function and "self." not in text)
+    truth = until_small(module(x))
     with auditor.emulate("cuda"), torch.no_grad():
         if use == "cast":
             module, x = module.to(dtype).float(), x.to(dtype)
         with torch.autocast("cuda", dtype=dtype, enabled=use == "autocast"):
-            y = Advised(module, rule)(x)
+            y = Advised(module, advice, until_small)(x)
     assert y.dtype is x.dtype
-    assert torch.allclose(y.float(), module(x.float()).to(x.dtype).float())
+    assert error([truth], [y]) <= BUDGET
+
+
+class Mixed(nn.Module):
+    """Operations of a module of torch's, of a module with its own forward, and of code that belongs to neither."""
+
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.weight) - 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scaled = nn.Linear(8, 8), Mixed.Scaled(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.scaled(self.linear(x)) * 2).index_add(0, torch.tensor([0]), x[:1])
+
+
+def test_a_remedy_names_a_module_only_where_torch_runs_the_operation_in_one() -> None:
+    toy = captured(Mixed(), torch.randn(4, 8))
+    unsafe = {name: {fmt: Verdict("unsafe", "it is") for fmt in ("fp16", "bf16")} for name in toy.capture.nodes}
+    found = classify(toy.capture, gather(toy.capture, toy.ranges, unsafe), load_rules())
+    for one in (one for one in found if one.rule in ("MSR001", "MSR002")):
+        assert ("module(" in one.advice) == (one.owner == "linear"), one.op
+        assert ("operation(" in one.advice) == (one.owner != "linear"), one.op
+    assert {one.owner for one in found if one.rule == "MSR001"} == {"", "linear", "scaled"}
+    of_parts = ("self.stem", "self.head", "self.norm", "self.wo", "self.gate", "module(")
+    assert not [one.rule for one in found if one.owner != "linear" and any(part in one.advice for part in of_parts)]
 
 
 # What an audit says, before the advice is followed and after.
@@ -257,7 +315,8 @@ def test_the_audit_has_less_to_say_where_the_advice_of_a_measured_rule_is_follow
     fmt, budget = FINEST[code]
     module, inputs = example(rule)
     before, after = (
-        says(model, inputs, formats=fmt, strategies=use, max_error=budget) for model in (module, Advised(module, rule))
+        says(model, inputs, formats=fmt, strategies=use, max_error=budget)
+        for model in (module, Advised(module, rule.advice))
     )
     assert_less(code, before, after)
 

@@ -152,6 +152,21 @@ def plant_weight_outlier(model: nn.Module) -> None:
     model.block.down.weight[:, 90] *= 60
 
 
+def plant_many_large_channels(model: nn.Module) -> None:
+    """One large entry in each row of a weight: 0.46 in one of 8 channels in most rows, 0.44 in one of 12 in the others."""
+    weight = model.block.out.weight
+    weight.uniform_(-0.02, 0.02)
+    for row in range(len(weight)):
+        channel, size = (8 + row % 12, 0.44) if row % 7 == 0 else (row % 8, 0.46)
+        weight[row, channel] = size
+
+
+def test_channels_that_are_hardly_larger_than_others_are_no_outliers() -> None:
+    found = audited(net(plant_many_large_channels), ids(), formats="int8_weights")
+    assert layer(found, "block.out", "int8_weights").cause != "outlier channel"
+    assert "block.out" not in {one.owner for one in found.findings if one.rule == "QNT001"}
+
+
 def test_planted_outlier_channels_of_a_weight_are_named() -> None:
     one = layer(audited(net(plant_weight_outlier), ids(), formats="int8_weights"), "block.down", "int8_weights")
     assert (one.part, one.cause, one.place) == ("weight", "outlier channel", "input channels 3, 90")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.policy import Policy, choice_keeping, plain
+from auditor.plan import modules
 from auditor.plan.costs import Cost
 from auditor.plan.modules import as_candidate, explain_budget, explain_gain, improve, operation_reasons, with_reasons
 from auditor.plan.plans import as_plan
@@ -390,6 +391,27 @@ def test_what_a_module_around_keeps_says_so() -> None:
     assert [capture.nodes[name].owner for name in found[0].operations] == ["block.layer"] * 2
     computed = problem.resolve(choice_keeping(high, "fp16")).computed_format
     assert all(computed(name) == "fp32" for name in found[0].operations)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "saves", "kind", "said"),
+    [
+        (0.00163, 0.00162, 0.001, "no-gain", "leaves the error at 0.00162"),
+        (0.00163, 0.001631, 0.07, "margin", "leaves the error at 0.00163"),
+        (0.00163, 0.00164, 0.07, "margin", "raises the error from 0.00163 to 0.00164"),
+    ],
+)
+def test_an_error_that_falls_or_stays_is_not_called_raised(
+    before: float, after: float, saves: float, kind: str, said: str
+) -> None:
+    chosen, low = Candidate(frozenset({"a"}), 0.0, 1.0), Candidate(frozenset(), 0.0, 0.9)
+    space = SimpleNamespace(
+        budget=0.01, what="error", log={low.high: after}, problem=SimpleNamespace(objective="time"),
+        before=lambda point: before, after=lambda *points: after, error=lambda point: after,
+    )  # fmt: skip
+    reason = modules._explain(space, chosen, low, saves, saves, False)
+    assert (reason.kind, said in reason.words) == (kind, True), reason
+    assert ("raise" in reason.words) == (f"{after:.3g}" > f"{before:.3g}")
 
 
 def test_the_numbers_stand_in_the_clause() -> None:

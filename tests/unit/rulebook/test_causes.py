@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import auditor
 from auditor.measure.calibrate import Calibration
 from auditor.records import Contribution, Finding, Node, NodeError, Plan, ScopeChoice, Verdict, Verification
 from auditor.rulebook.causes import FlowGraph, about, with_causes
 from auditor.rulebook.load import load_rules
-from tests.support.capturing import captured
+from tests.support.capturing import Function, captured
 from tests.support.findings import finding as found
 from tests.support.replaying import Model
 from tests.support.subjects import FORMATS
@@ -249,3 +250,86 @@ def test_the_plan_is_the_recommended_one_or_the_fastest_that_holds_with_anything
     assert named(plans, None) == "cast_bf16"
     assert named({p.name: p for p in (failed, nothing)}, None) is None
     assert named({}, None) is None
+
+
+# Autocast casts at a product what it computed in FP32: the product is the cause, not the operation before or after it.
+
+
+class Bank(nn.Module):
+    """A filter bank on a power spectrum, as of a mel spectrogram: the power overflows FP16, and so does its product."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.body = kind, nn.Linear(3, 4)
+        self.filters = nn.Parameter(torch.full((8, 3), 0.25))
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = x.pow(2) if self.kind == "power" else x.exp() if self.kind == "exponential" else x.cumsum(-1)
+        return self.body(torch.log(torch.clamp(large @ self.filters, min=1e-5)))
+
+
+KINDS = {
+    "power": 300 + torch.arange(16.0).reshape(2, 8),
+    "exponential": 11.5 + torch.arange(16.0).reshape(2, 8) / 64,
+    "total": 20000 + torch.arange(16.0).reshape(2, 8),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_overflow_in_the_cast_at_a_product_belongs_to_the_product(kind: str) -> None:
+    audit = auditor.audit(Bank(kind).eval(), (KINDS[kind],), formats="fp16", strategies="autocast")
+    wanting = [one for one in audit.findings if one.severity != "info"]
+    assert {one.cause.partition(" ")[2] for one in wanting} == {"matmul"}
+    assert "ACT008" in {one.rule for one in wanting}
+    first = audit.baselines["autocast_fp16"].nonfinite
+    assert (first.op, first.begins, first.rules[0]) == ("aten.matmul.default", "matmul", "ACT008")
+    assert all("an input of" in n.verdicts["fp16"].reason for n in audit.nodes if n.node.name == "matmul")
+
+
+def test_with_cast_weights_the_operation_before_the_product_is_a_cause_of_its_own() -> None:
+    audit = auditor.audit(Bank("power").eval(), (KINDS["power"],), formats="fp16")
+    causes = {one.cause.partition(" ")[2] for one in audit.findings if one.severity != "info"}
+    assert {"pow", "matmul"} <= causes
+    assert audit.baselines["cast_fp16"].nonfinite.begins == "pow_1"
+
+
+def test_the_operation_at_which_inf_begins_is_reported_beside_a_rule_in_its_module() -> None:
+    model = nn.Sequential(Bank("power"))
+    audit = auditor.audit(model.eval(), (KINDS["power"],), formats="fp16")
+    assert {("ACT008", "matmul"), ("MSR001", "pow_1")} <= {(one.rule, one.node) for one in audit.findings}
+
+
+def test_what_only_a_strategy_meets_that_was_not_asked_for_is_a_note() -> None:
+    model = nn.Sequential(Bank("power"))
+    audit = auditor.audit(model.eval(), (KINDS["power"],), formats="fp16", strategies="autocast")
+    assert {one.severity for one in audit.findings if one.node == "pow_1"} == {"info"}
+    assert {one.node for one in audit.findings if one.severity != "info"} <= {"matmul", "clamp", "log"}
+
+
+def test_an_input_that_overflows_is_named_where_the_result_is_finite() -> None:
+    model, x = Function(lambda x, y: y / x), torch.tensor([[1e5, 2.0], [3e5, 4.0]])
+    audit = auditor.audit(model, (x * 1.0, torch.ones(2, 2) * 1e5), formats="fp16", strategies="cast")
+    (div,) = (one for one in audit.nodes if one.node.op == "aten.div.Tensor")
+    assert "an input of 3e+05 overflows" in div.verdicts["fp16"].reason
+    assert div.verdicts["fp16"].limited_by == "range"
+
+
+class Looked(nn.Module):
+    """A position in [0, 1) becomes an index: in FP16 the largest position rounds to 1, one beyond the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(4.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table[(x * 4).long()] * x
+
+
+def test_a_reason_names_the_exception_that_a_run_raised() -> None:
+    audit = auditor.audit(Looked(), (torch.tensor([0.1, 0.5, 0.99999]),), formats="fp16")
+    (mul,) = (one for one in audit.nodes if one.node.name == "mul")
+    verdict = mul.verdicts["fp16"]
+    assert verdict.verdict == "unsafe"
+    assert "raises IndexError: index 4 is out of bounds" in verdict.reason
+    assert "Inf or NaN" not in verdict.reason
+    assert not [one.message for one in audit.findings if "Inf or NaN" in one.message and one.node == "mul"]

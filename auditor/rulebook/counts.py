@@ -1,0 +1,83 @@
+"""Facts about additions to entries that an index names, such as counts by `index_add`: terms, their size, their number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+
+from ..numerics.nodes import arguments_with_defaults, dtype, row_of, shape, source
+from ..records import Magnitudes
+from .values import nearest_range
+
+_TERMS = {
+    "index_add": "source",
+    "scatter_add": "src",
+    "scatter_reduce": "src",
+    "scatter": "src",
+    "put": "source",
+}
+"""{operation: the argument that holds the terms}; not index_put, which sums the terms of an entry in FP32."""
+
+_ONES = ("ones", "new_ones", "ones_like")
+NEAR = 1e-2
+"""Relative difference between the largest and the smallest term, up to which an addition counts."""
+
+
+def facts_of_counts(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> dict[str, Any]:
+    """Facts about one addition to entries that an index names; {} for other operations."""
+    terms = _terms(node)
+    if terms is None:
+        return {}
+    span = _span(terms, ranges)
+    total, largest = nearest_range(node, ranges), span[1] if span else None
+    return {
+        "added_terms": _number(node),
+        "largest_term": largest,
+        "total_in_terms": total.max_abs / largest if total and largest else None,
+        "counts": _are_whole(terms) or (span is not None and math.isclose(*span, rel_tol=NEAR)),
+    }
+
+
+def _terms(node: fx.Node) -> fx.Node | float | None:
+    """What the operation adds to entries that an index names; None if it adds nothing."""
+    if node.op != "call_function" or (name := _TERMS.get(row_of(node).packet)) is None:
+        return None
+    given = arguments_with_defaults(node)
+    adds = given["accumulate"] if "accumulate" in given else given.get("reduce", "overwrites") in ("sum", "add")
+    terms = given.get(name, given.get("value"))
+    known = isinstance(terms, (fx.Node, int, float))
+    return terms if known and (adds or row_of(node).packet in ("index_add", "scatter_add")) else None
+
+
+def _number(node: fx.Node) -> int | None:
+    """Largest number of terms that one entry can get: the size of the index along the operation's axis."""
+    given = arguments_with_defaults(node)
+    try:
+        size = shape(given["index"])
+    except ValueError:
+        return None
+    axis = given.get("dim", 0) if len(size) > 1 else 0
+    return size[axis] if size and "dim" in given else math.prod(size)
+
+
+def _span(terms: fx.Node | float, ranges: Mapping[str, Magnitudes]) -> tuple[float, float] | None:
+    """The smallest non-zero and the largest magnitude of the terms; None if all are zero, or unknown."""
+    if not isinstance(terms, fx.Node):
+        return (abs(float(terms)), abs(float(terms))) if terms else None
+    found = nearest_range(terms, ranges)
+    if found is not None:
+        return (found.min_abs, found.max_abs) if found.max_abs else None
+    return (1.0, 1.0) if row_of(source(terms)).packet in _ONES else None
+
+
+def _are_whole(terms: fx.Node | float) -> bool:
+    """Whether the terms are whole numbers by construction: ones, a literal, a mask, or other integers."""
+    if not isinstance(terms, fx.Node):
+        return float(terms).is_integer()
+    origin = source(terms)
+    held = dtype(origin)
+    whole = held is not None and not held.is_floating_point and not held.is_complex
+    return whole or row_of(origin).packet in _ONES
