@@ -107,8 +107,11 @@ class Cause:
 
     @property
     def is_avoided(self) -> bool:
-        """Whether the plan avoids the problem of every operation of the cause, and a repair would gain nothing."""
-        return {finding.bearing for finding in self.members} <= {"elsewhere", "kept"} and not self._repairs
+        """Whether the plan avoids the problem of every operation of the cause, and a repair would gain nothing. An error
+        is never avoided: without the plan, the model raises."""
+        if self.severity == "error" or self._repairs:
+            return False
+        return {finding.bearing for finding in self.members} <= {"elsewhere", "kept"}
 
     @property
     def cost(self) -> str:
