@@ -39,6 +39,8 @@ class Rehearse(WithTarget):
 
     def run(self, progress: Display) -> None:
         """Run a training step in several recipes; write the result and print it."""
+        from ..capture.emulation import scaled_as_on_cuda
+        from ..capture.regions import written_as_meant
         from ..loading.target import call, import_target, named_in, parse, user_code
         from ..rehearsal import rehearse
         from ..report import blocks, rehearsal
@@ -47,7 +49,8 @@ class Rehearse(WithTarget):
         plan = read.load(self.plan_file) if self.plan_file else None
         directory = self.out or Path("audits") / f"{target.name}-rehearsal"
         folder.check_directory(directory)
-        with user_code(target, self.seed):
+        # Autocast regions and GradScalers that the file creates are not disabled without a GPU.
+        with user_code(target, self.seed), written_as_meant(), scaled_as_on_cuda():
             advice = "name the function that runs one training step, as in train.py:step"
             step, module = named_in(target, advice, "missing-target", self.seed), import_target(target)
             batches: Any = None

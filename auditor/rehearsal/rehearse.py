@@ -19,7 +19,7 @@ from ..records import Plan, Progress
 from ..records.audit import Audit
 from ..training.recommend import HEADROOM, tolerated_error
 from ..training.step import LOSS
-from .result import FP32, REMEDIES, ROUNDINGS, NonFiniteStep, Recipe, RecipeProblem, RecipeRun, Rehearsal
+from .result import AS_WRITTEN, FP32, REMEDIES, ROUNDINGS, NonFiniteStep, Recipe, RecipeProblem, RecipeRun, Rehearsal
 from .session import Session, bad_step, call_forked
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]] | None
@@ -36,6 +36,9 @@ ROUNDED, PASSES = 0.01, 8
 backward passes per step that is enough to try FP32 sums."""
 RAISE = 256
 """Factor on the initial loss scale of a variant; GradScaler halves the scale until gradients are finite."""
+OFF = 0.25
+"""Largest tolerated difference between a recipe's loss and FP32's at the same weights, relative to FP32's loss or, if
+larger, to its scatter."""
 HARM = {
     "updates_lost": "of the updates with a non-zero gradient change no weight, since they are below half the spacing of {} numbers",
     "decay_lost": "of the weights are not changed by weight decay, since its change is below half the spacing of {} numbers",
@@ -92,19 +95,19 @@ def rehearse(
     runs = {recipe.name: run(recipe) for recipe in recipes}
     recipes += remedies_for(runs) if remedies else ()
     runs |= {recipe.name: run(recipe) for recipe in recipes if recipe.name not in runs}
+    if AS_WRITTEN in runs:
+        runs = {AS_WRITTEN: runs[AS_WRITTEN], **runs}
     problems = tuple(problem for name in runs if name != "fp32" for problem in problems_of(name, runs))
     name = target or getattr(step, "__qualname__", type(step).__name__)
     return Rehearsal(name, len(runs["fp32"].losses), runs["fp32"].batches, runs, problems, *recommend(runs, problems))
 
 
 def _recipes(session: Session, plan: Audit | Plan | None) -> Iterator[Recipe]:
-    """The standard recipes, the unchanged model if it is stored in low precision, and the recipe of a plan."""
+    """The step as written, unless it is FP32; the standard recipes; and the recipe of a plan."""
+    yield from recipe_as_written(session)
     yield Recipe("bf16_autocast", "BF16 under autocast", "bf16")
     yield Recipe("fp16_autocast", "FP16 under autocast, GradScaler", "fp16", scale=FIRST_SCALE)
     yield Recipe("bf16", "BF16 throughout", "bf16", stored=True)
-    dtypes = {p.dtype for p in session.trained}
-    if (low := next((fmt for fmt in ("fp16", "bf16") if dtype_of(fmt) in dtypes), None)) is not None:
-        yield Recipe("as_written", f"unchanged, in {low.upper()}", low, stored=True)
     if isinstance(plan, Audit):
         trained = (plan.plans.get(name or "") for name in (plan.recommended, "autocast_bf16", "autocast_fp16"))
         plan = next((one for one in trained if one is not None and one.strategy == "autocast"), None)
@@ -114,6 +117,19 @@ def _recipes(session: Session, plan: Audit | Plan | None) -> Iterator[Recipe]:
         scale = FIRST_SCALE if plan.format == "fp16" else None
         scopes = {**plan_table(plan)["scopes"], LOSS: {"precision": "fp32"}}
         yield Recipe("plan", f"the plan {plan.name}", plan.format, scale=scale, scopes=scopes)
+
+
+def recipe_as_written(session: Session) -> Iterator[Recipe]:
+    """The recipe of the user's own weights, autocast regions and GradScalers; none for a step in FP32 without these."""
+    weights = {p.dtype for p in session.trained}
+    stored = next((fmt for fmt in ("fp16", "bf16") if dtype_of(fmt) in weights), None)
+    region = next((fmt for fmt in ("fp16", "bf16") if dtype_of(fmt) in session.low_regions), None)
+    parts = [f"weights in {label(stored)}"] if stored else []
+    parts += [f"{label(region)} under autocast"] if region else []
+    parts += ["GradScaler"] if session.has_scaler else []
+    if parts:
+        format_ = stored or region or "fp32"
+        yield Recipe(AS_WRITTEN, f"as written: {', '.join(parts)}", format_, stored=stored is not None)
 
 
 def _number_batches(batches: Batches) -> Iterator[tuple[int, Any]]:
@@ -128,12 +144,15 @@ def _number_batches(batches: Batches) -> Iterator[tuple[int, Any]]:
 def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProblem]:
     """All problems of a recipe, which is not FP32."""
     run, fp32, problem = runs[name], runs["fp32"], partial(RecipeProblem, name)
+    for finding in run.findings:
+        yield problem(finding.kind, f"{finding.text} ({finding.line})", line=finding.line)
     if run.failure is not None:
         yield problem("fails", f"the run stopped early: {run.failure}")
         return
     first = next((x for x in run.skipped if x.where), NonFiniteStep(0, 0, None))
     blamed, module = f"; Inf or NaN first appears at {first.where}" * bool(first.where), first.module or None
-    if run.scale is None and run.skipped:
+    ends_early = len(run.losses) < len(fp32.losses)
+    if run.skipped and (run.scale is None or ends_early):
         at = f"in step {run.skipped[0].step} (batch {run.skipped[0].batch})"
         yield problem("not-finite", f"gradients or weights turn Inf or NaN {at}{blamed}", module)
         return
@@ -142,11 +161,13 @@ def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProb
         batches = len({each.batch for each in run.skipped})
         said = f"{len(run.skipped)} of {len(run.losses)} steps are skipped, on {batches} of the batches, and the loss scale falls to {run.scale:.3g}"
         yield problem("steps-skipped", said + blamed, module)
+    yield from _wrong_losses(run, fp32, problem)
     last, whole, count = run.last_loss(), fp32.last_loss(), len(run.final)
     gaps = [a - b for a, b in zip(run.final, fp32.final, strict=True)]
     scatter = 2 * statistics.stdev(gaps) / math.sqrt(count) if count > 1 and math.isfinite(last) else 0.0
     progress = abs(statistics.fmean(fp32.losses[:count]) - whole)
-    if not last - whole <= max(BEHIND * progress, scatter, LEAST * abs(whole)):
+    behind = not last - whole <= max(BEHIND * progress, scatter, LEAST * abs(whole))
+    if behind and not run.bad_losses:
         yield problem("loss-behind", f"the final loss is {last:.4g}, in FP32 {whole:.4g}")
     for what, text in HARM.items():
         for one in ("", *run.parameters):  # first, all parameters together
@@ -166,10 +187,33 @@ def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProb
         yield problem("gradients-off", said, worst.rpartition(".")[0])
 
 
+def _wrong_losses(run: RecipeRun, fp32: RecipeRun, problem: Callable[..., RecipeProblem]) -> Iterator[RecipeProblem]:
+    """Losses that are wrong although the gradients are finite: Inf or NaN, or others than FP32's at the same weights."""
+    bad = [each for each in run.bad_losses if math.isfinite(fp32.losses[each.step])]
+    if bad:
+        first = next((each for each in bad if each.where), bad[0])
+        said = f"the loss is Inf or NaN in {len(bad)} of {len(run.losses)} steps, first in step {bad[0].step} (batch {bad[0].batch}), although its gradients are finite"
+        blamed = f"; Inf or NaN first appears at {first.where}" * bool(first.where)
+        yield problem("loss-not-finite", said + blamed, first.module or None)
+    pairs = [(run.losses[i], x) for i, x in zip(run.steps, run.exact_losses, strict=True) if x is not None]
+    known = [pair for pair in pairs[-max(len(pairs) // 3, 1) :] if all(map(math.isfinite, pair))]
+    if not known:
+        return
+    exact = [pair[1] for pair in known]
+    scatter = statistics.stdev(exact) if len(exact) > 1 else 0.0
+    error = statistics.fmean(abs(a - b) for a, b in known)
+    if error > OFF * max(statistics.fmean(map(abs, exact)), scatter):
+        low, right = statistics.fmean(pair[0] for pair in known), statistics.fmean(exact)
+        better = ", so that it looks better than it is" if low < right else ""
+        yield problem("loss-off", f"the loss is {low:.3g}, in FP32 {right:.3g} at the same weights{better}", LOSS)
+
+
 def remedies_for(runs: Mapping[str, RecipeRun]) -> Iterator[Recipe]:
     """Repaired variants of recipes with a problem; for stored low-precision weights with many backward passes a step,
     also a variant that sums gradients in FP32. A recipe that fails has no variants."""
     for name, run in [item for item in runs.items() if item[1].failure is None and item[0] != "fp32"]:
+        if name == AS_WRITTEN and not run.recipe.stored:  # the standard recipes repair it
+            continue
         own, problems = run.recipe, {p.kind: p for p in problems_of(name, runs)}
         vary = partial(replace, own, repairs=name)
         if own.stored:
@@ -191,14 +235,31 @@ def remedies_for(runs: Mapping[str, RecipeRun]) -> Iterator[Recipe]:
 def recommend(runs: Mapping[str, RecipeRun], problems: Sequence[RecipeProblem]) -> tuple[str, str]:
     """The name of the recommended recipe, with the reason in a sentence or two."""
     broken, fp32 = {"fp32", *(problem.recipe for problem in problems)}, runs["fp32"]
-    holding = [run for name, run in runs.items() if name not in broken]
+    holding = [run for name, run in runs.items() if name not in broken and run.recipe.format != "fp32"]
+    found = _problems_as_written(runs, problems)
     if not holding:
-        return "fp32", f"Train in FP32: every other recipe has a problem. The final loss is {fp32.last_loss():.4g}."
+        text = f"Train in FP32: every other recipe has a problem. The final loss is {fp32.last_loss():.4g}."
+        return "fp32", f"{found}{text}"
     run, *others = sorted(holding, key=lambda run: (run.recipe.stored, run.recipe.repairs != ""))
-    done = "" if run.recipe.repairs else ", without further changes"
-    text = f"Train in {run.recipe.title}{done}. The final loss is {run.last_loss():.4g}, in FP32 {fp32.last_loss():.4g}"
+    is_own = run.recipe.name == AS_WRITTEN
+    done = "" if run.recipe.repairs or is_own else ", without further changes"
+    text = f"Train {'' if is_own else 'in '}{run.recipe.title}{done}. The final loss is {run.last_loss():.4g}, in FP32 {fp32.last_loss():.4g}"
     if skipped := len(run.skipped):
         text += f". {skipped} of {len(run.losses)} steps are skipped until the loss scale settles at {run.scale:g}"
     lean = [one.recipe for one in others if one.recipe.stored and "fp32_master_weights" not in one.recipe.remedies]
     saves = f" {lean[0].title} has no problem either, and needs less memory." if lean else ""
-    return run.recipe.name, f"{text}.{saves}"
+    return run.recipe.name, f"{found}{text}.{saves}"
+
+
+def _problems_as_written(runs: Mapping[str, RecipeRun], problems: Sequence[RecipeProblem]) -> str:
+    """A sentence about the problems of the step as written; "" without any."""
+    own = [problem for problem in problems if problem.recipe == AS_WRITTEN]
+    if not own:
+        return ""
+    run, number = runs[AS_WRITTEN], "1 problem" if len(own) == 1 else f"{len(own)} problems"
+    place = f" ({own[0].line})" if own[0].line else ""
+    if run.failure is not None:
+        outcome = f"it stops in step {len(run.losses)}"
+    else:
+        outcome = f"its last loss is {run.last_loss():.4g}, in FP32 {runs['fp32'].last_loss():.4g}"
+    return f"As written, the step has {number}, first {own[0].kind}{place}; {outcome}. "

@@ -39,6 +39,8 @@ class Recipe:
 
 
 FP32 = Recipe("fp32", "FP32")
+AS_WRITTEN = "as_written"
+"""The name of the recipe in which the step runs with its own autocast regions and GradScalers."""
 
 
 def fp32_updates(optimizer: Any, rounding: str) -> None:
@@ -127,6 +129,17 @@ class NonFiniteStep:
 
 
 @dataclass(frozen=True)
+class StepFinding:
+    """A call in the user's step that a correct training loop makes differently. kind: such as "clip-before-unscale", see
+    observed.py; line: of the call, as `train.py:24`; step: the first step with it."""
+
+    kind: str
+    text: str
+    line: str
+    step: int
+
+
+@dataclass(frozen=True)
 class ParameterSeries:
     """Measurements of one parameter, one for each sampled step; None if undefined.
 
@@ -153,7 +166,9 @@ class RecipeRun:
 
     errors: gradient errors of all parameters together, at these steps. skipped: non-finite steps; without a loss scale,
     such a step ends the run. scale: the loss scale at the end. batches: number of different batches. backward_passes:
-    number per step. failure: why the run ended early; a failed run has only the losses of earlier steps.
+    number per step. failure: why the run ended early; a failed run has only the losses of earlier steps. findings: of
+    the recipe "as_written". bad_losses: steps whose loss is Inf or NaN although gradients and weights are finite.
+    exact_losses: FP32's losses at the sampled steps, at the same weights; None if unknown.
     """
 
     recipe: Recipe
@@ -166,6 +181,9 @@ class RecipeRun:
     batches: int = 0
     backward_passes: int = 0
     failure: str | None = None
+    findings: list[StepFinding] = field(default_factory=list)
+    bad_losses: list[NonFiniteStep] = field(default_factory=list)
+    exact_losses: Series = field(default_factory=list)
 
     def share(self, what: str, name: str = "") -> float | None:
         """Mean of a series of ParameterSeries over the last third of the sampled steps, for one parameter or for all
@@ -191,12 +209,13 @@ class RecipeRun:
 @dataclass(frozen=True)
 class RecipeProblem:
     """A problem of a recipe, with evidence. kind: such as "loss-behind", see rehearse.py; module: the module to blame, if
-    known."""
+    known; line: the line of the user's step to change, if known."""
 
     recipe: str
     kind: str
     text: str
     module: str | None = None
+    line: str = ""
 
 
 @dataclass(frozen=True)

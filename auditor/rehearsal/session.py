@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..artefact.applying import apply_plan
-from ..capture.emulation import emulate
+from ..capture.emulation import emulate, scaled_as_on_cuda
 from ..capture.intercept import intercept
 from ..capture.regions import clear_weight_casts, written_as_meant
 from ..errors import AuditorError, LoadError
@@ -34,7 +35,8 @@ from ..processes import supervise
 from ..training.blame import NO_PASS, Trail, blame
 from ..training.replay import gradient_error
 from ..training.step import LOSS
-from .result import FP32, REMEDIES, ROUNDINGS, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
+from .observed import Observer
+from .result import AS_WRITTEN, FP32, REMEDIES, ROUNDINGS, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
 
 LOOKS = 24
 """Maximum number of sampled steps, in which gradients are compared with FP32's and updates are measured."""
@@ -74,7 +76,8 @@ def call_forked(work: Callable[[Callable[[str], None]], Any], hear: Callable[[st
 class Session:
     """The user's step, and its runs, each in a separate process. optimizers: {id: optimizer}, those that the first step
     calls. trained: {parameter: number of its group}. root: the module with these parameters, or a container. own_regions:
-    whether the step opens autocast regions. Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed.
+    whether the step opens autocast regions. low_regions: the low-precision dtypes of these. scalers: the GradScalers
+    that the first step calls, unless they are disabled. Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed.
 
     batches: returns an iterator over (number of the batch, batch). seed: of the generators at the start of each run.
     """
@@ -86,7 +89,14 @@ class Session:
         self._parameters = dict[nn.Parameter, str]()  # names of the trained parameters
         self._calls: list[nn.Module] = []  # the modules that are being called, innermost last
         self._casts_inputs, self.own_regions, self.recipe = False, False, FP32
-        used, self.own_regions = call_forked(lambda tell: self.run(FP32, 1, tell) and (self._used, self.own_regions))
+        self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
+        self._has_loss = False
+        self.root, self._called = nn.Module(), list[nn.Module]()
+        self.low_regions, self.scalers = set[torch.dtype](), list[GradScaler]()
+        used, self.own_regions, self.low_regions, scaler_ids, makes_scaler = call_forked(self._look)
+        scalers = [one for one in gc.get_objects() if issubclass(type(one), GradScaler) and id(one) in scaler_ids]
+        self.scalers = [one for one in scalers if one._enabled or self._is_switched_off(one)]
+        self.has_scaler = bool(self.scalers) or makes_scaler
         if used.isdisjoint(self.optimizers):
             raise bad_step("the first step calls no optimizer's step(): give a function that runs one whole step")
         self.optimizers = {number: one for number, one in self.optimizers.items() if number in used}
@@ -107,11 +117,26 @@ class Session:
         if any(p.device.type in NATIVE for p in self.trained):
             raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
 
+    def _look(self, tell: Callable[[str], None]) -> tuple[set[int], bool, set[torch.dtype], set[int], bool]:
+        """Run the first step; return ids of the optimizers and modules that it calls, whether it opens autocast regions,
+        their low dtypes, ids of the GradScalers that it calls, and whether it creates an enabled one."""
+        known = {id(one) for one in gc.get_objects() if issubclass(type(one), GradScaler)}
+        self.run(FP32, 1, tell)
+        used = self._observer.used_scalers
+        makes_scaler = any(vars(one)["_enabled"] for number, one in used.items() if number not in known)
+        return self._used, self.own_regions, self.low_regions, {*used}, makes_scaler
+
+    def _is_switched_off(self, scaler: GradScaler) -> bool:
+        """Whether torch disabled a GradScaler for CUDA, since there is no GPU, while the step trains in FP16."""
+        disabled = not scaler._enabled and scaler._device == "cuda" and "_init_scale" not in vars(scaler)
+        return disabled and torch.float16 in self.low_regions
+
     def run(self, recipe: Recipe, steps: int, tell: Callable[[str], None]) -> RecipeRun:
         """Run up to `steps` steps: the run ends with the batches, and without a loss scale with the first non-finite
-        step. tell: called with each step and its loss as text."""
+        step. As written, an exception or ruined weights end it too. tell: called with each step and its loss as text."""
         reseed(self._seed)
         self._prepare(recipe)
+        as_written = recipe.name == AS_WRITTEN
         batches, result, samples = self._batches(), self.result, {i * (steps - 1) // (LOOKS - 1) for i in range(LOOKS)}
         fp32, scale, finite = dict[str, Any](), torch.tensor(recipe.scale or 1.0), torch.zeros((), dtype=torch.int32)
         for step in range(steps):
@@ -121,32 +146,76 @@ class Session:
             result.batches = max(result.batches, number + 1)
             # Whether the step is measured; {parameter: gradient, optimizer, group, weight, second moment} at its update.
             self._sampled, self._updates = step in samples, dict[nn.Parameter, tuple[Any, ...]]()
+            exact: float | None = None
             if self._sampled and recipe != FP32:
                 fp32 = {}
                 with suppress(AuditorError):
-                    fp32 = call_forked(partial(self._run_shadow, batch))
-            restart, where = process_state(), f"in step {step} (batch {number})"
-            result.losses.append(call(self._call_step, f"{where}, the step", "bad-step", batch))
+                    fp32, exact = call_forked(partial(self._run_shadow, batch))
+            searches = len(result.skipped) + len(result.bad_losses) < BLAMED
+            restart, where = self._save_state() if searches else process_state(), f"in step {step} (batch {number})"
+            if as_written:
+                self._observer.begin_step()
+                result.scale = self._observer.scale()
+            try:
+                result.losses.append(call(self._call_step, f"{where}, the step", "bad-step", batch))
+            except LoadError as error:
+                if not as_written:
+                    raise
+                result.failure = str(error)
+                break
             if self._updates:
                 fp32 = self._measure(step, fp32)
-            if self._broken is not None:
-                if recipe == FP32:
-                    raise bad_step(f"gradients or weights turn Inf or NaN {where}: fix the step first")
-                blamed = self._broken, None
-                if not self._broken and len(result.skipped) < BLAMED:
+                result.exact_losses.append(exact)
+            if as_written and self._observer.skipped and self._broken is None:
+                self._broken = ""
+            has_bad_loss = self._broken is None and self._has_loss and not math.isfinite(result.losses[-1])
+            if self._broken is not None or has_bad_loss:
+                blamed = self._broken or "", None
+                if not self._broken and searches:
                     with suppress(AuditorError):
                         blamed = call_forked(partial(self._search, batch, restart))
-                result.skipped.append(NonFiniteStep(step, number, result.scale, *blamed))
+                if recipe == FP32 and self._broken is not None:
+                    first = f", first at {blamed[0]}" if blamed[0] else ""
+                    raise bad_step(f"gradients or weights turn Inf or NaN {where}{first}: fix the step first")
+                bad = NonFiniteStep(step, number, result.scale, *blamed)
+                (result.bad_losses if has_bad_loss else result.skipped).append(bad)
             tell(f"step {step}, loss {result.losses[-1]}")
-            if result.scale is not None:
+            if as_written:
+                is_ruined = self._broken is not None and not all(map(all_finite, self._parameters))
+                if is_ruined or (result.skipped and self._observer.scale() is None):
+                    break
+            elif result.scale is not None:
                 # GradScaler's defaults: growth factor, backoff factor, and number of finite steps until the scale grows.
                 torch._amp_update_scale_(scale, finite, torch.tensor(float(self._broken is not None)), 2.0, 0.5, 2000)
                 result.scale = float(scale)
             elif result.skipped:
                 break
-        if not result.losses:
+        if as_written:
+            result.findings += self._observer.finish(result.failure is None)
+            result.scale = self._observer.scale()
+        if not result.losses and result.failure is None:
             raise bad_step("batches is empty: give at least one batch")
         return result
+
+    def _save_state(self) -> Callable[[], None]:
+        """Save what the first operations of a step can change: generators, buffers, weights that an optimizer updates
+        before another fails, loss scales. The returned function restores them."""
+        restart = process_state()
+        with plain_torch():
+            tensors = [b for module in (self.root, *self._called) for b in module.buffers()]
+            if len(self.optimizers) > 1 or self.recipe.name == AS_WRITTEN:
+                tensors += self._parameters
+            scales = [(one._scale, one._growth_tracker) for one in self.scalers if vars(one).get("_scale") is not None]
+            tensors += [x for pair in scales for x in pair if x is not None]
+            saved = [(x, x.detach().clone()) for x in dict.fromkeys(tensors)]
+
+        def back() -> None:
+            restart()
+            with plain_torch():
+                for x, before in saved:
+                    x.copy_(before)
+
+        return back
 
     def _call_step(self, batch: Any, handler: Trail | None = None) -> float:
         """Call the user's step with a batch (as one argument, several, or none, as its signature requires), in FP32 or in
@@ -154,16 +223,20 @@ class Session:
         the sum of the losses on which it called `backward`."""
         recipe, dtype, names = self.recipe, dtype_of(self.recipe.format), required_arguments(self._step)
         self._losses, self._used = list[float](), set[int]()  # of `backward`; ids of the called optimizers and modules
-        self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
-        regional = recipe.format != "fp32" and not recipe.stored and LOSS not in recipe.scopes
-        emulated = written_as_meant() if recipe.format == "fp32" else emulate("cuda")
-        with ieee(), disable_compilers(), emulated if handler is None else intercept(handler):
+        self._broken = None
+        as_written = recipe.name == AS_WRITTEN
+        regional = recipe.format != "fp32" and not recipe.stored and LOSS not in recipe.scopes and not as_written
+        emulated = emulate("cuda") if recipe.format != "fp32" or as_written else written_as_meant()
+        with ieee(), disable_compilers(), scaled_as_on_cuda(), emulated if handler is None else intercept(handler):
             enter = vars(torch.autocast)["__enter__"]
 
             def enter_region(region: Any) -> Any:
                 outside = not self._calls and torch._C._current_graph_task_id() == NO_PASS
                 if outside and getattr(region, "_meant", region._enabled):
                     self.own_regions = True
+                    if region.fast_dtype in (torch.float16, torch.bfloat16):
+                        self.low_regions.add(region.fast_dtype)
+                if outside and getattr(region, "_meant", region._enabled) and not as_written:
                     region._enabled, region._meant, region.fast_dtype = regional, regional, dtype
                 return enter(region)
 
@@ -174,25 +247,36 @@ class Session:
                     self._running.popitem()[1].close()
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
             value = float(value.detach())
-        return value if isinstance(value, float) else sum(self._losses) if self._losses else math.nan
+        self._has_loss = isinstance(value, float) or bool(self._losses)
+        if isinstance(value, float):
+            return self._observer.returned(value) if as_written else value
+        return sum(self._losses) if self._losses else math.nan
 
-    def _run_shadow(self, batch: Any, tell: object) -> dict[str, Any]:
-        """FP32's gradients of this step, from the same state, as NumPy arrays, which a pipe can pass on."""
+    def _run_shadow(self, batch: Any, tell: object) -> tuple[dict[str, Any], float | None]:
+        """FP32's gradients of this step, from the same state, as NumPy arrays, which a pipe can pass on; and its loss."""
         self._convert(FP32)
-        self._call_step(batch)
-        return {self._parameters[p]: gradient.numpy() for p, (gradient, *_) in self._updates.items()}
+        loss = self._call_step(batch)
+        gradients = {self._parameters[p]: gradient.numpy() for p, (gradient, *_) in self._updates.items()}
+        return gradients, loss if self._has_loss else None
 
     def _search(self, batch: Any, restart: Callable[[], None], tell: object) -> tuple[str, str | None]:
-        """The operation that makes a step non-finite, and its module, see `blame`."""
+        """The operation that makes a step non-finite, and its module, see `blame`. In an FP32 run, and if FP32 fails at
+        the same weights too, the first operation with NaN."""
+        firsts = dict[bool, Trail]()
         names = {module: without_wrappers(path) for path, module in self.root.named_modules()}
 
         def run(trail: Trail, is_low: bool) -> None:
             restart()
+            firsts[is_low] = trail
             if not is_low:
                 self._convert(FP32)
             self._call_step(batch, trail)
 
-        return blame(run, lambda: next((names[one] for one in reversed(self._calls) if one in names), LOSS))
+        words, module = blame(run, lambda: next((names[one] for one in reversed(self._calls) if one in names), LOSS))
+        low, high = firsts[True].first_nan, firsts[False].first_nan
+        if words or low is None or high is None:
+            return words, module
+        return low[0] if self.result.recipe == FP32 else f"{low[0]}, in FP32 at the same weights too", low[1]
 
     def _prepare(self, recipe: Recipe) -> None:
         """Convert the model and the optimizers as the recipe requires, and replace functions of torch."""
@@ -208,14 +292,27 @@ class Session:
         nn.Module.__call__ = lambda module, *a, **k: self._call(called, module, *a, **k)  # type: ignore[method-assign]
         engine: Any = torch.autograd  # its `backward` and `grad` both call this function
         engine._engine_run_backward = partial(self._run_backward, engine._engine_run_backward)
-        # The user's scalers are disabled, since this session scales.
-        torch.amp.grad_scaler.GradScaler._enabled = property(lambda self: False, lambda self, value: None)  # type: ignore
+        is_active = self._is_as_written
+        # Unless the step runs as written, the user's scalers are disabled, since this session scales.
+        enabled = property(
+            lambda one: is_active() and vars(one)["_enabled"], lambda one, x: vars(one).update(_enabled=x)
+        )
+        if recipe.name == AS_WRITTEN:
+            for scaler in filter(self._is_switched_off, self.scalers):
+                with scaled_as_on_cuda():
+                    GradScaler.__init__(scaler, "cuda")
+        GradScaler._enabled = enabled  # type: ignore[assignment]
+        self._observer = Observer(is_active, self.optimizers.values(), Session._call_step.__code__)
+        self._observer.used_scalers.update((id(one), one) for one in self.scalers)
+
+    def _is_as_written(self) -> bool:
+        return self.recipe.name == AS_WRITTEN
 
     def _convert(self, recipe: Recipe) -> None:
         """Switch this process to a recipe: convert weights, buffers and optimizer state now, and inputs of outermost
         modules in later steps; apply the recipe's scopes, or remove those of another recipe."""
         dtype = dtype_of(recipe.format) if recipe.stored else torch.float32
-        if recipe.name != "as_written" and any(p.dtype is not dtype for p in self._parameters):
+        if recipe.name != AS_WRITTEN and any(p.dtype is not dtype for p in self._parameters):
             self._casts_inputs = True
             for module in (self.root, *self._called):  # `module.to` would make complex tensors real
                 module._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
@@ -250,6 +347,13 @@ class Session:
         """
         if torch._C._current_graph_task_id() != NO_PASS:
             return original(roots, gradients, *args, **kwargs)
+        if self._is_as_written():
+            result = self._observer.backward(original, roots, gradients, *args, **kwargs)
+            if kwargs["accumulate_grad"]:
+                self.result.backward_passes += not self.result.losses
+                losses_scale = self._observer.root_scale
+                self._losses += [float(x.detach()) / losses_scale for x in tensors_in(roots) if x.numel() == 1]
+            return result
         scale = torch.full((), self.result.scale or 1.0)
         with torch.autocast("cuda", enabled=False), ExitStack() as hooks:
             if kwargs["accumulate_grad"]:
@@ -276,15 +380,21 @@ class Session:
             raise bad_step(f"{kind}.step gets a closure, {advice}")
         self._used.add(id(optimizer))
         own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        with torch.autocast("cuda", enabled=False), ExitStack() as stack:
+        as_written = self._is_as_written()
+        with nullcontext() if as_written else torch.autocast("cuda", enabled=False), ExitStack() as stack:
             with plain_torch():
+                if as_written:
+                    self._observer.before_update(optimizer)
                 if not (is_finite := all(all_finite(p.grad) for _, p in own)):
                     self._broken = self._broken or ""
                 for group, p in own if is_finite and self._sampled else ():
                     if p in self._parameters and p not in self._updates:  # else measured in an earlier update
                         before = p.detach().clone(), _second_moment(optimizer, p)
-                        self._updates[p] = dense(p.grad.detach()).clone(), optimizer, {**group}, *before
-            if not is_finite or (self.recipe is not self.result.recipe and self._used >= {*self.optimizers}):
+                        scale = getattr(optimizer, "grad_scale", None)  # of a fused optimizer, which unscales itself
+                        gradient = dense(p.grad.detach()) / (1.0 if scale is None else scale)
+                        self._updates[p] = gradient, optimizer, {**group}, *before
+            is_skipped = not is_finite and not as_written  # as written, the user's scaler skips, or nobody does
+            if is_skipped or (self.recipe is not self.result.recipe and self._used >= {*self.optimizers}):
                 emptied = [{**group, "params": []} for group in optimizer.param_groups]
                 stack.enter_context(swap_attribute(optimizer, "param_groups", emptied))
             if not self.recipe.stored:  # an update in FP32 needs no emulation, which takes longer

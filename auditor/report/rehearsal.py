@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from statistics import fmean
 
-from ..rehearsal.result import REMEDIES, RecipeRun, Rehearsal, code_of
+from ..rehearsal.result import AS_WRITTEN, REMEDIES, RecipeRun, Rehearsal, code_of
 from .blocks import Block, Chart, Code, Fold, Grid, Item, Prose, environment
 from .charts import line_chart, round_steps
 from .words import count, or_blank, percent, ratio, shorten
@@ -99,14 +99,14 @@ def _curve(run: RecipeRun, values: Iterable[tuple[int, float | None]]) -> tuple[
     known = [(step, x) for step, x in values if x is not None and math.isfinite(x) and x > 0]
     width = max(math.ceil(len(known) / POINTS), 1)
     parts = (zip(*known[i : i + width], strict=True) for i in range(0, len(known), width))
-    stored = " cast" if run.recipe.stored or run.recipe.scopes else ""
+    stored = " cast" if run.recipe.stored or run.recipe.scopes or run.recipe.name == AS_WRITTEN else ""
     style = "plan" if run.recipe.name == "fp32" else f"{run.recipe.format}{stored}"
     return style, run.recipe.title, [(fmean(at), fmean(of)) for at, of in parts]
 
 
 def _parameters(result: Rehearsal) -> Iterator[Fold]:
     """The parameters with the largest gradient errors or shares of lost updates, the worst first."""
-    fp32, *others = result.runs.values()
+    fp32, others = result.runs["fp32"], [run for name, run in result.runs.items() if name != "fp32"]
     found = [(name, run) for run in others if not run.recipe.repairs for name in run.parameters]
     found.sort(key=lambda one: -max(one[1].share(kind, one[0]) or 0.0 for kind in MEASURES))
     heads = ("Parameter", "Recipe", "Noise", *MEASURES.values(), "Gradient zero")

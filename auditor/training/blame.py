@@ -15,7 +15,7 @@ from ..capture.emulation import Emulation
 from ..capture.regions import Region
 from ..capture.source import line_of, written_at
 from ..isolation.tensors import plain_torch
-from ..numerics.entries import all_finite, tensors_in
+from ..numerics.entries import all_finite, entries, tensors_in
 from .replay import Step
 from .step import FP32, LOSS, StepPrecision, TrainingStep, own_step, owner_of
 
@@ -25,11 +25,12 @@ NO_PASS = -1
 
 class Trail(Emulation):
     """Detects where Inf or NaN appear. module: returns the name of the innermost module being called. tell: called with
-    (operation in words, its module) at each Inf or NaN."""
+    (operation in words, its module) at each Inf or NaN. first_nan: the first of these with NaN."""
 
     def __init__(self, module: Callable[[], str], tell: Callable[..., object]) -> None:
         super().__init__()
         self._module, self._tell = module, tell
+        self.first_nan: tuple[str, str] | None = None
 
     def enter(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
@@ -55,15 +56,19 @@ class Trail(Emulation):
     def _hear(self, stage: str, words: str, module: str, value: torch.Tensor) -> None:
         with plain_torch():
             if not all_finite(value):
+                if self.first_nan is None and bool(entries(value).isnan().any()):
+                    self.first_nan = f"{stage}{words}", module
                 self._tell((f"{stage}{words}", module))
 
 
 def blame(run: Callable[..., object], module: Callable[[], str]) -> tuple[str, str | None]:
     """The first operation, in words, that gives Inf or NaN in low precision but not in FP32, and its module; ("", None)
     without one. run: called as run(Trail, is_low), runs the step. module: see Trail."""
-    broken: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
-    for is_low, found in broken.items():
+    broken = dict[bool, list[tuple[str, str]]]()
+    for is_low in (True, False):
+        found = list[tuple[str, str]]()
         run(Trail(module, found.append), is_low)
+        broken[is_low] = [*found]  # hooks of the weights stay, and add to `found` in the next run
     known = Counter(broken[False])
     for one in broken[True]:
         if not known[one]:

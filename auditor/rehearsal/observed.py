@@ -1,0 +1,423 @@
+"""Observes a training step as its user wrote it: which loss scale each gradient carries, and the calls that do not fit."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler, OptState
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import Optimizer
+
+from ..capture.regions import region_now
+from ..capture.source import kind_of, line_of, written_at
+from ..isolation.tensors import plain_torch
+from ..numerics.entries import entries, tensors_in
+from .result import StepFinding
+
+NODES = 4_000
+"""Maximum number of nodes of a gradient's graph that are searched for a scaled loss and for FP16."""
+BY_HAND = 64
+"""Factor on a loss from which the user scales the loss by hand."""
+SEVERAL = -1
+"""In place of a scaler's id: several scalers."""
+UNLIMITED = 1e-3
+"""A gradient norm's limit, divided by the loss scale, from which the user chose the limit for scaled gradients."""
+SHARED = 2
+"""Number of steps that a scaler skips for one optimizer alone, from which its other optimizers suffer."""
+
+
+NO_UPDATE = "`scaler.update()` is missing, so that the loss scale never adapts: call it once in each step, after all `scaler.step()`"
+
+
+@dataclass
+class _Gradient:
+    """The state of a parameter's gradient since it was last zero or None.
+
+    state: "plain" (of a loss without a scale), "scaled", "unscaled" by `unscale_`, "used" by an update, or "by hand".
+    identity: of the tensor and its version; if another, the user changed the gradient, and nothing is known.
+    scaler: id of the scaler. fp16: whether FP16 operations are in the graph. kept: whether it was used before, and not
+    set to zero. after_unscale, updated: lines of a `backward` after `unscale_`, and of an `update` before the step.
+    """
+
+    state: str
+    identity: tuple[int, int]
+    line: str
+    scaler: int | None = None
+    fp16: bool = False
+    kept: bool = False
+    after_unscale: str = ""
+    updated: str = ""
+
+
+def _identity(p: torch.Tensor) -> tuple[int, int]:
+    return id(p.grad), -1 if p.grad is None else p.grad._version
+
+
+class Observer:
+    """Wraps the functions of torch that a training loop calls, in this process, and collects findings.
+
+    is_active: whether the recipe that runs is the user's own. skipped: the optimizers that a scaler skipped in the
+    current step. used_scalers: scalers that the step called, in any recipe.
+    """
+
+    def __init__(self, is_active: Callable[[], bool], optimizers: Iterable[Optimizer], outermost: Any) -> None:
+        self._is_active, self._optimizers, self._outermost = is_active, tuple(optimizers), outermost
+        self.findings = dict[tuple[str, str], StepFinding]()
+        self.skipped: set[int] = set()
+        self.used_scalers = dict[int, GradScaler]()
+        self._gradients = dict[torch.Tensor, _Gradient]()
+        self._scaled = dict[Any, GradScaler]()  # by nodes of the step's graphs
+        self._values = dict[float, tuple[float, str]]()  # of scaled losses: (scale, line)
+        self._divided = list[list[float]]()  # the numbers that divide the loss, for each pass since the last update
+        self._unscaled_at = dict[tuple[int, int], tuple[int, str]]()  # {(scaler, optimizer): (step, line)}
+        self._skips = dict[int, dict[int, tuple[str, int, str]]]()  # {scaler: {optimizer: (name, skipped, line)}}
+        self._made = dict[int, tuple[int, str]]()  # {scaler made in a step: (step, line)}
+        self._step, self._reads_scale, self._inner, self._depth = -1, False, "", 0
+        self._stepped_at, self._has_update = "", False
+        self.root_scale = 1.0  # of the loss on which the step called `backward` last
+        self._wrap()
+
+    def begin_step(self) -> None:
+        """Before each call of the user's step."""
+        self._step += 1
+        self._reads_scale, self._inner = False, ""
+        self.skipped.clear()
+        self._scaled.clear()
+        self._values.clear()
+
+    def scale(self) -> float | None:
+        """The smallest loss scale of the enabled scalers that the step calls; None without one."""
+        enabled = [one for one in self.used_scalers.values() if one._enabled]
+        return min((float(one._init_scale if one._scale is None else one._scale) for one in enabled), default=None)
+
+    def returned(self, value: float) -> float:
+        """The loss that the step returned, without its scale."""
+        scale, line = self._values.get(value, (1.0, "")) if math.isfinite(value) and value else (1.0, "")
+        if scale != 1:
+            self._report(
+                "scaled-loss",
+                f"the step returns the loss times the loss scale, {scale:g}: return the loss itself",
+                line,
+            )
+        return value / scale
+
+    def finish(self, is_complete: bool) -> list[StepFinding]:
+        """The findings of the run. is_complete: whether no step raised."""
+        if is_complete and self._stepped_at and not self._has_update:
+            self._report("no-update", NO_UPDATE, self._stepped_at)
+        for optimizers in self._skips.values():
+            skipped = [one for one in optimizers.values() if one[1] >= SHARED]
+            others = [one[0] for one in optimizers.values() if not one[1]]
+            if len(skipped) == 1 and others:
+                name, number, line = skipped[0]
+                said = f"one GradScaler for several optimizers: {number} steps of {name} alone overflow, and each halves the"
+                said += f" loss scale of {' and '.join(others)} too: use one GradScaler for each"
+                self._report("shared-scaler", said, line)
+        return [*self.findings.values()]
+
+    def backward(self, original: Callable[..., Any], roots: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run torch.autograd's `backward` or `grad` as it is, and note the scale of the gradients that it adds to."""
+        with plain_torch():
+            scaler, is_fp16, factors = self._origin(roots)
+            line = self._line()
+        self.root_scale = self._scale_of(scaler)
+        if not kwargs["accumulate_grad"]:
+            if args[1]:  # create_graph
+                self._note_inner(scaler, is_fp16, line)
+            return original(roots, gradients, *args, **kwargs)
+        region = region_now()
+        if region.enabled and region.dtype in ("float16", "bfloat16"):
+            said = "`backward` runs inside the autocast region, which also casts operations of the backward pass: leave the region first"
+            self._report("backward-in-autocast", said, line)
+        if self._inner and not self._reads_scale:
+            said = (
+                "inner gradients of a scaled loss are used with their scale: divide them by `scaler.get_scale()` first"
+            )
+            self._report("inner-gradients-scaled", said, self._inner)
+        self._inner = ""
+        parameters = [p for one in self._optimizers for p in _parameters(one)]
+        with plain_torch():
+            nonzero = {p for p in parameters if p.grad is not None and bool(entries(p.grad).any())}
+        kept = {p: known for p in nonzero if (known := self._known(p))}
+        identities = {p: _identity(p) for p in parameters if p.grad is not None}
+        result = original(roots, gradients, *args, **kwargs)
+        self._divided.append([x for x in factors if x > 1])
+        state = "scaled" if scaler else "by hand" if math.prod(factors) <= 1 / BY_HAND else "plain"
+        for p in parameters:
+            identity = _identity(p)
+            if p.grad is None or identity == identities.get(p):
+                continue
+            made = _Gradient(
+                state, identity, line, id(scaler) if scaler else None, is_fp16 and p.grad.dtype is torch.float32
+            )
+            if p in nonzero and p not in kept:  # the user changed it
+                self._gradients.pop(p, None)
+                continue
+            if p in kept:
+                before = kept[p]
+                made.kept = before.kept or before.state == "used"
+                made.after_unscale = line if before.state == "unscaled" else before.after_unscale
+                if before.state == made.state == "scaled" and before.scaler != made.scaler:
+                    made.scaler = SEVERAL
+                elif before.state == "plain" and made.state == "scaled":  # the earlier loss lacks its scale
+                    made.state, made.line = before.state, before.line
+            self._gradients[p] = made
+        return result
+
+    def before_update(self, optimizer: Optimizer) -> None:
+        """At the beginning of an optimizer's `step`, also if a scaler calls it."""
+        states = {known.state: known for p in _parameters(optimizer) if (known := self._known(p))}
+        name = type(optimizer).__name__
+        direct = not self._depth
+        if direct and (known := states.get("scaled")):
+            said = f"{name}.step() uses gradients that are still multiplied by the loss scale: call `scaler.step(optimizer)`"
+            self._report("update-with-scaled-gradients", said)
+        elif direct and "unscaled" in states:
+            said = f"{name}.step() is not skipped if gradients overflow: call `scaler.step(optimizer)`"
+            self._report("update-not-skipped", said)
+        elif "used" in states and direct:
+            self._report("updated-twice", f"{name} updates the weights twice with the same gradients")
+        elif direct and (known := states.get("plain")) and known.fp16:
+            said = "FP16 gradients of a loss without a scale underflow to zero: use a GradScaler"
+            self._report("no-scaler", said, known.line)
+        passes = len(self._divided)
+        if passes > 1 and all(divisors.count(float(passes)) > 1 for divisors in self._divided):
+            said = f"the loss is divided twice by {passes}, the number of backward passes of an update: divide it once"
+            line = next((known.line for known in states.values()), "")
+            self._report("loss-divided-twice", said, line)
+        self._divided.clear()
+        self._set_state(optimizer, "used")
+
+    def _note_inner(self, scaler: GradScaler | None, is_fp16: bool, line: str) -> None:
+        if scaler:
+            self._inner = line
+        elif is_fp16:
+            said = "inner gradients of FP16 operations are computed without a loss scale, and underflow to zero: "
+            said += "pass `scaler.scale(outputs)` to `autograd.grad`, and divide its result by `scaler.get_scale()`; or compute them in FP32"
+            self._report("inner-gradients-not-scaled", said, line)
+
+    def _origin(self, roots: Any) -> tuple[GradScaler | None, bool, list[float]]:
+        """The scaler of a loss; whether FP16 operations led to it; the numbers that divide it last (1/x for a factor x)."""
+        nodes = [x.grad_fn for x in tensors_in(roots) if x.grad_fn is not None]
+        factors = list(_factors(nodes[0], self._scaled)) if len(nodes) == 1 else []
+        seen, scaler, is_fp16 = {*nodes}, None, False
+        for node in nodes:  # grows
+            scaler = scaler or self._scaled.get(node)
+            is_fp16 = is_fp16 or any(x.dtype is torch.float16 for x in getattr(node, "_input_metadata", ()))
+            if (scaler and is_fp16) or len(nodes) > NODES:
+                break
+            fresh = [one for one, _ in node.next_functions if one is not None and one not in seen]
+            seen.update(fresh)
+            nodes += dict.fromkeys(fresh)
+        return scaler, is_fp16, factors
+
+    def _scale_of(self, scaler: GradScaler | None) -> float:
+        return 1.0 if scaler is None or scaler._scale is None else float(scaler._scale)
+
+    def _known(self, p: torch.Tensor) -> _Gradient | None:
+        known = self._gradients.get(p)
+        return known if known is not None and p.grad is not None and known.identity == _identity(p) else None
+
+    def _set_state(self, optimizer: Optimizer, state: str) -> None:
+        for p in _parameters(optimizer):
+            if p in self._gradients and p.grad is not None:
+                self._gradients[p].state, self._gradients[p].identity = state, _identity(p)
+
+    def _line(self) -> str:
+        written = written_at(self._outermost)
+        if written is None:
+            return ""
+        is_library = kind_of(written.place.file) == "library"
+        return line_of(written.caller if is_library and written.caller is not None else written.place)
+
+    def _report(self, kind: str, text: str, line: str | None = None) -> None:
+        if self._is_active():
+            line = self._line() if line is None else line
+            self.findings.setdefault((kind, line), StepFinding(kind, text, line, max(self._step, 0)))
+
+    def _report_no_update(self, line: str) -> None:
+        """Report an optimizer that was stepped, or whose gradients were unscaled, without `update()` afterwards."""
+        if all(kind != "update-before-step" for kind, _ in self.findings):
+            self._report("no-update", NO_UPDATE, line)
+
+    # The functions of torch.
+
+    def _wrap(self) -> None:
+        for name in ("scale", "unscale_", "step", "update", "get_scale"):
+            self._wrap_method(name, getattr(self, f"_on_{name.strip('_')}"))
+
+        def new(kind: type[GradScaler], *args: Any, **kwargs: Any) -> GradScaler:
+            scaler = object.__new__(kind)
+            self._made[id(scaler)] = self._step, self._line()
+            return scaler
+
+        GradScaler.__new__ = staticmethod(new)  # type: ignore[method-assign, assignment]
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            _wrap_function(name, self._on_clip)
+
+    def _wrap_method(self, name: str, around: Callable[..., Any]) -> None:
+        original = vars(GradScaler)[name]
+
+        @functools.wraps(original)
+        def run(scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
+            call = functools.partial(original, scaler)
+            if name != "get_scale":
+                self.used_scalers[id(scaler)] = scaler
+            if not scaler._enabled or not self._is_active():
+                return call(*args, **kwargs)
+            return around(call, scaler, *args, **kwargs)
+
+        setattr(GradScaler, name, run)
+
+    def _on_get_scale(self, call: Callable[[], float], scaler: GradScaler) -> float:
+        self._reads_scale = True
+        return call()
+
+    def _on_scale(self, call: Callable[..., Any], scaler: GradScaler, outputs: Any) -> Any:
+        line = self._line()
+        step, made = self._made.get(id(scaler), (-1, ""))
+        if 0 < step == self._step and len({one for one, _ in self._made.values() if one >= 0}) > 1:
+            said = (
+                "each step creates its own GradScaler, whose loss scale never adapts: create it once, before the loop"
+            )
+            self._report("scaler-recreated", said, made)
+        result = call(outputs)
+        scale = self._scale_of(scaler)
+        for x in tensors_in(result):
+            if x.grad_fn is not None:
+                self._scaled[x.grad_fn] = scaler
+            if x.numel() == 1:
+                self._values[float(x.detach())] = scale, line
+        return result
+
+    def _on_unscale(self, call: Callable[..., Any], scaler: GradScaler, optimizer: Optimizer) -> Any:
+        stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
+        step, line = self._unscaled_at.get((id(scaler), id(optimizer)), (self._step, ""))
+        if stage is not OptState.READY and step < self._step:
+            self._report_no_update(line)
+        elif stage is OptState.UNSCALED:
+            said = f"`unscale_` runs twice for {type(optimizer).__name__} in one step, first in {line}: call it once"
+            self._report("unscale-twice", said)
+        elif stage is OptState.STEPPED:
+            self._report("unscale-after-step", "`unscale_` runs after `scaler.step()`: call it before")
+        else:
+            self._check_unscale(scaler, optimizer)
+        self._unscaled_at[id(scaler), id(optimizer)] = self._step, self._line()
+        result = call(optimizer)
+        self._set_state(optimizer, "unscaled")
+        return result
+
+    def _check_unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        name, known = type(optimizer).__name__, [x for p in _parameters(optimizer) if (x := self._known(p))]
+        half = sum(p.grad is not None and p.grad.dtype is torch.float16 for p in _parameters(optimizer))
+        if half:
+            said = f"{half} of the parameters of {name} are stored in FP16, whose gradients a GradScaler refuses:"
+            self._report("fp16-parameters", f"{said} keep trained parameters in FP32, and use autocast")
+        for one in known:
+            if one.after_unscale:
+                said = f"`backward` adds scaled gradients to gradients of {name} that are unscaled already: call `unscale_` after the last `backward`"
+                self._report("backward-after-unscale", said, one.after_unscale)
+            elif one.updated:
+                said = f"`update()` runs between `backward` and `scaler.step()` of {name}, whose gradients have the loss scale of before: call it once, after all `scaler.step()`"
+                self._report("update-before-step", said, one.updated)
+            elif one.state == "plain":
+                said = f"the loss is not multiplied by the loss scale, but gradients of {name} are divided by it: call `scaler.scale(loss).backward()`"
+                self._report("loss-not-scaled", said, one.line)
+            elif one.state == "unscaled":
+                self._report("unscale-twice", f"gradients of {name} are divided by the loss scale twice")
+            elif one.state == "used":
+                self._report("updated-twice", f"{name} updates the weights twice with the same gradients")
+            elif one.state == "scaled" and one.scaler != id(scaler):
+                said = f"another GradScaler scaled the loss of {name}: use the same for `scale` and `step`"
+                self._report("other-scaler", said)
+            elif one.kept:
+                said = f"gradients of {name} are added to gradients of the last update: call `zero_grad` once for each update"
+                self._report("gradients-kept", said, one.line)
+
+    def _on_step(self, call: Callable[..., Any], scaler: GradScaler, optimizer: Optimizer, *a: Any, **k: Any) -> Any:
+        stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
+        line = self._line()
+        if stage is OptState.STEPPED:
+            self._report_no_update(line)
+        self._stepped_at = self._stepped_at or line
+        supports = getattr(optimizer, "_step_supports_amp_scaling", False)
+        if supports and stage is OptState.READY:
+            self._check_unscale(scaler, optimizer)
+        self._unscaled_at[id(scaler), id(optimizer)] = self._step, line
+        self._depth += 1
+        try:
+            result = call(optimizer, *a, **k)
+        finally:
+            self._depth -= 1
+        self._set_state(optimizer, "used")
+        founds = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
+        is_skipped = any(float(x) for x in founds)
+        name = type(optimizer).__name__
+        same = sum(type(one) is type(optimizer) for one in self._optimizers) > 1
+        if same:
+            name = f"{name} ({line})"
+        _, number, first = self._skips.setdefault(id(scaler), {}).get(id(optimizer), (name, 0, line))
+        self._skips[id(scaler)][id(optimizer)] = name, number + is_skipped, first
+        if is_skipped:
+            self.skipped.add(id(optimizer))
+            self._divided.clear()
+        return result
+
+    def _on_update(self, call: Callable[..., Any], scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
+        self._has_update, line = True, self._line()
+        for p in self._gradients:
+            known = self._known(p)
+            if known is not None and known.state in ("scaled", "unscaled") and known.scaler == id(scaler):
+                known.updated = line
+        return call(*args, **kwargs)
+
+    def _on_clip(self, call: Callable[..., Any], name: str, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_active():
+            return call(parameters, *args, **kwargs)
+        listed = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
+        known = {p: one for p in listed if (one := self._known(p))}
+        limit = float(args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", math.inf)))
+        scaled = next((one for one in known.values() if one.state == "scaled"), None)
+        if scaled is not None and math.isfinite(limit):
+            scale = self._scale_of(self.used_scalers.get(scaled.scaler or 0))
+            if not (self._reads_scale and limit >= UNLIMITED * scale):
+                said = f"`{name}` clips gradients that are still multiplied by the loss scale, {scale:g}, so that their limit is {limit / scale:.2g} instead of {limit:g}: call `scaler.unscale_(optimizer)` before"
+                self._report("clip-before-unscale", said)
+        elif any(one.state == "used" for one in known.values()) and math.isfinite(limit):
+            self._report("clip-after-step", f"`{name}` runs after the update, which used gradients without a limit")
+        result = call(listed, *args, **kwargs)
+        for p, one in known.items():
+            one.identity = _identity(p)
+        return result
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
+def _factors(node: Any, scaled: Any) -> Iterator[float]:
+    """The numbers by which a chain of scalar operations divides the loss, the last first; a factor x as 1/x."""
+    while node is not None:
+        name, following = node.name(), node.next_functions[0][0] if node.next_functions else None
+        if name in ("DivBackward0", "MulBackward0") and node not in scaled:
+            other = node._saved_other
+            is_mean = following is not None and following.name().startswith("SumBackward")
+            if is_mean or other is None or other.numel() != 1 or other.requires_grad or not float(other):
+                return
+            yield float(other) if name == "DivBackward0" else 1 / float(other)
+        elif node not in scaled and name != "ToCopyBackward0":
+            return
+        node = following
+
+
+def _wrap_function(name: str, around: Callable[..., Any]) -> None:
+    """Wrap a function of torch.nn.utils for all who import it: torch's decorator keeps the function in a cell."""
+    function = getattr(clip_grad, name)
+    for cell in function.__closure__ or ():
+        if callable(cell.cell_contents):
+            cell.cell_contents = functools.partial(around, cell.cell_contents, name)
