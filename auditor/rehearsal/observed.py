@@ -27,10 +27,6 @@ SEVERAL = -1
 """In place of a scaler's id: several scalers."""
 UNLIMITED = 1e-3
 """A gradient norm's limit, divided by the loss scale, from which the user chose the limit for scaled gradients."""
-SHARED = 2
-"""Number of steps that a scaler skips for one optimizer alone, from which its other optimizers suffer."""
-
-
 NO_UPDATE = "`scaler.update()` is missing, so that the loss scale never adapts: call it once in each step, after all `scaler.step()`"
 
 
@@ -111,12 +107,11 @@ class Observer:
         if is_complete and self._stepped_at and not self._has_update:
             self._report("no-update", NO_UPDATE, self._stepped_at)
         for optimizers in self._skips.values():
-            skipped = [one for one in optimizers.values() if one[1] >= SHARED]
-            others = [one[0] for one in optimizers.values() if not one[1]]
-            if len(skipped) == 1 and others:
-                name, number, line = skipped[0]
-                said = f"one GradScaler for several optimizers: {number} steps of {name} alone overflow, and each halves the"
-                said += f" loss scale of {' and '.join(others)} too: use one GradScaler for each"
+            name, number, line = max(optimizers.values(), key=lambda one: one[1])
+            others = [one[0] for one in optimizers.values() if one[1] <= number / 4]
+            if number > (self._step + 1) / 2 and others:
+                said = f"one GradScaler for several optimizers: {number} steps of {name} overflow, and each halves the loss"
+                said += f" scale of {' and '.join(others)} too: use one GradScaler for each"
                 self._report("shared-scaler", said, line)
         return [*self.findings.values()]
 
