@@ -77,12 +77,12 @@ def blame(run: Callable[..., object], module: Callable[[], str]) -> tuple[str, s
     return "", None
 
 
-def overflowing_module(step: Step, low: StepPrecision, scale: float) -> str | None:
-    """The module of the first operation that gives Inf or NaN in a step at a loss scale; None without one."""
+def overflow_of(step: Step, low: StepPrecision, scale: float) -> tuple[str, str | None]:
+    """The first operation that gives Inf or NaN in a step at a loss scale, see `blame`."""
     calls = Calls(TrainingStep(step.subject.model, None))
 
     def run(trail: Trail, is_low: bool) -> None:
         own_step(step, replace(low if is_low else FP32, handler=trail), scale)
 
     with calls.watch(lambda call, result: None):
-        return blame(run, lambda: owner_of(calls.open[-1].path))[1]
+        return blame(run, lambda: owner_of(calls.open[-1].path))

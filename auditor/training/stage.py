@@ -15,10 +15,11 @@ from ..execution.policy import Policy
 from ..execution.resolve import resolve
 from ..isolation import in_training
 from ..numerics.entries import over_tensors, tensors_in
-from ..numerics.formats import FORMATS
+from ..numerics.formats import FORMATS, label
 from ..numerics.histogram import largest_scale, magnitudes_of, merge_magnitudes, significant, underflow_share
 from ..records import Capture, Magnitudes, Objective, Plan, Subject
 from ..records.training import (
+    Advice,
     BackwardNode,
     Bf16Outlook,
     LossScale,
@@ -30,7 +31,7 @@ from ..rulebook.verdicts import backward_reasons
 from ..stages import tick
 from .advice import advice_of
 from .backward import backward_nodes
-from .blame import overflowing_module
+from .blame import overflow_of
 from .draws import decisive_error, draw_errors, interval_of, side_of
 from .recommend import (
     HEADROOM,
@@ -130,6 +131,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
         }
         draws = {f: errors for f, errors in draws.items() if len(errors) > 1}
         errors = {f: decisive_error(draws[f]) if f in draws else errors[f] for f in prepared.formats}
+        overflows = [one for f in prepared.formats for one in _loss_overflows(prepared, f, scales.get(f, 1.0))]
     bf16 = None
     if "bf16" in prepared.formats:
         adam, sgd = ({rate: lost(parameters, rate) for rate in RATES} for lost in (lost_by_adam, lost_by_sgd))
@@ -163,7 +165,25 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
         inputs=("both" if args else "dict") if kwargs else "tensor" if len(args) == 1 else "tuple",
         batches=len(prepared.losses),
     )
-    return replace(result, advice=advice_of(result, prepared.capture, lowerings))
+    return replace(result, advice=(*overflows, *advice_of(result, prepared.capture, lowerings)))
+
+
+def _loss_overflows(prepared: MeasuredStep, fmt: str, scale: float) -> Iterator[Advice]:
+    """Advice if the loss turns Inf or NaN inside an autocast region, where many training loops compute it."""
+    inside = StepPrecision(fmt)
+    result = own_step(prepared.first, inside, scale)
+    if result.failure is not None or math.isfinite(result.loss):
+        return
+    where, module = overflow_of(prepared.first, inside, scale)
+    if module != LOSS:
+        return
+    yield Advice(
+        "loss-overflows",
+        f"Compute the loss in FP32 when training in {label(fmt)}",
+        f"Inside the autocast region, the loss turns Inf or NaN in {label(fmt)}, first at {where}. Leave the region after "
+        "the forward pass, and pass `outputs.float()` to the loss.",
+        {"format": fmt, "module": module},
+    )
 
 
 def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
@@ -200,7 +220,7 @@ def _at_a_scale(
         scale /= 4
         if (error := _gradient_error(prepared, low, scale)) is not None and math.isfinite(error):
             init = max(window.minimum, scale / HEADROOM) if window.minimum <= scale else None
-            blamed = (overflowing_module(step, low, 4 * scale) for step in _steps(prepared))
+            blamed = (overflow_of(step, low, 4 * scale)[1] for step in _steps(prepared))
             first = next((module for module in blamed if module is not None), window.largest)
             closed_by = window.closed_by if init else first
             return error, replace(window, maximum=scale, init=init, largest=first, closed_by=closed_by)

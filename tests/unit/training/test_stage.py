@@ -144,3 +144,18 @@ def test_noise_is_that_of_one_batch() -> None:
     assert found.noise == pytest.approx(2000**-0.5, rel=0.1)
     alone = audit(scaled(), (x[:1],), mode="training", loss_fn=lambda y: y.mean(0).sum()).training
     assert alone is not None and alone.noise is None
+
+
+def test_a_loss_that_overflows_inside_the_region_is_named() -> None:
+    """The plan of the model runs the loss in FP32, where 1e5 is finite; many loops compute it in the region."""
+
+    def loss(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (out * 1e5 * 1e-5 - y).abs().mean()
+
+    torch.manual_seed(0)
+    batch = torch.randn(8, 4), torch.randn(8, 2)
+    training = audit(nn.Linear(4, 2), batch, mode="training", loss_fn=loss, device="cpu", quick=True).training
+    said = {one.evidence["format"]: one for one in training.advice if one.code == "loss-overflows"}
+    assert set(said) == {"fp16"}
+    assert "first at mul (test_stage.py:" in said["fp16"].text
+    assert training.advice[0] is said["fp16"]
