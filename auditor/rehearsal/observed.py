@@ -109,7 +109,7 @@ class Observer:
         for optimizers in self._skips.values():
             name, number, line = max(optimizers.values(), key=lambda one: one[1])
             others = [one[0] for one in optimizers.values() if one[1] <= number / 4]
-            if number > (self._step + 1) / 2 and others:
+            if number > max((self._step + 1) / 2, 1) and others:
                 said = f"one GradScaler for several optimizers: {number} steps of {name} overflow, and each halves the loss"
                 said += f" scale of {' and '.join(others)} too: use one GradScaler for each"
                 self._report("shared-scaler", said, line)
