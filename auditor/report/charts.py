@@ -1,16 +1,17 @@
-"""Charts of the report: errors in execution order, curves by step, and gradients against the range of FP16."""
+"""Charts of the report: plans, errors in execution order, curves by step, and gradients against the range of FP16."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from ..artefact.strategies import plan_title
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import merge_magnitudes, significant, subnormal_share, underflow_share
-from ..records import Magnitudes, NodeReport
+from ..records import Magnitudes, NodeReport, Plan
 from ..records.audit import Audit
 from ..records.training import Training
-from .blocks import BOTTOM, LEFT, RIGHT, Chart
+from .blocks import BOTTOM, LEFT, RIGHT, WIDTH, Chart
 from .words import label, percent, power
 
 HEIGHT, TOP, INSET = 330, 12, 8
@@ -21,6 +22,10 @@ MARKS = 11
 """Height in pixels of the strip above the curves that marks the non-finite values of one format."""
 LOWEST, HIGHEST = -48, 24
 """Exponents of two at the ends of the gradients' axis; a value beyond an end is drawn at that end."""
+SMALL, HEIGHT_OF_PLANS = 560, 230
+"""Pixels: width and height of the chart of plans, which fits a phone."""
+BESIDE, LINE = 11, 20
+"""Pixels: distance of a name from its point, and height of a line of names."""
 BANDS = (("over", "above the largest number"), ("subnormal", "subnormal"), ("zero", "lost to zero"))
 
 
@@ -28,6 +33,80 @@ def scale(low: float, high: float, start: float, end: float) -> Callable[[float]
     """A linear map from data to pixels, clamped to its ends and rounded to a tenth of a pixel."""
     span = high - low or 1.0
     return lambda value: round(start + (end - start) * min(max((value - low) / span, 0.0), 1.0), 1)
+
+
+def plan_chart(audit: Audit) -> Chart | None:
+    """Error against speed-up of all plans, with the error budget; None without a plan that has both.
+
+    A plan with non-finite outputs stands at the upper edge, and one that was not run at its predicted error.
+    """
+    placed = [point for plan in audit.plans.values() if (point := _point(plan)) is not None]
+    if not any(math.isfinite(error) for _, error, _ in placed):
+        return None
+    speeds = [plan.speedup for plan, _, _ in placed]
+    budget = audit.max_error
+    powers = decades([*(error for _, error, _ in placed), budget], least=-9)
+    step = next(step for step in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, math.inf) if (max(speeds) - 1) / step <= 6)
+    first = math.floor(min(1.0, *speeds) / step)
+    last = max(math.ceil(max(speeds) / step), first + 1)
+    right = SMALL - WIDTH + RIGHT
+    x = scale(first * step, last * step, LEFT + INSET, right - INSET)
+    y = scale(powers[0], powers[-1], HEIGHT_OF_PLANS - BOTTOM, TOP + LINE)
+    limit = y(log(budget))
+    noun = "share of a limit" if audit.criteria else "error"
+    paths = [("band normal", f"M{LEFT} {limit}H{right}V{HEIGHT_OF_PLANS - BOTTOM}H{LEFT}z")]
+    paths.append(("budget", f"M{LEFT} {limit}H{right}"))
+    names = [(LEFT + 6.0, limit - 6, "start", f"budget {budget:g}")]
+    for plan, error, note in placed:
+        at = x(plan.speedup)
+        height = y(log(error)) if math.isfinite(error) else TOP
+        kind = plan.format if plan.format in ("fp16", "bf16") else "other"
+        if math.isfinite(error):
+            paths.append((f"mark {kind}{' predicted' * bool(note)}", f"M{at:g} {height:g}h0"))
+        else:
+            paths.append((f"gone {kind}", f"M{at - 4:g} {height - 4:g}l8 8m0-8l-8 8"))
+        words = f"{plan_title(plan)}{f', {note}' if note else ''}{', recommended' * (plan.name == audit.recommended)}"
+        anchor, beside = ("start", at + BESIDE) if at < SMALL / 2 else ("end", at - BESIDE)
+        names.append((beside, height + 6, anchor, words))
+    speed = "measured" if any(plan.measured_times for plan, _, _ in placed) else "predicted"
+    about = (
+        f"The measured {noun} of each plan, on a logarithmic scale, against its {speed} speed-up. "
+        "Plans in the shaded area are within the budget."
+    )
+    return Chart(
+        "Error against speed-up",
+        about,
+        HEIGHT_OF_PLANS,
+        tuple(paths),
+        (),
+        "speed-up over FP32",
+        tuple((x(i * step), f"{i * step:g}x") for i in range(first, last + 1)),
+        tuple((y(d), power(10, d)) for d in powers),
+        names=(*_spread(names, "start"), *_spread(names, "end")),
+        width=SMALL,
+    )
+
+
+def _point(plan: Plan) -> tuple[Plan, float, str] | None:
+    """(plan, error, a note on it); None for a plan that has no place in the chart: all FP32, failed, or of unknown speed."""
+    ran = plan.verification
+    idle = not plan.has_low and plan.program is None
+    if idle or not math.isfinite(plan.speedup) or (ran is not None and ran.failure):
+        return None
+    if ran is None:
+        known = math.isfinite(plan.predicted_error)
+        return (plan, plan.predicted_error, "predicted") if known else None
+    if ran.measured_error is None or not math.isfinite(ran.measured_error):
+        return plan, math.inf, "non-finite"
+    return plan, ran.measured_error, ""
+
+
+def _spread(names: Iterable[tuple[float, float, str, str]], side: str) -> Iterator[tuple[float, float, str, str]]:
+    """The names on one side of their points, from the top, each at least a line below the name before it."""
+    lowest = 0.0
+    for x, y, anchor, words in sorted((name for name in names if name[2] == side), key=lambda name: name[1]):
+        lowest = max(y, lowest + LINE)
+        yield x, lowest, anchor, words
 
 
 def depth_chart(audit: Audit) -> Chart | None:

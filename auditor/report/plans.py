@@ -14,7 +14,8 @@ from ..records import CriterionValue, Evaluation, Onnx, Plan, Proposal, Score, T
 from ..records.audit import Audit
 from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
-from .blocks import Block, Code, Fold, Grid, Prose
+from .blocks import Block, Code, Columns, Fold, Grid, Prose
+from .charts import plan_chart
 from .kept import islands
 from .words import count, in_bytes, label, percent, ratio, sentence, shorten
 
@@ -105,12 +106,15 @@ def plans_section(audit: Audit, plans: tuple[PlanView, ...]) -> list[Block]:
     if not plans:
         return [Prose("", ("No plan was made for this audit.",), "empty")]
     about = (
-        "A plan runs the model in low precision, except for any modules, functions or outputs kept in FP32. "
+        "A plan may keep modules, functions or outputs in FP32. "
         'The values for "no plan" are of the same format and strategy without these exceptions.'
     )
+    texts = (Prose("", (said,), "about") for said in (about, score_headline(audit)))
+    shown: list[Block] = [*texts, *plan_table(audit, plans)]
+    if (chart := plan_chart(audit)) is not None:
+        shown = [Columns(tuple(shown), (chart,))]
     return [
-        *(Prose("", (said,), "about") for said in (about, score_headline(audit))),
-        *plan_table(audit, plans),
+        *shown,
         Prose("Times", times(audit), listed=True),
         Fold("Each plan: what it keeps in FP32 and why", tuple(_plan_folds(audit, plans))),
     ]
