@@ -167,25 +167,39 @@ def line_chart(
     x_title: str,
     x_ticks: Iterable[tuple[float, str]],
     least: int = -1,
+    linear: bool = False,
 ) -> Iterator[Chart]:
     """A chart with a logarithmic vertical axis; no chart without points. curves: (CSS class, words, points).
 
-    last: right end of the horizontal axis. least: the vertical axis reaches at least 10^least.
+    last: right end of the horizontal axis. least: the vertical axis reaches at least 10^least. linear: whether the axis
+    is linear if the values span less than a power of ten.
     """
     values = [value for _, _, points in curves for _, value in points]
-    powers, x = decades(values, least), scale(0, last, LEFT + INSET, RIGHT - INSET)
-    y = scale(powers[0], powers[-1], HEIGHT_OF_LINES - BOTTOM, TOP)
     if not values:
         return
+    x = scale(0, last, LEFT + INSET, RIGHT - INSET)
+    bottom = HEIGHT_OF_LINES - BOTTOM
+    if linear and 0 < max(values) < 10 * min(values):
+        marks = round_marks(min(values), max(values))
+        y = scale(marks[0], marks[-1], bottom, TOP)
+        y_ticks = [(y(mark), f"{mark:.6g}") for mark in marks]
+    else:
+        powers = decades(values, least)
+        of_log = scale(powers[0], powers[-1], bottom, TOP)
+
+        def y(value: float) -> float:
+            return of_log(log(value))
+
+        y_ticks = [(of_log(d), power(10, d)) for d in powers]
     yield Chart(
         label,
         about,
         HEIGHT_OF_LINES,
-        tuple((f"line {style}", curve((x(a), y(log(b))) for a, b in points)) for style, _, points in curves),
+        tuple((f"line {style}", curve((x(a), y(b)) for a, b in points)) for style, _, points in curves),
         tuple((style, words) for style, words, _ in curves),
         x_title,
         tuple((x(at), words) for at, words in x_ticks),
-        tuple((y(d), power(10, d)) for d in powers),
+        tuple(y_ticks),
     )
 
 
@@ -205,6 +219,15 @@ def round_steps(last: int) -> list[int]:
     step = 10 ** max(int(math.log10(max(last, 1))), 0)
     step = next(s for s in (step // 5 or 1, step // 2 or 1, step, 2 * step) if last / s <= 6)
     return list(range(0, last + 1, step))
+
+
+def round_marks(low: float, high: float) -> list[float]:
+    """Two to seven round numbers at equal distances, the first at most `low` and the last at least `high`."""
+    span = (high - low) or abs(high) or 1.0
+    unit = 10.0 ** math.floor(math.log10(span))
+    step = next(size * unit for size in (0.2, 0.5, 1.0, 2.0, 5.0) if span / (size * unit) <= 5)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return [mark * step for mark in range(first, max(last, first + 1) + 1)]
 
 
 def curve(points: Iterable[tuple[float, float] | None]) -> str:

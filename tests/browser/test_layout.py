@@ -10,8 +10,10 @@ import pytest
 from auditor.records import FlaggedRegion, Verdict
 from auditor.records.generation import Generation, PartShare, StoredCache, TokenComparison
 from auditor.records.quantization import QuantizedLayer, QuantizedPlan
+from auditor.report.rehearsal import render
 from auditor.report.reporters import html
 from tests.browser.conftest import AUDITS, OVERFLOW
+from tests.rehearsal.test_page import made
 from tests.unit.report.factory import make_audit, with_reasons
 
 pytestmark = pytest.mark.browser
@@ -135,6 +137,20 @@ def test_no_table_is_cut(page, tmp_path, width):
     assert page.run("document.querySelectorAll('#quantization table').length") >= 3
     assert page.run(CUT_TABLES) == []
     assert page.run(OVERFLOW) == 0
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
+def test_a_rehearsal_looks_like_a_report(page, tmp_path, width, scheme):
+    (tmp_path / "rehearsal.html").write_text(render(made()), encoding="utf-8")
+    page.open(tmp_path / "rehearsal.html", width=width, scheme=scheme)
+    assert page.run(CUT_TABLES) == []
+    assert page.run(OVERFLOW) == 0
+    assert page.run("document.querySelectorAll('#loss svg').length") == 2
+    assert page.run("document.querySelector('#verdict .copy').checkVisibility()")
+    page.run("document.getElementById('theme').click()")
+    assert page.run("document.documentElement.dataset.theme") == ("light" if scheme == "dark" else "dark")
+    page.run("localStorage.clear()")
+    assert page.errors() == []
 
 
 def test_rows_of_a_table_name_their_cells_on_a_phone(page, reports):
