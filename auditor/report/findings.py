@@ -58,6 +58,11 @@ class Cause:
         self.snippet = keep_alone(audit, self.worst.owner)
 
     @property
+    def is_contradicted(self) -> bool:
+        """Whether the measurement contradicts every finding of the cause."""
+        return all(finding.agrees is False for finding in self.members)
+
+    @property
     def rank(self) -> tuple[int, int, bool, float, int, str, str]:
         """Sort key among causes: the smallest comes first."""
         worst = self.worst
@@ -109,23 +114,26 @@ class Cause:
 
 @dataclass(frozen=True)
 class Causes:
-    """All causes, ranked. wanting: errors and warnings; notes: others; about: the plan that severities refer to."""
+    """All causes, ranked. wanting: errors and warnings; notes: others, without `unconfirmed`: notes that the measurement
+    contradicts; about: the plan that severities refer to."""
 
     wanting: tuple[Cause, ...]
     notes: tuple[Cause, ...]
     about: str
+    unconfirmed: tuple[Cause, ...] = ()
 
     @property
     def all(self) -> tuple[Cause, ...]:
         """Every cause of findings, the worst first."""
-        return self.wanting + self.notes
+        return self.wanting + self.notes + self.unconfirmed
 
     @property
     def headline(self) -> str:
         """The number of problems of each severity, and the number of notes, in words."""
         said = count(len(self.notes), "note")
         if not self.wanting:
-            return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule matched"
+            none = "the measurement confirms no finding" if self.unconfirmed else "no rule matched"
+            return f"nothing to fix, {said}" if self.notes else f"nothing to fix: {none}"
         kinds = Counter(cause.severity for cause in self.wanting)
         counts = [count(kinds[severity], severity) for severity in SEVERITIES if kinds[severity]]
         return f"{count(len(self.wanting), 'problem')} ({', '.join(counts)})" + f", {said}" * bool(self.notes)
@@ -140,13 +148,14 @@ def causes(audit: Audit) -> Causes:
         alone = (finding.rule, finding.severity, pattern(finding.owner), finding.op, finding.source)
         groups.setdefault(finding.cause or alone, []).append(finding)
     result = sorted((Cause(audit, members, reports) for members in groups.values()), key=lambda cause: cause.rank)
-    wanting, notes = (tuple(one for one in result if (one.severity == "info") is info) for info in (False, True))
+    wanting, every_note = (tuple(one for one in result if (one.severity == "info") is info) for info in (False, True))
+    notes, unconfirmed = (tuple(one for one in every_note if one.is_contradicted is no) for no in (False, True))
     plan, about = audit.plans.get(next((f.plan for f in audit.findings if f.plan), "")), ""
-    if plan is not None:
-        about = f"Severities assume {_plan_words(audit, plan)}: a problem that this plan avoids is at most a warning."
+    if plan is not None and wanting:
+        about = f"A problem that {_plan_words(audit, plan)}, avoids is at most a warning."
     elif any(finding.bearing == "stops" for finding in audit.findings):
         about = "No plan uses low precision: severities are the rules' defaults."
-    return Causes(wanting, notes, about)
+    return Causes(wanting, notes, about, unconfirmed)
 
 
 def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:

@@ -42,7 +42,10 @@ class PlanView:
         self.criteria = criteria_lines(plan, self.baseline)
         self.program = program_line(plan)
         uses = [in_bytes(use.weights + use.activations) for use in (plan.memory, plan.fp32_memory) if use]
-        self.memory = f"{uses[0]} instead of {uses[1]} in FP32" if uses[1:] else ""
+        self.memory = ""
+        if len(uses) == 2:
+            own, fp32 = uses
+            self.memory = f"{own}, as in FP32" if own == fp32 else f"{own} instead of {fp32} in FP32"
 
     @property
     def idle(self) -> bool:

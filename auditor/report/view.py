@@ -77,9 +77,15 @@ def _tally(audit: Audit, fmt: str) -> Tally:
     if untested == len(judged):
         said = f"{label(fmt)} was not tested on any operation."
     elif not unsafe and not sensitive:
-        tested = f"{count(len(judged) - untested, 'operation')}{' tested' if untested else ''}"
+        number = len(judged) - untested
+        tested = " tested" if untested else ""
         alone = " when tested alone" if runs else ""  # the whole model in low precision becomes non-finite
-        said = f"{label(fmt)}: none of the {tested} is unsafe or sensitive{alone}{left}."
+        if number == 1:
+            said = f"{label(fmt)}: the only operation{tested} is neither unsafe nor sensitive{alone}{left}."
+        else:
+            said = (
+                f"{label(fmt)}: none of the {count(number, 'operation')}{tested} is unsafe or sensitive{alone}{left}."
+            )
     else:  # autocast runs some operations in FP32: these are unsafe only with cast weights
         cast = sum(node.verdicts[fmt].verdict == "unsafe" and node.exposed.get(fmt) == ("cast",) for node in judged)
         where = f" ({'' if cast == unsafe else f'{cast:,} '}only with cast weights)" if cast else ""
