@@ -22,10 +22,14 @@ MARKS = 11
 """Height in pixels of the strip above the curves that marks the non-finite values of one format."""
 LOWEST, HIGHEST = -48, 24
 """Exponents of two at the ends of the gradients' axis; a value beyond an end is drawn at that end."""
-SMALL, HEIGHT_OF_PLANS = 560, 230
+SMALL, HEIGHT_OF_PLANS = 560, 240
 """Pixels: width and height of the chart of plans, which fits a phone."""
-BESIDE, LINE = 11, 20
-"""Pixels: distance of a name from its point, and height of a line of names."""
+BESIDE, LINE, DOT = 11, 18, 6
+"""Pixels: distance of a name from its point, height of a name, and half the height of a point."""
+SHIFTS = sorted(range(-120, 121, 6), key=abs)
+"""Distances in pixels by which a name may be moved from the height of its point, the smallest first."""
+LETTER = 9.0
+"""Mean width of a letter of a name, in pixels."""
 BANDS = (("over", "above the largest number"), ("subnormal", "subnormal"), ("zero", "lost to zero"))
 
 
@@ -56,22 +60,22 @@ def plan_chart(audit: Audit) -> Chart | None:
     noun = "share of a limit" if audit.criteria else "error"
     paths = [("band normal", f"M{LEFT} {limit}H{right}V{HEIGHT_OF_PLANS - BOTTOM}H{LEFT}z")]
     paths.append(("budget", f"M{LEFT} {limit}H{right}"))
+    points = [(x(plan.speedup), y(log(error)) if math.isfinite(error) else TOP) for plan, error, _ in placed]
     names = [(LEFT + 6.0, limit - 6, "start", f"budget {budget:g}")]
-    for plan, error, note in placed:
-        at = x(plan.speedup)
-        height = y(log(error)) if math.isfinite(error) else TOP
+    for (plan, error, note), (at, height) in zip(placed, points, strict=True):
         kind = plan.format if plan.format in ("fp16", "bf16") else "other"
         if math.isfinite(error):
             paths.append((f"mark {kind}{' predicted' * bool(note)}", f"M{at:g} {height:g}h0"))
         else:
             paths.append((f"gone {kind}", f"M{at - 4:g} {height - 4:g}l8 8m0-8l-8 8"))
-        words = f"{plan_title(plan)}{f', {note}' if note else ''}{', recommended' * (plan.name == audit.recommended)}"
-        anchor, beside = ("start", at + BESIDE) if at < SMALL / 2 else ("end", at - BESIDE)
-        names.append((beside, height + 6, anchor, words))
+        star = "* " * (plan.name == audit.recommended)
+        words = f"{star}{plan_title(plan)}{f', {note}' if note else ''}"
+        others = [point for point in points if point != (at, height)]
+        names.append(_name_beside(at, height + 6, words, names, others))
     speed = "measured" if any(plan.measured_times for plan, _, _ in placed) else "predicted"
     about = (
         f"The measured {noun} of each plan, on a logarithmic scale, against its {speed} speed-up. "
-        "Plans in the shaded area are within the budget."
+        "Plans in the shaded area are within the budget. * recommended."
     )
     return Chart(
         "Error against speed-up",
@@ -82,7 +86,7 @@ def plan_chart(audit: Audit) -> Chart | None:
         "speed-up over FP32",
         tuple((x(i * step), f"{i * step:g}x") for i in range(first, last + 1)),
         tuple((y(d), power(10, d)) for d in powers),
-        names=(*_spread(names, "start"), *_spread(names, "end")),
+        names=tuple(names),
         width=SMALL,
     )
 
@@ -101,12 +105,33 @@ def _point(plan: Plan) -> tuple[Plan, float, str] | None:
     return plan, ran.measured_error, ""
 
 
-def _spread(names: Iterable[tuple[float, float, str, str]], side: str) -> Iterator[tuple[float, float, str, str]]:
-    """The names on one side of their points, from the top, each at least a line below the name before it."""
-    lowest = 0.0
-    for x, y, anchor, words in sorted((name for name in names if name[2] == side), key=lambda name: name[1]):
-        lowest = max(y, lowest + LINE)
-        yield x, lowest, anchor, words
+Name = tuple[float, float, str, str]
+"""x, y, SVG text-anchor and words of a name in a chart."""
+
+
+def _name_beside(x: float, y: float, words: str, names: Iterable[Name], points: Iterable[tuple[float, float]]) -> Name:
+    """A name on the left or right of its point, as near to the point's height as `names` and other points allow."""
+    taken = [_box(name) for name in names]
+    taken += [(left - DOT, left + DOT, height - DOT, height + DOT) for left, height in points]
+    right: Name = (x + BESIDE, y, "start", words)
+    left: Name = (x - BESIDE, y, "end", words)
+    sides = (right, left) if x < SMALL / 2 else (left, right)
+    for shift in SHIFTS:
+        for at, height, anchor, _ in sides:
+            name = (at, height + shift, anchor, words)
+            first, last, top, bottom = _box(name)
+            inside = first >= LEFT and last <= SMALL and top >= 0 and bottom <= HEIGHT_OF_PLANS - BOTTOM
+            if inside and not any(a < last and first < b and c < bottom and top < d for a, b, c, d in taken):
+                return name
+    return sides[0]
+
+
+def _box(name: Name) -> tuple[float, float, float, float]:
+    """(left, right, top, bottom) of a name, in pixels."""
+    x, y, anchor, words = name
+    width = LETTER * len(words)
+    left = x if anchor == "start" else x - width
+    return left, left + width, y - LINE + 4, y + 4
 
 
 def depth_chart(audit: Audit) -> Chart | None:

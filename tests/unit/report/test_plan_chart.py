@@ -1,7 +1,7 @@
 """The chart of plans: where each plan stands, its name, and the budget."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations
 
 import pytest
 
@@ -68,19 +68,41 @@ def test_a_plan_that_is_nan_or_was_not_run_is_shown_as_such():
     chart = plan_chart(audit)
     names = {words for *_, words in chart.names}
     assert {"FP16 with cast weights, predicted", "BF16 with cast weights"} < names
-    assert any(name.startswith("FP16 under autocast, non-finite") for name in names)
-    assert not any(name.startswith("BF16 under autocast") for name in names)
+    assert "* FP16 under autocast, non-finite" in names
+    assert "BF16 under autocast" not in names
     assert "mark fp16 predicted" in points(chart)
     assert [kind for kind, _ in chart.paths if kind.startswith("gone")] == ["gone fp16"]
 
 
-def test_names_of_plans_at_one_point_do_not_cover_each_other():
-    same = {"predicted_speedup": 2.0, "verification": measured(1e-3)}
+@pytest.mark.parametrize(
+    "speeds",
+    [
+        (2.0, 2.0, 2.0, 2.0),
+        (1.2, 1.41, 1.47, 1.83),
+        (1.0, 1.0, 3.0, 3.0),
+        (1.5, 1.6, 1.7, 1.8),
+    ],
+)
+@pytest.mark.parametrize("errors", [(1e-3,) * 4, (8e-4, 6.7e-3, 2.2e-3, 7.7e-3), (1e-4, 9.9e-3, 1e-4, 9.9e-3)])
+def test_names_cover_neither_each_other_nor_points(speeds, errors):
     audit = make_audit(12)
-    chart = plan_chart(with_plans(audit, **dict.fromkeys(audit.plans, same)))
-    heights = sorted(y for _, y, side, _ in chart.names if side == "end")
-    assert len(heights) == 4
-    assert all(after - before >= 20 for before, after in pairwise(heights))
+    plans = {
+        name: {"predicted_speedup": speed, "verification": measured(error)}
+        for name, speed, error in zip(audit.plans, speeds, errors, strict=True)
+    }
+    chart = plan_chart(with_plans(audit, **plans))
+    assert len(chart.names) == 5
+    boxes = []
+    for x, y, anchor, words in chart.names:
+        width = 8.5 * len(words)
+        boxes.append((x, x + width, y) if anchor == "start" else (x - width, x, y))
+    for one, other in combinations(boxes, 2):
+        apart = one[1] <= other[0] or other[1] <= one[0]
+        assert apart or abs(one[2] - other[2]) >= 16, (one, other)
+    for left, right, base in boxes:
+        assert left >= 0
+        assert right <= chart.width
+        assert not any(left < x < right and base - 12 < y < base for kind in points(chart).values() for x, y in kind)
 
 
 def test_no_chart_without_an_error_to_show():
