@@ -161,7 +161,7 @@ def parser() -> Parser:
     about = textwrap.fill(str(Audit.__doc__).partition(". ")[0] + ".", WIDTH)
     usage = f"{PROGRAM} TARGET [options]\n       {PROGRAM} VERB ...\n       {PROGRAM} VERB --help"
     whole = Parser(prog=PROGRAM, usage=usage, description=about, epilog=_epilog(Audit), **how)
-    below = whole.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=Parser)
+    below = whole.add_subparsers(title="target or verb", metavar="TARGET | VERB", required=True, parser_class=Parser)
     _add_options(whole, Audit, Audit.takes[1:])
     for name, verb in VERBS.items():
         said = " ".join(str(verb.__doc__).split())
