@@ -31,6 +31,7 @@ from .loading.inputs import shapes_of
 from .loading.placement import devices_of, place_subject
 from .loading.state import upcast_model
 from .measure.calibrate import calibrate_paths
+from .measure.inputs import input_ranges
 from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.products import flag_costs
@@ -232,6 +233,7 @@ def _description(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, An
         ),
         "capture_method": captured.method,
         "graph_inputs": tuple(p.name for p in given),
+        "input_ranges": input_ranges(subject.model, subject.batches),
         "graph_outputs": captured.first.outputs,
         "weights": tuple(Weight(p.fqn or p.name, p.kind, measured.ranges[p.name]) for p in stored),
         "linearity": tuple(measured.linearity[fmt] for fmt in options.formats if fmt in measured.linearity),

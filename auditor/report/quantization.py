@@ -12,18 +12,21 @@ from ..records.quantization import KEEP, MIXED, QuantizedLayer, QuantizedPlan
 from .blocks import Block, Code, Fold, Grid, Prose
 from .words import count, in_bytes, list_paths, op, or_blank, percent, ratio, scope
 
-COLUMNS: Mapping[str, Callable[[QuantizedLayer], str]] = {
-    "Layer": lambda layer: f"{scope(layer.owner)} ({op(layer.op)})",
-    "Verdict": lambda layer: layer.verdict.verdict,
-    "Effect": lambda layer: ratio(layer.effect),
-    "Error": lambda layer: ratio(layer.error),
-    "Weight": lambda layer: ratio(layer.weight_error),
-    "Input": lambda layer: ratio(layer.activation_error),
-    "Saturated": lambda layer: f"{layer.saturated:,}",
-    "To zero": lambda layer: f"{layer.zeroed:,}",
-    "Cause": lambda layer: _cause(layer),
-    "Remedy": lambda layer: _remedy(layer),
+COLUMNS: Mapping[str, Callable[[QuantizedLayer, Audit], str]] = {
+    "Layer": lambda layer, _: f"{scope(layer.owner)} ({op(layer.op)})",
+    "Verdict": lambda layer, _: layer.verdict.verdict,
+    "Cause": lambda layer, _: _cause(layer),
+    "Remedy": lambda layer, _: _remedy(layer),
+    "Rules": lambda layer, audit: _rules(layer, audit),
+    "Effect": lambda layer, _: ratio(layer.effect),
+    "Error": lambda layer, _: ratio(layer.error),
+    "Weight": lambda layer, _: ratio(layer.weight_error),
+    "Input": lambda layer, _: ratio(layer.activation_error),
+    "Saturated": lambda layer, _: f"{layer.saturated:,}",
+    "To zero": lambda layer, _: f"{layer.zeroed:,}",
 }
+TEXTS = 5
+"""Number of columns of text, which are left-aligned and may wrap."""
 ABOUT = "Each layer was quantized alone, with everything else in FP32. Effect: {}. Error: relative L2 error of the layer's result. Weight: this error with only the weight quantized. Input: the further error from quantizing the input. Saturated: number of entries beyond the scheme's largest number. To zero: number of non-zero entries that become zero. Rules: rules that report the layer; a rule is confirmed if the layer's verdict is sensitive or unsafe."
 
 PLAN_COLUMNS: Mapping[str, Callable[[QuantizedPlan], str]] = {
@@ -104,7 +107,7 @@ def _plan_tables(audit: Audit) -> list[Block]:
     ]
     return [
         Prose("", (PLANS,), "about"),
-        Grid(tuple(PLAN_COLUMNS), rows, caption="Plans"),
+        Grid(tuple(PLAN_COLUMNS), rows, texts=2, caption="Plans"),
         Grid(("Plan", "Scheme", "Number", "Layers"), tuple(layers), texts=4, caption="Layers of the plans"),
     ]
 
@@ -142,8 +145,9 @@ def quantization_section(audit: Audit) -> list[Block]:
     """The report's section on quantization: a table of all layers for each scheme; empty without schemes."""
     tables = [
         Grid(
-            (*COLUMNS, "Rules"),
-            tuple((*(cell(layer) for cell in COLUMNS.values()), _rules(layer, audit)) for layer in layers),
+            tuple(COLUMNS),
+            tuple(tuple(cell(layer, audit) for cell in COLUMNS.values()) for layer in layers),
+            texts=TEXTS,
             caption=f"{label(scheme)}, torchao: {SCHEMES[scheme].source}",
         )
         for scheme, layers in _by_scheme(audit).items()
