@@ -50,7 +50,7 @@ from .records.quantization import QuantizedPlan
 from .report.view import warnings_of
 from .report.words import label
 from .rulebook.causes import FlowGraph, about, findings_of, input_names
-from .rulebook.inputs import input_ranges
+from .rulebook.inputs import input_magnitudes
 from .rulebook.load import spread
 from .rulebook.verdicts import judge, judge_layers, reports_of, with_backward
 from .settings import Settings
@@ -157,7 +157,7 @@ def _measure(
     with stages("classify", f"{len(options.rulebook)} rules"):
         rules, casts = spread(options.rulebook, formats, options.schemes), silent_casts(captured, subject)
         wanted = partial(findings_of, select=options.select, ignores=options.ignores, trains=options.training)
-        inputs = input_ranges(captured, subject)
+        inputs = input_magnitudes(captured, subject)
         find = partial(wanted, captured, measured, rules=rules, formats=formats, casts=casts, inputs=inputs)
         findings = find(judged)
     return Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set), step, find
