@@ -204,6 +204,7 @@ def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
         return None
     folder = {} if origin.folder is None else {"folder": _place(origin.folder, directory)}
     words = {"words": origin.words} if origin.words else {}
+    method = {"method": origin.method} if origin.method else {}
     return {
         "path": _place(origin.path, directory),
         "digest": origin.digest,
@@ -216,6 +217,7 @@ def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
         "weights": _place(origin.weights, directory),
         **folder,
         **words,
+        **method,
     }
 
 

@@ -12,6 +12,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -182,21 +183,22 @@ def without_dtype(
 def conversion_call() -> tuple[str, str]:
     """The name of the method of nn.Module that converts weights at the moment, and its place: ` (train.py:12)`."""
     frame, name = sys._getframe(1), ""
-    while frame is not None and is_internal(frame.f_code.co_filename):
+    while frame.f_back is not None and is_internal(frame.f_code):
         name = frame.f_code.co_name if frame.f_code.co_name in DTYPE_METHODS else name
-        frame = frame.f_back  # type: ignore[assignment]
-    return name, "" if frame is None else f" ({frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno})"
+        frame = frame.f_back
+    return name, f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
 
 
-def is_internal(file: str) -> bool:
-    """Whether a source file is this one or belongs to torch."""
-    return file == __file__ or file.startswith(nn.__file__.rpartition("nn")[0])
+def is_internal(code: types.CodeType) -> bool:
+    """Whether a function belongs to this file or torch, or is a model's own `to`, which calls that of torch."""
+    file = code.co_filename
+    return file == __file__ or file.startswith(str(Path(nn.__file__).parents[1])) or code.co_name in DTYPE_METHODS
 
 
 def caller_level() -> int:
-    """The `stacklevel` with which the caller of this function warns about the first line outside torch."""
+    """The `stacklevel` with which the caller of this function warns about the first line of user code."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and is_internal(frame.f_code.co_filename):
+    while frame.f_back is not None and is_internal(frame.f_code):
         frame, level = frame.f_back, level + 1
     return level
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import linecache
 import pickle
 import threading
 import warnings
@@ -309,6 +310,19 @@ def test_a_conversion_after_a_plan_is_named_and_changes_no_dtype(strategy: str, 
     assert len(caught) == 1
     assert message.startswith(f".{call} (test_entrances.py:")
     assert caught[0].filename == __file__
+
+
+def test_the_place_of_a_conversion_is_outside_the_models_own_methods() -> None:
+    class Net(Autoencoder):
+        def to(self, *args: Any, **kwargs: Any) -> Any:  # as in diffusers and transformers
+            return super().to(*args, **kwargs)
+
+    model = apply_plan(seeded(Net), plan("cast", SCOPES, "fp16"))
+    with pytest.warns(UserWarning) as caught:
+        model.to(torch.float32)
+    line = linecache.getline(__file__, caught[0].lineno)
+    assert str(caught[0].message).startswith(f".to(torch.float32) (test_entrances.py:{caught[0].lineno}) does not")
+    assert line.strip() == "model.to(torch.float32)"
 
 
 @both
