@@ -113,13 +113,18 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
 def bind_module(module: nn.Module, how: dict[str, Any], is_scope: bool) -> None:
     """Make a plan hold at a module: in its forward, its public methods, and conversions of its weights.
 
-    The forward of a module without a scope stays if it is set on the instance, is a property, or belongs to a script.
+    The forward of a module without a scope stays if it is set on the instance, is a property, or belongs to a script or
+    to a parametrization, which computes whenever its weight is read.
     """
     if is_scope:
         bind(module, "forward", run_scope, how)
-    elif "forward" not in module.__dict__ and has_plain_forward(module):
+    elif (
+        "forward" not in module.__dict__
+        and has_plain_forward(module)
+        and "parametrizations" not in how["path"].split(".")
+    ):
         bind(module, "forward", run_entrance, how)
-    if isinstance(module, torch.jit.ScriptModule):
+    if isinstance(module, (torch.jit.ScriptModule, nn.utils.parametrize.ParametrizationList)):
         return
     for name in entrance_methods(module):
         if name not in module.__dict__:

@@ -318,7 +318,7 @@ def test_the_place_of_a_conversion_is_outside_the_models_own_methods() -> None:
             return super().to(*args, **kwargs)
 
     model = apply_plan(seeded(Net), plan("cast", SCOPES, "fp16"))
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="does not change") as caught:
         model.to(torch.float32)
     line = linecache.getline(__file__, caught[0].lineno)
     assert str(caught[0].message).startswith(f".to(torch.float32) (test_entrances.py:{caught[0].lineno}) does not")
@@ -342,6 +342,16 @@ def test_weights_of_another_dtype_are_named_when_they_fail() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.func.functional_call(model, wide, (X,))
     assert "'gain' is torch.float32, and torch.float16 under the FP16 plan (cast)" in caught.value.__notes__[0]
+
+
+@both
+def test_a_parametrized_weight_may_be_read_at_any_time(strategy: str) -> None:
+    model = seeded(Autoencoder)
+    nn.utils.parametrizations.orthogonal(model.encoder)
+    apply_plan(model, plan(strategy, {"": scope("fp16"), "encoder": scope("fp32")}, "fp16"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert model.encoder.weight.dtype is WIDE
 
 
 def test_a_context_manager_of_the_model_goes_on_working() -> None:
