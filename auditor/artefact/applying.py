@@ -111,18 +111,10 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
 
 
 def bind_module(module: nn.Module, how: dict[str, Any], is_scope: bool) -> None:
-    """Make a plan hold at a module: in its forward, its public methods, and conversions of its weights.
-
-    The forward of a module without a scope stays if it is set on the instance, is a property, or belongs to a script or
-    to a parametrization, which computes whenever its weight is read.
-    """
+    """Make a plan hold at a module: in its forward, its public methods, and conversions of its weights."""
     if is_scope:
         bind(module, "forward", run_scope, how)
-    elif (
-        "forward" not in module.__dict__
-        and has_plain_forward(module)
-        and "parametrizations" not in how["path"].split(".")
-    ):
+    elif is_entrance(module, how["path"]):
         bind(module, "forward", run_entrance, how)
     if isinstance(module, (torch.jit.ScriptModule, nn.utils.parametrize.ParametrizationList)):
         return
@@ -130,6 +122,18 @@ def bind_module(module: nn.Module, how: dict[str, Any], is_scope: bool) -> None:
         if name not in module.__dict__:
             bind(module, name, run_method, name, {**how, "output": None})
     bind(module, "_apply", convert_weights, how["calls"])
+
+
+def is_entrance(module: nn.Module, path: str) -> bool:
+    """Whether the forward of a module without a scope is wrapped.
+
+    It stays if it is set on the instance, or belongs to a script or a parametrization, which computes whenever its
+    weight is read. Modules of torch without weights, such as activations, compute in the dtype of their inputs.
+    """
+    own = [*module._parameters.keys(), *module._buffers, *module._modules.keys()]
+    if type(module).__module__.startswith("torch.nn.") and not own:
+        return False
+    return "forward" not in module.__dict__ and "parametrizations" not in path.split(".") and has_plain_forward(module)
 
 
 def has_plain_forward(module: nn.Module) -> bool:

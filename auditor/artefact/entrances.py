@@ -101,7 +101,11 @@ def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **
 
 
 def run_entrance(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """The `forward` of a module that has the precision of its parent: only an outermost call enters the precision."""
+    """The `forward` of a module that has the precision of its parent: only an outermost call enters the precision.
+
+    inner: None, since a forward of the instance's own is not replaced."""
+    if getattr(how["calls"].threads, "busy", False):  # the usual case: no further Python calls
+        return type(module).forward(module, *args, **kwargs)
     if not how["calls"].is_outermost():
         return call(module, inner, args, kwargs)
     warn_outside(module, how)
