@@ -127,13 +127,13 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
         if training and not training.format and any(one.is_verified and one.has_low for one in audit.plans.values()):
             return training_words(training), "Plans for inference, which are within the error budget, are below."
         proof, result = "", outcome(audit.plans, audit.use)
-        first = "" if result == "loses" else _repair_first(audit)
+        repair = "" if result == "loses" else _repair_first(audit)
         if result == "loses":
             proof = advice(audit)
         elif result == "out of reach" and any(map(runs, audit.formats)):
             looser = "Loosen a criterion" if audit.criteria else "Raise the budget with --max-error"
             proof = f"{looser}, or start with the findings below."
-        return " ".join(filter(None, (audit.recommendation, first, trained))), proof
+        return " ".join(filter(None, (audit.recommendation, repair, trained))), proof
     plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
     beyond = " except what autocast itself runs in FP32" * (plan.strategy == "autocast")
     apart = f", keeping {kept} in FP32" if kept else f"; nothing has to stay in FP32{beyond}"

@@ -12,7 +12,7 @@ from auditor.execution.beside import first_non_finite
 from auditor.execution.policy import Policy, plain
 from auditor.loading import from_object
 from auditor.records import Audit, Finding
-from auditor.rulebook.inputs import InputMagnitudes, cast_by
+from auditor.rulebook.inputs import InputMagnitudes, cast_by, input_magnitudes
 from auditor.rulebook.load import load_rules
 from tests.rules.examples import example
 from tests.rules.test_repairs import BUDGET, code_of, error, low, outputs
