@@ -43,13 +43,13 @@ class Library:
 
 
 def quantized_plan(audit: Audit, name: str | None = None) -> QuantizedPlan:
-    """The plan called `name`; by default the one with the fewest bits. Raises:
-    PlanError(slug="no-such-plan")."""
+    """The plan called `name`; by default the best one: the fewest bits, then the least time, then the smallest
+    error. Raises: PlanError(slug="no-such-plan")."""
     plans = {plan.name: plan for plan in audit.quantized_plans}
     if not plans:
         raise PlanError("the audit has no plan of quantization schemes: audit with --formats int8", slug="no-such-plan")
     if name is None:
-        return min(audit.quantized_plans, key=lambda plan: plan.effective_bits)
+        return min(audit.quantized_plans, key=lambda plan: plan.rank)
     if name not in plans:
         raise PlanError(f"{name!r} is not among the plans; choose one of {', '.join(plans)}.", slug="no-such-plan")
     return plans[name]
@@ -61,10 +61,9 @@ def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
     if not layers:
         why = _left_out(library, left) or "It quantizes no layer."
         return comment(f"{library.title}: there is no code for the plan {plan.name!r}.", why)
-    error = max(plan.calibration_error, plan.held_out_error or 0.0)
     notes = [note for start, note in library.notes.items() if any(map(re.compile(start).match, layers.values()))]
     head = f"{library.title}: the plan {plan.name!r}, {len(layers)} of {len(plan.layers)} layers quantized."
-    said = f"Verified by {plan.verified_by} with all other layers in FP32: error {error:.2g}, budget {audit.max_error:.2g}."
+    said = f"Verified by {plan.verified_by} with all other layers in FP32: error {plan.error:.2g}, budget {audit.max_error:.2g}."
     return comment(f"{head} {said}", _left_out(library, left), *dict.fromkeys(notes)) + library.render(layers, kept)
 
 

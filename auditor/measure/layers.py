@@ -24,12 +24,13 @@ from ..isolation.members import named_tensors
 from ..isolation.process import quietly
 from ..numerics.entries import entries, finite, is_number
 from ..numerics.metrics import output_error
-from ..numerics.nodes import op_name
+from ..numerics.nodes import op_name, row_of
 from ..numerics.schemes import SCHEMES
 from ..records import Batch, Contribution
 from ..records.quantization import KEEP, QuantizedLayer
 from ..stages import tick
 from .attribute import FirstOrder, forms_of
+from .decisions import find_deciding
 from .measure import Measurement
 from .probes import signs
 from .quantized import Changes, Roles, key_of, quantize_part, roles_of, together
@@ -38,43 +39,73 @@ from .rerun import SENSITIVE_SHARE, Reruns, Yardstick
 RUNS = 24
 """Maximum number of runs per scheme, in forward passes of the model."""
 
+CHOICE_RUNS = 96
+"""The same for a model that chooses inside, such as a router: first order does not see the choices that flip."""
+
 _ALIKE = 1.5
 """Weight and input count as equally harmful up to this ratio of their effects."""
 
 
 def measure_layers(measurement: Measurement, first: FirstOrder, yardstick: Yardstick) -> Iterator[QuantizedLayer]:
-    """Measure all layers under all schemes. A run measures an effect without a first-order estimate, or with
-    an estimate above a quarter of the error budget; the largest estimates first."""
+    """Measure all layers under all schemes.
+
+    A run measures an effect without a first-order estimate, an effect on a choice inside the model, and an estimate
+    above a quarter of the error budget. In this order; first the layers nearest to a choice, and the largest estimates.
+    """
     layers, limit = measurement.quantized.layers, yardstick.limit
+    steps_to_choice = _steps_to_choice(measurement)
+    allowed = CHOICE_RUNS if steps_to_choice.keys() & layers.keys() else RUNS
+    blind = {name for name in layers if not first.answers or name in first.unseen}
     for scheme in measurement.quantized.schemes:
         reruns = Reruns(measurement, measurement.formats[0], yardstick)
         known = {name: first.quantized[name][scheme] for name in layers}
-        blind = {name for name in layers if not first.answers or name in first.unseen}
-        for name in sorted(known, key=lambda name: (name not in blind, -known[name].isolated)):
+
+        def urgency(name: str, known: Mapping[str, Contribution] = known) -> tuple[bool, float, float]:
+            return name not in blind, steps_to_choice.get(name, math.inf), -known[name].isolated
+
+        for name in sorted(known, key=urgency):
             tick(name)
             with torch.no_grad():
                 parts, effect = measurement.quantized.run(name, scheme), known[name]
-                needed = name in blind or not together(parts).isfinite().all()
+                needed = name in blind or name in steps_to_choice or not together(parts).isfinite().all()
                 if needed or not effect.isolated <= SENSITIVE_SHARE * limit:
-                    if reruns.spent < RUNS:
+                    if reruns.spent < allowed:
                         error = reruns.error(name, measurement.values[name] + together(parts))
                         criterion, failure = reruns.criterion, reruns.failure
                         effect = replace(effect, isolated=error, decided_by="re-run")
                         effect = replace(effect, criterion=criterion, failure=failure)
                     elif needed:
                         effect = replace(effect, decided_by="not-run")
-                remedy, remedied = _remedy(reruns, name, scheme, effect, limit)
+                remedy, remedied = _remedy(reruns, name, scheme, effect, limit, allowed)
                 layer = _describe(measurement, name, scheme, parts, effect)
                 yield replace(layer, remedy=remedy, remedied=remedied)
 
 
-def _remedy(reruns: Reruns, name: str, scheme: str, effect: Contribution, limit: float) -> tuple[str, float]:
+def _steps_to_choice(measurement: Measurement) -> dict[str, int]:
+    """{operation: number of operations to the nearest choice downstream}, for operations upstream of a choice.
+
+    A choice is a discrete result, such as the indices of a top-k, a mask, or a random draw, that outputs depend on.
+    """
+    nodes = measurement.nodes.values()
+    draws = [n for n in nodes if n.op == "call_function" and row_of(n).draws_by]
+    result = dict[str, int]()
+    level = [*find_deciding(measurement).values(), *draws]
+    steps = 0
+    while level:
+        steps += 1
+        sources = dict.fromkeys(source for n in level for source in n.all_input_nodes)
+        level = [source for source in sources if source.name not in result]
+        result.update(dict.fromkeys((source.name for source in level), steps))
+    return result
+
+
+def _remedy(reruns: Reruns, name: str, scheme: str, effect: Contribution, limit: float, runs: int) -> tuple[str, float]:
     """The first scheme with finer scales that gives a better verdict in a run, and its effect; otherwise KEEP and 0."""
     if effect.decided_by == "not-run" or effect.isolated <= SENSITIVE_SHARE * limit:
         return "", effect.isolated
     allowed = SENSITIVE_SHARE * limit if effect.isolated <= limit else limit
     measurement, finer = reruns.measurement, SCHEMES[scheme].finer
-    while finer is not None and reruns.spent < RUNS:
+    while finer is not None and reruns.spent < runs:
         changed = measurement.values[name] + together(measurement.quantized.run(name, finer))
         if (remedied := reruns.error(name, changed)) <= allowed:
             return finer, remedied
@@ -98,6 +129,7 @@ def _describe(measurement: Measurement, name: str, scheme: str, parts: Changes, 
         node=name,
         owner=node.owner,
         op=node.op,
+        key=measurement.quantized.layers[name].key,
         effect=effect.isolated,
         weight_effect=effect.own,
         activation_effect=effect.cast,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import ne
 from typing import NamedTuple
@@ -83,14 +83,15 @@ class Verified(NamedTuple):
 @dataclass
 class Search:
     """Searches the choice of schemes with the fewest bits whose errors are within a limit. measure: runs a choice on the
-    calibration inputs; known, verified: results of runs and of verifications, shared by all searches; left: number of
-    runs still allowed."""
+    calibration inputs; known, verified: results of runs and of verifications, shared by all searches; seconds: predicted
+    time of a choice, which decides between equal bits; left: number of runs still allowed."""
 
     groups: Sequence[Group]
     schemes: tuple[str, ...]
     measure: Callable[[Choice], Run]
     known: dict[Choice, Run]
     verified: Mapping[Choice, Verified]
+    seconds: Callable[[Choice], float] = lambda _: 0.0
     left: int = RUNS
     spent: int = 0
 
@@ -159,9 +160,36 @@ class Search:
         return min(rank, key=rank.__getitem__, default=accepted)
 
     def smallest_accepted(self, limit: float) -> Choice:
-        """Of the verified choices with an error within the limit, the one with the fewest bits."""
+        """Of the verified choices with an error within the limit, the one with the fewest bits; of equal bits, the
+        fastest one; of equal times, the one with the smallest error."""
         within = (choice for choice, one in self.verified.items() if one.error <= limit and self._allows(choice))
-        return min(within, key=self.bits)
+        return min(within, key=lambda choice: (*self._price(choice), self.verified[choice].error))
+
+    def more_accurate(self, choice: Choice) -> Choice:
+        """Run the choice with the same bits, no more time, and the smallest predicted error; returns it, or `choice` if
+        no other scheme of a group reduces the predicted error. Each step changes the group that gains most."""
+        result = choice
+        while True:
+            others = [*self._equally_cheap(result)]
+            best = min([result, *others], key=self.predicted_error)
+            if not self.predicted_error(best) < self.predicted_error(result):
+                break
+            result = best
+        self._run(result)
+        return result
+
+    def _equally_cheap(self, choice: Choice) -> Iterator[Choice]:
+        """Choices that differ in the scheme of one group, with equal bits and no more time."""
+        bits, seconds = self._price(choice)
+        for group, scheme in self._options:
+            if not scheme or not choice[group] or bits_of(scheme) != bits_of(choice[group]):
+                continue
+            other = (*choice[:group], scheme, *choice[group + 1 :])
+            if other != choice and self.seconds(other) <= seconds and self.bits(other) == bits:
+                yield other
+
+    def _price(self, choice: Choice) -> tuple[float, float]:
+        return self.bits(choice), self.seconds(choice)
 
     def expected_error(self, choice: Choice) -> float:
         """Expected error of a choice once verified: its error on the calibration inputs or, if larger, the error of the

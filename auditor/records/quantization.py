@@ -28,13 +28,15 @@ class QuantizedLayer:
     node: Annotated[str, FileField("name of the operation in the captured graph")]
     owner: Annotated[str, FileField("module that contains the operation")]
     op: Annotated[str, FileField("ATen overload of the operation")]
+    key: Annotated[str, FileField("name of the layer in `quantized_plans[].layers`")]
     effect: Annotated[float, FileField("output change, as `contributions[].isolated`; decides the verdict")]
     weight_effect: Annotated[float, FileField("first-order output change with only the weight quantized")]
     activation_effect: Annotated[float, FileField("first-order output change with only the input quantized")]
     decided_by: Annotated[
         str,
         FileField(
-            "origin of `effect`: `first-order`: predicted; `re-run`: measured; `not-run`: unknown without a run",
+            "origin of `effect`: `first-order`: predicted; `re-run`: measured, always if a choice such as a top-k depends on "
+            "the layer; `not-run`: unknown without a run",
             choices=("first-order", "re-run", "not-run"),
         ),
     ]
@@ -100,11 +102,32 @@ class QuantizedPlan:
             "what ran: the model quantized by `torchao`, or the audit's `emulation`", choices=("torchao", "emulation")
         ),
     ]
+    despite: Annotated[
+        Mapping[str, str],
+        FileField("layers that the plan quantizes although they are unsafe or untested alone, with the reason"),
+    ] = empty()
     score: Annotated[Score | None, FileField("the user's score under the plan; `null`: none")] = None
     runs: Annotated[int, FileField("number of model runs from which layers were chosen", least=0)] = 0
     generated: Annotated[TokenComparison | None, FileField("comparison with FP32's tokens; `null`: not requested")] = (
         None
     )
+    dominated_by: Annotated[
+        str,
+        FileField(
+            "plan with no more bits, memory and time, and a smaller error or the same layers, which reports show instead; "
+            "empty: none"
+        ),
+    ] = ""
+
+    @property
+    def error(self) -> float:
+        """The larger of the errors on the calibration and on the held-out inputs."""
+        return max(self.calibration_error, self.held_out_error or 0.0)
+
+    @property
+    def rank(self) -> tuple[float, float, float]:
+        """Sort key: the fewest bits, then the least time, then the smallest error."""
+        return self.effective_bits, self.time_share or 0.0, self.error
 
 
 @dataclass(frozen=True)

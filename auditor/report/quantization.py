@@ -12,17 +12,17 @@ from ..records.quantization import KEEP, MIXED, QuantizedLayer, QuantizedPlan
 from .blocks import Block, Code, Fold, Grid, Prose
 from .words import count, in_bytes, list_paths, op, or_blank, percent, ratio, scope
 
-COLUMNS: Mapping[str, Callable[[QuantizedLayer], str]] = {
-    "Layer": lambda layer: f"{scope(layer.owner)} ({op(layer.op)})",
-    "Verdict": lambda layer: layer.verdict.verdict,
-    "Effect": lambda layer: ratio(layer.effect),
-    "Error": lambda layer: ratio(layer.error),
-    "Weight": lambda layer: ratio(layer.weight_error),
-    "Input": lambda layer: ratio(layer.activation_error),
-    "Saturated": lambda layer: f"{layer.saturated:,}",
-    "To zero": lambda layer: f"{layer.zeroed:,}",
-    "Cause": lambda layer: _cause(layer),
-    "Remedy": lambda layer: _remedy(layer),
+COLUMNS: Mapping[str, Callable[[QuantizedLayer, Audit], str]] = {
+    "Layer": lambda layer, _: f"{scope(layer.owner)} ({op(layer.op)})",
+    "Verdict": lambda layer, _: layer.verdict.verdict,
+    "Effect": lambda layer, _: ratio(layer.effect),
+    "Error": lambda layer, _: ratio(layer.error),
+    "Weight": lambda layer, _: ratio(layer.weight_error),
+    "Input": lambda layer, _: ratio(layer.activation_error),
+    "Saturated": lambda layer, _: f"{layer.saturated:,}",
+    "To zero": lambda layer, _: f"{layer.zeroed:,}",
+    "Cause": lambda layer, _: _cause(layer),
+    "Remedy": lambda layer, audit: _remedy(layer, audit),
 }
 ABOUT = "Each layer was quantized alone, with everything else in FP32. Effect: {}. Error: relative L2 error of the layer's result. Weight: this error with only the weight quantized. Input: the further error from quantizing the input. Saturated: number of entries beyond the scheme's largest number. To zero: number of non-zero entries that become zero. Rules: rules that report the layer; a rule is confirmed if the layer's verdict is sensitive or unsafe."
 
@@ -55,9 +55,10 @@ def quantized_title(plan: QuantizedPlan) -> str:
 
 
 def quantization_lines(audit: Audit) -> list[str]:
-    """Lines for a terminal: each plan; for each scheme, the number of safe layers; the worst layer, its cause and
-    remedy."""
-    lines = [_plan_line(plan, audit) for plan in audit.quantized_plans]
+    """Lines for a terminal: each plan, the best one first; for each scheme, the number of safe layers; the worst layer,
+    its cause and remedy."""
+    lines = [_plan_line(plan, audit) for plan in plans_shown(audit)]
+    lines += filter(None, [_not_shown(audit)])
     for scheme, layers in _by_scheme(audit).items():
         safe, worst = sum(layer.verdict.verdict == "safe" for layer in layers), layers[0]
         said = f"Rules: {_rules(worst, audit)}." if _rules(worst, audit) and _worst(worst, audit) else ""
@@ -66,10 +67,23 @@ def quantization_lines(audit: Audit) -> list[str]:
     return lines
 
 
+def plans_shown(audit: Audit) -> list[QuantizedPlan]:
+    """The plans that no other plan dominates, the best one first."""
+    return sorted((plan for plan in audit.quantized_plans if not plan.dominated_by), key=lambda plan: plan.rank)
+
+
+def _not_shown(audit: Audit) -> str:
+    """A sentence on the plans that another plan dominates."""
+    plans = {plan.name: plan for plan in audit.quantized_plans}
+    dominated = [(plan, plans[plan.dominated_by]) for plan in plans.values() if plan.dominated_by]
+    listed = [f"{quantized_title(plan)} (see the {quantized_title(better)})" for plan, better in dominated]
+    less = "another plan needs no more bits, memory and time, and has a smaller error or the same layers"
+    return f"Not listed, since {less}: {', '.join(listed)}." if listed else ""
+
+
 def _plan_line(plan: QuantizedPlan, audit: Audit) -> str:
     """A line with a plan's bits, memory, time and errors, and the layers that stay in 16 bits."""
     kept = _layers_of(plan, "")
-    error = max(plan.calibration_error, plan.held_out_error or 0.0)
     budget = "limits of all criteria" if audit.criteria else f"error budget of {ratio(audit.max_error)}"
     if len(kept) == len(plan.layers):
         return (
@@ -77,10 +91,14 @@ def _plan_line(plan: QuantizedPlan, audit: Audit) -> str:
         )
     faster = f", and {percent(plan.time_share)} of the predicted time" if plan.time_share is not None else ""
     left = f" Still in 16 bits: {list_paths(kept, LAYERS_SHOWN, 'layer')}." if kept else ""
+    unsafe = [layer for layer, why in plan.despite.items() if why.startswith("unsafe")]
+    despite = f" Unsafe alone, yet within the limit in this plan: {list_paths(unsafe, LAYERS_SHOWN, 'layer')}." * bool(
+        unsafe
+    )
     score = f" The score is {or_blank(plan.score.value)}." if plan.score is not None and not plan.score.failure else ""
     return (
         f"{quantized_title(plan)}: {len(plan.layers) - len(kept)} of {count(len(plan.layers), 'layer')} quantized, with {plan.effective_bits:.2f} bits per weight "
-        f"on average over all. Compared with 16 bits, the model needs {percent(plan.weights_share)} of the weight memory{faster}. The error is {ratio(error)}, within the {budget}.{score}{left}"
+        f"on average over all. Compared with 16 bits, the model needs {percent(plan.weights_share)} of the weight memory{faster}. The error is {ratio(plan.error)}, within the {budget}.{score}{despite}{left}"
     )
 
 
@@ -90,7 +108,8 @@ def _layers_of(plan: QuantizedPlan, scheme: str) -> list[str]:
 
 def _plan_tables(audit: Audit) -> list[Block]:
     """The plans, and the layers of each plan by scheme."""
-    rows = tuple(tuple(cell(plan) for cell in PLAN_COLUMNS.values()) for plan in audit.quantized_plans)
+    shown = plans_shown(audit)
+    rows = tuple(tuple(cell(plan) for cell in PLAN_COLUMNS.values()) for plan in shown)
     layers = [
         (
             quantized_title(plan),
@@ -98,19 +117,19 @@ def _plan_tables(audit: Audit) -> list[Block]:
             f"{len(found):,}",
             list_paths(found, len(found)),
         )
-        for plan in audit.quantized_plans
+        for plan in shown
         for scheme in (*plan.schemes, "")
         if (found := _layers_of(plan, scheme))
     ]
     return [
-        Prose("", (PLANS,), "about"),
+        Prose("", tuple(filter(None, (PLANS, _not_shown(audit)))), "about"),
         Grid(tuple(PLAN_COLUMNS), rows, caption="Plans"),
         Grid(("Plan", "Scheme", "Number", "Layers"), tuple(layers), texts=4, caption="Layers of the plans"),
     ]
 
 
 def _codes(audit: Audit) -> Iterator[Block]:
-    """The plan with the fewest bits as code for each library."""
+    """The best plan as code for each library."""
     if audit.quantized_plans:
         plan = quantized_plan(audit)
         for library in LIBRARIES.values():
@@ -133,7 +152,7 @@ def _worst(layer: QuantizedLayer, audit: Audit) -> str:
     """Sentences on a layer's verdict, effect, cause and remedy; empty for a safe layer."""
     if layer.verdict.verdict == "safe":
         return ""
-    remedy = f" Remedy: {_remedy(layer)}." if layer.remedy else ""
+    remedy = f" Remedy: {_remedy(layer, audit)}." if layer.remedy else ""
     effect = f"{ratio(layer.effect)}{' times a limit' * bool(audit.criteria)}"
     return f"The worst, `{scope(layer.owner)}` ({op(layer.op)}), is {layer.verdict.verdict}, with an effect of {effect} on the outputs. The cause is {_cause(layer)}.{remedy}"
 
@@ -143,7 +162,7 @@ def quantization_section(audit: Audit) -> list[Block]:
     tables = [
         Grid(
             (*COLUMNS, "Rules"),
-            tuple((*(cell(layer) for cell in COLUMNS.values()), _rules(layer, audit)) for layer in layers),
+            tuple((*(cell(layer, audit) for cell in COLUMNS.values()), _rules(layer, audit)) for layer in layers),
             caption=f"{label(scheme)}, torchao: {SCHEMES[scheme].source}",
         )
         for scheme, layers in _by_scheme(audit).items()
@@ -170,9 +189,14 @@ def _cause(layer: QuantizedLayer) -> str:
     return f"{layer.cause} of {parts.get(layer.part, 'the weight')}{f' ({layer.place})' if layer.place else ''}"
 
 
-def _remedy(layer: QuantizedLayer) -> str:
+def _remedy(layer: QuantizedLayer, audit: Audit) -> str:
+    """The remedy in words, and the plan that does without it, if a plan quantizes the layer under this scheme."""
     if not layer.remedy:
         return ""
+    advice = f"quantize it as {label(layer.remedy)} (effect {ratio(layer.remedied)})"
     if layer.remedy == KEEP:
-        return "do not quantize this layer"
-    return f"quantize it as {label(layer.remedy)} (effect {ratio(layer.remedied)})"
+        advice = "do not quantize this layer"
+    plans = (plan for plan in plans_shown(audit) if plan.layers.get(layer.key) == layer.scheme)
+    if (plan := next(plans, None)) is not None:
+        return f"not needed in the {quantized_title(plan)}, which is within the limit; in other plans, {advice}"
+    return advice

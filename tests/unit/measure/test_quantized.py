@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from auditor import audit
@@ -13,7 +14,7 @@ from auditor.document.read import load
 from auditor.records.audit import Audit
 from auditor.records.quantization import QuantizedLayer
 from auditor.report.reporters import html, text
-from tests.support.quantizing import by_hand, change
+from tests.support.quantizing import by_hand, change, fp8_alone
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 
@@ -275,3 +276,63 @@ def test_reports_and_files_show_the_layers(some: tuple[nn.Module, Audit], tmp_pa
     written = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))["quantization"]
     assert len(written) == len(found.quantization)
     assert [x.place for x in load(tmp_path).quantization] == [x.place for x in found.quantization]
+
+
+def switch(choose: Callable[[nn.Module, Tensor], Tensor]) -> nn.Module:
+    """Eight experts that differ; `choose` weighs them."""
+    parts = {
+        "router": nn.Linear(WIDTH, 8, bias=False),
+        "experts": nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(8)),
+    }
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        weights = choose(m, x)
+        return sum(expert(x) * weights[:, i, None] for i, expert in enumerate(m.experts))
+
+    model = seeded(lambda: Model(forward, **parts))
+    for expert in model.experts:
+        nn.init.normal_(expert.weight, 0, 0.3)
+    return model
+
+
+def by_argmax(m: Any, x: Tensor) -> Tensor:
+    return F.one_hot(m.router(x).argmax(-1), 8).float()
+
+
+def by_top_two(m: Any, x: Tensor) -> Tensor:
+    values, chosen = m.router(x).softmax(-1).topk(2, -1)
+    return torch.zeros(len(x), 8).scatter(-1, chosen, values / values.sum(-1, keepdim=True))
+
+
+def by_threshold(m: Any, x: Tensor) -> Tensor:
+    scores = m.router(x).softmax(-1)
+    return scores * (scores > 0.125)
+
+
+@pytest.mark.parametrize("choose", [by_argmax, by_top_two, by_threshold])
+def test_the_effect_of_a_layer_on_a_choice_is_measured(choose: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    """First order sees the weights of the chosen experts, not that others are chosen."""
+    model, x = switch(choose), normal(512, WIDTH, seed=1)
+    with torch.no_grad():
+        reference, quantized = model(x), fp8_alone(model, "router")(x)
+    alone = float((quantized - reference).norm() / reference.norm())
+    found = audited(model, x, formats="fp8", max_error=0.1)
+    router = layer(found, "router", "fp8")
+    assert router.decided_by == "re-run"
+    assert router.effect == pytest.approx(alone, rel=1e-3)
+    assert router.verdict.verdict == ("unsafe" if alone > 0.1 else "sensitive" if alone > 0.025 else "safe")
+    assert layer(found, "experts.0", "fp8").decided_by == "first-order"  # downstream of the choice
+    (one,) = found.quantized_plans
+    assert one.layers["router"] == "" or alone <= 0.1
+
+
+def test_values_of_a_top_k_without_its_indices_are_no_choice() -> None:
+    model = seeded(lambda: Model(lambda m, x: m.layer(x).topk(4, -1).values, layer=nn.Linear(WIDTH, WIDTH)))
+    found = audited(model, normal(16, WIDTH), formats="fp8", max_error=10.0)
+    assert layer(found, "layer", "fp8").decided_by == "first-order"
+
+
+def test_beyond_the_run_limit_an_effect_on_a_choice_is_untested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("auditor.measure.layers.CHOICE_RUNS", 0)
+    found = audited(switch(by_top_two), normal(64, WIDTH), formats="fp8", max_error=10.0)
+    assert layer(found, "router", "fp8").verdict.verdict == "untested"
