@@ -33,7 +33,7 @@ from .attribute import FirstOrder, forms_of
 from .decisions import find_deciding
 from .measure import Measurement
 from .probes import signs
-from .quantized import Changes, Roles, key_of, quantize_part, roles_of, together
+from .quantized import Changes, Roles, fits, key_of, quantize_part, roles_of, together
 from .rerun import SENSITIVE_SHARE, Reruns, Yardstick
 
 RUNS = 24
@@ -142,8 +142,16 @@ def _describe(measurement: Measurement, name: str, scheme: str, parts: Changes, 
         part=part,
         cause=cause,
         place=place,
+        has_kernel=fits(measurement.quantized.layers[name], scheme),
+        zero_blocks=_zero_blocks(parts),
         criterion=effect.criterion,
     )
+
+
+def _zero_blocks(parts: Changes) -> str:
+    """The parts with a block of zeros whose scale is zero: weight | activation | both; "" if there is none."""
+    names = [part.name for part, _ in parts if part.has_zero_block]
+    return "both" if len(names) > 1 else "".join(names)
 
 
 STORED = 1 << 27
@@ -264,15 +272,29 @@ def spans_of(
     """{layer: (smallest, largest value) of its input over the batches}; empty if no scheme has calibrated scales."""
     result = dict[str, tuple[float, float]]()
 
-    def see(key: str, roles: Roles, args: list[Any]) -> None:
+    def see(mask: torch.Tensor | None, key: str, roles: Roles, args: list[Any]) -> None:
         if roles.given is not None:
-            low, high = (float(x) for x in finite(args[roles.given]).float().aminmax())
+            values = finite(_without_padding(args[roles.given], mask)).float()
+            low, high = (float(x) for x in values.aminmax())
             least, most = result.get(key, (low, high))
             result[key] = min(low, least), max(high, most)
 
     for batch in batches if any(SCHEMES[scheme].is_calibrated for scheme in schemes) else ():
-        answer(model, batch, seed=seed, around=partial(intercept, _Layers(QuantizedModel(model), see)))
+        look = partial(see, batch[1].get("attention_mask"))
+        answer(model, batch, seed=seed, around=partial(intercept, _Layers(QuantizedModel(model), look)))
     return result
+
+
+def _without_padding(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """The tokens of a layer's input [texts, tokens, *] or [texts * tokens, *] that the mask [texts, tokens] does not mark
+    as padding; the input itself without such a mask, or if its shape differs."""
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or not bool(mask.any()):
+        return x
+    if x.shape[:2] == mask.shape:
+        return x[mask.to(x.device).bool()]
+    if x.dim() == 2 and len(x) == mask.numel():
+        return x[mask.flatten().to(x.device).bool()]
+    return x
 
 
 def _storage(x: torch.Tensor) -> int:

@@ -36,6 +36,9 @@ NEAR = 8
 DRAWS = 160
 """Number of random draws in a row without a new choice to run, after which the search ends."""
 
+SWEEPS = 2
+"""Number of times that each group may take a more accurate scheme of equal bits."""
+
 KEPT = 16.0
 """Bits per weight of a layer that is not quantized."""
 
@@ -116,6 +119,12 @@ class Search:
         """Total bits of the weights of all groups under a choice of schemes."""
         return sum(bits_of(scheme) * group.elements for group, scheme in zip(self.groups, choice, strict=True))
 
+    @property
+    def tested(self) -> int:
+        """Number of choices of this search's schemes with a quantized group, whose run gave a finite error."""
+        runs = ((choice, run) for choice, run in self.known.items() if any(choice) and self._allows(choice))
+        return sum(run.error < math.inf for _, run in runs)
+
     def predicted_error(self, choice: Choice) -> float:
         """Predicted error of a choice, if the output changes that each quantized group causes alone add up."""
         at = self._places(choice)
@@ -166,26 +175,21 @@ class Search:
         return min(within, key=lambda choice: (*self._price(choice), self.verified[choice].error))
 
     def more_accurate(self, choice: Choice) -> Choice:
-        """Run the choice with the same bits, no more time, and the smallest predicted error; returns it, or `choice` if
-        no other scheme of a group reduces the predicted error. Each step changes the group that gains most."""
+        """Run the choice with the same bits, no more time, and a smaller predicted error; returns it, or `choice` if no
+        other scheme of a group reduces the predicted error. The groups take their best scheme in turn, SWEEPS times."""
         result = choice
-        while True:
-            others = [*self._equally_cheap(result)]
-            best = min([result, *others], key=self.predicted_error)
-            if not self.predicted_error(best) < self.predicted_error(result):
-                break
-            result = best
+        for group in [*range(len(choice))] * SWEEPS:
+            result = min([result, *self._equally_cheap(result, group)], key=self.predicted_error)
         self._run(result)
         return result
 
-    def _equally_cheap(self, choice: Choice) -> Iterator[Choice]:
-        """Choices that differ in the scheme of one group, with equal bits and no more time."""
-        bits, seconds = self._price(choice)
-        for group, scheme in self._options:
-            if not scheme or not choice[group] or bits_of(scheme) != bits_of(choice[group]):
+    def _equally_cheap(self, choice: Choice, group: int) -> Iterator[Choice]:
+        """Choices with another scheme of one group, with equal bits and no more time."""
+        for i, scheme in self._options:
+            if i != group or scheme == choice[group] or not scheme or not choice[group]:
                 continue
             other = (*choice[:group], scheme, *choice[group + 1 :])
-            if other != choice and self.seconds(other) <= seconds and self.bits(other) == bits:
+            if bits_of(scheme) == bits_of(choice[group]) and self.seconds(other) <= self.seconds(choice):
                 yield other
 
     def _price(self, choice: Choice) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +14,7 @@ import torch
 from ..errors import let_through
 from ..isolation.members import named_tensors
 from ..measure.layers import QuantizedModel, change_of, spans_of
-from ..measure.quantized import Layer, fits, key_of, layers_of
+from ..measure.quantized import Layer, fits, key_of, layers_of, multiplied_weights
 from ..numerics.nodes import shape, view_source
 from ..numerics.schemes import SCHEMES
 from ..records import Batch
@@ -47,6 +47,7 @@ class QuantizedPlans:
         captures = [path.capture for path in bench.capture.paths] or [bench.capture]
         self.layers = {name: layer for capture in captures for name, layer in layers_of(capture).items()}
         self.bench, self.score, self.groups = bench, score, groups_of(bench, self.layers)
+        self.multiplied = set[str]().union(*map(multiplied_weights, captures))
         self.known, self.verified = dict[Choice, Run](), dict[Choice, Verified]()
 
     def plans(self) -> tuple[QuantizedPlan, ...]:
@@ -85,6 +86,8 @@ class QuantizedPlans:
             layers=layers,
             groups=tuple(group.keys for group in groups if len(group.keys) > 1),
             effective_bits=search.bits(choice) / sum(group.elements for group in groups),
+            model_bits=self._model_bits(layers),
+            left_out=tuple(sorted(self.multiplied - layers.keys())),
             predicted_error=search.predicted_error(choice),
             single_errors=search.sum_of_singles(choice),
             calibration_error=one.measured,
@@ -93,6 +96,7 @@ class QuantizedPlans:
             despite=self._despite(layers, one),
             score=one.score,
             runs=search.spent,
+            tested=search.tested,
             time_share=self._seconds(layers) / whole if (whole := self._seconds({})) else None,
             weights_bytes=self._bytes(layers),
             weights_share=self._bytes(layers) / self._bytes({}),
@@ -139,13 +143,19 @@ class QuantizedPlans:
 
     def _bytes(self, schemes: Mapping[str, str]) -> float:
         """Bytes of all parameters and buffers under {layer: scheme}; other floating-point tensors take 16 bits."""
-        result = 0.0
+        return sum(tensor.numel() * bits / 8 for tensor, bits in self._tensors(schemes))
+
+    def _model_bits(self, schemes: Mapping[str, str]) -> float:
+        """Mean bits per number of all floating-point parameters and buffers under {layer: scheme}."""
+        floating = [(tensor.numel(), bits) for tensor, bits in self._tensors(schemes) if tensor.is_floating_point()]
+        return sum(count * bits for count, bits in floating) / sum(count for count, _ in floating)
+
+    def _tensors(self, schemes: Mapping[str, str]) -> Iterator[tuple[torch.Tensor, float]]:
+        """Every parameter and buffer once, with its bits per entry under {layer: scheme}."""
         named = {id(tensor): (key_of(name), tensor) for name, tensor in named_tensors(self.bench.subject.model)}
         for key, tensor in named.values():
             scheme = schemes.get(key, "")
-            bits = bits_of(scheme) if scheme or tensor.is_floating_point() else 8 * tensor.itemsize
-            result += tensor.numel() * bits / 8
-        return result
+            yield tensor, bits_of(scheme) if scheme or tensor.is_floating_point() else 8 * tensor.itemsize
 
     def _seconds(self, schemes: Mapping[str, str]) -> float:
         """Predicted seconds of one forward under {layer: scheme}."""
@@ -159,14 +169,14 @@ class QuantizedPlans:
 
 
 def _better_than(plan: QuantizedPlan, plans: Sequence[QuantizedPlan]) -> str:
-    """The name of a plan with no more bits, memory and time, and a smaller error, or of an earlier plan with the same
+    """The name of a plan with no more bits, memory and time, and the smallest error, or of an earlier plan with the same
     layers; "" if there is none. A plan that quantizes nothing has no better one."""
     if not any(plan.layers.values()):
         return ""
     earlier = plans[: plans.index(plan)]
     same = [one for one in earlier if one.layers == plan.layers]
     better = [one for one in plans if any(one.layers.values()) and one.error < plan.error and _is_as_cheap(one, plan)]
-    return next((one.name for one in (*same, *sorted(better, key=lambda one: one.error))), "")
+    return next((one.name for one in (*sorted(better, key=lambda one: one.error), *same)), "")
 
 
 def _is_as_cheap(plan: QuantizedPlan, other: QuantizedPlan) -> bool:

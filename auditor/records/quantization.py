@@ -56,6 +56,16 @@ class QuantizedLayer:
         ),
     ]
     place: Annotated[str, FileField("the channels, rows or slice with the cause, in words; or empty")] = ""
+    has_kernel: Annotated[
+        bool, FileField("whether kernels of the scheme fit the layer; without one it stays in 16 bits under every plan")
+    ] = True
+    zero_blocks: Annotated[
+        str,
+        FileField(
+            "the part with a row or block of zeros whose scale is zero: zero in the audit, NaN in torchao; empty: none",
+            choices=("", "weight", "activation", "both"),
+        ),
+    ] = ""
     remedy: Annotated[
         str,
         FileField("cheapest remedy: a scheme with finer scales, or `keep` the layer unquantized; empty: none needed"),
@@ -82,6 +92,18 @@ class QuantizedPlan:
         tuple[tuple[str, ...], ...], FileField("keys of `layers` that must have one scheme, such as q, k and v")
     ]
     effective_bits: Annotated[float, FileField("mean bits per weight of `layers`, with the scales of blocks", least=0)]
+    model_bits: Annotated[
+        float,
+        FileField(
+            "mean bits per number of all floating-point parameters and buffers; 16 bits where not quantized", least=0
+        ),
+    ]
+    left_out: Annotated[
+        tuple[str, ...],
+        FileField(
+            "weights of products and embeddings that stay in 16 bits since no scheme of the audit can quantize them"
+        ),
+    ]
     weights_bytes: Annotated[
         float, FileField("bytes of all parameters and buffers; 16 bits where not quantized", least=0)
     ]
@@ -108,6 +130,12 @@ class QuantizedPlan:
     ] = empty()
     score: Annotated[Score | None, FileField("the user's score under the plan; `null`: none")] = None
     runs: Annotated[int, FileField("number of model runs from which layers were chosen", least=0)] = 0
+    tested: Annotated[
+        int,
+        FileField(
+            "number of choices with a quantized layer that ran to a finite error, in this and earlier plans", least=0
+        ),
+    ] = 0
     generated: Annotated[TokenComparison | None, FileField("comparison with FP32's tokens; `null`: not requested")] = (
         None
     )

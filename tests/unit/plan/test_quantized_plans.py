@@ -32,6 +32,7 @@ from auditor.records.quantization import QuantizedPlan
 from auditor.report.quantization import _remedy
 from auditor.report.reporters import html, text
 from auditor.settings import Settings
+from auditor.snippets import snippet
 from tests.support.quantizing import by_hand, change
 from tests.support.refusing import refused
 from tests.support.replaying import Model
@@ -456,8 +457,8 @@ def test_a_scheme_without_a_layer_is_an_error(model: nn.Module, x: Tensor, schem
 
 def test_reports_and_files_show_the_plans(decoder: tuple[nn.Module, Audit], tmp_path: Path) -> None:
     _, found = decoder
-    one, shown = plan(found, "fp8"), text(found, width=200, color=False)
-    assert f"layers quantized, with {one.effective_bits:.2f} bits per weight" in shown
+    one, shown = quantized_plan(found), text(found, width=200, color=False)
+    assert f"layers quantized, with {one.model_bits:.2f} bits per weight" in shown
     assert shown.count("\n") <= 40
     page = html(found)
     assert "mixed plan" in page and "Sum of single" in page
@@ -551,3 +552,53 @@ def test_no_dominated_plan_is_listed_and_the_best_plan_is_the_first() -> None:
         title = "mixed plan" if one.name == "mixed" else f"{one.name.upper()} plan"
         assert not better or not any(one.layers.values()) or one.dominated_by
         assert (f"{title}: " in shown) == (not one.dominated_by)
+
+
+class Stacked(nn.Module):
+    """Four experts in one parameter, a router and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.head = nn.Linear(WIDTH, 4), nn.Linear(WIDTH, WIDTH)
+        self.stack = nn.ParameterDict({"up": torch.randn(4, WIDTH, WIDTH) / 8})
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.router(x).softmax(-1)
+        return self.head(sum(F.linear(x, self.stack["up"][i]) * shares[:, i, None] for i in range(4)))
+
+
+def test_experts_in_one_parameter_are_named_and_count_in_the_average() -> None:
+    model = seeded(Stacked)
+    found = audited(model, normal(32, WIDTH, seed=1), formats="int8", max_error=0.5)
+    (one,) = found.quantized_plans
+    quantized = model.router.weight.numel() + model.head.weight.numel()
+    everything = sum(parameter.numel() for parameter in model.parameters())
+    assert one.effective_bits == 8.0
+    assert one.model_bits == pytest.approx(16 - 8 * quantized / everything)
+    assert one.left_out == ("stack.up",)
+    shown = " ".join(text(found, width=200, color=False, most=100).split())
+    assert f"with {one.model_bits:.2f} bits per weight on average over the whole model, and 8.00 over these" in shown
+    assert "In 16 bits, since no audited scheme can quantize them: stack.up." in shown
+    names = {}
+    exec(snippet(found, "compressed-tensors", "int8"), names)
+    assert names["QUANTIZATION_CONFIG"]["ignore"] == ["stack"]
+
+
+def test_only_choices_that_ran_are_called_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = normal(32, 2 * WIDTH, seed=1)
+    strict = audited(seeded(halves), x, formats="fp8", max_error=1e-5)
+    shown = " ".join(text(strict, width=200, color=False, most=100).split())
+    tested = strict.quantized_plans[0].tested
+    assert tested >= 2
+    assert f"since none of the {tested} tested choices of layers is within the error budget" in shown
+    monkeypatch.setattr(
+        QuantizedPlans,
+        "run",
+        lambda self, schemes, batches, by="emulation": Run(
+            math.inf if any(schemes.values()) else 0.0, torch.zeros(1, 4096)
+        ),
+    )
+    failed = audited(seeded(halves), x, formats="fp8", max_error=0.1)
+    shown = " ".join(text(failed, width=200, color=False, most=100).split())
+    assert failed.quantized_plans[0].tested == 0
+    assert "no layer is quantized, since no run with a quantized layer gave finite outputs" in shown
