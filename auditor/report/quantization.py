@@ -65,7 +65,8 @@ def quantization_lines(audit: Audit) -> list[str]:
         layers = [layer for layer in every if layer.has_kernel]
         safe, worst = sum(layer.verdict.verdict == "safe" for layer in layers), layers[0]
         said = f"Rules: {_rules(worst, audit)}." if _rules(worst, audit) and _worst(worst, audit) else ""
-        others = f"; no kernel fits the other {len(every) - len(layers):,}" * (len(layers) < len(every))
+        without = len(every) - len(layers)
+        others = f"; no kernel fits {without:,} other{'s' * (without > 1)}" * bool(without)
         first = f"{label(scheme)}: {safe} of {count(len(layers), 'layer')} can be quantized safely{others}."
         lines.append(" ".join(filter(None, (first, _worst(worst, audit), said, _zero_blocks(layers)))))
     return lines

@@ -350,7 +350,7 @@ def test_reports_and_files_show_the_layers(some: tuple[nn.Module, Audit], tmp_pa
     layers = [x for x in found.quantization if x.scheme == "nvfp4" and x.has_kernel]
     worst = max(layers, key=lambda x: x.effect)
     assert {x.owner for x in layers} == {owner for owner in LAYERS if owner.startswith("block.")}
-    said = "NVFP4: 0 of 4 layers can be quantized safely; no kernel fits the other 3."
+    said = "NVFP4: 0 of 4 layers can be quantized safely; no kernel fits 3 others."
     assert f"{said} The worst, `{worst.owner}` (" in shown
     assert f"), is unsafe, with an effect of {worst.effect:.2g} on the outputs. The cause is rounding of " in shown
     assert " Remedy: do not quantize this layer." in shown
