@@ -42,6 +42,9 @@ RUNS = 24
 CHOICE_RUNS = 96
 """The same for a model that chooses inside, such as a router: first order does not see the choices that flip."""
 
+_JUMPS = ("fmod", "frac", "hardshrink", "heaviside", "remainder", "threshold")
+"""Operations whose results jump at some inputs, though their derivative is defined nearly everywhere."""
+
 _ALIKE = 1.5
 """Weight and input count as equally harmful up to this ratio of their effects."""
 
@@ -84,12 +87,12 @@ def measure_layers(measurement: Measurement, first: FirstOrder, yardstick: Yards
 def _steps_to_choice(measurement: Measurement) -> dict[str, int]:
     """{operation: number of operations to the nearest choice downstream}, for operations upstream of a choice.
 
-    A choice is a discrete result, such as the indices of a top-k, a mask, or a random draw, that outputs depend on.
+    A choice is a discrete result, such as the indices of a top-k, a mask, a random draw or a jump, that outputs depend on.
     """
-    nodes = measurement.nodes.values()
-    draws = [n for n in nodes if n.op == "call_function" and row_of(n).draws_by]
+    nodes = [n for n in measurement.nodes.values() if n.op == "call_function"]
+    jumps = [n for n in nodes if row_of(n).draws_by or row_of(n).packet in _JUMPS]
     result = dict[str, int]()
-    level = [*find_deciding(measurement).values(), *draws]
+    level = [*find_deciding(measurement).values(), *jumps]
     steps = 0
     while level:
         steps += 1

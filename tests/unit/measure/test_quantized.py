@@ -409,6 +409,17 @@ def test_the_effect_of_a_layer_on_a_choice_is_measured(choose: Callable[[nn.Modu
     assert one.layers["router"] == "" or alone <= 0.1
 
 
+@pytest.mark.parametrize("jump", [lambda x: F.threshold(x, 0.3, 0.0), lambda x: F.hardshrink(x, 0.3), torch.round])
+def test_the_effect_of_a_layer_on_a_jump_is_measured(jump: Callable[[Tensor], Tensor]) -> None:
+    model = seeded(lambda: Model(lambda m, x: jump(m.layer(x)), layer=nn.Linear(WIDTH, WIDTH)))
+    x = normal(256, WIDTH, seed=1)
+    one = layer(audited(model, x, formats="fp8", max_error=10.0), "layer", "fp8")
+    with torch.no_grad():
+        reference, quantized = model(x), fp8_alone(model, "layer")(x)
+    assert one.decided_by == "re-run"
+    assert one.effect == pytest.approx(float((quantized - reference).norm() / reference.norm()), rel=1e-3)
+
+
 def test_values_of_a_top_k_without_its_indices_are_no_choice() -> None:
     model = seeded(lambda: Model(lambda m, x: m.layer(x).topk(4, -1).values, layer=nn.Linear(WIDTH, WIDTH)))
     found = audited(model, normal(16, WIDTH), formats="fp8", max_error=10.0)
