@@ -10,7 +10,7 @@ from ..records.audit import Audit
 from ..records.generation import Generation, StoredCache, TokenComparison
 from .blocks import Block, Chart, Grid, Prose
 from .charts import line_chart
-from .quantization import quantized_title
+from .quantization import plans_shown, quantized_title
 from .words import count, in_bytes, label, or_blank, percent, ratio
 
 DISTANCES = ("KL mean", "KL 99 %", "KL max", "Same top", "RMS dp")
@@ -119,7 +119,7 @@ def _decoded_plans(audit: Audit) -> list[Decoded]:
     """Plans that decoded, or failed to: first the recommended plan, then plans of quantization schemes, then others."""
     plans = sorted(audit.plans.values(), key=lambda plan: plan.name != audit.recommended)
     titled = [(plan_title(plan), plan.generated, f"{plan.format} {plan.strategy}") for plan in plans]
-    schemes = [(quantized_title(plan), plan.generated, "") for plan in audit.quantized_plans]
+    schemes = [(quantized_title(plan), plan.generated, "") for plan in plans_shown(audit)]
     first = 0 if audit.recommended is None else 1
     every = (*titled[:first], *schemes, *titled[first:])
     return [Decoded(title, one, style) for title, one, style in every if one is not None]
